@@ -1,0 +1,1 @@
+"""Supervises one vLLM inside its pod. Never imports the operator."""

@@ -1,0 +1,1 @@
+"""Fleetkeeper: a Kubernetes operator that keeps fleets of vLLM."""

@@ -1,0 +1,1 @@
+"""L2: one module a world outside."""

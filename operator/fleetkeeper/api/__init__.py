@@ -1,0 +1,1 @@
+"""L0: the InferenceService as frozen values. No I/O, no clock."""

@@ -1,0 +1,1 @@
+"""L1: pure decisions, (snapshot, now) -> plan."""

@@ -1,0 +1,1 @@
+"""How replicas and batch limits follow queue wait and batch time."""

@@ -1,0 +1,1 @@
+"""One builder a child object; each returns a complete plain dict."""

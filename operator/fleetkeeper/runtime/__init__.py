@@ -1,0 +1,1 @@
+"""L3: glue between events, plans and adapters."""

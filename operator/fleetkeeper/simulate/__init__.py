@@ -1,0 +1,1 @@
+"""A trace-driven simulator that runs plan.control unchanged."""

@@ -1,0 +1,43 @@
+"""Writes the generated files, or with --check says which of them differ from their source.
+
+A generator is a function that returns {path: text}; it is added to GENERATORS by whoever needs one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GENERATORS: list[Callable[[], dict[str, str]]] = []
+
+
+def main() -> None:
+    """Writes or compares."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail when a file differs"
+    )
+    check = parser.parse_args().check
+    stale = []
+    for generator in GENERATORS:
+        for name, text in generator().items():
+            path = ROOT / name
+            if path.exists() and path.read_text() == text:
+                continue
+            stale.append(name)
+            if not check:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+    for name in stale:
+        print(
+            f"generate: {name} {'differs from its source; run `make generate`' if check else 'written'}"
+        )
+    if check and stale:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

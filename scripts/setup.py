@@ -1,0 +1,222 @@
+"""Makes the virtual environments and the lock files. Needs nothing but Python's standard library.
+
+    python3 scripts/setup.py dev      # .venv: the operator and its tests
+    python3 scripts/setup.py engine   # .venv-engine -> the cache: torch and vLLM for CPU
+    python3 scripts/setup.py lock     # requirements/*.txt, pinned with hashes
+
+Each environment carries a stamp with the digest of what it was made from; when the stamp fits,
+nothing is done. An interrupted run leaves no stamp and is taken up again by the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
+GIB = 1024**3
+ENGINE_DISK_GIB = 25
+
+
+def cache_dir() -> Path:
+    """Where everything that may outlive a checkout is kept."""
+    given = os.environ.get("FLEETKEEPER_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fleetkeeper"
+
+
+def fail(message: str) -> None:
+    """Ends with one clear line."""
+    sys.exit(f"setup: {message}")
+
+
+def say(message: str) -> None:
+    """Prints a line at once."""
+    print(f"setup: {message}", flush=True)
+
+
+def digest(paths: list[Path]) -> str:
+    """A digest over the interpreter's version and the given files."""
+    text = hashlib.sha256(f"{sys.version_info[:3]}".encode())
+    for path in paths:
+        text.update(path.read_bytes())
+    return text.hexdigest()[:16]
+
+
+def run(argv: list[str | Path]) -> None:
+    """Runs a command and ends with its name and status when it fails."""
+    done = subprocess.run([str(word) for word in argv], cwd=ROOT, check=False)
+    if done.returncode:
+        fail(
+            f"`{' '.join(str(w) for w in argv[:4])} ...` ended with status {done.returncode}; "
+            "mend what it says above and run the same command again: finished parts are kept"
+        )
+
+
+def bootstrap_uv() -> Path:
+    """The installer, pinned with hashes, in an environment of its own in the cache."""
+    pins = REQUIREMENTS / "bootstrap.txt"
+    home = cache_dir() / f"uv-{digest([pins])}"
+    tool = home / "bin" / "uv"
+    if not (home / ".complete").exists():
+        say("installing the package installer (uv)")
+        shutil.rmtree(home, ignore_errors=True)
+        run([sys.executable, "-m", "venv", home])
+        run([home / "bin" / "pip", "install", "--quiet", "--require-hashes", "-r", pins])
+        (home / ".complete").touch()
+    return tool
+
+
+def stamped(home: Path, stamp: str) -> bool:
+    """Whether the environment was finished from exactly these inputs."""
+    mark = home / ".fleetkeeper-stamp"
+    return mark.exists() and mark.read_text() == stamp
+
+
+def make_dev() -> None:
+    """.venv: what `make check`, the operator and the tests need."""
+    home = ROOT / ".venv"
+    pins = REQUIREMENTS / "dev.txt"
+    stamp = digest([pins, ROOT / "pyproject.toml", ROOT / "engine_image" / "pyproject.toml"])
+    if stamped(home, stamp):
+        return
+    started = time.monotonic()
+    uv = bootstrap_uv()
+    say("making .venv (operator and tests)")
+    if not (home / "bin" / "python").exists():
+        run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
+    python = home / "bin" / "python"
+    run([uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, pins])
+    run(
+        [
+            uv,
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--python",
+            python,
+            "-e",
+            ".",
+            "-e",
+            "engine_image",
+        ]
+    )
+    (home / ".fleetkeeper-stamp").write_text(stamp)
+    say(f".venv is ready ({time.monotonic() - started:.0f} s)")
+
+
+def make_engine() -> None:
+    """.venv-engine: torch and vLLM for CPU, kept in the cache because it weighs 6 GB."""
+    pins = [REQUIREMENTS / "engine.txt", REQUIREMENTS / "engine-nodeps.txt"]
+    stamp = digest(pins)
+    home = cache_dir() / f"engine-{stamp}"
+    link = ROOT / ".venv-engine"
+    if not stamped(home, stamp):
+        home.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(home).free / GIB
+        if free < ENGINE_DISK_GIB:
+            fail(
+                f"the engine environment and its images need {ENGINE_DISK_GIB} GiB free under {home.parent}, "
+                f"{free:.1f} GiB are; free some or set FLEETKEEPER_CACHE to a larger disk"
+            )
+        started = time.monotonic()
+        uv = bootstrap_uv()
+        say("making the engine environment (6 GB; some minutes the first time)")
+        if not (home / "bin" / "python").exists():
+            run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
+        python = home / "bin" / "python"
+        run([uv, "pip", "install", "--require-hashes", "--python", python, "-r", pins[0]])
+        run(
+            [
+                uv,
+                "pip",
+                "install",
+                "--require-hashes",
+                "--no-deps",
+                "--python",
+                python,
+                "-r",
+                pins[1],
+            ]
+        )
+        (home / ".fleetkeeper-stamp").write_text(stamp)
+        say(f"the engine environment is ready ({time.monotonic() - started:.0f} s)")
+    if not link.is_symlink() or link.resolve() != home.resolve():
+        link.unlink(missing_ok=True)
+        link.symlink_to(home)
+
+
+def lock() -> None:
+    """Pins every requirement anew, with hashes and without index addresses."""
+    uv = bootstrap_uv()
+    common = [
+        "--quiet",
+        "--generate-hashes",
+        "--no-emit-index-url",
+        "--no-header",
+        "--universal",
+        "--python-version",
+        "3.11",
+        "--upgrade",
+    ]
+    for target, source in (
+        ("bootstrap", "bootstrap.in"),
+        ("engine-nodeps", "engine-nodeps.in"),
+        ("engine", "engine.in"),
+    ):
+        if (REQUIREMENTS / source).exists():
+            extra = ["--no-deps"] if target == "engine-nodeps" else []
+            run(
+                [
+                    uv,
+                    "pip",
+                    "compile",
+                    *common,
+                    *extra,
+                    REQUIREMENTS / source,
+                    "-o",
+                    REQUIREMENTS / f"{target}.txt",
+                ]
+            )
+    run([uv, "pip", "compile", *common, "pyproject.toml", "-o", REQUIREMENTS / "operator.txt"])
+    run(
+        [
+            uv,
+            "pip",
+            "compile",
+            *common,
+            "--extra",
+            "test",
+            "pyproject.toml",
+            "engine_image/pyproject.toml",
+            "-o",
+            REQUIREMENTS / "dev.txt",
+        ]
+    )
+
+
+def main() -> None:
+    """Parses the words and does what they say."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["dev", "engine", "lock"])
+    what = parser.parse_args().what
+    if sys.version_info < (3, 11):  # noqa: UP036 - the user's python3 may be older
+        fail(
+            f"Python 3.11 or later is needed, this is {sys.version.split()[0]}; set PYTHON=/path/to/python3.11"
+        )
+    {"dev": make_dev, "engine": make_engine, "lock": lock}[what]()
+
+
+if __name__ == "__main__":
+    main()
