@@ -1,7 +1,7 @@
 """Makes the virtual environments and the lock files. Needs nothing but Python's standard library.
 
     python3 scripts/setup.py dev      # .venv: the operator and its tests
-    python3 scripts/setup.py engine   # .venv-engine -> the cache: torch and vLLM for CPU
+    python3 scripts/setup.py engine   # .venv-engine, on torch and vLLM for CPU in the cache
     python3 scripts/setup.py lock     # requirements/*.txt, pinned with hashes
 
 Each environment carries a stamp with the digest of what it was made from; when the stamp fits,
@@ -114,45 +114,69 @@ def make_dev() -> None:
     say(f".venv is ready ({time.monotonic() - started:.0f} s)")
 
 
-def make_engine() -> None:
-    """.venv-engine: torch and vLLM for CPU, kept in the cache because it weighs 6 GB."""
-    pins = [REQUIREMENTS / "engine.txt", REQUIREMENTS / "engine-nodeps.txt"]
+def engine_pins() -> list[Path]:
+    """The lock files of the engine environment."""
+    return [REQUIREMENTS / "engine.txt", REQUIREMENTS / "engine-nodeps.txt"]
+
+
+def engine_base() -> Path:
+    """The stock environment with torch and vLLM for CPU; nothing of ours is in it, so checkouts share it."""
+    return cache_dir() / f"engine-{digest(engine_pins())}"
+
+
+def make_engine_base() -> Path:
+    """Installs torch and vLLM for CPU into the cache, because they weigh 6 GB."""
+    pins = engine_pins()
     stamp = digest(pins)
-    home = cache_dir() / f"engine-{stamp}"
-    link = ROOT / ".venv-engine"
-    if not stamped(home, stamp):
-        home.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(home).free / GIB
-        if free < ENGINE_DISK_GIB:
-            fail(
-                f"the engine environment and its images need {ENGINE_DISK_GIB} GiB free under {home.parent}, "
-                f"{free:.1f} GiB are; free some or set FLEETKEEPER_CACHE to a larger disk"
-            )
-        started = time.monotonic()
-        uv = bootstrap_uv()
-        say("making the engine environment (6 GB; some minutes the first time)")
-        if not (home / "bin" / "python").exists():
-            run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
-        python = home / "bin" / "python"
-        run([uv, "pip", "install", "--require-hashes", "--python", python, "-r", pins[0]])
-        run(
-            [
-                uv,
-                "pip",
-                "install",
-                "--require-hashes",
-                "--no-deps",
-                "--python",
-                python,
-                "-r",
-                pins[1],
-            ]
+    home = engine_base()
+    if stamped(home, stamp):
+        return home
+    home.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(home).free / GIB
+    if free < ENGINE_DISK_GIB:
+        fail(
+            f"the engine environment and its images need {ENGINE_DISK_GIB} GiB free under {home.parent}, "
+            f"{free:.1f} GiB are; free some or set FLEETKEEPER_CACHE to a larger disk"
         )
-        (home / ".fleetkeeper-stamp").write_text(stamp)
-        say(f"the engine environment is ready ({time.monotonic() - started:.0f} s)")
-    if not link.is_symlink() or link.resolve() != home.resolve():
-        link.unlink(missing_ok=True)
-        link.symlink_to(home)
+    started = time.monotonic()
+    uv = bootstrap_uv()
+    say("making the engine environment (6 GB; some minutes the first time)")
+    python = home / "bin" / "python"
+    if not python.exists():
+        run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
+    install = [uv, "pip", "install", "--require-hashes", "--python", python]
+    run([*install, "-r", pins[0]])
+    run([*install, "--no-deps", "-r", pins[1]])
+    (home / ".fleetkeeper-stamp").write_text(stamp)
+    say(f"the engine environment is ready ({time.monotonic() - started:.0f} s)")
+    return home
+
+
+def make_engine() -> None:
+    """.venv-engine: a thin environment of this checkout on top of the shared one, with our package.
+
+    `.venv-engine/base` is the shared environment, which is what a stock vLLM image looks like.
+    """
+    base = make_engine_base()
+    home = ROOT / ".venv-engine"
+    stamp = f"{base.name} {digest([ROOT / 'engine_image' / 'pyproject.toml'])}"
+    if stamped(home, stamp):
+        return
+    uv = bootstrap_uv()
+    if home.is_symlink():
+        home.unlink()
+    run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    stock = base / "lib" / version / "site-packages"
+    (home / "lib" / version / "site-packages" / "engine-base.pth").write_text(
+        f"import site; site.addsitedir({str(stock)!r})\n"
+    )
+    link = home / "base"
+    link.unlink(missing_ok=True)
+    link.symlink_to(base)
+    python = home / "bin" / "python"
+    run([uv, "pip", "install", "--quiet", "--no-deps", "--python", python, "-e", "engine_image"])
+    (home / ".fleetkeeper-stamp").write_text(stamp)
 
 
 def lock() -> None:
