@@ -10,8 +10,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from fleetkeeper_engine import document, exitcodes, metrictable
+
 ROOT = Path(__file__).resolve().parent.parent
-GENERATORS: list[Callable[[], dict[str, str]]] = []
+GENERATORS: list[Callable[[], dict[str, str]]] = [
+    document.contract_files,
+    exitcodes.contract_files,
+    metrictable.contract_files,
+]
 
 
 def main() -> None:

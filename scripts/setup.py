@@ -144,7 +144,7 @@ def make_engine_base() -> Path:
     python = home / "bin" / "python"
     if not python.exists():
         run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
-    install = [uv, "pip", "install", "--require-hashes", "--python", python]
+    install: list[str | Path] = [uv, "pip", "install", "--require-hashes", "--python", python]
     run([*install, "-r", pins[0]])
     run([*install, "--no-deps", "-r", pins[1]])
     (home / ".fleetkeeper-stamp").write_text(stamp)

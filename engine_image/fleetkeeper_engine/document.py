@@ -1,0 +1,371 @@
+"""The document that tells an engine pod what to run: the environment variable FLEETKEEPER_ENGINE.
+
+The operator renders it, the supervisor reads it. Its JSON schema is generated into
+engine_image/contract/engine-document.schema.json; both sides are tested against that file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+
+CONTRACT = 1
+"""Version of the document, the metrics and the exit codes. The operator speaks N and N-1."""
+
+ENVIRONMENT = "FLEETKEEPER_ENGINE"
+GIB = 1024**3
+
+Name = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?$")
+]
+Location = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/@+ -]{0,1023}$")]
+OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{1,62}$")]
+OptionValue = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9._/:@][A-Za-z0-9._/:@-]{0,252}$")
+]
+
+RESERVED_OPTIONS = frozenset(
+    {
+        # set by the supervisor
+        "adapters",
+        "api-server-count",
+        "data-parallel-size",
+        "disable-access-log-for-endpoints",
+        "dtype",
+        "enable-lora",
+        "enable-prefix-caching",
+        "gpu-memory-utilization",
+        "kv-cache-memory-bytes",
+        "long-prefill-token-threshold",
+        "lora-modules",
+        "max-model-len",
+        "max-num-batched-tokens",
+        "max-num-seqs",
+        "middleware",
+        "model",
+        "no-enable-prefix-caching",
+        "port",
+        "quantization",
+        "revision",
+        "scheduler-cls",
+        "scheduling-policy",
+        "served-model-name",
+        "shutdown-timeout",
+        "tensor-parallel-size",
+        # loads code, opens files, binds or calls addresses, or would undo the memory cap
+        "allowed-local-media-path",
+        "api-key",
+        "chat-template",
+        "collective-rpc",
+        "config",
+        "data-parallel-address",
+        "download-dir",
+        "enable-cumem-allocator",
+        "enable-sleep-mode",
+        "host",
+        "hf-overrides",
+        "hf-token",
+        "kv-events-config",
+        "kv-transfer-config",
+        "logits-processors",
+        "model-impl",
+        "otlp-traces-endpoint",
+        "reasoning-parser-plugin",
+        "root-path",
+        "ssl-ca-certs",
+        "ssl-certfile",
+        "ssl-keyfile",
+        "tokenizer",
+        "tool-parser-plugin",
+        "trust-remote-code",
+        "uds",
+        "worker-cls",
+        "worker-extension-cls",
+    }
+)
+"""Options that a document never carries: the supervisor's own, and what must not be settable.
+
+The allow-list is the operator's; this is the second fence, and it refuses abbreviations of these
+names too, because vLLM's parser takes them.
+"""
+
+
+class Accelerator(StrEnum):
+    """What vLLM computes on."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+class DType(StrEnum):
+    """The number format of weights and activations; `auto` is the model's own."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True
+    )
+
+
+class Adapter(_Section):
+    """A LoRA adapter, loaded at start and served under its name."""
+
+    name: Name
+    path: Location
+
+
+class Model(_Section):
+    """What to load and under which names it is served."""
+
+    source: Location = Field(
+        description="An absolute directory in the container, or ORG/NAME of a Hugging Face model."
+    )
+    revision: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,128}$")] | None = Field(
+        default=None, description="Commit of a Hugging Face model; absent for a directory."
+    )
+    served_name: Name = Field(description="The name clients put into `model`.")
+    adapters: tuple[Adapter, ...] = Field(default=(), max_length=32)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [self.served_name, *(adapter.name for adapter in self.adapters)]
+        if len(set(names)) < len(names):
+            raise ValueError("servedName and the adapters' names must all differ")
+        return self
+
+
+class Engine(_Section):
+    """How vLLM runs the model."""
+
+    dtype: DType = Field(default=DType.AUTO, strict=False)
+    quantization: Name | None = None
+    max_model_length: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="Tokens; absent: what the model's config says.",
+    )
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    prefix_caching: bool = True
+    speculative_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=32,
+        description="Draft tokens a sequence and step; they count against a step's tokens.",
+    )
+    options: dict[OptionName, OptionValue] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Further vLLM options, already checked by the operator. `true` and `false` become --NAME and --no-NAME.",
+    )
+
+    @model_validator(mode="after")
+    def _options_are_free(self) -> Self:
+        for name in self.options:
+            taken = sorted(r for r in RESERVED_OPTIONS if r == name or r.startswith(name))
+            if taken:
+                raise ValueError(f"option {name!r} is not settable (it stands for {taken[0]!r})")
+        return self
+
+
+class Memory(_Section):
+    """The memory cap of the pod."""
+
+    cap_percent: int = Field(
+        default=80,
+        ge=10,
+        le=80,
+        description="Of the accelerator's memory (cuda) or of limitBytes (cpu).",
+    )
+    limit_bytes: int | None = Field(
+        default=None,
+        ge=256 * 1024**2,
+        description="The pod's memory limit; absent: the cgroup's limit, or the machine's memory when there is none.",
+    )
+
+
+class Batching(_Section):
+    """Start-up values, which are the ceiling of the live limits, and their floors."""
+
+    max_sequences: int = Field(default=256, ge=1, le=65_536)
+    min_sequences: int = Field(default=4, ge=1, le=65_536)
+    max_tokens: int = Field(default=8192, ge=1, le=1_048_576, description="Tokens of one step.")
+    min_tokens: int = Field(default=256, ge=1, le=1_048_576)
+
+    @model_validator(mode="after")
+    def _floors_are_below(self) -> Self:
+        if self.min_sequences > self.max_sequences:
+            raise ValueError("minSequences must not be above maxSequences")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError("minTokens must not be above maxTokens")
+        if self.max_tokens < self.max_sequences:
+            raise ValueError(
+                "maxTokens must not be below maxSequences: each running sequence needs one token a step"
+            )
+        return self
+
+
+class Tier(_Section):
+    """A queue in front of the engine."""
+
+    queue_limit: int = Field(
+        ge=0, le=1_000_000, description="Requests that may wait; one more is answered 429."
+    )
+
+
+class BatchTier(Tier):
+    """The batch tier, which yields to the others."""
+
+    share_percent: int = Field(
+        default=30, ge=1, le=100, description="Of the sequences, at most, while other tiers wait."
+    )
+    floor_percent: int = Field(default=5, ge=0, le=100, description="Of the sequences, always.")
+
+    @model_validator(mode="after")
+    def _floor_is_below_share(self) -> Self:
+        if self.floor_percent > self.share_percent:
+            raise ValueError("floorPercent must not be above sharePercent")
+        return self
+
+
+class Tiers(_Section):
+    """The three tiers, chosen by the request header X-Inference-Tier."""
+
+    realtime: Tier = Tier(queue_limit=64)
+    standard: Tier = Tier(queue_limit=256)
+    batch: BatchTier = BatchTier(queue_limit=1024)
+
+
+class Objectives(_Section):
+    """What the service is held to; the pod's own admission rule and the histograms' range use them."""
+
+    queue_wait_milliseconds: int = Field(default=500, ge=1, le=3_600_000)
+    batch_time_milliseconds: int = Field(default=50, ge=1, le=600_000)
+
+
+class Health(_Section):
+    """When an engine counts as hung."""
+
+    stall_seconds: int = Field(
+        default=60, ge=5, le=3600, description="Work, but no step for so long: not live."
+    )
+    startup_seconds: int = Field(
+        default=3600, ge=10, le=86_400, description="The first token must have come by then."
+    )
+
+
+class Drain(_Section):
+    """How the pod leaves."""
+
+    seconds: int = Field(
+        default=120,
+        ge=0,
+        le=86_400,
+        description="Running requests may end within; one clock for preStop and SIGTERM.",
+    )
+    notice_seconds: int = Field(
+        default=5,
+        ge=0,
+        le=600,
+        description="Not ready, still serving: the time routers need to notice.",
+    )
+
+
+class Ports(_Section):
+    """Where the pod listens."""
+
+    host: Literal["0.0.0.0", "127.0.0.1", "::", "::1"] = "0.0.0.0"  # noqa: S104 - a pod serves its network
+    serving: int = Field(default=8000, ge=1, le=65_535)
+    control: int = Field(default=9090, ge=1, le=65_535)
+
+
+class Control(_Section):
+    """Whose orders the pod takes. The audience is the pod's UID, from the environment POD_UID."""
+
+    issuer: Name = "fleetkeeper"
+    keys_directory: Location = "/etc/fleetkeeper/control"
+
+
+class EngineDocument(_Section):
+    """Everything the supervisor needs to know. Unknown fields are refused."""
+
+    contract: Literal[1] = Field(description="Version of this document.")
+    accelerator: Accelerator = Field(strict=False)
+    model: Model
+    engine: Engine = Engine()
+    memory: Memory = Memory()
+    batching: Batching = Batching()
+    tiers: Tiers = Tiers()
+    objectives: Objectives = Objectives()
+    health: Health = Health()
+    drain: Drain = Drain()
+    ports: Ports = Ports()
+    control: Control = Control()
+
+
+class InvalidDocumentError(ValueError):
+    """The document cannot be used; the message is one line that names every bad field."""
+
+
+def parse_document(text: str) -> EngineDocument:
+    """The document in `text` (JSON).
+
+    Raises:
+        InvalidDocumentError: with one line naming each field that is wrong, and why.
+    """
+    try:
+        return EngineDocument.model_validate_json(text)
+    except ValidationError as error:
+        problems = "; ".join(_problem(dict(item)) for item in error.errors(include_url=False))
+        raise InvalidDocumentError(f"{ENVIRONMENT} is not usable: {problems}") from None
+
+
+def read_document(environment: Mapping[str, str]) -> EngineDocument:
+    """The document of this pod.
+
+    Raises:
+        InvalidDocumentError: when it is missing or wrong.
+    """
+    text = environment.get(ENVIRONMENT)
+    if not text:
+        raise InvalidDocumentError(
+            f"{ENVIRONMENT} is not set: it must hold the engine document (one JSON object); "
+            "to try an engine by hand run `fleetkeeper-engine serve --model DIR`"
+        )
+    return parse_document(text)
+
+
+def _problem(error: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in error["loc"]) or "document"
+    message = str(error["msg"]).removeprefix("Value error, ").replace("\n", " ")
+    return f"{where}: {message[:200]}"
+
+
+def contract_files() -> dict[str, str]:
+    """The generated schema, by path from the repository's root."""
+    schema = EngineDocument.model_json_schema(by_alias=True)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["$id"] = "https://fleetkeeper.io/contract/engine-document.schema.json"
+    return {
+        "engine_image/contract/engine-document.schema.json": json.dumps(
+            schema, indent=2, sort_keys=True
+        )
+        + "\n"
+    }
