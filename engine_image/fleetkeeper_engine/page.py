@@ -1,0 +1,183 @@
+"""The shared page: a file in /dev/shm through which supervisor, middleware and scheduler talk.
+
+Each block has one writer. Reading never waits for a writer and writing never waits for a reader;
+what cannot be read whole is None, and the reader goes on with its start-up values.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from fleetkeeper_engine.page_layout import (
+    CAP,
+    HEADER,
+    MIDDLEWARE,
+    MOST_RANKS,
+    SCHEDULER,
+    SLOT_HEAD,
+    SUPERVISOR,
+    Block,
+    CapBlock,
+    Cells,
+    Layout,
+    MiddlewareBlock,
+    Place,
+    SchedulerBlock,
+    SupervisorBlock,
+    pack_header,
+    places,
+    seal,
+    slot_size,
+    unpack_header,
+    unseal,
+)
+
+ENVIRONMENT = "FLEETKEEPER_PAGE"
+"""The environment variable with the page's path, for the processes of vLLM."""
+
+_TRIES = 4
+_SUPERVISOR, _MIDDLEWARE, _SCHEDULER, _FIRST_RANK = range(4)
+
+
+class Page:
+    """One mapping of the page. Not for use by two threads at once where they write the same block."""
+
+    def __init__(self, memory: mmap.mmap, nonce: int, ranks: int) -> None:
+        self._memory = memory
+        self.nonce = nonce
+        self.ranks = ranks
+        self._places = places(ranks)
+        self._written: dict[int, int] = {}
+
+    @classmethod
+    def create(cls, path: Path | str, nonce: int | None = None, ranks: int = 1) -> Page:
+        """Makes the page anew, mode 0600, and maps it. Processes of an earlier start keep the old file.
+
+        Raises:
+            ValueError: when there are more ranks than the page has room for.
+            OSError: when the file cannot be made.
+        """
+        if not 1 <= ranks <= MOST_RANKS:
+            raise ValueError(f"the page has room for 1 to {MOST_RANKS} ranks, not {ranks}")
+        path = Path(path)
+        size = places(ranks)[-1].end
+        descriptor, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            os.ftruncate(descriptor, size)
+            memory = mmap.mmap(descriptor, size)
+            nonce = secrets.randbits(64) if nonce is None else nonce
+            header = pack_header(nonce, ranks)
+            memory[: len(header)] = header
+            Path(made).replace(path)
+        except BaseException:
+            Path(made).unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        return cls(memory, nonce, ranks)
+
+    @classmethod
+    def open(cls, path: Path | str) -> Page | None:
+        """Maps an existing page; None when there is none of this layout version there."""
+        try:
+            with Path(path).open("r+b") as file:
+                memory = mmap.mmap(file.fileno(), 0)
+        except (OSError, ValueError):
+            return None
+        known = unpack_header(memory[: HEADER.size])
+        if known is None or len(memory) < places(known[1])[-1].end:
+            memory.close()
+            return None
+        return cls(memory, *known)
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Page | None:
+        """The page that the supervisor made for this pod; None without one."""
+        path = environment.get(ENVIRONMENT)
+        return cls.open(path) if path else None
+
+    def close(self) -> None:
+        """Unmaps it."""
+        self._memory.close()
+
+    def read_supervisor(self) -> SupervisorBlock | None:
+        """The orders in force."""
+        return self._read(_SUPERVISOR, SUPERVISOR)
+
+    def read_middleware(self) -> MiddlewareBlock | None:
+        """What waits in front of the engine."""
+        return self._read(_MIDDLEWARE, MIDDLEWARE)
+
+    def read_scheduler(self) -> SchedulerBlock | None:
+        """What the engine does."""
+        return self._read(_SCHEDULER, SCHEDULER)
+
+    def read_cap(self, rank: int) -> CapBlock | None:
+        """What a worker says about its cap; None until it said something."""
+        return self._read(_FIRST_RANK + rank, CAP)
+
+    def caps_armed(self) -> bool:
+        """Whether every rank's allocator is held to its cap."""
+        caps = [self.read_cap(rank) for rank in range(self.ranks)]
+        return all(cap is not None and cap.armed for cap in caps)
+
+    def write_supervisor(self, block: SupervisorBlock) -> None:
+        """Puts orders into force."""
+        self._write(_SUPERVISOR, SUPERVISOR.pack(block))
+
+    def write_middleware(self, block: MiddlewareBlock) -> None:
+        """Says what waits in front of the engine."""
+        self._write(_MIDDLEWARE, MIDDLEWARE.pack(block))
+
+    def write_scheduler(self, block: SchedulerBlock) -> None:
+        """Says what the engine does."""
+        self._write(_SCHEDULER, SCHEDULER.pack(block))
+
+    def write_cap(self, rank: int, block: CapBlock) -> None:
+        """Says that a worker's cap is set.
+
+        Raises:
+            ValueError: when the page has no such rank.
+        """
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"the page has {self.ranks} ranks; there is no rank {rank}")
+        self._write(_FIRST_RANK + rank, CAP.pack(block))
+
+    def publish(self, cells: Cells) -> None:
+        """Writes a block kept as cells (scheduler or middleware)."""
+        number = {SCHEDULER: _SCHEDULER, MIDDLEWARE: _MIDDLEWARE}[cells.layout]
+        self._write(number, cells.buffer)
+
+    def _sequences(self, place: Place) -> tuple[int, int]:
+        first, second = (
+            SLOT_HEAD.unpack_from(self._memory, place.slot(parity))[0] for parity in (0, 1)
+        )
+        return int(first), int(second)
+
+    def _write(self, number: int, payload: bytes | bytearray) -> None:
+        place = self._places[number]
+        last = self._written.get(number)
+        if last is None:
+            # A writer that was started again goes on after its predecessor.
+            last = max(self._sequences(place))
+        sequence = last + 1
+        slot = seal(self.nonce, place, sequence, payload)
+        offset = place.slot(sequence)
+        self._memory[offset : offset + len(slot)] = slot
+        self._written[number] = sequence
+
+    def _read(self, number: int, layout: Layout[Block]) -> Block | None:
+        place = self._places[number]
+        size = slot_size(place.payload)
+        for _ in range(_TRIES):
+            for sequence in sorted(self._sequences(place), reverse=True):
+                offset = place.slot(sequence)
+                found = unseal(self.nonce, place, self._memory[offset : offset + size])
+                if found is not None:
+                    return layout.unpack(found[1])
+        return None

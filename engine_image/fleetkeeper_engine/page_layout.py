@@ -1,0 +1,433 @@
+"""What stands where in the page that supervisor, middleware and scheduler share. Pure.
+
+The page is a header and one block a writer. A block has two slots that are written in turn, so a
+writer that dies half way leaves the state before it readable. A slot is
+
+    sequence number, length, checksum | payload | sequence number again
+
+The checksum (CRC-32) covers the start nonce, the block's place, the sequence number and the payload:
+bytes of another start, of another block, or copied while they were being written, are not taken.
+Every payload field is a table of 8-byte little-endian cells, so that a writer on a hot path can
+keep its block in one buffer and change single cells in place (`Cells`). Times are seconds of
+CLOCK_MONOTONIC, which all processes of a pod share. Change a table and raise `VERSION`.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any, Generic, TypeVar, cast
+
+from fleetkeeper_engine.histogram import (
+    BATCH_SEQUENCES_EDGES,
+    BATCH_TIME_EDGES_S,
+    BATCH_TOKENS_EDGES,
+    QUEUE_WAIT_EDGES_S,
+)
+from fleetkeeper_engine.step_model import TERMS
+
+VERSION = 1
+MAGIC = b"FKPAGE\x00\x00"
+MOST_RANKS = 64
+"""Workers that can report an armed cap; the supervisor accepts a tensor parallel size up to it."""
+
+
+class Tier(IntEnum):
+    """A tier of requests, in falling order of precedence. The number is the place in the page."""
+
+    REALTIME = 0
+    STANDARD = 1
+    BATCH = 2
+
+    @property
+    def label(self) -> str:
+        """The value of the request header and of the label `tier`."""
+        return self.name.lower()
+
+
+class Outcome(IntEnum):
+    """How a request for generation left admission. The number is the place in the page."""
+
+    ADMITTED = 0
+    QUEUE_FULL = 1
+    TIER_CLOSED = 2
+    DRAINING = 3
+    CANCELLED = 4
+
+    @property
+    def label(self) -> str:
+        """The value of the label `outcome`."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorBlock:
+    """What the supervisor orders. Readers apply the lease themselves (`scheduler_limits`)."""
+
+    generation: int = 0
+    """Of the last accepted PUT; 0 before the first."""
+    sequences: int = 0
+    """Wanted sequences; 0: the start-up value."""
+    tokens: int = 0
+    """Wanted tokens of a step; 0: the start-up value."""
+    lease_deadline: float = 0.0
+    """Until when the orders hold; 0: there are none, start-up values and the pod's own rule hold."""
+    admit: tuple[float, ...] = (1.0, 1.0, 1.0)
+    """Share of arrivals that is let in, by tier; 0 closes the tier."""
+    shares: tuple[float, ...] = (1.0, 1.0, 0.0)
+    """Most of the sequences a tier may hold while others wait; 0: what the settings say."""
+    draining: bool = False
+    cap_exceeded: bool = False
+    """Memory is above its cap: nothing new is scheduled until it is below."""
+    closed: tuple[bool, ...] = (False, False, False)
+    """Tiers closed by the pod itself, beyond what `admit` says."""
+    written: float = 0.0
+    """When this block was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class MiddlewareBlock:
+    """What stands in front of the engine. Tuples are by tier."""
+
+    pid: int = 0
+    generation: int = 0
+    """Of the orders read last."""
+    waiting: tuple[int, ...] = (0, 0, 0)
+    """Requests in the queue."""
+    waiting_sequences: tuple[int, ...] = (0, 0, 0)
+    oldest_arrival: tuple[float, ...] = (0.0, 0.0, 0.0)
+    """Arrival of the oldest request in the queue; 0: the queue is empty."""
+    released: tuple[int, ...] = (0, 0, 0)
+    """Requests handed to vLLM and not finished."""
+    released_sequences: tuple[int, ...] = (0, 0, 0)
+    arrivals: tuple[int, ...] = (0, 0, 0)
+    """Distinct requests; the same X-Request-Id again within 60 s is a retry and not counted."""
+    arrivals_squared: tuple[int, ...] = (0, 0, 0)
+    """Sum over finished 1 s bins of the square of their arrivals."""
+    outcomes: tuple[int, ...] = (0,) * 15
+    """Requests by tier and outcome: [5 * tier + outcome]."""
+    unauthorized: int = 0
+    """Requests refused for want of the API key."""
+    rejected: int = 0
+    """Requests refused for an unknown tier or path or an unreadable body."""
+    own_rule_closed: bool = False
+    """Without orders: the oldest wait is above the objective, batch is closed."""
+    written: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerBlock:
+    """What the engine does. Counters start at 0 with the engine."""
+
+    pid: int = 0
+    supported: bool = False
+    """The scheduler has the attributes that live limits need."""
+    generation: int = 0
+    """Of the orders read last."""
+    limit_sequences: int = 0
+    """In force at the last schedule call."""
+    limit_tokens: int = 0
+    ceiling_sequences: int = 0
+    """The start-up value."""
+    ceiling_tokens: int = 0
+    floor_sequences: int = 0
+    floor_tokens: int = 0
+    """The least that lets every sequence of the ceiling progress; above it at most what was wanted."""
+    schedule_calls: int = 0
+    last_schedule: float = 0.0
+    worked_steps: int = 0
+    """Steps with tokens in them whose output came back."""
+    last_step: float = 0.0
+    flight_steps: int = 0
+    """Steps sent to the workers whose output is not back."""
+    flight_tokens: int = 0
+    flight_since: float = 0.0
+    """When the oldest of them was sent, or the one before it came back; 0: none is in flight."""
+    running: tuple[int, ...] = (0, 0, 0)
+    """Sequences by tier; refreshed every 20 ms at most."""
+    waiting: tuple[int, ...] = (0, 0, 0)
+    """Sequences inside vLLM that no step has held yet, or that were preempted."""
+    oldest_arrival: tuple[float, ...] = (0.0, 0.0, 0.0)
+    """Arrival (in the middleware) of the oldest of the waiting, by tier; 0: none."""
+    kv_capacity_tokens: int = 0
+    kv_resident_tokens: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    """Prefill tokens computed."""
+    generation_tokens: int = 0
+    queue_wait_buckets: tuple[int, ...] = (0,) * (3 * (len(QUEUE_WAIT_EDGES_S) + 1))
+    """By tier, one after the other; not cumulative, the last of each is above the highest edge."""
+    queue_wait_sum: tuple[float, ...] = (0.0, 0.0, 0.0)
+    batch_time_buckets: tuple[int, ...] = (0,) * (len(BATCH_TIME_EDGES_S) + 1)
+    batch_time_sum: float = 0.0
+    batch_sequences_buckets: tuple[int, ...] = (0,) * (len(BATCH_SEQUENCES_EDGES) + 1)
+    batch_sequences_sum: float = 0.0
+    batch_tokens_buckets: tuple[int, ...] = (0,) * (len(BATCH_TOKENS_EDGES) + 1)
+    batch_tokens_sum: float = 0.0
+    step_model: tuple[float, ...] = (0.0,) * (2 * len(TERMS))
+    """Sums by step class, then by `step_model.TERMS`."""
+    written: float = 0.0
+
+    def queue_wait_of(self, tier: Tier) -> tuple[int, ...]:
+        """Buckets of one tier's queue wait."""
+        width = len(QUEUE_WAIT_EDGES_S) + 1
+        return self.queue_wait_buckets[tier * width : (tier + 1) * width]
+
+
+@dataclass(frozen=True, slots=True)
+class CapBlock:
+    """What one worker says about its allocator's cap. One block a rank."""
+
+    pid: int = 0
+    armed: bool = False
+    device: int = 0
+    fraction: float = 0.0
+    """Of the device's memory that torch's allocator may take."""
+    total_bytes: int = 0
+    non_torch_bytes: int = 0
+    """Taken on the device when the cap was set, outside the allocator."""
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    """Reserved and not allocated is fragmentation: 1 - allocated / reserved."""
+    written: float = 0.0
+
+
+Block = TypeVar("Block")
+
+_TIERS = len(Tier)
+TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
+    SupervisorBlock: (
+        ("generation", "Q", 1),
+        ("sequences", "Q", 1),
+        ("tokens", "Q", 1),
+        ("lease_deadline", "d", 1),
+        ("admit", "d", _TIERS),
+        ("shares", "d", _TIERS),
+        ("draining", "?", 1),
+        ("cap_exceeded", "?", 1),
+        ("closed", "?", _TIERS),
+        ("written", "d", 1),
+    ),
+    MiddlewareBlock: (
+        ("pid", "Q", 1),
+        ("generation", "Q", 1),
+        ("waiting", "Q", _TIERS),
+        ("waiting_sequences", "Q", _TIERS),
+        ("oldest_arrival", "d", _TIERS),
+        ("released", "Q", _TIERS),
+        ("released_sequences", "Q", _TIERS),
+        ("arrivals", "Q", _TIERS),
+        ("arrivals_squared", "Q", _TIERS),
+        ("outcomes", "Q", _TIERS * len(Outcome)),
+        ("unauthorized", "Q", 1),
+        ("rejected", "Q", 1),
+        ("own_rule_closed", "?", 1),
+        ("written", "d", 1),
+    ),
+    SchedulerBlock: (
+        ("pid", "Q", 1),
+        ("supported", "?", 1),
+        ("generation", "Q", 1),
+        ("limit_sequences", "Q", 1),
+        ("limit_tokens", "Q", 1),
+        ("ceiling_sequences", "Q", 1),
+        ("ceiling_tokens", "Q", 1),
+        ("floor_sequences", "Q", 1),
+        ("floor_tokens", "Q", 1),
+        ("schedule_calls", "Q", 1),
+        ("last_schedule", "d", 1),
+        ("worked_steps", "Q", 1),
+        ("last_step", "d", 1),
+        ("flight_steps", "Q", 1),
+        ("flight_tokens", "Q", 1),
+        ("flight_since", "d", 1),
+        ("running", "Q", _TIERS),
+        ("waiting", "Q", _TIERS),
+        ("oldest_arrival", "d", _TIERS),
+        ("kv_capacity_tokens", "Q", 1),
+        ("kv_resident_tokens", "Q", 1),
+        ("preemptions", "Q", 1),
+        ("prompt_tokens", "Q", 1),
+        ("generation_tokens", "Q", 1),
+        ("queue_wait_buckets", "Q", _TIERS * (len(QUEUE_WAIT_EDGES_S) + 1)),
+        ("queue_wait_sum", "d", _TIERS),
+        ("batch_time_buckets", "Q", len(BATCH_TIME_EDGES_S) + 1),
+        ("batch_time_sum", "d", 1),
+        ("batch_sequences_buckets", "Q", len(BATCH_SEQUENCES_EDGES) + 1),
+        ("batch_sequences_sum", "d", 1),
+        ("batch_tokens_buckets", "Q", len(BATCH_TOKENS_EDGES) + 1),
+        ("batch_tokens_sum", "d", 1),
+        ("step_model", "d", 2 * len(TERMS)),
+        ("written", "d", 1),
+    ),
+    CapBlock: (
+        ("pid", "Q", 1),
+        ("armed", "?", 1),
+        ("device", "Q", 1),
+        ("fraction", "d", 1),
+        ("total_bytes", "Q", 1),
+        ("non_torch_bytes", "Q", 1),
+        ("allocated_bytes", "Q", 1),
+        ("reserved_bytes", "Q", 1),
+        ("written", "d", 1),
+    ),
+}
+"""Field, kind (Q unsigned, d float, ? truth) and number of cells, in the page's order."""
+
+CELL = 8
+
+
+class Layout(Generic[Block]):
+    """Turns one kind of block into bytes and back."""
+
+    def __init__(self, kind: type[Block]) -> None:
+        self.kind = kind
+        table = TABLES[kind]
+        if [name for name, _, _ in table] != [field.name for field in fields(cast("Any", kind))]:
+            raise TypeError(f"the table of {kind.__name__} does not list its fields in their order")
+        self._table = table
+        codes = "".join(f"{count}{'Q' if code == '?' else code}" for _, code, count in table)
+        self._struct = struct.Struct("<" + codes)
+        self.size = self._struct.size
+        self.cells: dict[str, int] = {}
+        place = 0
+        for name, _, count in table:
+            self.cells[name] = place
+            place += count
+
+    def pack(self, block: Block) -> bytes:
+        """The payload of a block.
+
+        Raises:
+            struct.error: when a value does not fit its cell or a tuple has another length.
+        """
+        values: list[Any] = []
+        for name, _, count in self._table:
+            value = getattr(block, name)
+            if count == 1:
+                values.append(value)
+            elif len(value) == count:
+                values.extend(value)
+            else:
+                raise struct.error(f"{self.kind.__name__}.{name} holds {len(value)} of {count}")
+        return self._struct.pack(*values)
+
+    def unpack(self, payload: bytes) -> Block:
+        """The block in a payload of exactly `size` bytes."""
+        values = self._struct.unpack(payload)
+        found: dict[str, Any] = {}
+        place = 0
+        for name, code, count in self._table:
+            part = values[place : place + count]
+            if code == "?":
+                part = tuple(bool(value) for value in part)
+            found[name] = part[0] if count == 1 else part
+            place += count
+        return self.kind(**found)
+
+
+class Cells:
+    """A block that its writer keeps in one buffer and changes cell by cell.
+
+    `whole` and `real` are the same memory seen as unsigned numbers and as floats; the place of a
+    field is `layout.cells[name]`. Changing a cell costs a store, publishing the block one CRC and one copy.
+    """
+
+    def __init__(self, layout: Layout[Any]) -> None:
+        self.layout = layout
+        self.buffer = bytearray(layout.pack(layout.kind()))
+        view = memoryview(self.buffer)
+        self.whole = view.cast("Q")
+        self.real = view.cast("d")
+
+
+SUPERVISOR = Layout(SupervisorBlock)
+MIDDLEWARE = Layout(MiddlewareBlock)
+SCHEDULER = Layout(SchedulerBlock)
+CAP = Layout(CapBlock)
+
+HEADER = struct.Struct("<8sIIQI")
+"""Magic, layout version, ranks, start nonce, checksum of what stands before it."""
+SLOT_HEAD = struct.Struct("<QII")
+SLOT_TAIL = struct.Struct("<Q")
+_COVERED = struct.Struct("<QQQ")
+HEADER_ROOM = 64
+
+
+def pack_header(nonce: int, ranks: int) -> bytes:
+    """The first bytes of a page."""
+    known = HEADER.pack(MAGIC, VERSION, ranks, nonce, 0)[:-4]
+    return known + struct.pack("<I", zlib.crc32(known))
+
+
+def unpack_header(data: bytes) -> tuple[int, int] | None:
+    """Nonce and ranks; None when this is no page of this version."""
+    if len(data) < HEADER.size:
+        return None
+    magic, version, ranks, nonce, checksum = HEADER.unpack(data[: HEADER.size])
+    whole = zlib.crc32(data[: HEADER.size - 4]) == checksum
+    if not whole or magic != MAGIC or version != VERSION or not 1 <= ranks <= MOST_RANKS:
+        return None
+    return nonce, ranks
+
+
+def slot_size(payload: int) -> int:
+    """Bytes of a slot, up to the next cache line."""
+    size = SLOT_HEAD.size + payload + SLOT_TAIL.size
+    return -(-size // 64) * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a block stands: the offset of its first slot and the size of its payload."""
+
+    offset: int
+    payload: int
+
+    def slot(self, sequence: int) -> int:
+        """The offset of the slot that holds a sequence number."""
+        return self.offset + (sequence & 1) * slot_size(self.payload)
+
+    @property
+    def end(self) -> int:
+        """The offset after the second slot."""
+        return self.offset + 2 * slot_size(self.payload)
+
+
+def places(ranks: int) -> tuple[Place, ...]:
+    """The blocks of a page: supervisor, middleware, scheduler, then one a rank."""
+    return tuple(_laid_out([SUPERVISOR.size, MIDDLEWARE.size, SCHEDULER.size] + [CAP.size] * ranks))
+
+
+def _laid_out(sizes: Iterable[int]) -> Iterable[Place]:
+    offset = HEADER_ROOM
+    for size in sizes:
+        place = Place(offset, size)
+        yield place
+        offset = place.end
+
+
+def checksum(nonce: int, place: Place, sequence: int, payload: bytes | bytearray) -> int:
+    """CRC-32 over where and when a payload was written, and the payload."""
+    return zlib.crc32(payload, zlib.crc32(_COVERED.pack(nonce, place.offset, sequence)))
+
+
+def seal(nonce: int, place: Place, sequence: int, payload: bytes | bytearray) -> bytes:
+    """The bytes of a slot."""
+    head = SLOT_HEAD.pack(sequence, len(payload), checksum(nonce, place, sequence, payload))
+    return head + payload + SLOT_TAIL.pack(sequence)
+
+
+def unseal(nonce: int, place: Place, slot: bytes) -> tuple[int, bytes] | None:
+    """Sequence number and payload of a slot; None when it is empty, torn or of another start."""
+    sequence, length, found = SLOT_HEAD.unpack_from(slot)
+    if sequence == 0 or length != place.payload:
+        return None
+    (again,) = SLOT_TAIL.unpack_from(slot, SLOT_HEAD.size + length)
+    payload = slot[SLOT_HEAD.size : SLOT_HEAD.size + length]
+    if again != sequence or checksum(nonce, place, sequence, payload) != found:
+        return None
+    return sequence, payload
