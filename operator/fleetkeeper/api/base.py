@@ -1,0 +1,74 @@
+"""What all sections of the resource share: frozen, camelCase outside, nothing unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic.alias_generators import to_camel
+
+from fleetkeeper.api.quantity import BadQuantity, parse_quantity
+
+DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+LABEL_KEY = (
+    r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+    r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+)
+LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
+
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
+
+V = TypeVar("V")
+
+
+def _frozen(value: Mapping[str, V]) -> Mapping[str, V]:
+    return MappingProxyType(dict(sorted(value.items())))
+
+
+StringMap = Annotated[Mapping[str, V], AfterValidator(_frozen), PlainSerializer(dict)]
+"""A read-only map, sorted by key."""
+
+
+def frozen_map() -> Mapping[str, Any]:
+    """The empty map as a default."""
+    return MappingProxyType({})
+
+
+class QuantityMark:
+    """Tells the schema generator that a string is a quantity, checked there by CEL."""
+
+
+def _is_quantity(value: str) -> str:
+    try:
+        parse_quantity(value)
+    except BadQuantity as problem:
+        raise ValueError(str(problem)) from problem
+    return value
+
+
+Quantity = Annotated[
+    str, Field(min_length=1, max_length=32), AfterValidator(_is_quantity), QuantityMark()
+]
+"""A Kubernetes quantity as it was written; `canonical_quantity` gives the API server's form."""
+
+
+class Section(BaseModel):
+    """A part of the resource: frozen, snake_case attributes, camelCase keys, no unknown fields."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        populate_by_name=True,
+        serialize_by_alias=True,
+        use_attribute_docstrings=False,
+        hide_input_in_errors=True,
+    )
+
+    def to_manifest(self) -> dict[str, Any]:
+        """The section as it stands in a manifest: camelCase keys, absent fields left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)

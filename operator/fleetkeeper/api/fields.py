@@ -1,0 +1,52 @@
+"""Looks into the models: a field's class behind Optional, tuples and annotations."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+
+def bare(annotation: object) -> object:
+    """The annotation without Optional and Annotated."""
+    while True:
+        origin = typing.get_origin(annotation)
+        if origin is typing.Annotated:
+            annotation = typing.get_args(annotation)[0]
+        elif origin in (typing.Union, types.UnionType):
+            rest = [arg for arg in typing.get_args(annotation) if arg is not types.NoneType]
+            if len(rest) != 1:
+                raise TypeError(f"{annotation} has no single meaning in a schema")
+            annotation = rest[0]
+        else:
+            return annotation
+
+
+def item_of(annotation: object) -> object:
+    """The type of a tuple's or a map's members; the annotation itself when it has none."""
+    inner = bare(annotation)
+    arguments: tuple[object, ...] = typing.get_args(inner)
+    if not arguments:
+        return inner
+    return arguments[0] if typing.get_origin(inner) is tuple else arguments[1]
+
+
+def aliases(model: type[BaseModel]) -> Iterator[tuple[str, str, object]]:
+    """(key in the manifest, attribute, annotation) of each field."""
+    for name, info in model.model_fields.items():
+        yield info.alias or name, name, info.annotation
+
+
+def known_fields(model: type[BaseModel], where: tuple[int | str, ...]) -> list[str]:
+    """The keys that a manifest may hold at this path below the model."""
+    for part in where:
+        if isinstance(part, int):
+            continue
+        annotation = next((of for key, _, of in aliases(model) if key == part), None)
+        inner = bare(item_of(annotation)) if annotation is not None else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return sorted(key for key, _, _ in aliases(model))

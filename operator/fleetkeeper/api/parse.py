@@ -1,0 +1,112 @@
+"""From a manifest to values: every mistake at once, each with its field and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fleetkeeper.api.fields import aliases, bare
+from fleetkeeper.api.names import API_VERSION, KIND
+from fleetkeeper.api.plain_words import FieldError, in_plain_words
+from fleetkeeper.api.rules import broken_name_rules, broken_rules, floating_revisions
+from fleetkeeper.api.types import InferenceServiceSpec
+
+__all__ = ["FieldError", "InferenceService", "InvalidService", "parse_service"]
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceService:
+    """An InferenceService as decisions see it. Labels and annotations are the object's own."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    deleting: bool
+    created: str
+    spec: InferenceServiceSpec
+    status: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+class InvalidService(ValueError):
+    """The manifest is no valid InferenceService; `errors` holds every mistake."""
+
+    def __init__(self, errors: tuple[FieldError, ...]) -> None:
+        super().__init__("; ".join(str(error) for error in errors))
+        self.errors = errors
+
+
+def parse_service(
+    manifest: Mapping[str, Any], *, allow_floating_revisions: bool = False
+) -> InferenceService:
+    """The service that a manifest describes; defaults are filled in as the API server fills them.
+
+    The rules are those of the CRD, checked again here: admission may have been older. With
+    `allow_floating_revisions` an hf:// model may name a branch or a tag.
+
+    Raises:
+        InvalidService: with every mistake that was found.
+    """
+    errors: list[FieldError] = []
+    for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if manifest.get(key) != wanted:
+            errors.append(FieldError(key, f"must be {wanted}, is {manifest.get(key)!r}"))
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, Mapping):
+        errors.append(FieldError("metadata", "is missing; give at least metadata.name"))
+        metadata = {}
+    name = str(metadata.get("name") or "")
+    errors += broken_name_rules(name)
+    spec, spec_errors = _parse_spec(manifest.get("spec"))
+    errors += spec_errors
+    if spec is not None and not allow_floating_revisions:
+        errors += floating_revisions(spec)
+    if errors or spec is None:
+        raise InvalidService(tuple(errors))
+    return InferenceService(
+        namespace=str(metadata.get("namespace") or "default"),
+        name=name,
+        uid=str(metadata.get("uid") or ""),
+        generation=int(metadata.get("generation") or 0),
+        resource_version=str(metadata.get("resourceVersion") or ""),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        created=str(metadata.get("creationTimestamp") or ""),
+        spec=spec,
+        status=manifest.get("status") or {},
+        labels=metadata.get("labels") or {},
+        annotations=metadata.get("annotations") or {},
+    )
+
+
+def _parse_spec(spec: object) -> tuple[InferenceServiceSpec | None, list[FieldError]]:
+    if not isinstance(spec, Mapping):
+        return None, [FieldError("spec", "is missing; give at least spec.model.source")]
+    try:
+        parsed = InferenceServiceSpec.model_validate_json(json.dumps(spec), strict=True)
+    except ValidationError as problem:
+        return None, in_plain_words(problem, "spec", InferenceServiceSpec) + _rules_of_sound_parts(
+            spec
+        )
+    return parsed, broken_rules(parsed, "spec")
+
+
+def _rules_of_sound_parts(spec: Mapping[str, Any]) -> list[FieldError]:
+    """The broken rules within those sections that are sound in themselves, so that all is told at once."""
+    errors: list[FieldError] = []
+    for key, _, annotation in aliases(InferenceServiceSpec):
+        section = bare(annotation)
+        if key not in spec or not (isinstance(section, type) and issubclass(section, BaseModel)):
+            continue
+        try:
+            part = section.model_validate_json(json.dumps(spec[key]), strict=True)
+        except ValidationError:
+            continue  # told already, field by field
+        errors += broken_rules(part, "spec", key)
+    return errors

@@ -1,0 +1,432 @@
+"""The rules between fields, each once: as CEL for the API server and as Python for the operator.
+
+The operator checks them again because a CRD in the cluster may be older than the operator. A test
+runs every case through both and holds the messages equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from fleetkeeper.api import scheduling as s
+from fleetkeeper.api import types as t
+from fleetkeeper.api.base import LABEL_KEY
+from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
+from fleetkeeper.api.plain_words import FieldError, path_text
+from fleetkeeper.api.quantity import parse_quantity
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[S]):
+    """One rule about a section. `field` is the key that the message is shown at ("" = the section).
+
+    `cel` is empty where the schema itself says it (list-map keys).
+    """
+
+    field: str
+    cel: str
+    holds: Callable[[S], bool]
+    message: str
+
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_KEY = re.compile(LABEL_KEY)
+_ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
+
+
+def _keys_are(pattern: re.Pattern[str], keys: Mapping[str, str], longest: int) -> bool:
+    return all(len(key) <= longest and pattern.search(key) is not None for key in keys)
+
+
+def _reserved(keys: Mapping[str, str]) -> bool:
+    return any(
+        key.startswith("fleetkeeper.io/") or key == "app.kubernetes.io/managed-by" for key in keys
+    )
+
+
+def _cel_keys(field: str, pattern: str, longest: int) -> str:
+    return f"self.{field}.all(k, size(k) <= {longest} && k.matches('{pattern}'))"
+
+
+def _cel_reserved(field: str) -> str:
+    return f"self.{field}.all(k, !k.startsWith('fleetkeeper.io/') && k != 'app.kubernetes.io/managed-by')"
+
+
+def _is_hf(source: str) -> bool:
+    return source.startswith("hf://")
+
+
+def _positive(text: str | None) -> bool:
+    return text is None or parse_quantity(text) > 0
+
+
+def _positive_attribute(attribute: str) -> Callable[[BaseModel], bool]:
+    return lambda of: _positive(getattr(of, attribute))
+
+
+def _cel_quantity(field: str) -> str:
+    return f"!has(self.{field}) || isQuantity(self.{field})"
+
+
+def _cel_positive(field: str) -> str:
+    return (
+        f"!has(self.{field}) || !isQuantity(self.{field}) || "
+        f"quantity(self.{field}).isGreaterThan(quantity('0'))"
+    )
+
+
+def _node_values_fit(of: s.NodeRequirement) -> bool:
+    if of.operator in {s.NodeSelectorOperator.IN, s.NodeSelectorOperator.NOT_IN}:
+        return bool(of.values)
+    if of.operator in {s.NodeSelectorOperator.GT, s.NodeSelectorOperator.LT}:
+        return len(of.values) == 1 and re.fullmatch(r"[0-9]{1,18}", of.values[0]) is not None
+    return not of.values
+
+
+_QUANTITY = "must be a quantity: a number with a unit, such as 32Gi, 500m or 4"
+_POSITIVE = "must be more than 0"
+_KEY_MESSAGE = "a name is no label or annotation name; write NAME or DOMAIN/NAME, such as team or example.com/team"
+_RESERVED_MESSAGE = "names that begin with fleetkeeper.io/ and app.kubernetes.io/managed-by are Fleetkeeper's own; choose others"
+_ONE_SOURCE: tuple[Rule[Any], ...] = (
+    Rule(
+        "revision",
+        "!self.source.startsWith('hf://') || has(self.revision)",
+        lambda of: not _is_hf(of.source) or of.revision is not None,
+        "an hf:// source needs a revision: the commit's 40 hexadecimal digits, as the model's page shows them",
+    ),
+    Rule(
+        "revision",
+        "self.source.startsWith('hf://') || !has(self.revision)",
+        lambda of: _is_hf(of.source) or of.revision is None,
+        "a revision belongs to an hf:// source; remove it, and name the version in the pvc:// path",
+    ),
+)
+
+RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
+    t.ModelCache: (
+        Rule[t.ModelCache](
+            "",
+            "has(self.claimName) != has(self.ephemeralSize)",
+            lambda of: (of.claim_name is None) != (of.ephemeral_size is None),
+            "give exactly one of claimName and ephemeralSize",
+        ),
+        Rule[t.ModelCache](
+            "ephemeralSize", _cel_quantity("ephemeralSize"), lambda _: True, _QUANTITY
+        ),
+        Rule[t.ModelCache](
+            "ephemeralSize",
+            _cel_positive("ephemeralSize"),
+            lambda of: _positive(of.ephemeral_size),
+            _POSITIVE,
+        ),
+    ),
+    t.Adapter: _ONE_SOURCE,
+    t.Model: (
+        *_ONE_SOURCE,
+        Rule[t.Model](
+            "adapters",
+            "",
+            lambda of: len({adapter.name for adapter in of.adapters}) == len(of.adapters),
+            "two adapters have the same name; give each its own",
+        ),
+        Rule[t.Model](
+            "adapters",
+            "!has(self.servedName) || self.adapters.all(a, a.name != self.servedName)",
+            lambda of: all(adapter.name != of.served_name for adapter in of.adapters),
+            "an adapter has the name of the model (servedName); requests could not tell them apart",
+        ),
+        Rule[t.Model](
+            "cache",
+            "!has(self.cache) || self.source.startsWith('hf://') || self.adapters.exists(a, a.source.startsWith('hf://'))",
+            lambda of: (
+                of.cache is None
+                or any(_is_hf(one) for one in (of.source, *(a.source for a in of.adapters)))
+            ),
+            "a cache is for hf:// sources; remove it, a pvc:// model is read where it is",
+        ),
+        Rule[t.Model](
+            "tokenSecret",
+            "!has(self.tokenSecret) || self.source.startsWith('hf://') || self.adapters.exists(a, a.source.startsWith('hf://'))",
+            lambda of: (
+                of.token_secret is None
+                or any(_is_hf(one) for one in (of.source, *(a.source for a in of.adapters)))
+            ),
+            "a token is for hf:// sources; remove tokenSecret",
+        ),
+    ),
+    t.Engine: (
+        Rule[t.Engine](
+            "env",
+            _cel_keys("env", _ENVIRONMENT_NAME.pattern, 128),
+            lambda of: _keys_are(_ENVIRONMENT_NAME, of.env, 128),
+            "a name is no environment variable's; write letters, digits and _, such as HF_ENDPOINT",
+        ),
+    ),
+    t.Resources: (
+        *(
+            rule
+            for field, attribute in (
+                ("cpu", "cpu"),
+                ("memory", "memory"),
+                ("sharedMemory", "shared_memory"),
+            )
+            for rule in (
+                Rule[t.Resources](field, _cel_quantity(field), lambda _: True, _QUANTITY),
+                Rule[t.Resources](
+                    field,
+                    _cel_positive(field),
+                    _positive_attribute(attribute),
+                    _POSITIVE,
+                ),
+            )
+        ),
+        Rule[t.Resources](
+            "sharedMemory",
+            "!has(self.memory) || !has(self.sharedMemory) || !isQuantity(self.memory) || !isQuantity(self.sharedMemory) || "
+            "quantity(self.sharedMemory).isLessThan(quantity(self.memory))",
+            lambda of: (
+                of.memory is None
+                or of.shared_memory is None
+                or parse_quantity(of.shared_memory) < parse_quantity(of.memory)
+            ),
+            "must be less than memory, of which it is a part",
+        ),
+    ),
+    s.Toleration: (
+        Rule[s.Toleration](
+            "key",
+            "has(self.key) || (has(self.operator) && self.operator == 'Exists')",
+            lambda of: of.key is not None or of.operator is s.TolerationOperator.EXISTS,
+            "without a key the operator must be Exists, which tolerates every taint",
+        ),
+        Rule[s.Toleration](
+            "value",
+            "!has(self.value) || !has(self.operator) || self.operator != 'Exists'",
+            lambda of: of.value is None or of.operator is not s.TolerationOperator.EXISTS,
+            "with the operator Exists there is no value; remove it or write Equal",
+        ),
+        Rule[s.Toleration](
+            "tolerationSeconds",
+            "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            lambda of: of.toleration_seconds is None or of.effect is s.TaintEffect.NO_EXECUTE,
+            "tolerationSeconds needs the effect NoExecute",
+        ),
+    ),
+    s.LabelRequirement: (
+        Rule[s.LabelRequirement](
+            "values",
+            "self.operator in ['In', 'NotIn'] ? size(self.values) > 0 : size(self.values) == 0",
+            lambda of: (
+                bool(of.values)
+                == (of.operator in {s.SelectorOperator.IN, s.SelectorOperator.NOT_IN})
+            ),
+            "In and NotIn need values; Exists and DoesNotExist take none",
+        ),
+    ),
+    s.NodeRequirement: (
+        Rule[s.NodeRequirement](
+            "values",
+            "self.operator in ['In', 'NotIn'] ? size(self.values) > 0 : "
+            "(self.operator in ['Gt', 'Lt'] ? size(self.values) == 1 && self.values[0].matches('^[0-9]{1,18}$') : size(self.values) == 0)",
+            _node_values_fit,
+            "In and NotIn need values, Gt and Lt one whole number; Exists and DoesNotExist take none",
+        ),
+    ),
+    t.Placement: (
+        Rule[t.Placement](
+            "nodeSelector",
+            _cel_keys("nodeSelector", LABEL_KEY, 317),
+            lambda of: _keys_are(_KEY, of.node_selector, 317),
+            _KEY_MESSAGE,
+        ),
+    ),
+    s.LabelSelector: (
+        Rule[s.LabelSelector](
+            "matchLabels",
+            _cel_keys("matchLabels", LABEL_KEY, 317),
+            lambda of: _keys_are(_KEY, of.match_labels, 317),
+            _KEY_MESSAGE,
+        ),
+    ),
+    t.PodMetadata: (
+        Rule[t.PodMetadata](
+            "labels",
+            _cel_keys("labels", LABEL_KEY, 317),
+            lambda of: _keys_are(_KEY, of.labels, 317),
+            _KEY_MESSAGE,
+        ),
+        Rule[t.PodMetadata](
+            "labels",
+            _cel_reserved("labels"),
+            lambda of: not _reserved(of.labels),
+            _RESERVED_MESSAGE,
+        ),
+        Rule[t.PodMetadata](
+            "annotations",
+            _cel_keys("annotations", LABEL_KEY, 317),
+            lambda of: _keys_are(_KEY, of.annotations, 317),
+            _KEY_MESSAGE,
+        ),
+        Rule[t.PodMetadata](
+            "annotations",
+            _cel_reserved("annotations"),
+            lambda of: not _reserved(of.annotations),
+            _RESERVED_MESSAGE,
+        ),
+    ),
+    t.Scaling: (
+        Rule[t.Scaling](
+            "maxReplicas",
+            "self.minReplicas <= self.maxReplicas",
+            lambda of: of.min_replicas <= of.max_replicas,
+            "must not be less than minReplicas; raise maxReplicas or lower minReplicas",
+        ),
+    ),
+    t.Batching: (
+        Rule[t.Batching](
+            "maxSequences",
+            "self.minSequences <= self.maxSequences",
+            lambda of: of.min_sequences <= of.max_sequences,
+            "must not be less than minSequences; raise maxSequences or lower minSequences",
+        ),
+        Rule[t.Batching](
+            "maxTokens",
+            "self.minTokens <= self.maxTokens",
+            lambda of: of.min_tokens <= of.max_tokens,
+            "must not be less than minTokens; raise maxTokens or lower minTokens",
+        ),
+        Rule[t.Batching](
+            "maxTokens",
+            "self.maxSequences <= self.maxTokens",
+            lambda of: of.max_sequences <= of.max_tokens,
+            "must not be less than maxSequences: every sequence needs a token of each step; raise maxTokens or lower maxSequences",
+        ),
+    ),
+    t.BatchTier: (
+        Rule[t.BatchTier](
+            "floorPercent",
+            "self.floorPercent <= self.sharePercent",
+            lambda of: of.floor_percent <= of.share_percent,
+            "must not be more than sharePercent; lower floorPercent or raise sharePercent",
+        ),
+    ),
+    t.Access: (
+        Rule[t.Access](
+            "namespaceSelector",
+            "(self.from == 'Namespaces') == has(self.namespaceSelector)",
+            lambda of: (of.from_ is t.AccessFrom.NAMESPACES) == (of.namespace_selector is not None),
+            "from: Namespaces needs a namespaceSelector, and only that takes one",
+        ),
+    ),
+    t.Rollout: (
+        Rule[t.Rollout](
+            "maxSurge",
+            "self.maxSurge > 0 || self.maxUnavailable > 0",
+            lambda of: of.max_surge > 0 or of.max_unavailable > 0,
+            "maxSurge and maxUnavailable are both 0, so no pod could ever be replaced; set one to 1 or more",
+        ),
+        Rule[t.Rollout](
+            "maxSurge",
+            "self.strategy != 'Surge' || self.maxSurge > 0",
+            lambda of: of.strategy is not t.RolloutStrategy.SURGE or of.max_surge > 0,
+            "the strategy Surge needs a maxSurge of 1 or more",
+        ),
+    ),
+    t.InferenceServiceSpec: (
+        Rule[t.InferenceServiceSpec](
+            "replicas",
+            "self.scaling.mode != 'External' || has(self.replicas)",
+            lambda of: of.scaling.mode is not t.ScalingMode.EXTERNAL or of.replicas is not None,
+            "scaling.mode External needs replicas; set it (HPA and KEDA then change it through the scale subresource)",
+        ),
+        Rule[t.InferenceServiceSpec](
+            "resources",
+            "!has(self.resources.accelerator) || self.resources.accelerator.count == self.engine.tensorParallelSize",
+            lambda of: (
+                of.resources.accelerator is None
+                or of.resources.accelerator.count == of.engine.tensor_parallel_size
+            ),
+            "accelerator.count must equal engine.tensorParallelSize: each accelerator of a replica holds one part of the model",
+        ),
+        Rule[t.InferenceServiceSpec](
+            "breaker",
+            "!has(self.breaker.fallbackReplicas) || self.breaker.fallbackReplicas <= self.scaling.maxReplicas",
+            lambda of: (
+                of.breaker.fallback_replicas is None
+                or of.breaker.fallback_replicas <= of.scaling.max_replicas
+            ),
+            "fallbackReplicas must not be more than scaling.maxReplicas; lower it or raise maxReplicas",
+        ),
+    ),
+}
+
+NAME_RULES: tuple[Rule[str], ...] = (
+    Rule(
+        "",
+        f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {NAME_MAX_LENGTH}",
+        lambda name: len(name) <= NAME_MAX_LENGTH and re.search(NAME_PATTERN, name) is not None,
+        f"metadata.name must have at most {NAME_MAX_LENGTH} lower-case letters, digits and dashes, begin with a letter and not end in a dash",
+    ),
+    Rule(
+        "",
+        f"!self.metadata.name.contains('{CHILD_INFIX}')",
+        lambda name: CHILD_INFIX not in name,
+        f"metadata.name must not contain {CHILD_INFIX}, which the names of the service's own children contain",
+    ),
+)
+"""About the resource's own name, at the schema's root."""
+
+FLOATING_REVISION = "must be a commit of 40 hexadecimal digits; this operator's settings do not allow branches and tags (floating revisions)"
+
+
+def broken_name_rules(name: str) -> list[FieldError]:
+    """What is wrong with the resource's own name."""
+    return [
+        FieldError("metadata.name", rule.message) for rule in NAME_RULES if not rule.holds(name)
+    ]
+
+
+def broken_rules(section: BaseModel, *at: str | int) -> list[FieldError]:
+    """The rules that a section and all within it break; `at` is the section's path."""
+    errors = [
+        FieldError(path_text(*at, *([rule.field] if rule.field else [])), rule.message)
+        for rule in RULES.get(type(section), ())
+        if not rule.holds(section)
+    ]
+    for path, inner in _sections_in(section):
+        errors += broken_rules(inner, *at, *path)
+    return errors
+
+
+def _sections_in(section: BaseModel) -> Iterator[tuple[tuple[str | int, ...], BaseModel]]:
+    for name, info in type(section).model_fields.items():
+        value, key = getattr(section, name), info.alias or name
+        if isinstance(value, BaseModel):
+            yield (key,), value
+        elif isinstance(value, tuple):
+            for index, item in enumerate(value):
+                if isinstance(item, BaseModel):
+                    yield (key, index), item
+
+
+def floating_revisions(spec: t.InferenceServiceSpec) -> list[FieldError]:
+    """The revisions that are no commits: a branch or a tag moves, and new pods would differ."""
+    sources: list[tuple[str, str, str | None]] = [
+        ("spec.model.revision", spec.model.source, spec.model.revision),
+        *(
+            (f"spec.model.adapters[{index}].revision", adapter.source, adapter.revision)
+            for index, adapter in enumerate(spec.model.adapters)
+        ),
+    ]
+    return [
+        FieldError(path, FLOATING_REVISION)
+        for path, source, revision in sources
+        if _is_hf(source) and revision is not None and not COMMIT.fullmatch(revision)
+    ]
