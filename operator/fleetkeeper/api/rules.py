@@ -23,7 +23,7 @@ from fleetkeeper.api.quantity import parse_quantity
 S = TypeVar("S")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rule(Generic[S]):
     """One rule about a section. `field` is the key that the message is shown at ("" = the section).
 
