@@ -6,47 +6,19 @@ import json
 from dataclasses import dataclass
 
 from fleetkeeper_engine.document import CONTRACT
-
-TIERS = ("realtime", "standard", "batch")
-LIMIT_KINDS = ("wanted", "effective", "floor", "ceiling")
-OUTCOMES = ("admitted", "queue_full", "tier_closed", "draining", "cancelled", "bad_tier")
-STEP_CLASSES = ("decode", "prefill")
-STEP_SUMS = (
-    "steps",
-    "seconds",
-    "tokens",
-    "sequences",
-    "kv",
-    "tokens_tokens",
-    "tokens_sequences",
-    "tokens_kv",
-    "sequences_sequences",
-    "sequences_kv",
-    "kv_kv",
-    "seconds_tokens",
-    "seconds_sequences",
-    "seconds_kv",
-    "seconds_seconds",
+from fleetkeeper_engine.histogram import (
+    BATCH_SEQUENCES_EDGES,
+    BATCH_TIME_EDGES_S,
+    BATCH_TOKENS_EDGES,
+    QUEUE_WAIT_EDGES_S,
 )
-"""The sums of a class of steps from which `batch_time = t0 + g P + b B + c KV` is fitted by least squares."""
+from fleetkeeper_engine.page_layout import Outcome, Tier
+from fleetkeeper_engine.step_model import TERMS, StepClass
 
-
-def geometric_edges(low: float, high: float, ratio: float = 1.25) -> tuple[float, ...]:
-    """Bucket edges from `low` to `high` (both included), each at most `ratio` times the one before.
-
-    The edges are evenly spaced on a logarithmic scale and rounded to 4 significant digits.
-    """
-    count = 1
-    while low * ratio**count < high:
-        count += 1
-    step = (high / low) ** (1 / count)
-    return tuple(float(f"{low * step**index:.4g}") for index in range(count + 1))
-
-
-QUEUE_WAIT_EDGES_S = geometric_edges(0.005, 60.0)
-BATCH_TIME_EDGES_S = geometric_edges(0.001, 10.0)
-BATCH_SEQUENCES_EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-BATCH_TOKENS_EDGES = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+TIERS = tuple(tier.label for tier in Tier)
+OUTCOMES = tuple(outcome.label for outcome in Outcome)
+STEP_CLASSES = tuple(step.label for step in StepClass)
+LIMIT_KINDS = ("wanted", "effective", "floor", "ceiling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +61,11 @@ METRICS: tuple[Metric, ...] = (
         Metric(
             f"fleetkeeper_step_model_{name}_total",
             "counter",
-            "Sum over steps, by class, of the named product; P tokens, B sequences, KV resident tokens, seconds.",
-            ("class",),
-            (("class", STEP_CLASSES),),
+            "Sum over steps of the named product: prefill tokens, sequences, resident KV tokens, seconds.",
+            ("step_class",),
+            (("step_class", STEP_CLASSES),),
         )
-        for name in STEP_SUMS
+        for name in TERMS
     ),
     Metric(
         "fleetkeeper_oldest_wait_seconds",
@@ -189,6 +161,26 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("fleetkeeper_kv_capacity_tokens", "gauge", "Tokens that the KV cache can hold."),
     Metric("fleetkeeper_kv_resident_tokens", "gauge", "Tokens in the KV cache."),
+    Metric(
+        "fleetkeeper_unauthorized_total",
+        "counter",
+        "Requests refused for want of a valid API key.",
+    ),
+    Metric(
+        "fleetkeeper_rejected_total",
+        "counter",
+        "Requests refused for an unknown tier, an unknown path or an unreadable body.",
+    ),
+    Metric(
+        "fleetkeeper_engine_metrics_up",
+        "gauge",
+        "1 when vLLM's own metrics answered at this scrape.",
+    ),
+    Metric(
+        "fleetkeeper_stalled_seconds",
+        "gauge",
+        "Seconds for which the engine had work and made no step.",
+    ),
     Metric("fleetkeeper_draining", "gauge", "1 while the pod leaves."),
     Metric(
         "fleetkeeper_engine_info",
