@@ -1,0 +1,135 @@
+"""What a failed request to the API server means."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from fleetkeeper.plan.model import WriteProblem
+
+MESSAGE_LIMIT = 1000
+"""Characters kept of the server's message: answers may be of any size, also HTML from a proxy."""
+
+
+class ApiError(Exception):
+    """The API server, or something before it, did not do what was asked.
+
+    `status` is the HTTP status, 0 where no answer came: then a write may have happened.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        *,
+        causes: tuple[str, ...] = (),
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(f"{status or 'no answer'} {reason}: {message}".strip())
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.causes = causes
+        self.retry_after_s = retry_after_s
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the object is not there."""
+        return self.status == 404
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a precondition did not hold: the object moved on, or is another one by now."""
+        return self.status == 409
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether a resourceVersion or a continue token is too old: list again."""
+        return self.status == 410
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed later with nobody changing anything."""
+        return self.status in {0, 408, 425, 429} or self.status >= 500
+
+
+class BrokenAnswer(ApiError):
+    """The answer was cut off or is not JSON. A write may have happened."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, "BrokenAnswer", message)
+
+
+def parse_failure(status: int, body: bytes, retry_after: str | None = None) -> ApiError:
+    """The error that an answer other than 2xx stands for. The body may be anything."""
+    try:
+        told: Any = json.loads(body)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or told.get("kind") != "Status":
+        text = body[:MESSAGE_LIMIT].decode(errors="replace")
+        return ApiError(status, "NotKubernetes", text, retry_after_s=_seconds(retry_after))
+    return failure_of(told, status=status, retry_after=retry_after)
+
+
+def failure_of(
+    told: dict[str, Any], *, status: int = 0, retry_after: str | None = None
+) -> ApiError:
+    """The error that a Status object stands for, also one inside a watch."""
+    details = told.get("details") if isinstance(told.get("details"), dict) else {}
+    found = details.get("causes") if isinstance(details, dict) else None
+    causes = tuple(str(cause.get("reason", "")) for cause in found or () if isinstance(cause, dict))
+    code = told.get("code")
+    return ApiError(
+        status or (code if isinstance(code, int) else 0),
+        str(told.get("reason") or "Unknown"),
+        str(told.get("message") or "")[:MESSAGE_LIMIT],
+        causes=causes,
+        retry_after_s=_seconds(retry_after),
+    )
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Retry-After in seconds; the form with a date is not used by the API server."""
+    return float(retry_after) if retry_after and re.fullmatch(r"\d{1,6}", retry_after) else None
+
+
+def problem_of(error: ApiError) -> WriteProblem:
+    """Why a write was not taken, from the closed list that plans know."""
+    said = error.message
+    if _is_namespace_ending(error):
+        return WriteProblem.NAMESPACE_TERMINATING
+    if "exceeded quota" in said:
+        return WriteProblem.QUOTA
+    if any(words in said for words in _ADMISSION):
+        return WriteProblem.ADMISSION
+    return _BY_STATUS.get(error.status, WriteProblem.UNAVAILABLE)
+
+
+_ADMISSION = (
+    "denied the request",
+    "denied request",
+    "violates PodSecurity",
+    "failed calling webhook",
+)
+"""What webhooks, admission policies, Pod Security and an unreachable webhook say."""
+
+_BY_STATUS = {
+    400: WriteProblem.INVALID,
+    401: WriteProblem.FORBIDDEN,
+    403: WriteProblem.FORBIDDEN,
+    404: WriteProblem.INVALID,
+    405: WriteProblem.INVALID,
+    409: WriteProblem.CONFLICT,
+    413: WriteProblem.INVALID,
+    415: WriteProblem.INVALID,
+    422: WriteProblem.INVALID,
+}
+
+
+def _is_namespace_ending(error: ApiError) -> bool:
+    """Also a namespace already gone: a write into it is answered 404 on the namespace itself."""
+    gone = error.status == 404 and error.message.startswith("namespaces ")
+    return gone or "NamespaceTerminating" in error.causes

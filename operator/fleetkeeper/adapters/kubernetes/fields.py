@@ -1,0 +1,101 @@
+"""The fields of a live object that one field manager owns, by server-side apply.
+
+`metadata.managedFields` of a live object says which of its fields our last apply set and nobody
+changed since. The object reduced to those fields has the digest of the manifest that we applied
+exactly when applying it again would change nothing. A field that another manager changed, or that
+was removed, has left our set, so the digest differs; a field of others (an injected sidecar, an
+annotation by kubectl) was never in it, so the digest stays.
+
+The notation (fieldsV1): `f:NAME` a map entry, `k:{...}` a list item by its keys, `v:VALUE` an item of
+a set, `.` the entry itself; an empty map below a name stands for all that is under it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fleetkeeper.api.names import FIELD_MANAGER
+from fleetkeeper.plan.digest import digest_of
+from fleetkeeper.plan.model import Manifest
+
+_ADDRESS = ("apiVersion", "kind")
+
+
+def owned_fields(live: Mapping[str, Any], manager: str = FIELD_MANAGER) -> Manifest:
+    """The live object reduced to what `manager` applied, with apiVersion and kind where present."""
+    fields = _fields_of(live, manager)
+    owned = project(live, fields) if fields else {}
+    if not isinstance(owned, dict):
+        return {}
+    return {**{key: live[key] for key in _ADDRESS if key in live}, **owned}
+
+
+def owned_digest(live: Mapping[str, Any], manager: str = FIELD_MANAGER) -> str:
+    """The digest to compare with that of a desired manifest; "" when `manager` owns nothing."""
+    owned = owned_fields(live, manager)
+    return digest_of(owned) if owned.keys() - set(_ADDRESS) else ""
+
+
+def project(value: object, fields: Mapping[str, Any]) -> object:
+    """`value` reduced to `fields`; all of it where `fields` is empty."""
+    if not fields:
+        return value
+    if isinstance(value, Mapping):
+        return {
+            name[2:]: project(value[name[2:]], below)
+            for name, below in fields.items()
+            if name.startswith("f:") and name[2:] in value
+        }
+    if isinstance(value, list):
+        return _project_list(value, fields)
+    return value
+
+
+def _project_list(items: list[object], fields: Mapping[str, Any]) -> list[object]:
+    """The owned items in the order of the live list, which keeps the order they were applied in."""
+    by_keys = [(json.loads(name[2:]), below) for name, below in fields.items() if name[:2] == "k:"]
+    values = [json.loads(name[2:]) for name in fields if name[:2] == "v:"]
+    if not by_keys and not values:
+        return items
+    owned: list[object] = []
+    for item in items:
+        if item in values:
+            owned.append(item)
+            continue
+        below = next((below for keys, below in by_keys if _has(item, keys)), None)
+        if below is not None:
+            owned.append(project(item, below))
+    return owned
+
+
+def _has(item: object, keys: Mapping[str, Any]) -> bool:
+    return isinstance(item, Mapping) and all(item.get(key) == value for key, value in keys.items())
+
+
+def _fields_of(live: Mapping[str, Any], manager: str) -> Mapping[str, Any]:
+    for entry in _entries(live):
+        if (
+            entry.get("manager") == manager
+            and entry.get("operation") == "Apply"
+            and not entry.get("subresource")
+        ):
+            fields = entry.get("fieldsV1")
+            return fields if isinstance(fields, Mapping) else {}
+    return {}
+
+
+def manager_of_replicas(live: Mapping[str, Any], ours: str = FIELD_MANAGER) -> str:
+    """Who set `spec.replicas` last: `ours` where we own it too, "" where nobody does."""
+    owners = [
+        str(entry.get("manager", ""))
+        for entry in _entries(live)
+        if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    ]
+    return ours if ours in owners else next(iter(owners), "")
+
+
+def _entries(live: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = (live.get("metadata") or {}).get("managedFields")
+    return [entry for entry in found or () if isinstance(entry, Mapping)]

@@ -1,0 +1,243 @@
+"""Leader election by a Lease, and the fence that makes it count.
+
+A Lease fences nothing by itself: the API server takes a write from anybody. So the leader holds
+itself to its deadline: a write may be sent only within `renew_deadline_s` of the last renewal that
+was *sent* (not answered), by the monotonic clock, and times out 4 s later; no other process takes
+the lease before `duration_s` passed without a renewal seen, again by its own monotonic clock. With
+10 + 4 < 15, no write of an old leader meets one of the new, whatever the wall clocks say.
+
+The holder's identity is its pod's UID: a container that was restarted in the same pod goes on at
+once, since the process that held the lease before it is known to be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from fleetkeeper.adapters.kubernetes.client import KubernetesClient
+from fleetkeeper.adapters.kubernetes.errors import ApiError
+from fleetkeeper.adapters.kubernetes.resources import LEASE
+
+SEND_TIMEOUT_S: Final = 4.0
+
+
+class LeaseLost(RuntimeError):
+    """This process does not lead, or not any more. It writes nothing and ends."""
+
+
+class LeaseClock(Protocol):
+    """The clocks that a lease needs."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment."""
+
+    def jitter(self, seconds: float) -> float:
+        """Somewhat less than `seconds`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """Who wants which lease, and its times in seconds."""
+
+    namespace: str
+    name: str
+    identity: str
+    duration_s: float = 15.0
+    renew_deadline_s: float = 10.0
+    retry_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What of a Lease object shows that its holder lives."""
+
+    holder: str
+    renewed: str
+    transitions: int
+
+
+class LeaderLease:
+    """One process's claim on the lease."""
+
+    def __init__(
+        self,
+        client: KubernetesClient,
+        terms: LeaseTerms,
+        clock: LeaseClock,
+        *,
+        on_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._client = client
+        self._terms = terms
+        self._clock = clock
+        self._on_write = on_write
+        self._renewed: float | None = None
+        self._lease: dict[str, Any] = {}
+
+    @property
+    def holds(self) -> bool:
+        """Whether a write may be sent now."""
+        return (
+            self._renewed is not None
+            and self._clock.monotonic() - self._renewed < self._terms.renew_deadline_s
+        )
+
+    def check(self) -> None:
+        """The fence.
+
+        Raises:
+            LeaseLost: the last renewal is too old, or there was none.
+        """
+        if not self.holds:
+            raise LeaseLost(
+                f"lease {self._terms.namespace}/{self._terms.name} was not renewed within {self._terms.renew_deadline_s:g} s"
+            )
+
+    async def acquire(self) -> None:
+        """Waits until this process holds the lease.
+
+        Others' expiry is judged by changes seen, never by the time written in the lease: clocks of
+        two nodes may differ by any amount.
+
+        Raises:
+            ApiError: the lease may not be read or written (401, 403).
+        """
+        last: _Held | None = None
+        changed_at = self._clock.monotonic()
+        while True:
+            try:
+                found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
+                held = _held(found)
+                if held != last:
+                    last, changed_at = held, self._clock.monotonic()
+                silent_s = self._clock.monotonic() - changed_at
+                if self._is_free(held, silent_s) and await self._take(found):
+                    return
+            except ApiError as problem:
+                if problem.status in {401, 403}:
+                    raise
+            await asyncio.sleep(self._clock.jitter(self._terms.retry_s))
+
+    async def keep(self) -> None:
+        """Renews until it cannot.
+
+        Raises:
+            LeaseLost: another holds it, or renewals failed until the deadline.
+        """
+        while True:
+            await asyncio.sleep(self._terms.retry_s)
+            self.check()
+            try:
+                await self._put(self._clock.monotonic(), self._lease)
+            except ApiError as problem:
+                if problem.is_stale or problem.is_absent:
+                    await self._reread()
+
+    async def release(self) -> None:
+        """Gives the lease up, so that a standby need not wait for it to run out.
+
+        Nothing is raised: who cannot release it lets it run out.
+        """
+        if not self.holds:
+            return
+        freed = self._body(self._lease, holder="")
+        freed["spec"]["leaseDurationSeconds"] = 1
+        self._renewed = None
+        try:
+            await self._send("PUT", self._terms.name, freed)
+        except ApiError:
+            return
+
+    def _is_free(self, held: _Held | None, silent_s: float) -> bool:
+        return (
+            held is None
+            or held.holder in {"", self._terms.identity}
+            or silent_s >= self._terms.duration_s
+        )
+
+    async def _take(self, found: Mapping[str, Any] | None) -> bool:
+        """Whether it is ours now; False when another was quicker."""
+        sent = self._clock.monotonic()
+        try:
+            if found is None:
+                self._lease = await self._send("POST", "", self._body({}, self._terms.identity))
+                self._renewed = sent
+            else:
+                await self._put(sent, found)
+        except ApiError as problem:
+            if problem.is_stale or problem.is_transient:
+                return False
+            raise
+        return True
+
+    async def _reread(self) -> None:
+        """After a conflict: somebody edited the lease, or our own renewal was taken unseen."""
+        try:
+            found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
+        except ApiError:
+            return  # the deadline decides
+        held = _held(found)
+        if found is not None and (held is None or held.holder == self._terms.identity):
+            self._lease = found
+            return
+        self._renewed = None
+        holder = held.holder if held and held.holder else "nobody"
+        raise LeaseLost(f"lease {self._terms.namespace}/{self._terms.name} is held by {holder} now")
+
+    async def _put(self, sent: float, lease: Mapping[str, Any]) -> None:
+        self._lease = await self._send(
+            "PUT", self._terms.name, self._body(lease, self._terms.identity)
+        )
+        self._renewed = sent
+
+    async def _send(self, method: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        self._on_write()
+        return await self._client.request(
+            method,
+            LEASE.path(self._terms.namespace, name),
+            body=body,
+            timeout_s=SEND_TIMEOUT_S,
+        )
+
+    def _body(self, lease: Mapping[str, Any], holder: str) -> dict[str, Any]:
+        """The lease as it shall be: everything that others wrote in it stays."""
+        meta = {
+            **(lease.get("metadata") or {}),
+            "name": self._terms.name,
+            "namespace": self._terms.namespace,
+        }
+        meta.pop("managedFields", None)
+        spec = dict(lease.get("spec") or {})
+        moment = datetime.fromtimestamp(self._clock.now(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        if spec.get("holderIdentity") != holder:
+            spec["acquireTime"] = moment
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + bool(holder)
+        spec |= {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": int(self._terms.duration_s),
+            "renewTime": moment,
+        }
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.kind,
+            "metadata": meta,
+            "spec": spec,
+        }
+
+
+def _held(lease: Mapping[str, Any] | None) -> _Held | None:
+    if lease is None:
+        return None
+    spec = lease.get("spec") or {}
+    return _Held(
+        holder=str(spec.get("holderIdentity") or ""),
+        renewed=str(spec.get("renewTime") or ""),
+        transitions=int(spec.get("leaseTransitions") or 0),
+    )

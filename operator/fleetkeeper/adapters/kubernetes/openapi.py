@@ -1,0 +1,55 @@
+"""Which fields of our schema the API server knows: read from what it publishes.
+
+An operator with a newer schema than the CRD would have its fields pruned silently. The published
+OpenAPI of our own group tells, and needs no right on CRDs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fleetkeeper.adapters.kubernetes.client import LIST_TIMEOUT_S, KubernetesClient
+from fleetkeeper.adapters.kubernetes.errors import ApiError
+from fleetkeeper.api.names import GROUP, KIND, VERSION
+
+
+async def observe_schema(client: KubernetesClient) -> Mapping[str, Any] | None:
+    """The published schema of InferenceService; None where the group is not served at all.
+
+    Raises:
+        ApiError: the document could not be read.
+    """
+    try:
+        document = await client.request(
+            "GET", f"/openapi/v3/apis/{GROUP}/{VERSION}", timeout_s=LIST_TIMEOUT_S
+        )
+    except ApiError as problem:
+        if problem.is_absent:
+            return None
+        raise
+    schemas = (document.get("components") or {}).get("schemas") or {}
+    for schema in schemas.values():
+        kinds = schema.get("x-kubernetes-group-version-kind") or []
+        if {"group": GROUP, "version": VERSION, "kind": KIND} in kinds:
+            return schema if isinstance(schema, Mapping) else None
+    return None
+
+
+def missing_fields(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[str, ...]:
+    """The property paths of `wanted` that `live` lacks, sorted: `spec.batching.minTokens`."""
+    there = set(_paths(live))
+    return tuple(sorted(path for path in _paths(wanted) if path not in there))
+
+
+def _paths(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, below in (schema.get("properties") or {}).items():
+        if not prefix and name not in {"spec", "status"}:
+            continue
+        path = f"{prefix}{name}"
+        yield path
+        if isinstance(below, Mapping):
+            yield from _paths(below, f"{path}.")
+            items = below.get("items")
+            if isinstance(items, Mapping):
+                yield from _paths(items, f"{path}[].")

@@ -1,0 +1,65 @@
+"""The resources that Fleetkeeper touches, and their places in the API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleetkeeper.api import names
+from fleetkeeper.plan.model import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A namespaced resource of the Kubernetes API."""
+
+    kind: str
+    plural: str
+    version: str
+    group: str = ""
+
+    @property
+    def api_version(self) -> str:
+        """As manifests write it: `apps/v1`, or `v1` for the core group."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        """The path of the collection, of one object, or of its subresource. None: all namespaces."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [root]
+        if namespace is not None:
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part]
+        return "/".join(parts)
+
+
+INFERENCE_SERVICE = Resource(names.KIND, names.PLURAL, names.VERSION, names.GROUP)
+DEPLOYMENT = Resource("Deployment", "deployments", "v1", "apps")
+REPLICA_SET = Resource("ReplicaSet", "replicasets", "v1", "apps")
+POD = Resource("Pod", "pods", "v1")
+EVENT = Resource("Event", "events", "v1")
+LEASE = Resource("Lease", "leases", "v1", "coordination.k8s.io")
+
+CHILDREN: dict[Kind, Resource] = {
+    Kind.DEPLOYMENT: DEPLOYMENT,
+    Kind.SERVICE: Resource("Service", "services", "v1"),
+    Kind.SERVICE_ACCOUNT: Resource("ServiceAccount", "serviceaccounts", "v1"),
+    Kind.ROLE_BINDING: Resource("RoleBinding", "rolebindings", "v1", "rbac.authorization.k8s.io"),
+    Kind.POD_DISRUPTION_BUDGET: Resource(
+        "PodDisruptionBudget", "poddisruptionbudgets", "v1", "policy"
+    ),
+    Kind.CONFIG_MAP: Resource("ConfigMap", "configmaps", "v1"),
+    Kind.NETWORK_POLICY: Resource("NetworkPolicy", "networkpolicies", "v1", "networking.k8s.io"),
+}
+"""Where each kind of child lives."""
+
+WATCHED: tuple[Resource, ...] = (*CHILDREN.values(), REPLICA_SET, POD)
+"""What the reflectors keep in view, selected by our managed-by label."""
+
+
+def resource_of(kind: str) -> Resource:
+    """The resource of a kind that a plan may name: a child's, or Pod.
+
+    Raises:
+        ValueError: for any other kind.
+    """
+    return POD if kind == POD.kind else CHILDREN[Kind(kind)]
