@@ -1,0 +1,64 @@
+"""All children of a service, in the order in which they are applied."""
+
+from __future__ import annotations
+
+from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy
+from fleetkeeper.plan.context import PlanContext
+from fleetkeeper.plan.manifests.address import desired_address
+from fleetkeeper.plan.manifests.control_config import desired_control_config
+from fleetkeeper.plan.manifests.disruption import desired_disruption_budget
+from fleetkeeper.plan.manifests.engine import desired_engine_deployment
+from fleetkeeper.plan.manifests.network import desired_engine_policy, desired_router_policy
+from fleetkeeper.plan.manifests.router import (
+    desired_router_account,
+    desired_router_binding,
+    desired_router_deployment,
+)
+from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
+from fleetkeeper.plan.model import Manifest
+
+
+def desired_children(
+    service: InferenceService,
+    profile: EngineProfile,
+    context: PlanContext,
+    *,
+    replicas: int,
+    tuning: EngineTuning = AS_SPECIFIED,
+    strategy: RolloutStrategy = RolloutStrategy.SURGE,
+    template: Manifest | None = None,
+) -> tuple[Manifest, ...]:
+    """Every child that the service shall have; what is not among them is to be pruned.
+
+    `profile` is the one in force (`status.engine`), `replicas` the order, `tuning` what a remedy
+    changed, `strategy` Surge or Replace (Auto means Surge), `template` a pod template to return to
+    instead of the spec's (the last good one). Keys and policies come before the pods that need them.
+
+    Raises:
+        EngineOptionRefused: the spec holds options or variables that the profile does not allow.
+    """
+    children = [
+        desired_control_config(service, context),
+        desired_engine_policy(service, profile, context),
+        desired_disruption_budget(service),
+        desired_engine_deployment(
+            service,
+            profile,
+            context,
+            replicas=replicas,
+            tuning=tuning,
+            strategy=strategy,
+            template=template,
+        ),
+    ]
+    if service.spec.routing.policy is not RoutingPolicy.NONE:
+        children += [
+            desired_router_policy(service, context),
+            desired_router_account(service),
+            desired_router_binding(service, context),
+            desired_router_deployment(service, context),
+        ]
+    children.append(desired_address(service))
+    return tuple(children)

@@ -1,0 +1,53 @@
+"""The Deployment of the engines."""
+
+from __future__ import annotations
+
+from fleetkeeper.api.names import Component, engine_name, selector
+from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.types import RolloutStrategy
+from fleetkeeper.plan.context import PlanContext
+from fleetkeeper.plan.manifests.common import desired_metadata
+from fleetkeeper.plan.manifests.engine_pod import desired_engine_template
+from fleetkeeper.plan.manifests.rollout import desired_strategy, progress_deadline_s
+from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
+from fleetkeeper.plan.model import Manifest
+
+MIN_READY_S = 5
+"""A pod counts as available when it was ready for so long: by then routers have found it, and an
+old pod may go without a request finding nobody."""
+REVISION_HISTORY = 5
+"""Old ReplicaSets kept. At least three: a roll-back goes to the last good one."""
+
+
+def desired_engine_deployment(
+    service: InferenceService,
+    profile: EngineProfile,
+    context: PlanContext,
+    *,
+    replicas: int,
+    tuning: EngineTuning = AS_SPECIFIED,
+    strategy: RolloutStrategy = RolloutStrategy.SURGE,
+    template: Manifest | None = None,
+) -> Manifest:
+    """The Deployment with `replicas` pods of the spec's template, or of `template` when one is given.
+
+    `replicas` is always written: an applied field that is left out returns to 1.
+
+    Raises:
+        EngineOptionRefused: the spec holds options or variables that the profile does not allow.
+    """
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": desired_metadata(service, engine_name(service.name), Component.ENGINE),
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": selector(service.name, Component.ENGINE)},
+            "strategy": desired_strategy(service.spec.rollout, strategy),
+            "minReadySeconds": MIN_READY_S,
+            "progressDeadlineSeconds": progress_deadline_s(service.spec.rollout),
+            "revisionHistoryLimit": REVISION_HISTORY,
+            "template": template or desired_engine_template(service, profile, context, tuning),
+        },
+    }

@@ -1,0 +1,134 @@
+"""The document that tells an engine pod what to run, rendered into FLEETKEEPER_ENGINE.
+
+Its schema is engine_image/contract/engine-document.schema.json; a test holds both together. Values
+are written out in full, defaults too: a default that changed in a newer engine must not change a pod.
+"""
+
+from __future__ import annotations
+
+import json
+from math import ceil
+
+from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.profile import EngineProfile, effective_resources
+from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.types import InferenceServiceSpec, Model
+from fleetkeeper.plan.manifests.common import CONTROL_PORT, SERVING_PORT
+from fleetkeeper.plan.manifests.model_volumes import location_of
+from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
+from fleetkeeper.plan.model import Manifest
+
+KEYS_DIR = "/etc/fleetkeeper/control"
+CONTROL_ISSUER = "fleetkeeper"
+STALL_S = 60
+"""Seconds with work and without a step after which an engine counts as hung."""
+NOTICE_S = 5
+"""Seconds between "not ready" and the end of admission: routers need to notice."""
+
+
+class EngineOptionRefused(ValueError):
+    """The spec holds an engine option or variable that the profile does not allow.
+
+    The planner checks the spec before it builds anything; this is the last fence.
+    """
+
+
+def desired_engine_document(
+    service: InferenceService, profile: EngineProfile, tuning: EngineTuning = AS_SPECIFIED
+) -> Manifest:
+    """The document as a plain dict.
+
+    Raises:
+        EngineOptionRefused: an option is not allowed by the profile.
+    """
+    spec = service.spec
+    resources = effective_resources(spec, profile)
+    return {
+        "contract": profile.contract,
+        "accelerator": profile.accelerator.value,
+        "model": _model(spec.model, service.name),
+        "engine": _engine(spec, profile),
+        "memory": {
+            "capPercent": tuning.cap(spec),
+            "limitBytes": ceil(parse_quantity(resources.memory)),
+        },
+        "batching": _batching(spec, tuning),
+        "tiers": {
+            "realtime": {"queueLimit": spec.tiers.realtime.queue_limit},
+            "standard": {"queueLimit": spec.tiers.standard.queue_limit},
+            "batch": {
+                "queueLimit": spec.tiers.batch.queue_limit,
+                "sharePercent": spec.tiers.batch.share_percent,
+                "floorPercent": spec.tiers.batch.floor_percent,
+            },
+        },
+        "objectives": {
+            "queueWaitMilliseconds": spec.objectives.queue_wait_milliseconds,
+            "batchTimeMilliseconds": spec.objectives.batch_time_milliseconds,
+        },
+        "health": {
+            "stallSeconds": STALL_S,
+            "startupSeconds": spec.rollout.startup_seconds,
+        },
+        "drain": {"seconds": spec.rollout.drain_seconds, "noticeSeconds": NOTICE_S},
+        "ports": {"host": "0.0.0.0", "serving": SERVING_PORT, "control": CONTROL_PORT},  # noqa: S104 - a pod serves its network
+        "control": {"issuer": CONTROL_ISSUER, "keysDirectory": KEYS_DIR},
+    }
+
+
+def document_text(document: Manifest) -> str:
+    """The document as one line of JSON, keys sorted: the same document is the same text."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"))
+
+
+def _model(model: Model, service_name: str) -> Manifest:
+    written: Manifest = {
+        "source": location_of(model.source),
+        "servedName": model.served_name or service_name,
+        "adapters": [
+            {
+                "name": adapter.name,
+                "path": location_of(adapter.source),
+                **({"revision": adapter.revision} if adapter.revision else {}),
+            }
+            for adapter in model.adapters
+        ],
+    }
+    if model.revision:
+        written["revision"] = model.revision
+    return written
+
+
+def _engine(spec: InferenceServiceSpec, profile: EngineProfile) -> Manifest:
+    engine = spec.engine
+    written: Manifest = {
+        "dtype": engine.dtype.value,
+        "tensorParallelSize": engine.tensor_parallel_size,
+        "prefixCaching": engine.prefix_caching,
+        "options": _options(spec, profile),
+    }
+    if engine.quantization is not None:
+        written["quantization"] = engine.quantization.value
+    if engine.max_model_length is not None:
+        written["maxModelLength"] = engine.max_model_length
+    return written
+
+
+def _options(spec: InferenceServiceSpec, profile: EngineProfile) -> dict[str, str]:
+    refused = [name for name in spec.engine.options if not profile.allows_option(name)]
+    if refused:
+        raise EngineOptionRefused(
+            f"engine profile {profile.name} does not allow the options {', '.join(refused)}"
+        )
+    return dict(spec.engine.options)
+
+
+def _batching(spec: InferenceServiceSpec, tuning: EngineTuning) -> Manifest:
+    """Start-up values and floors; a remedy that goes below a floor takes the floor with it."""
+    sequences = tuning.sequences(spec)
+    return {
+        "maxSequences": sequences,
+        "minSequences": min(spec.batching.min_sequences, sequences),
+        "maxTokens": spec.batching.max_tokens,
+        "minTokens": spec.batching.min_tokens,
+    }

@@ -1,0 +1,183 @@
+"""The router of a service: vllm-router, its account, and the binding that lets it watch pods."""
+
+from __future__ import annotations
+
+from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH, Component, labels, router_name, selector
+from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.quantity import canonical_quantity
+from fleetkeeper.api.types import RoutingPolicy
+from fleetkeeper.plan.context import PlanContext
+from fleetkeeper.plan.digest import template_hash_of
+from fleetkeeper.plan.manifests.common import (
+    HTTP_PORT_NAME,
+    ROUTER_METRICS_PORT,
+    ROUTER_PORT,
+    SERVING_PORT,
+    desired_container_security,
+    desired_metadata,
+    desired_pod_security,
+    desired_pull_secrets,
+    desired_scrape_annotations,
+)
+from fleetkeeper.plan.manifests.rollout import progress_deadline_s
+from fleetkeeper.plan.model import Manifest
+
+POLICIES = {
+    RoutingPolicy.LEAST_LOADED: "power_of_two",
+    RoutingPolicy.SESSION_AFFINITY: "consistent_hash",
+    RoutingPolicy.ROUND_ROBIN: "round_robin",
+}
+"""Our words for vllm-router's."""
+
+NOTICE_S = 10
+"""Seconds between "not ready" and the end of new connections: Service rules need to follow."""
+
+
+def desired_router_account(service: InferenceService) -> Manifest:
+    """The account of the router. Its token is mounted into router pods alone."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": desired_metadata(service, router_name(service.name), Component.ROUTER),
+        "automountServiceAccountToken": False,
+    }
+
+
+def desired_router_binding(service: InferenceService, context: PlanContext) -> Manifest:
+    """Lets the router get, list and watch pods, in this namespace only."""
+    name = router_name(service.name)
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": desired_metadata(service, name, Component.ROUTER),
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": context.router.role_kind,
+            "name": context.router.role_name,
+        },
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": service.namespace}],
+    }
+
+
+def desired_router_deployment(service: InferenceService, context: PlanContext) -> Manifest:
+    """The router's pods. A new one is up before an old one goes."""
+    template = _template(service, context)
+    template["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH] = template_hash_of(template)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": desired_metadata(service, router_name(service.name), Component.ROUTER),
+        "spec": {
+            "replicas": service.spec.routing.replicas,
+            "selector": {"matchLabels": selector(service.name, Component.ROUTER)},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+            },
+            "progressDeadlineSeconds": progress_deadline_s(service.spec.rollout),
+            "revisionHistoryLimit": 3,
+            "template": template,
+        },
+    }
+
+
+def desired_router_arguments(service: InferenceService, context: PlanContext) -> list[str]:
+    """The command line of vllm-router 0.1.17.
+
+    Nothing waits here, where it would not be measured: no queue, few and short retries. A retry
+    goes to another engine when one is draining or gone; a refusal by queue limit passes on soon.
+    A pod that is ready is taken at its first healthy answer; one that does not answer holds up
+    the discovery of the others for at most ten seconds.
+    """
+    return [
+        "--host=0.0.0.0",
+        f"--port={ROUTER_PORT}",
+        f"--policy={POLICIES[service.spec.routing.policy]}",
+        "--service-discovery",
+        f"--service-discovery-namespace={service.namespace}",
+        f"--service-discovery-port={SERVING_PORT}",
+        "--selector",
+        *(f"{key}={value}" for key, value in selector(service.name, Component.ENGINE).items()),
+        "--worker-startup-timeout-secs=10",
+        "--worker-startup-check-interval=1",
+        "--health-check-interval-secs=5",
+        "--health-check-timeout-secs=3",
+        "--health-failure-threshold=2",
+        "--health-success-threshold=1",
+        "--max-concurrent-requests=32768",
+        "--queue-size=0",
+        "--retry-max-retries=3",
+        "--retry-initial-backoff-ms=50",
+        "--retry-max-backoff-ms=200",
+        "--cb-failure-threshold=5",
+        "--cb-success-threshold=1",
+        "--cb-timeout-duration-secs=10",
+        f"--request-timeout-secs={context.router.request_timeout_s}",
+        "--max-payload-size=67108864",
+        "--prometheus-host=0.0.0.0",
+        f"--prometheus-port={ROUTER_METRICS_PORT}",
+        "--log-level=info",
+    ]
+
+
+def _template(service: InferenceService, context: PlanContext) -> Manifest:
+    spec: Manifest = {
+        "serviceAccountName": router_name(service.name),
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "securityContext": desired_pod_security(context.security),
+        "terminationGracePeriodSeconds": service.spec.rollout.drain_seconds + NOTICE_S + 10,
+        "topologySpreadConstraints": [
+            {
+                "labelSelector": {"matchLabels": selector(service.name, Component.ROUTER)},
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+            }
+        ],
+        "containers": [_container(service, context)],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+    secrets = desired_pull_secrets(service, context)
+    if secrets:
+        spec["imagePullSecrets"] = secrets
+    return {
+        "metadata": {
+            "labels": labels(service.name, Component.ROUTER),
+            "annotations": desired_scrape_annotations(ROUTER_METRICS_PORT),
+        },
+        "spec": spec,
+    }
+
+
+def _container(service: InferenceService, context: PlanContext) -> Manifest:
+    memory = canonical_quantity(context.router.memory)
+    return {
+        "name": "router",
+        "image": context.router.image,
+        "command": ["vllm-router"],
+        "args": desired_router_arguments(service, context),
+        "ports": [
+            {"name": HTTP_PORT_NAME, "containerPort": ROUTER_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": ROUTER_METRICS_PORT, "protocol": "TCP"},
+        ],
+        "resources": {
+            "limits": {"memory": memory},
+            "requests": {"cpu": canonical_quantity(context.router.cpu), "memory": memory},
+        },
+        "livenessProbe": _probe("/liveness", period_s=10, failures=3),
+        "readinessProbe": _probe("/readiness", period_s=2, failures=3),
+        "lifecycle": {"preStop": {"sleep": {"seconds": NOTICE_S}}},
+        "securityContext": desired_container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - a volume of the pod
+    }
+
+
+def _probe(path: str, *, period_s: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": HTTP_PORT_NAME},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
+    }

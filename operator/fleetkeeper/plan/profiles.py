@@ -1,0 +1,53 @@
+"""The engine profiles of a chart installed with its defaults.
+
+Immutable: an entry is never changed, only followed by another with a higher number, because a
+change of an image or of a default that reaches the pod template would restart every engine on it.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from fleetkeeper.api.profile import (
+    AcceleratorKind,
+    Delivery,
+    EngineProfile,
+    ProfileCatalog,
+    ResourceDefaults,
+)
+
+
+def default_catalog() -> ProfileCatalog:
+    """`cuda-0.32.0-1` (stock image, supervisor injected), `cpu-0.32.0-1` (baked); aliases cuda, cpu."""
+    return ProfileCatalog(
+        profiles=(
+            EngineProfile(
+                name="cpu-0.32.0-1",
+                accelerator=AcceleratorKind.CPU,
+                vllm_version="0.32.0",
+                contract=1,
+                delivery=Delivery.BAKED,
+                image="fleetkeeper-engine-cpu:0.1.0",
+                injected_image=None,
+                resources=ResourceDefaults(
+                    accelerator_resource=None, cpu="4", memory="16Gi", shared_memory="1Gi"
+                ),
+            ),
+            EngineProfile(
+                name="cuda-0.32.0-1",
+                accelerator=AcceleratorKind.CUDA,
+                vllm_version="0.32.0",
+                contract=1,
+                delivery=Delivery.INJECT,
+                image="vllm/vllm-openai:v0.32.0",
+                injected_image="fleetkeeper-engine:0.1.0",
+                resources=ResourceDefaults(
+                    accelerator_resource="nvidia.com/gpu",
+                    cpu="4",
+                    memory="32Gi",
+                    shared_memory="2Gi",
+                ),
+            ),
+        ),
+        aliases=MappingProxyType({"cpu": "cpu-0.32.0-1", "cuda": "cuda-0.32.0-1"}),
+    )
