@@ -80,6 +80,8 @@ class SupervisorBlock:
     shares: tuple[float, ...] = (1.0, 1.0, 0.0)
     """Most of the sequences a tier may hold while others wait; 0: what the settings say."""
     draining: bool = False
+    drain_deadline: float = 0.0
+    """While draining: when what is still queued is answered 503 and what still streams is ended."""
     cap_exceeded: bool = False
     """Memory is above its cap: nothing new is scheduled until it is below."""
     closed: tuple[bool, ...] = (False, False, False)
@@ -147,7 +149,7 @@ class SchedulerBlock:
     flight_since: float = 0.0
     """When the oldest of them was sent, or the one before it came back; 0: none is in flight."""
     running: tuple[int, ...] = (0, 0, 0)
-    """Sequences by tier; refreshed every 20 ms at most."""
+    """Sequences by tier; refreshed every 50 ms at most, and when nothing is left."""
     waiting: tuple[int, ...] = (0, 0, 0)
     """Sequences inside vLLM that no step has held yet, or that were preempted."""
     oldest_arrival: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -207,6 +209,7 @@ TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
         ("admit", "d", _TIERS),
         ("shares", "d", _TIERS),
         ("draining", "?", 1),
+        ("drain_deadline", "d", 1),
         ("cap_exceeded", "?", 1),
         ("closed", "?", _TIERS),
         ("written", "d", 1),

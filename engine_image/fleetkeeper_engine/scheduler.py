@@ -1,0 +1,313 @@
+"""Live batch limits: our code mixed into the scheduler class that vLLM would have chosen.
+
+vLLM's `--scheduler-cls` names `live_scheduler`, which vLLM calls like a class. vLLM's scheduler
+interface is not public, so nothing is taken for granted: what is needed is looked for on the finished
+instance, and where it is missing the engine runs as it is and says that live limits are not
+supported. A fault of ours never ends the engine: observing and limiting stop, scheduling goes on.
+
+Only `max_num_active_reqs` and `max_num_scheduled_tokens` are ever set, before each schedule call.
+`max_num_running_reqs` is left alone: an assertion in vLLM ends the core when it is below what runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from fleetkeeper_engine.inside import InsideSettings
+from fleetkeeper_engine.page import Page
+from fleetkeeper_engine.page_layout import SupervisorBlock, Tier
+from fleetkeeper_engine.priority import PriorityRule, goes_first, microseconds
+from fleetkeeper_engine.scheduler_limits import (
+    PREFILL_QUANTUM_TOKENS,
+    LimitRange,
+    active_sequences,
+    limits_in_force,
+    progressing_tokens,
+)
+from fleetkeeper_engine.scheduler_record import (
+    Flight,
+    SchedulerRecord,
+    Waiting,
+    prefill_tokens_of,
+)
+
+logger = logging.getLogger("vllm.fleetkeeper")
+
+NEEDED = ("max_num_active_reqs", "max_num_scheduled_tokens")
+RESERVE_KEPT_S = 30.0
+"""The reserve for realtime is kept so long after the last realtime request; without any it idles."""
+_WAITING_EVERY_S = 0.05
+
+T = TypeVar("T")
+
+
+class LiveScheduling:
+    """Sets the limits before, and observes after, the calls of one vLLM scheduler."""
+
+    def __init__(
+        self,
+        scheduler: Any,  # noqa: ANN401 - one of several vLLM classes without a common public type
+        page: Page | None,
+        settings: InsideSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._page = page
+        self._clock = clock
+        self._rule = PriorityRule(
+            microseconds(settings.standard_offset_s), microseconds(settings.batch_ageing_s)
+        )
+        self.record = SchedulerRecord()
+        self.supported = all(isinstance(getattr(scheduler, name, None), int) for name in NEEDED)
+        ceiling_sequences, ceiling_tokens = (
+            int(getattr(scheduler, name, 0) or 1) for name in NEEDED
+        )
+        self._speculative = _whole(getattr(scheduler, "num_spec_tokens", 0))
+        self._quantum = _quantum_of(scheduler)
+        self._sequences = LimitRange(
+            min(settings.min_sequences, ceiling_sequences), ceiling_sequences
+        )
+        self._tokens = LimitRange(min(settings.min_tokens, ceiling_tokens), ceiling_tokens)
+        self._chunked = bool(
+            getattr(getattr(scheduler, "scheduler_config", None), "enable_chunked_prefill", False)
+        )
+        self._orders: SupervisorBlock | None = None
+        self._orders_sequence = -1
+        self._reserved_until = 0.0
+        self._waiting_due = 0.0
+        self._describe()
+
+    def before_schedule(self) -> None:
+        """Puts the limits in force into the scheduler."""
+        if not self.supported:
+            return
+        now = self._clock()
+        self._read_orders()
+        scheduler, orders = self._scheduler, self._orders
+        limits = limits_in_force(orders, self._sequences, self._tokens, now)
+        running = len(scheduler.running)
+        reserved = now < self._reserved_until
+        first = 0
+        if reserved and scheduler.waiting:
+            first = sum(goes_first(request.priority) for request in scheduler.waiting)
+        active = active_sequences(limits.sequences, running, first, reserved=reserved)
+        if orders is not None and orders.cap_exceeded:
+            active = 0
+        tokens = self._tokens.ceiling
+        if self._chunked:
+            tokens = progressing_tokens(
+                limits.tokens, tokens, running, self._speculative, self._quantum
+            )
+        scheduler.max_num_active_reqs = active
+        scheduler.max_num_scheduled_tokens = tokens
+        self.record.put("generation", orders.generation if orders is not None else 0)
+        self.record.put("limit_sequences", limits.sequences)
+        self.record.put("limit_tokens", tokens)
+
+    def after_schedule(self, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Takes in what a schedule call decided."""
+        now = self._clock()
+        self.record.saw_schedule(now)
+        scheduled: dict[str, int] = step.num_scheduled_tokens
+        tokens = step.total_num_scheduled_tokens
+        new = step.scheduled_new_reqs
+        for entry in new:
+            self._saw_new(entry.req_id, now)
+        kv_tokens = round(self._scheduler.kv_cache_manager.usage * self._kv_capacity)
+        self.record.put("kv_resident_tokens", kv_tokens)
+        if tokens:
+            decode_tokens = 1 + self._speculative
+            prefill = prefill_tokens_of(
+                scheduled.values(),
+                (scheduled.get(entry.req_id, 0) for entry in new),
+                decode_tokens,
+                only_decodes=not new and tokens <= len(scheduled),
+            )
+            self.record.sent(Flight(step, prefill, len(scheduled), tokens, kv_tokens, now))
+        self._see_waiting(now)
+        self.publish()
+
+    def after_update(self, step: Any, output: Any) -> None:  # noqa: ANN401 - vLLM's types
+        """Takes in the output of a step."""
+        now = self._clock()
+        sampled = getattr(output, "sampled_token_ids", None) or ()
+        left = self._scheduler.has_unfinished_requests()
+        self.record.came_back(step, sum(map(len, sampled)), now, work_left=left)
+        self._see_waiting(now, must=not left)
+        self.publish()
+
+    def saw_preemption(self) -> None:
+        """A sequence was preempted."""
+        self.record.add("preemptions", 1)
+
+    def _describe(self) -> None:
+        record, scheduler = self.record, self._scheduler
+        record.put("pid", os.getpid())
+        record.put("supported", int(self.supported))
+        record.put("ceiling_sequences", self._sequences.ceiling)
+        record.put("ceiling_tokens", self._tokens.ceiling)
+        record.put("limit_sequences", self._sequences.ceiling)
+        record.put("limit_tokens", self._tokens.ceiling)
+        record.put("floor_sequences", self._sequences.floor)
+        record.put("floor_tokens", self._tokens.floor if self._chunked else self._tokens.ceiling)
+        self._kv_capacity = _kv_capacity_tokens(scheduler)
+        record.put("kv_capacity_tokens", self._kv_capacity)
+        record.put_time("written", self._clock())
+        self.publish()
+
+    def _read_orders(self) -> None:
+        if self._page is None:
+            return
+        sequence = self._page.orders_sequence()
+        if sequence != self._orders_sequence:
+            self._orders = self._page.read_supervisor()
+            self._orders_sequence = sequence
+
+    def _saw_new(self, request_id: str, now: float) -> None:
+        request = self._scheduler.requests.get(request_id)
+        if request is None or request.num_preemptions:
+            return
+        origin = self._rule.origin(request.priority)
+        if origin is not None and origin.tier is Tier.REALTIME:
+            self._reserved_until = now + RESERVE_KEPT_S
+        self.record.saw_first_scheduled(origin, request.priority, now)
+
+    def _see_waiting(self, now: float, *, must: bool = False) -> None:
+        if now < self._waiting_due and not must:
+            return
+        self._waiting_due = now + _WAITING_EVERY_S
+        scheduler = self._scheduler
+        running, _ = self._by_tier(scheduler.running)
+        waiting, oldest = self._by_tier(scheduler.waiting)
+        self.record.saw_waiting(Waiting(running, waiting, oldest))
+
+    def _by_tier(
+        self, requests: Iterable[Any]
+    ) -> tuple[tuple[int, int, int], tuple[float, float, float]]:
+        counts, oldest = [0, 0, 0], [0.0, 0.0, 0.0]
+        for request in requests:
+            origin = self._rule.origin(request.priority)
+            tier = Tier.STANDARD if origin is None else origin.tier
+            counts[tier] += 1
+            if origin is not None:
+                arrival = origin.arrival_us / 1e6
+                oldest[tier] = min(oldest[tier] or arrival, arrival)
+        return (counts[0], counts[1], counts[2]), (oldest[0], oldest[1], oldest[2])
+
+    def ceilings(self) -> tuple[int, int]:
+        """The start-up values, in the order of `NEEDED`."""
+        return self._sequences.ceiling, self._tokens.ceiling
+
+    def publish(self) -> None:
+        """Writes the block into the page."""
+        if self._page is not None:
+            self._page.publish(self.record.cells)
+
+
+class LiveLimits:
+    """Mixed in front of a vLLM scheduler class."""
+
+    _live: LiveScheduling | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's arguments, passed on
+        super().__init__(*args, **kwargs)
+        self._guarded(self._start_live)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
+        """Schedules as vLLM does, under the limits in force."""
+        if self._live is not None:
+            self._guarded(self._live.before_schedule)
+        step = super().schedule(*args, **kwargs)  # type: ignore[misc] # the class vLLM chose
+        if self._live is not None:
+            self._guarded(self._live.after_schedule, step)
+        return step
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:  # noqa: ANN401 - as vLLM's
+        """Updates as vLLM does, and takes the time."""
+        result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        if self._live is not None:
+            self._guarded(self._live.after_update, scheduler_output, model_runner_output)
+        return result
+
+    def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
+        if self._live is not None:
+            self._guarded(self._live.saw_preemption)
+        return super()._preempt_request(*args, **kwargs)  # type: ignore[misc]
+
+    def _start_live(self) -> None:
+        self._live = LiveScheduling(self, Page.of_environment(), InsideSettings.of_environment())
+        logger.info("live batch limits: %s", "on" if self._live.supported else "not supported")
+
+    def _guarded(self, act: Callable[..., None], *args: Any) -> None:  # noqa: ANN401 - passed on
+        try:
+            act(*args)
+        except Exception:
+            # vLLM's interface is not ours; whatever it holds, requests go on at start-up limits.
+            logger.exception("live batch limits are off: this vLLM is not as expected")
+            live, self._live = self._live, None
+            if live is not None:
+                _restore(self, live)
+
+
+def _restore(scheduler: Any, live: LiveScheduling) -> None:  # noqa: ANN401 - a vLLM scheduler
+    live.supported = False
+    for name, value in zip(NEEDED, live.ceilings(), strict=True):
+        if hasattr(scheduler, name):
+            setattr(scheduler, name, value)
+    live.record.put("supported", 0)
+    live.publish()
+
+
+def live_scheduler(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - called by vLLM like its class
+    """Makes the scheduler that vLLM would have made, with live limits mixed in.
+
+    Raises:
+        Whatever the scheduler's own construction raises.
+    """
+    config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    return mixed_into(chosen_class(config))(*args, **kwargs)
+
+
+def mixed_into(base: type[T]) -> type[T]:
+    """A subclass of `base` with live limits."""
+    return type(f"Live{base.__name__}", (LiveLimits, base), {"__module__": __name__})
+
+
+def chosen_class(config: Any) -> type[Any]:  # noqa: ANN401 - vLLM's VllmConfig
+    """The class vLLM takes when it is told none, by its own choosing."""
+    choosing = copy.copy(config.scheduler_config)
+    choosing.scheduler_cls = None
+    if getattr(config, "diffusion_config", None) is not None:
+        kind = "DiffusionAsyncScheduler" if choosing.async_scheduling else "DiffusionScheduler"
+        choosing.scheduler_cls = f"vllm.v1.core.sched.diffusion_scheduler.{kind}"
+    chosen: type[Any] = choosing.get_scheduler_cls()
+    return chosen
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _quantum_of(scheduler: Any) -> int:  # noqa: ANN401 - a vLLM scheduler
+    """Tokens a step must have to spare so that any prefill can go on.
+
+    A hybrid model's prefill goes in whole blocks, and media whose prefill must not be divided in
+    whole items; with less than one of them to spare such a request would never progress.
+    """
+    quantum = PREFILL_QUANTUM_TOKENS
+    if getattr(scheduler, "need_mamba_block_aligned_split", False):
+        quantum = max(quantum, _whole(getattr(scheduler.cache_config, "block_size", 0)))
+    if getattr(scheduler.scheduler_config, "disable_chunked_mm_input", False):
+        quantum = max(quantum, _whole(getattr(scheduler, "max_num_encoder_input_tokens", 0)))
+    return quantum
+
+
+def _kv_capacity_tokens(scheduler: Any) -> int:  # noqa: ANN401 - a vLLM scheduler
+    told = _whole(getattr(scheduler.cache_config, "kv_cache_size_tokens", None))
+    blocks = _whole(getattr(scheduler.cache_config, "num_gpu_blocks", None))
+    return told or blocks * _whole(getattr(scheduler, "block_size", 0))

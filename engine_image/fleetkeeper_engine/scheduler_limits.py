@@ -1,0 +1,109 @@
+"""Which batch limits are in force. Pure: the scheduler, the middleware and the supervisor all ask here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fleetkeeper_engine.page_layout import SupervisorBlock
+
+RETURN_S = 30.0
+"""After the lease has ended, limits are back at their start-up values after so long."""
+NOTCHES = 10
+"""In so many steps, equal in ratio: a dead operator causes no cliff."""
+PREFILL_QUANTUM_TOKENS = 256
+"""Tokens that a step keeps for prefills beyond one decode token a running sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRange:
+    """What a limit may be. The ceiling is the start-up value: buffers are sized by it."""
+
+    floor: int
+    ceiling: int
+
+    def clamp(self, wanted: int) -> int:
+        """`wanted` within the range; 0 means nothing was wanted: the ceiling."""
+        return self.ceiling if wanted <= 0 else min(max(wanted, self.floor), self.ceiling)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sequences and tokens of a step."""
+
+    sequences: int
+    tokens: int
+
+
+def lease_holds(orders: SupervisorBlock | None, now: float) -> bool:
+    """Whether there are orders and their lease has not ended."""
+    return orders is not None and now < orders.lease_deadline
+
+
+def limits_in_force(
+    orders: SupervisorBlock | None, sequences: LimitRange, tokens: LimitRange, now: float
+) -> Limits:
+    """What was ordered while the lease holds; from there back to the ceiling in 10 notches over 30 s.
+
+    >>> orders = SupervisorBlock(sequences=16, tokens=512, lease_deadline=100.0)
+    >>> limits_in_force(orders, LimitRange(4, 64), LimitRange(256, 2048), now=115.0)
+    Limits(sequences=32, tokens=1024)
+    """
+    if orders is None or orders.lease_deadline <= 0.0:
+        return Limits(sequences.ceiling, tokens.ceiling)
+    return Limits(
+        _returned(
+            sequences.clamp(orders.sequences), sequences.ceiling, now - orders.lease_deadline
+        ),
+        _returned(tokens.clamp(orders.tokens), tokens.ceiling, now - orders.lease_deadline),
+    )
+
+
+def _returned(wanted: int, ceiling: int, since_end_s: float) -> int:
+    if since_end_s < 0.0:
+        return wanted
+    notch = min(NOTCHES, math.floor(since_end_s / RETURN_S * NOTCHES))
+    if notch >= NOTCHES:
+        return ceiling
+    return min(ceiling, round(wanted * math.pow(ceiling / wanted, notch / NOTCHES)))
+
+
+def progressing_tokens(
+    wanted: int,
+    ceiling: int,
+    running: int,
+    speculative_tokens: int = 0,
+    quantum: int = PREFILL_QUANTUM_TOKENS,
+) -> int:
+    """The tokens a step needs so that every running sequence progresses, at least `wanted`.
+
+    vLLM serves its running list from the front and does not rotate it: with fewer tokens than
+    sequences the tail never decodes, and with no token to spare no prefill ever ends.
+    """
+    return min(ceiling, max(wanted, running * (1 + speculative_tokens) + quantum))
+
+
+def reserve_of(sequences: int) -> int:
+    """Sequences kept for realtime while realtime requests come: max(1, 5%), never all."""
+    return min(max(1, math.ceil(0.05 * sequences)), sequences - 1) if sequences > 1 else 0
+
+
+def look_ahead_of(sequences: int) -> int:
+    """Sequences released into vLLM beyond the limit, so that no slot idles: max(2, 5%)."""
+    return max(2, math.ceil(0.05 * sequences))
+
+
+def active_sequences(limit: int, running: int, realtime_waiting: int, *, reserved: bool) -> int:
+    """The most sequences that may run in the next step.
+
+    With the reserve kept, others fill up to the limit less the reserve; beyond it exactly as many
+    more are let in as realtime sequences wait, which vLLM's heap hands out first.
+
+    >>> active_sequences(20, running=19, realtime_waiting=0, reserved=True)
+    19
+    >>> active_sequences(20, running=19, realtime_waiting=3, reserved=True)
+    20
+    """
+    if not reserved:
+        return limit
+    return min(limit, max(limit - reserve_of(limit), running + realtime_waiting))

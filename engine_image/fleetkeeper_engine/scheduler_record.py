@@ -1,0 +1,175 @@
+"""What the scheduler says about itself: its block of the page, kept cell by cell.
+
+Counting a step costs some microseconds and no allocation that grows with the number of buckets; the
+page is published twice a step, when it is sent to the workers and when its output came back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fleetkeeper_engine.histogram import (
+    BATCH_SEQUENCES_EDGES,
+    BATCH_TIME_EDGES_S,
+    BATCH_TOKENS_EDGES,
+    QUEUE_WAIT_EDGES_S,
+)
+from fleetkeeper_engine.page_layout import SCHEDULER, Cells, Tier
+from fleetkeeper_engine.priority import Origin, request_of
+from fleetkeeper_engine.step_model import TERMS, StepClass, products
+
+_SEEN_REQUESTS = 8192
+_MOST_FLIGHTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was sent to the workers."""
+
+    step: object
+    """vLLM's own description of it, by which its output is recognised."""
+    prefill_tokens: int
+    sequences: int
+    tokens: int
+    kv_tokens: int
+    sent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Sequences by tier inside vLLM."""
+
+    running: tuple[int, int, int]
+    waiting: tuple[int, int, int]
+    oldest_arrival: tuple[float, float, float]
+
+
+class SchedulerRecord:
+    """Counters, histograms and sums of one engine. `now` is CLOCK_MONOTONIC in seconds."""
+
+    def __init__(self) -> None:
+        self.cells = Cells(SCHEDULER)
+        self._whole = self.cells.whole
+        self._real = self.cells.real
+        self._at = SCHEDULER.cells
+        self._flights: deque[Flight] = deque()
+        self._seen: dict[int, None] = {}
+        self._interval_start: float | None = None
+
+    def put(self, name: str, value: int) -> None:
+        """Sets a field of one unsigned cell."""
+        self._whole[self._at[name]] = value
+
+    def add(self, name: str, value: int) -> None:
+        """Adds to a counter."""
+        self._whole[self._at[name]] += value
+
+    def put_time(self, name: str, now: float) -> None:
+        """Sets a field of one float cell."""
+        self._real[self._at[name]] = now
+
+    def saw_schedule(self, now: float) -> None:
+        """A schedule call has returned."""
+        self.add("schedule_calls", 1)
+        self.put_time("last_schedule", now)
+        self.put_time("written", now)
+
+    def saw_first_scheduled(self, origin: Origin | None, number: int, now: float) -> None:
+        """A sequence is in a step for the first time: its request's queue wait, once a request."""
+        request = request_of(number)
+        if origin is None or request in self._seen:
+            return
+        self._seen[request] = None
+        if len(self._seen) > _SEEN_REQUESTS:
+            del self._seen[next(iter(self._seen))]
+        wait_s = max(0.0, now - origin.arrival_us / 1e6)
+        width = len(QUEUE_WAIT_EDGES_S) + 1
+        place = origin.tier * width + bisect_left(QUEUE_WAIT_EDGES_S, wait_s)
+        self._whole[self._at["queue_wait_buckets"] + place] += 1
+        self._real[self._at["queue_wait_sum"] + origin.tier] += wait_s
+
+    def sent(self, flight: Flight) -> None:
+        """A step with tokens in it goes to the workers; said before it runs."""
+        if self._interval_start is None:
+            self._interval_start = flight.sent
+        self._flights.append(flight)
+        if len(self._flights) > _MOST_FLIGHTS:
+            self._flights.popleft()
+        self._put_flights()
+
+    def came_back(self, step: object, generated: int, now: float, *, work_left: bool) -> None:
+        """The output of a step was taken in.
+
+        Steps come back in the order they were sent; one that never came back (its output was
+        dropped) is forgotten with the next. Batch time is the time since the last update from
+        output, or since there was work again: with asynchronous scheduling the next step is
+        already under way, so the time from sending to output would count twice.
+        """
+        flight = self._take(step)
+        if flight is not None:
+            start = flight.sent if self._interval_start is None else self._interval_start
+            self._count(flight, max(0.0, now - start))
+            self.add("worked_steps", 1)
+            self.add("generation_tokens", generated)
+            self.put_time("last_step", now)
+        self._interval_start = now if work_left or self._flights else None
+        self._put_flights()
+        self.put_time("written", now)
+
+    def saw_waiting(self, waiting: Waiting) -> None:
+        """What is inside vLLM now, by tier."""
+        for tier in Tier:
+            self._whole[self._at["running"] + tier] = waiting.running[tier]
+            self._whole[self._at["waiting"] + tier] = waiting.waiting[tier]
+            self._real[self._at["oldest_arrival"] + tier] = waiting.oldest_arrival[tier]
+
+    def _take(self, step: object) -> Flight | None:
+        if not any(flight.step is step for flight in self._flights):
+            return None
+        while True:
+            flight = self._flights.popleft()
+            if flight.step is step:
+                return flight
+
+    def _put_flights(self) -> None:
+        self.put("flight_steps", len(self._flights))
+        self.put("flight_tokens", sum(flight.tokens for flight in self._flights))
+        since = 0.0
+        if self._flights:
+            since = max(self._flights[0].sent, self._interval_start or 0.0)
+        self.put_time("flight_since", since)
+
+    def _count(self, flight: Flight, seconds: float) -> None:
+        self._bucket("batch_time", BATCH_TIME_EDGES_S, seconds)
+        self._bucket("batch_sequences", BATCH_SEQUENCES_EDGES, flight.sequences)
+        self._bucket("batch_tokens", BATCH_TOKENS_EDGES, flight.tokens)
+        self.add("prompt_tokens", flight.prefill_tokens)
+        kind = StepClass.PREFILL if flight.prefill_tokens else StepClass.DECODE
+        place = self._at["step_model"] + kind * len(TERMS)
+        sums = products(flight.prefill_tokens, flight.sequences, flight.kv_tokens, seconds)
+        for number, value in enumerate(sums):
+            self._real[place + number] += value
+
+    def _bucket(self, name: str, edges: tuple[float, ...], value: float) -> None:
+        self._whole[self._at[f"{name}_buckets"] + bisect_left(edges, value)] += 1
+        self._real[self._at[f"{name}_sum"]] += value
+
+
+def prefill_tokens_of(
+    scheduled: Iterable[int], new: Iterable[int], decode_tokens: int, *, only_decodes: bool
+) -> int:
+    """Prefill tokens of a step: those of new sequences, and chunks larger than a decode.
+
+    Args:
+        scheduled: tokens of every sequence in the step.
+        new: tokens of the sequences that are in a step for the first time (or again, preempted).
+        decode_tokens: what a decoding sequence takes at most: 1 and its draft tokens.
+        only_decodes: known beforehand, so that nothing need be looked at.
+    """
+    if only_decodes:
+        return 0
+    small_new = sum(tokens for tokens in new if tokens <= decode_tokens)
+    return small_new + sum(tokens for tokens in scheduled if tokens > decode_tokens)
