@@ -1,0 +1,371 @@
+"""A real Kubernetes control plane on free ports of one address: no root, no containers.
+
+etcd, kube-apiserver, kube-controller-manager and, if wanted, kube-scheduler and kwok, with their
+own certificates, RBAC, the Node authoriser and an audit log. Several run side by side. It is what
+most tests stand on, and the lower half of the real node.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fleetkeeper_local import flags, probes
+from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.fakenodes import FakeNodes
+from fleetkeeper_local.kubeconfig import write_kubeconfig
+from fleetkeeper_local.pki import Authority, Identity, ensure_signing_key
+from fleetkeeper_local.ports import PortInUse, free_ports, require_free
+from fleetkeeper_local.processes import Processes
+from fleetkeeper_local.programs import build_programs, program_path
+
+START_TIMEOUT_S = 120.0
+"""Generous: a start takes 3 s on an idle machine and half a minute on one with load 20."""
+PORT_ATTEMPTS = 5
+STATE_FILE = "control-plane.json"
+
+
+class KubectlError(LocalError):
+    """kubectl ended with a status other than 0; the text is what it printed."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The address and the ports of one control plane; written to disk so that `up` twice fits."""
+
+    host: str
+    api: int
+    etcd: int
+    etcd_peer: int
+    controller_manager: int
+    scheduler: int
+    kwok: int
+
+    @classmethod
+    def free(cls, host: str = "127.0.0.1", api: int | None = None) -> Endpoint:
+        """Free ports for everything; the API server's port may be given."""
+        ports = free_ports(6)
+        return cls(host, api if api is not None else ports[0], *ports[1:])
+
+
+class ControlPlane:
+    """One control plane; a context manager that starts and removes it.
+
+    Example:
+        >>> with ControlPlane() as plane:
+        ...     plane.kubectl("create", "namespace", "a")
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        scheduler: bool = True,
+        tied: bool = True,
+        endpoint: Endpoint | None = None,
+        node_profile: flags.NodeProfile | None = None,
+    ) -> None:
+        """Describes a control plane; nothing runs before `start`.
+
+        Args:
+            directory: where its data lies; by default a temporary folder, removed by `stop`.
+            scheduler: whether pods are scheduled.
+            tied: whether everything ends with the thread that starts it.
+            endpoint: address and ports; by default free ones on 127.0.0.1.
+            node_profile: how a real kubelet is reached, where there is one.
+        """
+        self._temporary = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="fleetkeeper-"))
+        self._scheduler = scheduler
+        self._endpoint = endpoint
+        self._node = node_profile
+        self.processes = Processes(self.directory, tied=tied)
+        self._fake_nodes = FakeNodes(self)
+
+    # -- addresses and files ------------------------------------------------------------------
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Address and ports.
+
+        Raises:
+            LocalError: it was never started.
+        """
+        if self._endpoint is None:
+            self._endpoint = self._read_state()
+        if self._endpoint is None:
+            raise LocalError(f"no control plane was started in {self.directory}")
+        return self._endpoint
+
+    @property
+    def pki(self) -> Path:
+        """The folder of the certificates."""
+        return self.directory / "pki"
+
+    @property
+    def ca_file(self) -> Path:
+        """The authority that signed the API server's certificate."""
+        return self.pki / "ca.crt"
+
+    @property
+    def apiserver_url(self) -> str:
+        """`https://HOST:PORT` of the API server."""
+        return f"https://{self.endpoint.host}:{self.endpoint.api}"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig (user `admin`, group `system:masters`)."""
+        return self.directory / "admin.kubeconfig"
+
+    @property
+    def audit_log(self) -> Path:
+        """One JSON event a line for every request, level Metadata, without RequestReceived."""
+        return self.directory / "audit.log"
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def start(self) -> ControlPlane:
+        """Starts what does not run yet and returns when the API serves and controllers work.
+
+        Raises:
+            LocalError: a component failed; everything this call started was ended again.
+        """
+        build_programs(["fleetkeeper-node"])
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        before = set(self.processes.names())
+        fixed = self._endpoint is not None or self._read_state() is not None
+        for attempt in range(PORT_ATTEMPTS):
+            try:
+                self._start_once()
+            except PortInUse:
+                self._undo(before)
+                # Ports of our own choice were taken in between: choose others.
+                if fixed or attempt == PORT_ATTEMPTS - 1:
+                    raise
+                self._endpoint = None
+                (self.directory / STATE_FILE).unlink(missing_ok=True)
+                shutil.rmtree(self.pki, ignore_errors=True)
+            except BaseException:
+                self._undo(before)
+                raise
+            else:
+                return self
+        return self
+
+    def stop(self) -> None:
+        """Ends everything; a folder of our own making is removed."""
+        if self._temporary:
+            # Nothing of it is kept, so nothing has to be put in order first.
+            self.processes.kill(self.processes.names())
+            shutil.rmtree(self.directory, ignore_errors=True)
+        else:
+            names = self.processes.names()
+            self.processes.stop([name for name in names if name != "etcd"])
+            self.processes.stop(["etcd"])
+
+    def healthy(self) -> bool:
+        """Whether every component runs and the API server says it is ready."""
+        names = ["etcd", "kube-apiserver", "kube-controller-manager"]
+        names += ["kube-scheduler"] if self._scheduler else []
+        return all(self.processes.running(name) for name in names) and self._api_ready()
+
+    def __enter__(self) -> ControlPlane:
+        """Starts it."""
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stops it."""
+        self.stop()
+
+    # -- use ----------------------------------------------------------------------------------
+
+    def kubectl(
+        self,
+        *args: str,
+        input: str | None = None,  # noqa: A002 - subprocess's own name for it
+        kubeconfig: Path | None = None,
+        timeout_s: float = 120.0,
+    ) -> str:
+        """Runs kubectl as the administrator (or with another kubeconfig) and returns its output.
+
+        Raises:
+            KubectlError: it ended with a status other than 0, or not in time.
+        """
+        argv = [str(program_path("kubectl")), "--kubeconfig", str(kubeconfig or self.kubeconfig)]
+        argv += ["--cache-dir", str(self.directory / "kubectl-cache"), *args]
+        try:
+            done = subprocess.run(
+                argv, input=input, capture_output=True, text=True, check=False, timeout=timeout_s
+            )
+        except subprocess.TimeoutExpired as error:
+            raise KubectlError(f"kubectl {' '.join(args)}: no end within {timeout_s} s") from error
+        if done.returncode:
+            raise KubectlError(f"kubectl {' '.join(args)}: {done.stderr.strip() or done.stdout}")
+        return done.stdout
+
+    def get(self, path: str) -> Any:  # noqa: ANN401 - any JSON
+        """The decoded answer to a GET of an API path by the administrator; None unless it is 200."""
+        return probes.fetch_json(self.apiserver_url + path, self._context())
+
+    def user_kubeconfig(self, name: str, groups: Sequence[str] = ()) -> Path:
+        """A kubeconfig with a client certificate for a user; what it may do, RBAC alone says."""
+        safe = name.replace("/", "_").replace(":", "_")
+        identity = Authority(self.pki, "ca").issue(f"user-{safe}", name, groups=groups)
+        return write_kubeconfig(
+            self.directory / "users" / f"{safe}.kubeconfig",
+            self.apiserver_url,
+            self.ca_file,
+            name,
+            identity,
+        )
+
+    def service_account_kubeconfig(
+        self, namespace: str, name: str, *, duration: str = "8h"
+    ) -> Path:
+        """A kubeconfig with a bearer token of an existing ServiceAccount."""
+        token = self.kubectl("-n", namespace, "create", "token", name, "--duration", duration)
+        return write_kubeconfig(
+            self.directory / "users" / f"{namespace}-{name}.kubeconfig",
+            self.apiserver_url,
+            self.ca_file,
+            f"system:serviceaccount:{namespace}:{name}",
+            token.strip(),
+        )
+
+    def add_nodes(
+        self, count: int, gpus: int = 8, labels: Mapping[str, str] | None = None
+    ) -> list[str]:
+        """Adds fake nodes with GPUs (kwok) and returns their names once all are Ready.
+
+        Pods scheduled to them turn Running and Ready without a container.
+
+        Args:
+            count: how many more.
+            gpus: how many `nvidia.com/gpu` each advertises; 0 for none.
+            labels: labels of the nodes beside `type=kwok` and the usual ones.
+        """
+        return self._fake_nodes.add(count, gpus, labels or {})
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _start_once(self) -> None:
+        if self._endpoint is None:
+            self._endpoint = self._read_state() or Endpoint.free()
+        endpoint = self._endpoint
+        self._write_files()
+        self._check_ports()
+        self.processes.start("etcd", flags.etcd(self.directory, endpoint))
+        self.processes.await_ready(
+            "etcd", lambda: probes.listens("127.0.0.1", endpoint.etcd), START_TIMEOUT_S
+        )
+        self.processes.start(
+            "kube-apiserver", flags.apiserver(self.directory, endpoint, self._node)
+        )
+        self.processes.await_ready("kube-apiserver", self._api_ready, START_TIMEOUT_S)
+        self.processes.start(
+            "kube-controller-manager", flags.controller_manager(self.directory, endpoint)
+        )
+        if self._scheduler:
+            self.processes.start("kube-scheduler", flags.scheduler(self.directory, endpoint))
+        # Pods are refused until the namespace has its ServiceAccount: the controllers' first work.
+        self.processes.await_ready(
+            "kube-controller-manager", self._has_default_account, START_TIMEOUT_S
+        )
+        if self._scheduler:
+            self.processes.await_ready(
+                "kube-scheduler",
+                lambda: probes.listens("127.0.0.1", endpoint.scheduler),
+                START_TIMEOUT_S,
+            )
+
+    def _check_ports(self) -> None:
+        for name, host, port in (
+            ("etcd", "127.0.0.1", self.endpoint.etcd),
+            ("kube-apiserver", self.endpoint.host, self.endpoint.api),
+            ("kube-controller-manager", "127.0.0.1", self.endpoint.controller_manager),
+            ("kube-scheduler", "127.0.0.1", self.endpoint.scheduler),
+        ):
+            if self.processes.running(name) is None:
+                require_free(host, port, name)
+
+    def _write_files(self) -> None:
+        """Certificates, kubeconfigs, audit policy and the record of the ports."""
+        endpoint = self.endpoint
+        (self.directory / STATE_FILE).write_text(json.dumps(asdict(endpoint), indent=1) + "\n")
+        etcd_ca = Authority(self.pki, "etcd-ca").ensure()
+        etcd_ca.issue("etcd", "etcd", hosts=["127.0.0.1"], server=True)
+        etcd_ca.issue("apiserver-etcd", "apiserver")
+        front_ca = Authority(self.pki, "front-ca").ensure()
+        front_ca.issue("front-proxy", "front-proxy")
+        ca = Authority(self.pki, "ca").ensure()
+        service_names = [
+            f"kubernetes{rest}" for rest in ("", ".default", ".default.svc", flags.CLUSTER_SUFFIX)
+        ]
+        ca.issue(
+            "apiserver",
+            "kube-apiserver",
+            hosts=[*service_names, "localhost", "127.0.0.1", endpoint.host, flags.SERVICE_API_IP],
+            server=True,
+        )
+        ca.issue("apiserver-kubelet", flags.KUBELET_CLIENT)
+        ensure_signing_key(self.pki, "sa")
+        for name, user, groups in (
+            ("admin", "admin", ["system:masters"]),
+            ("kube-controller-manager", "system:kube-controller-manager", []),
+            ("kube-scheduler", "system:kube-scheduler", []),
+            ("kwok", "system:kwok", []),
+        ):
+            identity = ca.issue(name, user, groups=groups)
+            write_kubeconfig(
+                self.directory / f"{name}.kubeconfig",
+                self.apiserver_url,
+                self.ca_file,
+                user,
+                identity,
+            )
+        flags.write_configs(self.directory)
+
+    def _api_ready(self) -> bool:
+        return probes.answers_ok(f"{self.apiserver_url}/readyz", self._context())
+
+    def _has_default_account(self) -> bool:
+        path = "/api/v1/namespaces/default/serviceaccounts/default"
+        return probes.answers_ok(self.apiserver_url + path, self._context())
+
+    def _context(self) -> ssl.SSLContext:
+        identity = Identity(self.pki / "admin.crt", self.pki / "admin.key")
+        return probes.client_context(self.ca_file, identity)
+
+    def _read_state(self) -> Endpoint | None:
+        try:
+            return Endpoint(**json.loads((self.directory / STATE_FILE).read_text()))
+        except (FileNotFoundError, json.JSONDecodeError, TypeError):
+            return None  # never started, or a start was interrupted while it wrote
+
+    def _undo(self, before: set[str]) -> None:
+        """Ends what a failed start had started."""
+        self.processes.kill([name for name in self.processes.names() if name not in before])
+
+
+def remove(directory: Path, *, patience_s: float = 5.0) -> None:
+    """Ends a control plane that an earlier call started in `directory` and removes its data."""
+    processes = Processes(directory, tied=False)
+    started = time.monotonic()
+    processes.stop(processes.names(), patience_s=patience_s)
+    shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists() and time.monotonic() - started > patience_s:
+        raise LocalError(f"{directory} cannot be removed wholly; look at what is left in it")

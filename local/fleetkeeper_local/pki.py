@@ -1,0 +1,187 @@
+"""The certificates of a cluster: three authorities, so that a node's certificate opens no etcd.
+
+Keys are EC P-256 (made in under a millisecond). A folder is filled file by file and each file is
+checked by itself, so that an interrupted run is completed by the next.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+VALID_DAYS = 365
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A certificate authority in a folder: `NAME.crt` and `NAME.key`."""
+
+    folder: Path
+    name: str
+
+    @property
+    def certificate(self) -> Path:
+        """The PEM file that clients verify with."""
+        return self.folder / f"{self.name}.crt"
+
+    @property
+    def key(self) -> Path:
+        """The PEM file of the private key, mode 0600."""
+        return self.folder / f"{self.name}.key"
+
+    def ensure(self) -> Authority:
+        """Makes the authority unless both files exist."""
+        if self.certificate.exists() and self.key.exists():
+            return self
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = _subject(f"fleetkeeper-local {self.name}", ())
+        usage = x509.KeyUsage(
+            digital_signature=True,
+            key_cert_sign=True,
+            crl_sign=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        certificate = (
+            _builder(subject, subject, key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
+            .sign(key, hashes.SHA256())
+        )
+        _write_key(self.key, key)
+        _write(self.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        return self
+
+    def issue(
+        self,
+        name: str,
+        common_name: str,
+        *,
+        groups: Sequence[str] = (),
+        hosts: Sequence[str] = (),
+        server: bool = False,
+    ) -> Identity:
+        """A certificate signed by this authority, in `NAME.crt` and `NAME.key`; kept when it exists.
+
+        Args:
+            name: base name of the two files.
+            common_name: the user name that Kubernetes reads from it.
+            groups: the user's groups (organisations of the subject).
+            hosts: DNS names and IP addresses it answers for.
+            server: whether it may be used by a server as well as by a client.
+        """
+        identity = Identity(self.folder / f"{name}.crt", self.folder / f"{name}.key")
+        if identity.certificate.exists() and identity.key.exists():
+            return identity
+        issuer = x509.load_pem_x509_certificate(self.certificate.read_bytes())
+        signer = serialization.load_pem_private_key(self.key.read_bytes(), password=None)
+        if not isinstance(signer, ec.EllipticCurvePrivateKey):
+            raise TypeError(f"{self.key} holds no EC key")
+        key = ec.generate_private_key(ec.SECP256R1())
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if server:
+            purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        builder = (
+            _builder(_subject(common_name, groups), issuer.subject, key)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+                critical=False,
+            )
+        )
+        if hosts:
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
+            )
+        certificate = builder.sign(signer, hashes.SHA256())
+        _write_key(identity.key, key)
+        _write(identity.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        return identity
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A certificate and its key, as PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+def ensure_signing_key(folder: Path, name: str) -> Identity:
+    """A key pair that signs ServiceAccount tokens: `NAME.key` and its public half `NAME.pub`."""
+    pair = Identity(folder / f"{name}.pub", folder / f"{name}.key")
+    if not (pair.certificate.exists() and pair.key.exists()):
+        key = ec.generate_private_key(ec.SECP256R1())
+        public = key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        _write_key(pair.key, key)
+        _write(pair.certificate, public, 0o644)
+    return pair
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # An hour back: clocks of a container and its host may differ.
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+    )
+
+
+def _subject(common_name: str, groups: Sequence[str]) -> x509.Name:
+    return x509.Name(
+        [
+            *(x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups),
+            x509.NameAttribute(NameOID.COMMON_NAME, common_name),
+        ]
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    _write(path, pem, 0o600)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Writes a file whole or not at all, and never with wider rights than asked."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as handle:
+        handle.write(content)
+    draft.replace(path)

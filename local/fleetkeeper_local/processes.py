@@ -1,0 +1,213 @@
+"""The processes of one cluster, each with a record on disk by which any later call finds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.ports import PortInUse
+
+POLL_S = 0.03
+"""How often a starting component is asked whether it is ready."""
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What is kept of a process: the start time tells it from a later one with the same pid."""
+
+    pid: int
+    create_time: float
+    argv: list[str]
+
+
+class ComponentFailed(LocalError):
+    """A component ended, or was not ready in time; the text holds the end of its log."""
+
+
+class Processes:
+    """Starts, finds and ends processes; each is known by its pid and start time, never by name."""
+
+    def __init__(self, folder: Path, *, tied: bool) -> None:
+        """Keeps records in `folder`/run and logs in `folder`/logs.
+
+        Args:
+            folder: the cluster's folder.
+            tied: whether the kernel ends the processes when the thread that started them ends
+                (a test session that is killed leaves nothing behind).
+        """
+        self._records = folder / "run"
+        self._logs = folder / "logs"
+        self._tied = tied
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def log_file(self, name: str) -> Path:
+        """Where a component's output goes."""
+        return self._logs / f"{name}.log"
+
+    def names(self) -> list[str]:
+        """The components that have a record, running or not."""
+        return sorted(path.stem for path in self._records.glob("*.json"))
+
+    def running(self, name: str) -> psutil.Process | None:
+        """The live process of a component."""
+        record = self._record(name)
+        if record is None:
+            return None
+        child = self._children.get(name)
+        if child is not None and child.poll() is not None:
+            return None
+        try:
+            process = psutil.Process(record.pid)
+            same = abs(process.create_time() - record.create_time) < 0.05
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
+
+    def start(
+        self, name: str, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None
+    ) -> bool:
+        """Starts a component unless it runs with this very command line; True when it was started."""
+        words = [str(word) for word in argv]
+        process = self.running(name)
+        if process is not None:
+            record = self._record(name)
+            if record is not None and record.argv == words:
+                return False
+            self.stop([name])
+        self._records.mkdir(parents=True, exist_ok=True)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with self.log_file(name).open("ab") as log:
+            child = subprocess.Popen(
+                [*self._tie(), *words],
+                env=_environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._children[name] = child
+        created = psutil.Process(child.pid).create_time()
+        draft = self._records / f".{name}.draft"
+        draft.write_text(json.dumps(asdict(_Record(child.pid, created, words))))
+        draft.replace(self._records / f"{name}.json")
+        return True
+
+    def await_ready(self, name: str, probe: Callable[[], bool], timeout_s: float) -> None:
+        """Returns once `probe` holds.
+
+        Raises:
+            PortInUse: the component ended because its port was taken.
+            ComponentFailed: it ended, or the time ran out.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not probe():
+            if self.running(name) is None:
+                tail = self.log_tail(name)
+                kind = PortInUse if "address already in use" in tail else ComponentFailed
+                raise kind(f"{name} ended while starting; its log ({self.log_file(name)}):\n{tail}")
+            if time.monotonic() > deadline:
+                raise ComponentFailed(
+                    f"{name} was not ready within {timeout_s:.0f} s; its log ({self.log_file(name)}) ends:\n"
+                    + self.log_tail(name)
+                )
+            time.sleep(POLL_S)
+
+    def log_tail(self, name: str, lines: int = 15) -> str:
+        """The last lines of a component's log."""
+        path = self.log_file(name)
+        if not path.exists():
+            return "(no log)"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, names: Iterable[str], *, patience_s: float = 5.0) -> None:
+        """Ends components: SIGTERM, a second one after 1 s, SIGKILL after `patience_s`; all side by side.
+
+        The second SIGTERM is for kube-apiserver, which else waits a minute for open watches.
+        """
+        wanted = list(names)
+        processes = {name: process for name in wanted if (process := self.running(name))}
+        alive = list(processes.values())
+        for sent, wait_s in ((signal.SIGTERM, 1.0), (signal.SIGTERM, patience_s - 1.0)):
+            _send(alive, sent)
+            alive = self._wait(alive, wait_s)
+        _send(alive, signal.SIGKILL)
+        alive = self._wait(alive, 10.0)
+        if alive:
+            raise LocalError(
+                f"these processes cannot be ended: {[process.pid for process in alive]}"
+            )
+        self._forget(wanted)
+
+    def kill(self, names: Iterable[str]) -> None:
+        """Ends components at once, by SIGKILL."""
+        wanted = list(names)
+        alive = [process for name in wanted if (process := self.running(name))]
+        _send(alive, signal.SIGKILL)
+        self._wait(alive, 10.0)
+        self._forget(wanted)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            child = self._children.pop(name, None)
+            if child is not None:
+                child.wait()
+            (self._records / f"{name}.json").unlink(missing_ok=True)
+
+    def _wait(self, processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+        """Waits for the processes' end, reaping our own children; returns those that live on."""
+        deadline = time.monotonic() + timeout_s
+        alive = processes
+        while alive:
+            ended = {child.pid for child in self._children.values() if child.poll() is not None}
+            alive = [p for p in alive if p.pid not in ended and _lives(p)]
+            if not alive or time.monotonic() > deadline:
+                break
+            time.sleep(POLL_S)
+        return alive
+
+    def _record(self, name: str) -> _Record | None:
+        try:
+            return _Record(**json.loads((self._records / f"{name}.json").read_text()))
+        except (FileNotFoundError, json.JSONDecodeError, TypeError):
+            return None  # absent or half-written: then the process was never ours to find
+
+    def _tie(self) -> list[str]:
+        if not self._tied:
+            return []
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise LocalError("setpriv is not on the PATH; install util-linux")
+        return [setpriv, "--pdeathsig", "KILL", "--"]
+
+
+def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
+    """A small environment: etcd and kubectl obey variables that a person's shell may hold."""
+    kept = {
+        name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ
+    }
+    return {**kept, **(extra or {})}
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _send(processes: Iterable[psutil.Process], which: signal.Signals) -> None:
+    for process in processes:
+        try:
+            process.send_signal(which)
+        except psutil.NoSuchProcess:
+            continue
