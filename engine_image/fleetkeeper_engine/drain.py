@@ -1,0 +1,59 @@
+"""How a pod leaves: one clock for preStop and SIGTERM. Pure.
+
+notice   not ready any more, still serving: routers need time to notice
+closing  nothing is admitted (503), what runs goes on
+stopping nothing runs, or the deadline passed: SIGTERM to vLLM
+killing  vLLM did not go by itself: SIGKILL to its session
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+STOP_PATIENCE_S = 10.0
+"""After SIGTERM vLLM gets so long; it ends in 1-3 s when nothing runs."""
+NOTICE_SHARE = 0.25
+"""Of a short deadline, at most, for the notice."""
+
+
+class DrainPhase(StrEnum):
+    """Where a drain stands."""
+
+    NOTICE = "notice"
+    CLOSING = "closing"
+    STOPPING = "stopping"
+    KILLING = "killing"
+
+
+@dataclass(frozen=True, slots=True)
+class DrainClock:
+    """When a drain began and how long it may take; monotonic seconds."""
+
+    began: float
+    seconds: float
+    notice_s: float
+
+    @property
+    def notice_ends(self) -> float:
+        """When admission closes: after the notice, or a quarter of a short deadline."""
+        return self.began + min(self.notice_s, self.seconds * NOTICE_SHARE)
+
+    @property
+    def deadline(self) -> float:
+        """When what still runs is given up."""
+        return self.began + self.seconds
+
+
+def decide_drain(
+    clock: DrainClock, *, unfinished: int, stop_sent: float | None, now: float
+) -> DrainPhase:
+    """The phase now. `unfinished` counts requests in the engine and in the queue in front of it."""
+    if stop_sent is not None:
+        late = now - stop_sent >= STOP_PATIENCE_S
+        return DrainPhase.KILLING if late else DrainPhase.STOPPING
+    if now >= clock.deadline:
+        return DrainPhase.STOPPING
+    if now < clock.notice_ends:
+        return DrainPhase.NOTICE
+    return DrainPhase.CLOSING if unfinished else DrainPhase.STOPPING

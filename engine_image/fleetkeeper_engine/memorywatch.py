@@ -1,0 +1,122 @@
+"""Memory in use: its peak, and when new sequences must stop. The rule is pure; readers do the I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fleetkeeper_engine.cgroup import Cgroup
+from fleetkeeper_engine.nvml import DeviceReader
+
+SAMPLE_PERIOD_S = 0.1
+OVER_CAP_PATIENCE_S = 10.0
+"""New sequences stop when memory was above its cap for so long without a break."""
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """One sample. Ratios are of the device (the fullest one) or of the pod's limit."""
+
+    used_bytes: int
+    total_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """Used of total."""
+        return self.used_bytes / self.total_bytes
+
+
+Reader = Callable[[], MemoryUse]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryState:
+    """What the samples came to."""
+
+    cap_ratio: float
+    used_ratio: float = 0.0
+    used_bytes: int = 0
+    peak_ratio: float = 0.0
+    peak_bytes: int = 0
+    above_since: float | None = None
+    over_cap: bool = False
+    samples: int = 0
+
+
+def decide_memory(state: MemoryState, use: MemoryUse, now: float) -> MemoryState:
+    """The state after one more sample.
+
+    Above the cap for 10 s: `over_cap`, until one sample is at the cap or below it.
+    """
+    above_since = state.above_since
+    if use.ratio <= state.cap_ratio:
+        above_since = None
+    elif above_since is None:
+        above_since = now
+    return replace(
+        state,
+        used_ratio=use.ratio,
+        used_bytes=use.used_bytes,
+        peak_ratio=max(state.peak_ratio, use.ratio),
+        peak_bytes=max(state.peak_bytes, use.used_bytes),
+        above_since=above_since,
+        over_cap=above_since is not None and now - above_since >= OVER_CAP_PATIENCE_S,
+        samples=state.samples + 1,
+    )
+
+
+def cgroup_reader(group: Cgroup, total_bytes: int) -> Reader:
+    """Reads the pod's cgroup."""
+
+    def read() -> MemoryUse:
+        return MemoryUse(group.used_bytes(), total_bytes)
+
+    return read
+
+
+def device_reader(devices: DeviceReader) -> Reader:
+    """Reads the fullest device."""
+
+    def read() -> MemoryUse:
+        fullest = max(devices.read(), key=lambda device: device.used_bytes / device.total_bytes)
+        return MemoryUse(fullest.used_bytes, fullest.total_bytes)
+
+    return read
+
+
+def process_reader(root_pid: int, total_bytes: int, proc: Path = PROC) -> Reader:
+    """Reads a process and its descendants: for runs by hand, where the cgroup holds other programs too."""
+
+    def read() -> MemoryUse:
+        used = sum(_unshared_bytes(proc / str(pid)) for pid in descendants(root_pid, proc))
+        return MemoryUse(used, total_bytes)
+
+    return read
+
+
+def descendants(root_pid: int, proc: Path = PROC) -> Iterable[int]:
+    """A process and all below it; those that end meanwhile are left out."""
+    waiting = [root_pid]
+    while waiting:
+        pid = waiting.pop()
+        yield pid
+        try:
+            for task in (proc / str(pid) / "task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue
+
+
+def _unshared_bytes(process: Path) -> int:
+    try:
+        text = (process / "status").read_text()
+    except OSError:
+        return 0
+    kilobytes = 0
+    for line in text.splitlines():
+        if line.startswith(("RssAnon:", "RssShmem:")):
+            kilobytes += int(line.split()[1])
+    return kilobytes * 1024

@@ -1,0 +1,14 @@
+"""A start that is refused before vLLM runs, with the class of death it amounts to."""
+
+from __future__ import annotations
+
+from fleetkeeper_engine.exitcodes import DeathClass
+
+
+class StartRefusedError(Exception):
+    """The engine cannot be started as asked; `str(error)` is one sentence for the user."""
+
+    def __init__(self, death: DeathClass, message: str, phase: str = "plan") -> None:
+        super().__init__(message)
+        self.death = death
+        self.phase = phase
