@@ -101,6 +101,9 @@ The allow-list is the operator's; this is the second fence, and it refuses abbre
 names too, because vLLM's parser takes them.
 """
 
+WHOLE_NAMES = frozenset({"reasoning-parser"})
+"""Options of vLLM's that begin like a reserved one and are none of its abbreviations."""
+
 
 class Accelerator(StrEnum):
     """What vLLM computes on."""
@@ -179,6 +182,8 @@ class Engine(_Section):
     @model_validator(mode="after")
     def _options_are_free(self) -> Self:
         for name in self.options:
+            if name in WHOLE_NAMES:
+                continue
             taken = sorted(r for r in RESERVED_OPTIONS if r == name or r.startswith(name))
             if taken:
                 raise ValueError(f"option {name!r} is not settable (it stands for {taken[0]!r})")
