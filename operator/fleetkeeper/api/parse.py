@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fleetkeeper.api.fields import aliases, bare
 from fleetkeeper.api.names import API_VERSION, KIND
+from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.plain_words import FieldError, in_plain_words
 from fleetkeeper.api.rules import broken_name_rules, broken_rules, floating_revisions
 from fleetkeeper.api.types import InferenceServiceSpec
@@ -66,8 +67,10 @@ def parse_service(
     errors += broken_name_rules(name)
     spec, spec_errors = _parse_spec(manifest.get("spec"))
     errors += spec_errors
-    if spec is not None and not allow_floating_revisions:
-        errors += floating_revisions(spec)
+    if spec is not None:
+        errors += option_errors(spec.engine.options)
+        if not allow_floating_revisions:
+            errors += floating_revisions(spec)
     if errors or spec is None:
         raise InvalidService(tuple(errors))
     return InferenceService(

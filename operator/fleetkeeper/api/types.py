@@ -64,13 +64,18 @@ class Quantization(StrEnum):
 
     AWQ = "awq"
     AWQ_MARLIN = "awq_marlin"
-    BITSANDBYTES = "bitsandbytes"
     COMPRESSED_TENSORS = "compressed-tensors"
+    EXPERTS_INT8 = "experts_int8"
     FP8 = "fp8"
+    FP8_PER_BLOCK = "fp8_per_block"
+    FP8_PER_TENSOR = "fp8_per_tensor"
     GPTQ = "gptq"
     GPTQ_MARLIN = "gptq_marlin"
     MODELOPT = "modelopt"
+    MODELOPT_FP4 = "modelopt_fp4"
+    MOE_WNA16 = "moe_wna16"
     MXFP4 = "mxfp4"
+    MXFP8 = "mxfp8"
 
 
 class ScalingMode(StrEnum):
@@ -438,7 +443,7 @@ class BatchTier(Tier):
     )
     share_percent: int = Field(
         30,
-        ge=0,
+        ge=1,
         le=100,
         description="The most of the sequences that batch requests take while others wait, in percent.",
     )
