@@ -1,0 +1,396 @@
+"""The services whose children are kept as golden files: each a spec, and what else decides them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
+from fleetkeeper.api.parse import InferenceService, parse_service
+from fleetkeeper.api.types import RolloutStrategy
+from fleetkeeper.plan.context import (
+    NetworkPeer,
+    NetworkRule,
+    PlanContext,
+    PodSecurity,
+    default_context,
+)
+from fleetkeeper.plan.manifests.children import desired_children
+from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
+from fleetkeeper.plan.model import Manifest
+from random_specs import service_manifest
+
+COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
+PVC: dict[str, Any] = {"source": "pvc://models/llama-3.1-8b"}
+HUB: dict[str, Any] = {"source": "hf://meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}
+CPU: dict[str, Any] = {"engine": {"profile": "cpu", "dtype": "float32"}}
+
+
+def _context(**changes: Any) -> PlanContext:
+    return replace(default_context(), **changes)
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """What the children of one service are built from."""
+
+    spec: Mapping[str, Any]
+    replicas: int = 1
+    tuning: EngineTuning = AS_SPECIFIED
+    strategy: RolloutStrategy = RolloutStrategy.SURGE
+    context: PlanContext = field(default_factory=default_context)
+    name: str = "chat"
+
+    def service(self) -> InferenceService:
+        """The service."""
+        return parse_service(service_manifest(dict(self.spec), name=self.name))
+
+    def children(self) -> tuple[Manifest, ...]:
+        """Its children."""
+        service = self.service()
+        profile = self.context.catalog.resolve(service.spec.engine.profile)
+        return desired_children(
+            service,
+            profile,
+            self.context,
+            replicas=self.replicas,
+            tuning=self.tuning,
+            strategy=self.strategy,
+        )
+
+
+def _cuda(**sections: Any) -> dict[str, Any]:
+    return {"model": PVC, **sections}
+
+
+def _cpu(**sections: Any) -> dict[str, Any]:
+    return {"model": PVC, **CPU, **sections}
+
+
+_PRIVATE_NETWORK = _context(
+    dns_rule=NetworkRule(
+        peers=(
+            NetworkPeer(
+                namespace_labels=MappingProxyType({"kubernetes.io/metadata.name": "kube-system"}),
+                pod_labels=MappingProxyType({"k8s-app": "kube-dns"}),
+            ),
+        ),
+        tcp_ports=(53,),
+        udp_ports=(53,),
+    ),
+    api_server_rule=NetworkRule(peers=(NetworkPeer(cidr="10.0.0.1/32"),), tcp_ports=(6443,)),
+    model_hub_rule=NetworkRule(
+        peers=(NetworkPeer(cidr="10.9.0.0/16", cidr_except=("10.9.1.0/24",)),), tcp_ports=(8443,)
+    ),
+)
+
+CASES: dict[str, GoldenCase] = {
+    "minimal-cuda": GoldenCase(_cuda()),
+    "minimal-cpu": GoldenCase(_cpu()),
+    "hub": GoldenCase({"model": HUB}),
+    "hub-cache-claim": GoldenCase({"model": {**HUB, "cache": {"claimName": "hub-cache"}}}),
+    "hub-cache-ephemeral": GoldenCase({"model": {**HUB, "cache": {"ephemeralSize": "100Gi"}}}),
+    "hub-token": GoldenCase({"model": {**HUB, "tokenSecret": {"name": "hf", "key": "token"}}}),
+    "served-name": GoldenCase({"model": {**PVC, "servedName": "llama-3.1-8b-instruct"}}),
+    "adapters-same-claim": GoldenCase(
+        {
+            "model": {
+                **PVC,
+                "adapters": [
+                    {"name": "sql", "source": "pvc://models/sql-lora"},
+                    {"name": "tone", "source": "pvc://models/tone-lora"},
+                ],
+            }
+        }
+    ),
+    "adapters-other-claim": GoldenCase(
+        {"model": {**PVC, "adapters": [{"name": "sql", "source": "pvc://adapters.team/sql"}]}}
+    ),
+    "adapters-from-hub": GoldenCase(
+        {
+            "model": {
+                **PVC,
+                "adapters": [
+                    {"name": "sql", "source": "hf://acme/sql-lora", "revision": COMMIT},
+                ],
+                "cache": {"claimName": "hub-cache"},
+            }
+        }
+    ),
+    "tensor-parallel": GoldenCase(_cuda(engine={"tensorParallelSize": 4})),
+    "mig": GoldenCase(
+        _cuda(resources={"accelerator": {"resource": "nvidia.com/mig-3g.40gb", "count": 1}})
+    ),
+    "quantized": GoldenCase(_cuda(engine={"quantization": "fp8", "maxModelLength": 8192})),
+    "no-prefix-caching": GoldenCase(_cuda(engine={"prefixCaching": False, "dtype": "bfloat16"})),
+    "options": GoldenCase(
+        _cuda(engine={"options": {"enforce-eager": "true", "kv-cache-dtype": "fp8"}})
+    ),
+    "speculative": GoldenCase(
+        _cuda(engine={"options": {"spec-method": "ngram", "spec-tokens": "4"}})
+    ),
+    "environment": GoldenCase(
+        _cuda(engine={"env": {"HTTPS_PROXY": "http://proxy:3128", "NCCL_DEBUG": "INFO"}})
+    ),
+    "resources-canonical": GoldenCase(
+        _cpu(resources={"cpu": "1500m", "memory": "4096Mi", "sharedMemory": "0.5Gi"})
+    ),
+    "resources-decimal": GoldenCase(
+        _cuda(resources={"cpu": "0.5", "memory": "20000M", "sharedMemory": "1e9"})
+    ),
+    "memory-cap": GoldenCase(_cpu(memory={"capPercent": 60})),
+    "placement": GoldenCase(
+        _cuda(
+            placement={
+                "nodeSelector": {"gpu": "h100", "zone": "a"},
+                "tolerations": [
+                    {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+                    {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
+                ],
+                "priorityClassName": "serving",
+                "runtimeClassName": "nvidia",
+                "schedulerName": "bin-packer",
+            }
+        )
+    ),
+    "affinity": GoldenCase(
+        _cuda(
+            placement={
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {
+                                    "matchExpressions": [
+                                        {"key": "gpu", "operator": "In", "values": ["h100"]},
+                                        {"key": "spot", "operator": "DoesNotExist"},
+                                    ]
+                                }
+                            ]
+                        },
+                        "preferredDuringSchedulingIgnoredDuringExecution": [
+                            {
+                                "weight": 50,
+                                "preference": {
+                                    "matchExpressions": [
+                                        {"key": "cpus", "operator": "Gt", "values": ["31"]}
+                                    ]
+                                },
+                            }
+                        ],
+                    },
+                    "podAntiAffinity": {
+                        "preferredDuringSchedulingIgnoredDuringExecution": [
+                            {
+                                "weight": 100,
+                                "podAffinityTerm": {
+                                    "labelSelector": {"matchLabels": {"noisy": "yes"}},
+                                    "topologyKey": "kubernetes.io/hostname",
+                                },
+                            }
+                        ]
+                    },
+                }
+            }
+        )
+    ),
+    "affinity-to-every-pod": GoldenCase(
+        _cuda(
+            placement={
+                "affinity": {
+                    "podAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": [
+                            {"labelSelector": {}, "topologyKey": "topology.kubernetes.io/zone"}
+                        ]
+                    }
+                }
+            }
+        )
+    ),
+    "no-topology-spread": GoldenCase(_cuda(placement={"topologySpread": False})),
+    "pod-metadata": GoldenCase(
+        _cuda(
+            podMetadata={
+                "labels": {"kueue.x-k8s.io/queue-name": "serving", "team": "a", "empty": ""},
+                "annotations": {"sidecar.istio.io/inject": "true", "empty": ""},
+            }
+        )
+    ),
+    "pull-secrets": GoldenCase(_cuda(imagePullSecrets=[{"name": "registry"}, {"name": "mirror"}])),
+    "replicas-three": GoldenCase(_cuda(replicas=3), replicas=3),
+    "stopped": GoldenCase(_cuda(replicas=0), replicas=0),
+    "batching": GoldenCase(
+        _cuda(batching={"minSequences": 8, "maxSequences": 64, "minTokens": 512, "maxTokens": 4096})
+    ),
+    "objectives-and-tiers": GoldenCase(
+        _cuda(
+            objectives={"queueWaitMilliseconds": 200, "batchTimeMilliseconds": 30},
+            tiers={
+                "realtime": {"queueLimit": 16},
+                "standard": {"queueLimit": 0},
+                "batch": {"queueLimit": 4096, "sharePercent": 50, "floorPercent": 0},
+            },
+        )
+    ),
+    "routing-none": GoldenCase(_cuda(routing={"policy": "None"})),
+    "routing-none-same-namespace": GoldenCase(
+        _cuda(routing={"policy": "None"}, access={"from": "SameNamespace"})
+    ),
+    "routing-session": GoldenCase(_cuda(routing={"policy": "SessionAffinity", "replicas": 3})),
+    "routing-round-robin": GoldenCase(_cuda(routing={"policy": "RoundRobin"})),
+    "access-same-namespace": GoldenCase(_cuda(access={"from": "SameNamespace"})),
+    "access-namespaces": GoldenCase(
+        _cuda(
+            access={
+                "from": "Namespaces",
+                "namespaceSelector": {
+                    "matchLabels": {"tenant": "a"},
+                    "matchExpressions": [{"key": "env", "operator": "NotIn", "values": ["dev"]}],
+                },
+            }
+        )
+    ),
+    "access-every-namespace": GoldenCase(
+        _cuda(access={"from": "Namespaces", "namespaceSelector": {}})
+    ),
+    "rollout-numbers": GoldenCase(
+        _cuda(
+            rollout={
+                "maxSurge": 2,
+                "maxUnavailable": 1,
+                "drainSeconds": 0,
+                "startupSeconds": 60,
+            }
+        ),
+        replicas=4,
+    ),
+    "rollout-replace": GoldenCase(_cuda(), strategy=RolloutStrategy.REPLACE, replicas=2),
+    "rollout-long": GoldenCase(_cuda(rollout={"drainSeconds": 3600, "startupSeconds": 86400})),
+    "disruption-none": GoldenCase(_cuda(disruption={"maxUnavailable": 0})),
+    "remedy-sequences": GoldenCase(_cuda(), tuning=EngineTuning(max_sequences=128)),
+    "remedy-below-floor": GoldenCase(
+        _cuda(batching={"minSequences": 32}), tuning=EngineTuning(max_sequences=16, cap_percent=75)
+    ),
+    "keys": GoldenCase(
+        _cuda(),
+        context=_context(
+            control_keys='{"keys":[{"crv":"Ed25519","kid":"a1","kty":"OKP","x":"AAAA"}]}'
+        ),
+    ),
+    "openshift-user": GoldenCase(
+        {"model": {**HUB, "cache": {"claimName": "hub-cache"}}},
+        context=_context(security=PodSecurity(user=None, group=None)),
+    ),
+    "network-narrow": GoldenCase({"model": HUB}, context=_PRIVATE_NETWORK),
+    "network-closed": GoldenCase(
+        {"model": HUB},
+        context=_context(operator_peers=(), prometheus_peers=(), model_hub_rule=None),
+    ),
+    "namespaced-install": GoldenCase(
+        _cuda(),
+        context=_context(
+            router=replace(default_context().router, role_kind="Role"),
+            image_pull_secrets=("fleetkeeper-pull",),
+        ),
+    ),
+    "long-name": GoldenCase(_cpu(), name="a" * 49 + "z"),
+    "everything": GoldenCase(
+        {
+            "model": {
+                **HUB,
+                "servedName": "chat",
+                "tokenSecret": {"name": "hf"},
+                "cache": {"claimName": "hub-cache"},
+                "adapters": [{"name": "sql", "source": "pvc://models/sql-lora"}],
+            },
+            "engine": {
+                "profile": "cuda-0.32.0-1",
+                "quantization": "fp8",
+                "maxModelLength": 8192,
+                "tensorParallelSize": 2,
+                "options": {"max-lora-rank": "32"},
+                "env": {"HF_ENDPOINT": "https://hub.example.com"},
+            },
+            "resources": {
+                "accelerator": {"resource": "nvidia.com/gpu", "count": 2},
+                "cpu": "8",
+                "memory": "64Gi",
+                "sharedMemory": "8Gi",
+            },
+            "memory": {"capPercent": 70},
+            "scaling": {"minReplicas": 2, "maxReplicas": 6},
+            "imagePullSecrets": [{"name": "registry"}],
+            "routing": {"policy": "SessionAffinity", "replicas": 2},
+            "access": {"from": "SameNamespace"},
+            "disruption": {"maxUnavailable": 2},
+        },
+        replicas=2,
+    ),
+}
+
+FOLDER = Path(__file__).parents[1] / "golden" / "manifests"
+HASHES = FOLDER.parent / "template-hashes.yaml"
+
+
+BASE = "minimal-cuda"
+
+
+def golden_text(name: str) -> str:
+    """The children as the golden file holds them: those that are as in the base are only named."""
+    children = CASES[name].children()
+    base = () if name == BASE else CASES[BASE].children()
+    same = [f"{child['kind']}/{child['metadata']['name']}" for child in children if child in base]
+    head = "".join(f"# as in {BASE}: {child}\n" for child in same)
+    own = [child for child in children if child not in base]
+    return head + yaml.safe_dump_all(own, sort_keys=True, width=100, default_flow_style=None)
+
+
+def template_hash(case: GoldenCase) -> str:
+    """The hash of the engines' pod template."""
+    (engine,) = (
+        child
+        for child in case.children()
+        if child["kind"] == "Deployment" and child["metadata"]["name"] == case.name
+    )
+    annotations: dict[str, str] = engine["spec"]["template"]["metadata"]["annotations"]
+    return annotations[ANNOTATION_TEMPLATE_HASH]
+
+
+def pinned_hashes() -> dict[str, str]:
+    """The hashes that must not change, by case."""
+    pinned: dict[str, str] = yaml.safe_load(HASHES.read_text()) if HASHES.exists() else {}
+    return pinned
+
+
+def regenerate(*, accept_restarts: bool) -> list[str]:
+    """Writes the golden files anew; the pinned hashes of known cases only with `accept_restarts`.
+
+    Returns the cases whose template hash differs from the pinned one.
+    """
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for stale in {path.stem for path in FOLDER.glob("*.yaml")} - CASES.keys():
+        (FOLDER / f"{stale}.yaml").unlink()
+    for name in CASES:
+        (FOLDER / f"{name}.yaml").write_text(golden_text(name))
+    pinned = pinned_hashes()
+    now = {name: template_hash(case) for name, case in CASES.items()}
+    changed = sorted(name for name in now.keys() & pinned.keys() if now[name] != pinned[name])
+    kept = {} if accept_restarts else pinned
+    HASHES.write_text(yaml.safe_dump({name: kept.get(name, now[name]) for name in sorted(now)}))
+    return changed
+
+
+if __name__ == "__main__":
+    accepted = "--accept-restarts" in sys.argv[1:]
+    restarts = regenerate(accept_restarts=accepted)
+    print(f"{len(CASES)} golden files written to {FOLDER}")
+    if restarts:
+        print(f"template hash changed: {', '.join(restarts)}")
+        print("every engine restarts on an upgrade of the operator" + ("; accepted" * accepted))
+        sys.exit(0 if accepted else 1)

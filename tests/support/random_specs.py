@@ -1,0 +1,271 @@
+"""Random specs of an InferenceService, drawn from the schema of the types.
+
+Seeded: the same generator state draws the same spec. Bounds, enums and patterns come from the
+schema; the rules between fields are met by drawing again. Used for properties over "any spec that
+the API accepts".
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from fleetkeeper.api.names import API_VERSION, KIND
+from fleetkeeper.api.options import ALLOWED, option_errors
+from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
+from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.types import InferenceServiceSpec
+
+try:  # the parser that `re` itself uses
+    from re import _constants as sre  # type: ignore[attr-defined]
+    from re import _parser as sre_parser  # type: ignore[attr-defined]
+except ImportError as problem:  # pragma: no cover
+    raise RuntimeError("this Python keeps its regular expression parser elsewhere") from problem
+
+QUANTITIES = {
+    "cpu": ("500m", "1", "2", "4", "7.5", "16", "1000m", "0.25"),
+    "memory": ("2Gi", "3.5Gi", "4096Mi", "32Gi", "1e10", "20G", "68719476736", "1024Gi"),
+    "sharedMemory": ("64Mi", "1Gi", "512M", "1.5Gi", "0.5Gi"),
+    "ephemeralSize": ("1Gi", "100Gi", "250G", "1Ti"),
+}
+ENVIRONMENT = {
+    "HF_ENDPOINT": "https://hub.example.com",
+    "HTTPS_PROXY": "http://proxy.example.com:3128",
+    "NO_PROXY": "10.0.0.0/8,.svc",
+    "NCCL_DEBUG": "INFO",
+    "NCCL_P2P_DISABLE": "1",
+}
+KEYS = ("team", "example.com/cost-centre", "app.kubernetes.io/part-of", "zone", "a.b/C_d.e")
+
+
+@lru_cache(maxsize=1)
+def _schema() -> dict[str, Any]:
+    return InferenceServiceSpec.model_json_schema(by_alias=True)
+
+
+def random_text(rng: random.Random, pattern: str, longest: int) -> str:
+    """A text that matches the pattern, at most `longest` characters."""
+    for _ in range(50):
+        text = "".join(_pieces(rng, sre_parser.parse(pattern)))
+        if len(text) <= longest:
+            assert re.search(pattern, text), (pattern, text)
+            return text
+    raise AssertionError(f"no text of at most {longest} characters for {pattern}")
+
+
+def _pieces(rng: random.Random, parsed: Any) -> Iterator[str]:
+    for op, argument in parsed:
+        if op is sre.LITERAL:
+            yield chr(argument)
+        elif op is sre.IN:
+            yield _one_of(rng, argument)
+        elif op is sre.BRANCH:
+            yield from _pieces(rng, rng.choice(argument[1]))
+        elif op is sre.SUBPATTERN:
+            yield from _pieces(rng, argument[3])
+        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+            low, high, inner = argument
+            for _ in range(rng.randint(low, min(int(high), low + 8))):
+                yield from _pieces(rng, inner)
+        elif op is not sre.AT:
+            raise AssertionError(f"cannot draw from {op}")
+
+
+def _one_of(rng: random.Random, choices: Any) -> str:
+    op, argument = rng.choice([choice for choice in choices if choice[0] is not sre.NEGATE])
+    return chr(argument) if op is sre.LITERAL else chr(rng.randint(*argument))
+
+
+def _draw(rng: random.Random, schema: dict[str, Any], key: str) -> Any:
+    if "$ref" in schema:
+        return _draw(rng, _schema()["$defs"][schema["$ref"].rsplit("/", 1)[1]], key)
+    if "anyOf" in schema:
+        return _draw(rng, next(way for way in schema["anyOf"] if way.get("type") != "null"), key)
+    if "enum" in schema:
+        return rng.choice(schema["enum"])
+    draw: dict[str, Callable[[], Any]] = {
+        "boolean": lambda: rng.random() < 0.5,
+        "integer": lambda: _integer(rng, schema),
+        "string": lambda: _string(rng, schema, key),
+        "array": lambda: _array(rng, schema, key),
+        "object": lambda: _object(rng, schema, key),
+    }
+    return draw[schema["type"]]()
+
+
+def _integer(rng: random.Random, schema: dict[str, Any]) -> int:
+    low, high = schema["minimum"], schema["maximum"]
+    return int(rng.choice((low, high, rng.randint(low, high), min(high, low + rng.randint(0, 9)))))
+
+
+def _string(rng: random.Random, schema: dict[str, Any], key: str) -> str:
+    if key in QUANTITIES:
+        return rng.choice(QUANTITIES[key])
+    if "pattern" in schema:
+        return random_text(rng, schema["pattern"], schema.get("maxLength", 253))
+    return "".join(rng.choice("abc xyz-.:/") for _ in range(rng.randint(0, 12)))
+
+
+def _array(rng: random.Random, schema: dict[str, Any], key: str) -> list[Any]:
+    low = schema.get("minItems", 0)
+    return [
+        _draw(rng, schema["items"], key)
+        for _ in range(rng.randint(low, min(schema.get("maxItems", 4), low + 2)))
+    ]
+
+
+def _object(rng: random.Random, schema: dict[str, Any], key: str) -> dict[str, Any]:
+    if "properties" not in schema:
+        return _map(rng, schema["additionalProperties"], key)
+    required = schema.get("required", ())
+    return {
+        name: _draw(rng, inner, name)
+        for name, inner in schema["properties"].items()
+        if name in required or rng.random() < 0.4
+    }
+
+
+def _map(rng: random.Random, values: dict[str, Any], key: str) -> dict[str, str]:
+    if key == "options":
+        return _options(rng)
+    if key == "env":
+        chosen = rng.sample(sorted(ENVIRONMENT), rng.randint(0, 3))
+        return {name: ENVIRONMENT[name] for name in chosen}
+    return {name: _draw(rng, values, "") for name in rng.sample(KEYS, rng.randint(0, 3))}
+
+
+def _options(rng: random.Random) -> dict[str, str]:
+    chosen = {
+        name: rng.choice(ALLOWED[name].takes.examples())
+        for name in rng.sample(sorted(ALLOWED), rng.randint(0, 5))
+    }
+    return chosen if not option_errors(chosen) else {}
+
+
+def random_spec(rng: random.Random) -> dict[str, Any]:
+    """A spec within the schema; rules between fields are met for most, not for all."""
+    spec: dict[str, Any] = _draw(rng, _schema(), "")
+    for part in (spec["model"], *spec["model"].get("adapters", ())):
+        part.pop("revision", None)
+        if part["source"].startswith("hf://"):
+            part["revision"] = f"{rng.getrandbits(160):040x}"
+    _mend_cache(rng, spec["model"])
+    resources = spec.get("resources", {})
+    if "accelerator" in resources:
+        parallel = spec.setdefault("engine", {}).setdefault("tensorParallelSize", 1)
+        resources["accelerator"]["count"] = parallel
+    if spec.get("scaling", {}).get("mode") == "External":
+        spec.setdefault("replicas", 2)
+    access = spec.get("access", {})
+    if access.get("from") == "Namespaces":
+        access.setdefault("namespaceSelector", {})
+    else:
+        access.pop("namespaceSelector", None)
+    _mend_bounds(spec)
+    _mend_tolerations(spec.get("placement", {}))
+    _mend_requirements([spec.get("placement", {}).get("affinity"), access])
+    return spec
+
+
+def _mend_cache(rng: random.Random, model: dict[str, Any]) -> None:
+    sources = [model["source"], *(adapter["source"] for adapter in model.get("adapters", ()))]
+    if not any(source.startswith("hf://") for source in sources):
+        model.pop("cache", None)
+        model.pop("tokenSecret", None)
+    cache = model.get("cache")
+    if cache is not None and len(cache) != 1:
+        model["cache"] = rng.choice(({"claimName": "hub-cache"}, {"ephemeralSize": "100Gi"}))
+
+
+def _mend_bounds(spec: dict[str, Any]) -> None:
+    scaling = spec.get("scaling", {})
+    low, high = scaling.get("minReplicas", 1), scaling.get("maxReplicas", 8)
+    if low > high:
+        scaling["minReplicas"], scaling["maxReplicas"] = high, low
+    spec.get("breaker", {}).pop("fallbackReplicas", None)
+    batching = spec.get("batching")
+    if batching is not None:
+        batching["maxSequences"] = max(
+            batching.get("maxSequences", 256), batching.get("minSequences", 4)
+        )
+        batching["maxTokens"] = max(
+            batching.get("maxTokens", 8192),
+            batching.get("minTokens", 256),
+            batching["maxSequences"],
+        )
+    batch = spec.get("tiers", {}).get("batch", {})
+    if batch.get("floorPercent", 5) > batch.get("sharePercent", 30):
+        batch["floorPercent"] = batch["sharePercent"] = batch.get("floorPercent", 30)
+    rollout = spec.get("rollout", {})
+    if rollout.get("maxSurge", 1) == 0:
+        rollout["maxUnavailable"], rollout["strategy"] = 1, "Replace"
+
+
+def _mend_tolerations(placement: dict[str, Any]) -> None:
+    for taint in placement.get("tolerations", ()):
+        if "key" not in taint or taint.get("operator") == "Exists":
+            taint["operator"] = "Exists"
+            taint.pop("value", None)
+        if taint.get("effect") != "NoExecute":
+            taint.pop("tolerationSeconds", None)
+
+
+def _mend_requirements(value: Any) -> None:
+    for requirement in _requirements(value):
+        operator = requirement["operator"]
+        if operator in ("Exists", "DoesNotExist"):
+            requirement.pop("values", None)
+        elif operator in ("Gt", "Lt"):
+            requirement["values"] = ["7"]
+        elif not requirement.get("values"):
+            requirement["values"] = ["a"]
+
+
+def _requirements(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        if "operator" in value and "key" in value:
+            yield value
+        for inner in value.values():
+            yield from _requirements(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _requirements(inner)
+
+
+def service_manifest(
+    spec: dict[str, Any], *, name: str = "chat", namespace: str = "team-a", uid: str = "uid-chat"
+) -> dict[str, Any]:
+    """An InferenceService with this spec."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": namespace, "uid": uid, "generation": 1},
+        "spec": spec,
+    }
+
+
+def random_services(seed: int, count: int) -> Iterator[InferenceService]:
+    """`count` services whose specs the API accepts, each with a random name."""
+    rng = random.Random(seed)
+    found = tried = 0
+    while found < count:
+        tried += 1
+        assert tried < 20 * count + 200, f"only {found} of {tried} random specs are valid"
+        name = random_text(rng, "^[a-z]([-a-z0-9]{0,48}[a-z0-9])?$", 50)
+        try:
+            service = parse_service(service_manifest(random_spec(rng), name=name))
+        except InvalidService:
+            continue
+        found += 1
+        yield service
+
+
+def allowed(service: InferenceService, profile: EngineProfile) -> bool:
+    """Whether the profile takes the service's options and variables."""
+    engine = service.spec.engine
+    return not option_errors(engine.options, profile.options) and all(
+        map(profile.allows_env, engine.env)
+    )
