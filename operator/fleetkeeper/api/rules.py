@@ -52,7 +52,7 @@ def _reserved(keys: Mapping[str, str]) -> bool:
 
 
 def _cel_keys(field: str, pattern: str, longest: int) -> str:
-    return f"self.{field}.all(k, size(k) <= {longest} && k.matches('{pattern}'))"
+    return f"self.{field}.all(k, size(k) <= {longest} && k.matches(r'{pattern}'))"
 
 
 def _cel_reserved(field: str) -> str:
