@@ -1,0 +1,362 @@
+"""The conditions of a service: each a small pure function of what one look found.
+
+A message holds nothing that changes by itself (no counts, no times), so that a condition is written
+when its meaning changes. `lastTransitionTime` moves only when the status flips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleetkeeper.api.conditions import (
+    MESSAGE_MAX_LENGTH,
+    ONLY_WHEN_TRUE,
+    ConditionType,
+    Reason,
+    Status,
+)
+from fleetkeeper.api.types import OnFailure, ScalingMode
+from fleetkeeper.plan.assessment import Assessment, previous_condition
+from fleetkeeper.plan.moment import text_of_time
+from fleetkeeper.plan.reasons import Problem, say
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A condition without its times."""
+
+    status: Status
+    reason: Reason
+    message: str
+
+
+_Check = Callable[[Assessment], Value | None]
+
+
+def _true(reason: Reason, message: str = "") -> Value:
+    return Value(Status.TRUE, reason, message or reason.text)
+
+
+def _false(reason: Reason, message: str = "") -> Value:
+    return Value(Status.FALSE, reason, message or reason.text)
+
+
+def _because(problem: Problem) -> Value:
+    return _false(problem.reason, problem.message)
+
+
+def decide_conditions(look: Assessment, now: float) -> list[dict[str, Any]]:
+    """All conditions, in the order of `ConditionType`; those only shown when True left out else."""
+    told = []
+    for kind, decide in _DECISIONS.items():
+        value = decide(look)
+        if value is not None and (value.status is Status.TRUE or kind not in ONLY_WHEN_TRUE):
+            told.append(_told(kind, value, look, now))
+    return told
+
+
+def _first(look: Assessment, checks: tuple[_Check, ...]) -> Value | None:
+    """The answer of the first check that has one."""
+    return next((value for check in checks if (value := check(look)) is not None), None)
+
+
+def _told(kind: ConditionType, value: Value, look: Assessment, now: float) -> dict[str, Any]:
+    """The condition as the status holds it."""
+    before = previous_condition(look.previous, kind)
+    has_flipped = before is None or before.get("status") != value.status
+    since = None if before is None or has_flipped else before.get("lastTransitionTime")
+    return {
+        "type": str(kind),
+        "status": str(value.status),
+        "observedGeneration": look.generation,
+        "lastTransitionTime": since or text_of_time(now),
+        "reason": str(value.reason),
+        "message": value.message[:MESSAGE_MAX_LENGTH],
+    }
+
+
+def available(look: Assessment) -> Value:
+    """Whether the address answers."""
+    return _true(Reason.ANSWERING) if look.is_available else _not_available(look)
+
+
+def _not_available(look: Assessment) -> Value:
+    """The first reason why nothing answers: what a person would have to do first."""
+    return _first(look, _WHY_NOT_AVAILABLE) or _false(Reason.NO_READY_REPLICA)
+
+
+def _no_router(look: Assessment) -> Value | None:
+    if look.facts.ready_replicas == 0:
+        return None
+    problem = look.router_problem
+    return _because(problem) if problem else _false(Reason.NO_READY_ROUTER)
+
+
+def _blocked(look: Assessment) -> Value | None:
+    return _because(look.blocked) if look.blocked else None
+
+
+def _stopped(look: Assessment) -> Value | None:
+    return _false(Reason.STOPPED, _STOPPED) if look.is_stopped else None
+
+
+def _failing(look: Assessment) -> Value | None:
+    failure = look.rollout.failure or look.problem
+    return _because(failure) if failure else None
+
+
+def _paused(look: Assessment) -> Value | None:
+    return _false(Reason.PAUSED, _PAUSED) if look.is_paused and not look.is_on_target else None
+
+
+def _starting(look: Assessment) -> Value | None:
+    return _false(Reason.STARTING) if look.facts.engine_pods else None
+
+
+_PAUSED = "spec.paused is true: nothing is written. Set it to false to go on."
+
+
+_STOPPED = "spec.replicas is 0. Raise it to start the service."
+
+
+def ready(look: Assessment) -> Value:
+    """Whether the service is as asked: it answers, is rolled out, and has enough replicas."""
+    return _first(look, _WHY_READY_OR_NOT) or _false(Reason.NOT_ROLLED_OUT)
+
+
+def _silent(look: Assessment) -> Value | None:
+    return None if look.is_available else _not_available(look)
+
+
+def _blocked_since_change(look: Assessment) -> Value | None:
+    """What keeps the operator from writing does not unmake what was ready before."""
+    if look.blocked is None:
+        return None
+    is_as_before = look.was_ready and not look.is_new_generation
+    return _true(Reason.ENOUGH_READY) if is_as_before else _because(look.blocked)
+
+
+def _rolled_back(look: Assessment) -> Value | None:
+    return _false(Reason.ROLLED_BACK, rolled_back_message(look)) if look.rollout.rollback else None
+
+
+def _rolled_out(look: Assessment) -> Value | None:
+    return _ready_by_count(look) if look.is_rolled_out else None
+
+
+def _failed(look: Assessment) -> Value | None:
+    return _because(look.rollout.failure) if look.rollout.failure else None
+
+
+def _rolling_out_while_ready(look: Assessment) -> Value | None:
+    text = "It answers while the current generation is rolled out."
+    return _true(Reason.ROLLING_OUT, text) if look.was_ready else None
+
+
+def _ready_by_count(look: Assessment) -> Value:
+    count = look.facts.ready_replicas
+    ordered = look.replicas.value if look.replicas else 0
+    if count >= ordered:
+        return _true(Reason.ALL_READY)
+    if count >= look.needed_replicas:
+        return _true(Reason.ENOUGH_READY)
+    return _because(look.problem) if look.problem else _false(Reason.MINIMUM_REPLICAS_UNAVAILABLE)
+
+
+def progressing(look: Assessment) -> Value:
+    """Whether something moves."""
+    held = _standing_still(look)
+    if held:
+        return held
+    facts = look.facts
+    if facts.engine is None:
+        return _true(Reason.WRITING)
+    wanted = look.replicas.value if look.replicas else facts.engine.desired_replicas
+    if not look.is_on_target and not (wanted == 0 and not facts.engine_pods):
+        return _true(Reason.ROLLING_OUT if facts.ready_replicas else Reason.STARTING)
+    return _moving_count(look, wanted)
+
+
+def _standing_still(look: Assessment) -> Value | None:
+    """Why nothing will move, None when something may."""
+    if look.blocked:
+        return _because(look.blocked)
+    if look.is_paused:
+        return _false(Reason.PAUSED, _PAUSED)
+    if look.rollout.failure and not look.rollout.rollback:
+        return _because(look.rollout.failure)
+    if look.rollout.rollback and look.is_on_target:
+        return _false(Reason.ROLLED_BACK, rolled_back_message(look))
+    return None
+
+
+def _moving_count(look: Assessment, wanted: int) -> Value:
+    pods = len(look.facts.engine_pods)
+    if pods > wanted:
+        return _true(Reason.SCALING_DOWN)
+    if pods < wanted:
+        return _true(Reason.SCALING_UP)
+    if look.facts.ready_replicas < wanted:
+        return _true(Reason.STARTING)
+    if wanted == 0:
+        return _false(Reason.STOPPED)
+    return _false(Reason.ROLLED_OUT)
+
+
+def reconciling(look: Assessment) -> Value | None:
+    """Whether a generation is still to be rolled out; never for a number of replicas."""
+    if look.is_rolled_out or stalled(look) is not None or look.is_paused:
+        return None
+    return _true(Reason.ROLLING_OUT, Reason.NOT_ROLLED_OUT.text)
+
+
+def stalled(look: Assessment) -> Value | None:
+    """Whether only a change of the spec or the cluster helps."""
+    if look.blocked:
+        return _true(look.blocked.reason, look.blocked.message)
+    if look.rollout.rollback:
+        return _true(Reason.ROLLED_BACK, rolled_back_message(look))
+    if look.rollout.failure:
+        return _stalled_by_failure(look, look.rollout.failure)
+    if look.creation_problem and not look.is_available:
+        return _true(look.creation_problem.reason, look.creation_problem.message)
+    return None
+
+
+def _stalled_by_failure(look: Assessment, failure: Problem) -> Value:
+    """Held when the spec says so and something older serves; else the reason itself."""
+    is_hold = look.service is not None and look.service.spec.rollout.on_failure is OnFailure.HOLD
+    if is_hold and look.facts.ready_replicas:
+        text = say("The roll-out failed and is held", f"{failure.reason}: {failure.message}")
+        return _true(Reason.ROLLOUT_HELD, text)
+    return _true(failure.reason, failure.message)
+
+
+def rolled_back_message(look: Assessment) -> str:
+    """What failed, and that the last good revision serves."""
+    rollback = look.rollout.rollback
+    if rollback is None:
+        return ""
+    told = f"{rollback.reason}: {rollback.message}"
+    return say("Rolled back to the last good revision", told, "Change the spec to try again.")
+
+
+def degraded(look: Assessment) -> Value:
+    """Whether it serves, but not as asked."""
+    if look.replicas and look.replicas.contested_by:
+        return _true(
+            Reason.REPLICAS_CONTESTED,
+            f"{look.replicas.contested_by} keeps changing spec.replicas of the engine Deployment, so it is left alone. "
+            "Let it change the InferenceService instead, and then change the spec.",
+        )
+    if not look.is_available:
+        return _false(Reason.NO_READY_REPLICA, "It does not serve.")
+    if look.rollout.rollback:
+        return _true(Reason.ROLLED_BACK, rolled_back_message(look))
+    by_control = _from_control(look, ConditionType.DEGRADED)
+    if by_control is not None and by_control.status is Status.TRUE:
+        return by_control
+    return _degraded_by_pods(look)
+
+
+def _degraded_by_pods(look: Assessment) -> Value:
+    if look.creation_problem:
+        return _true(Reason.WRITE_FAILED, look.creation_problem.message)
+    failing = look.rollout.failure or look.problem or look.flapping or look.router_problem
+    if failing:
+        text = f"{failing.reason}: {failing.message}"
+        return _true(Reason.SOME_REPLICAS_FAILING, text)
+    return _false(Reason.AS_ASKED)
+
+
+def scaling_limited(look: Assessment) -> Value:
+    """Whether more or fewer replicas are wanted than may be."""
+    if look.service is None or look.replicas is None:
+        return _kept(look, ConditionType.SCALING_LIMITED, Reason.PENDING)
+    spec, name = look.service.spec, look.service.name
+    if spec.scaling.mode is ScalingMode.EXTERNAL:
+        return _false(Reason.EXTERNAL)
+    if spec.replicas is not None:
+        undo = """'[{"op":"remove","path":"/spec/replicas"}]'"""
+        command = f"kubectl patch fis {name} -n {look.service.namespace} --type json -p {undo}"
+        return _true(Reason.REPLICAS_PINNED, f"spec.replicas is set. Let go: {command}")
+    if look.replicas.is_scale_up_blocked:
+        return _true(Reason.SCALE_UP_BLOCKED)
+    if spec.scaling.mode is ScalingMode.ADVISORY:
+        return _from_control(look, ConditionType.SCALING_LIMITED) or _false(Reason.ADVISORY)
+    return _from_control(look, ConditionType.SCALING_LIMITED) or _false(Reason.WITHIN_BOUNDS)
+
+
+def _by_control(kind: ConditionType, first: Reason) -> Callable[[Assessment], Value]:
+    """A condition of the control loop: as it says, else as it was, else Unknown."""
+
+    def decide(look: Assessment) -> Value:
+        return _from_control(look, kind) or _kept(look, kind, first)
+
+    return decide
+
+
+def _kept(look: Assessment, kind: ConditionType, first: Reason) -> Value:
+    """The condition as it stands in the status, Unknown at the first visit."""
+    before = previous_condition(look.previous, kind)
+    return _parsed(before) or Value(Status.UNKNOWN, first, first.text)
+
+
+def _from_control(look: Assessment, kind: ConditionType) -> Value | None:
+    for condition in (look.control or {}).get("conditions") or ():
+        if condition.get("type") == kind:
+            return _parsed(condition)
+    return None
+
+
+def _parsed(condition: Mapping[str, Any] | None) -> Value | None:
+    """A condition read back; None when its status or reason is none of ours."""
+    if condition is None:
+        return None
+    try:
+        return Value(
+            Status(str(condition.get("status"))),
+            Reason(str(condition.get("reason"))),  # type: ignore[call-arg]
+            str(condition.get("message") or ""),
+        )
+    except ValueError:
+        return None
+
+
+_DECISIONS: Mapping[ConditionType, Callable[[Assessment], Value | None]] = {
+    ConditionType.AVAILABLE: available,
+    ConditionType.READY: ready,
+    ConditionType.PROGRESSING: progressing,
+    ConditionType.RECONCILING: reconciling,
+    ConditionType.STALLED: stalled,
+    ConditionType.DEGRADED: degraded,
+    ConditionType.METRICS_AVAILABLE: _by_control(ConditionType.METRICS_AVAILABLE, Reason.PENDING),
+    ConditionType.METRICS_COMPATIBLE: _by_control(ConditionType.METRICS_COMPATIBLE, Reason.PENDING),
+    ConditionType.MEMORY_WITHIN_CAP: _by_control(
+        ConditionType.MEMORY_WITHIN_CAP, Reason.NOT_MEASURED
+    ),
+    ConditionType.SCALING_LIMITED: scaling_limited,
+}
+
+_WHY_NOT_AVAILABLE: tuple[_Check, ...] = (
+    _no_router,
+    _blocked,
+    _stopped,
+    _failing,
+    _paused,
+    _starting,
+)
+_WHY_READY_OR_NOT: tuple[_Check, ...] = (
+    _silent,
+    _blocked_since_change,
+    _stopped,
+    _rolled_back,
+    _rolled_out,
+    _failed,
+    _paused,
+    _rolling_out_while_ready,
+    _failing,
+)
+"""In this order; the first that answers wins."""

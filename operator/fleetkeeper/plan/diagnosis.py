@@ -1,0 +1,122 @@
+"""The problems of a service's pods and writes, gathered once for roll-out and status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleetkeeper.api.conditions import Reason
+from fleetkeeper.plan.facts import Facts
+from fleetkeeper.plan.model import Pod, Snapshot, Workload, WriteFailure, WriteProblem
+from fleetkeeper.plan.reasons import (
+    SET_UP_S,
+    Problem,
+    flapping_problem,
+    needs_events,
+    problem_of_creation,
+    problem_of_pod,
+    say,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong, oldest pod first.
+
+    `engine_problems` holds those of the current revision before those of older ones;
+    `current_problems` those of the current revision alone, with its refused creation;
+    `by_pod` all of them by the pod's name. `wants_events` names pods (by UID) whose Warning events
+    would tell more.
+    """
+
+    engine_problems: tuple[Problem, ...] = ()
+    current_problems: tuple[Problem, ...] = ()
+    by_pod: tuple[tuple[str, Problem], ...] = ()
+    router_problem: Problem | None = None
+    creation_problem: Problem | None = None
+    flapping: Problem | None = None
+    wants_events: tuple[str, ...] = ()
+    again_after_s: float | None = None
+
+
+def decide_diagnosis(snapshot: Snapshot, facts: Facts, now: float) -> Diagnosis:
+    """The diagnosis of all pods and writes of the service."""
+    found = [(pod, problem_of_pod(pod, snapshot.events)) for pod in facts.engine_pods]
+    problems = [(pod, problem) for pod, problem in found if problem is not None]
+    current = {pod.name for pod in facts.pods_of(facts.current)}
+    of_current = [problem for pod, problem in problems if pod.name in current]
+    of_older = [problem for pod, problem in problems if pod.name not in current]
+    creation = _creation_problem(snapshot, facts)
+    routers = [problem_of_pod(pod, snapshot.events) for pod in facts.router_pods]
+    router = next((problem for problem in routers if problem), None)
+    pods = (*facts.engine_pods, *facts.router_pods)
+    flapping = [flapping_problem(pod, now) for pod in facts.engine_pods]
+    return Diagnosis(
+        engine_problems=(*of_current, *of_older),
+        current_problems=(*of_current, *([creation] if creation else [])),
+        by_pod=tuple((pod.name, problem) for pod, problem in problems),
+        router_problem=router or _failed_creation(facts.router, None),
+        creation_problem=creation,
+        flapping=next((problem for problem in flapping if problem), None),
+        wants_events=_wanted_events(pods, snapshot, now),
+        again_after_s=_next_set_up(pods, now),
+    )
+
+
+def _wanted_events(pods: tuple[Pod, ...], snapshot: Snapshot, now: float) -> tuple[str, ...]:
+    known = {event.pod_uid for event in snapshot.events}
+    return tuple(pod.uid for pod in pods if pod.uid not in known and needs_events(pod, now))
+
+
+def _next_set_up(pods: tuple[Pod, ...], now: float) -> float | None:
+    """When the next pod that is being set up will have taken too long."""
+    waits = [
+        pod.created + SET_UP_S - now
+        for pod in pods
+        if pod.scheduled and not pod.ready and now - pod.created < SET_UP_S
+    ]
+    return min(waits, default=None)
+
+
+def _creation_problem(snapshot: Snapshot, facts: Facts) -> Problem | None:
+    """Why children or engine pods cannot be made."""
+    for failure in snapshot.failures:
+        problem = _of_failure(failure)
+        if problem:
+            return problem
+    return _failed_creation(facts.engine, facts.current.created if facts.current else None)
+
+
+def _failed_creation(workload: Workload | None, since: float | None) -> Problem | None:
+    """The Deployment's own word that its pods are refused."""
+    for condition in workload.conditions if workload else ():
+        if condition.type == "ReplicaFailure" and condition.status == "True":
+            return problem_of_creation(condition.message, since)
+    return None
+
+
+def _of_failure(failure: WriteFailure) -> Problem | None:
+    """A refused write in words; conflicts over names are told by the children, outages not at all."""
+    if failure.problem in {WriteProblem.QUOTA, WriteProblem.ADMISSION}:
+        return problem_of_creation(failure.message, failure.since)
+    words = {
+        WriteProblem.INVALID: (
+            Reason.INVALID_SPEC,
+            "The API server finds it invalid",
+            "Change the spec.",
+        ),
+        WriteProblem.FORBIDDEN: (
+            Reason.WRITE_FAILED,
+            "The operator may not write it",
+            "Check the operator's role.",
+        ),
+        WriteProblem.NAMESPACE_TERMINATING: (
+            Reason.NAMESPACE_TERMINATING,
+            "The namespace is being deleted",
+            "",
+        ),
+    }
+    if failure.problem not in words:
+        return None
+    reason, what, advice = words[failure.problem]
+    text = say(f"{failure.kind} {failure.name}: {what}", failure.message, advice)
+    return Problem(reason, text, failure.since)

@@ -1,0 +1,13 @@
+"""Times as Kubernetes writes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def text_of_time(moment: float) -> str:
+    """Seconds since the epoch as RFC 3339 with whole seconds in UTC.
+
+    Worked example: 1767225600.9 is "2026-01-01T00:00:00Z".
+    """
+    return datetime.fromtimestamp(int(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

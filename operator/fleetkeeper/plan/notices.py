@@ -1,0 +1,123 @@
+"""Events in plain words, only when something changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fleetkeeper.api.conditions import ConditionType, Reason, Status
+from fleetkeeper.plan.assessment import Assessment, previous_condition
+from fleetkeeper.plan.children import Why
+from fleetkeeper.plan.model import Action, Apply, Delete, Kind, Manifest, Notice, WriteFailure
+
+NORMAL, WARNING = "Normal", "Warning"
+CALM = frozenset(
+    {
+        Reason.STOPPED,
+        Reason.PAUSED,
+        Reason.STARTING,
+        Reason.NO_READY_REPLICA,
+        Reason.NO_READY_ROUTER,
+        Reason.NOT_ROLLED_OUT,
+        Reason.MINIMUM_REPLICAS_UNAVAILABLE,
+    }
+)
+"""Reasons for not ready that a person chose, or that pass by themselves: no warning is due."""
+
+
+def decide_notices(
+    look: Assessment,
+    actions: Sequence[Action],
+    status: Manifest | None,
+    failures: Sequence[WriteFailure] = (),
+) -> tuple[Notice, ...]:
+    """What to tell about the writes of this look and about the conditions that they change.
+
+    A write that was refused before is not told again: its refusal is.
+    """
+    refused = {(item.kind, item.name) for item in failures}
+    told = [
+        *_of_replicas(look, actions),
+        *_of_children(look, [item for item in actions if (_key(item)) not in refused]),
+        *(_of_conditions(look.previous, status) if status is not None else ()),
+        *(_of_engine(look.previous, status) if status is not None else ()),
+    ]
+    return tuple(dict.fromkeys(told))
+
+
+def _key(action: Action) -> tuple[str, str]:
+    return (str(getattr(action, "kind", "Pod")), action.name)
+
+
+def _of_replicas(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice]:
+    live, decision = look.facts.live_replicas, look.replicas
+    if live is None or decision is None or live == decision.value:
+        return
+    engine = look.facts.engine
+    if any(
+        isinstance(item, Apply)
+        and engine
+        and item.name == engine.name
+        and item.kind is Kind.DEPLOYMENT
+        for item in actions
+    ):
+        yield Notice(NORMAL, "Scaled", f"Replicas {live} -> {decision.value}: {decision.message}")
+
+
+def _of_children(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice]:
+    created = [item for item in actions if isinstance(item, Apply) and item.why == Why.CREATE]
+    if created:
+        yield Notice(NORMAL, "Created", f"Created {_listed(created)}")
+    repaired = [item for item in actions if isinstance(item, Apply) and item.why == Why.REPAIR]
+    if repaired and look.is_new_generation:
+        yield Notice(NORMAL, "Updated", f"Updated {_listed(repaired)} to what the spec asks")
+    elif repaired:
+        yield Notice(NORMAL, "Repaired", f"Brought {_listed(repaired)} back to what the spec asks")
+    adopted = [item for item in actions if isinstance(item, Apply) and item.why == Why.ADOPT]
+    if adopted:
+        yield Notice(NORMAL, "Adopted", f"Adopted {_listed(adopted)}, which had no owner")
+    removed = [item for item in actions if isinstance(item, Delete)]
+    if removed:
+        yield Notice(NORMAL, "Removed", f"Removed {_listed(removed)}, no longer needed")
+
+
+def _listed(actions: Sequence[Apply | Delete]) -> str:
+    """Up to three by name, the rest by number."""
+    named = [f"{item.kind} {item.name}" for item in actions[:3]]
+    rest = len(actions) - len(named)
+    return ", ".join(named) + (f" and {rest} more" if rest else "")
+
+
+def _of_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Notice]:
+    stalled = _changed(before, after, ConditionType.STALLED)
+    if stalled is not None:
+        yield Notice(WARNING, stalled["reason"], stalled["message"])
+    degraded = _changed(before, after, ConditionType.DEGRADED)
+    if degraded is not None and degraded["status"] == Status.TRUE:
+        yield Notice(WARNING, degraded["reason"], degraded["message"])
+    ready = _changed(before, after, ConditionType.READY)
+    if ready is None:
+        return
+    was_ready = (previous_condition(before, ConditionType.READY) or {}).get("status") == Status.TRUE
+    if ready["status"] == Status.TRUE and not was_ready:
+        yield Notice(NORMAL, "Ready", "The service is ready")
+    elif ready["status"] == Status.FALSE and ready["reason"] not in CALM:
+        yield Notice(WARNING, ready["reason"], ready["message"])
+
+
+def _changed(
+    before: Mapping[str, Any], after: Mapping[str, Any], kind: ConditionType
+) -> Mapping[str, Any] | None:
+    """The condition as it is now, when its status or reason is another than before."""
+    old, new = previous_condition(before, kind) or {}, previous_condition(after, kind)
+    if new is None:
+        return None
+    is_same = all(old.get(key) == new.get(key) for key in ("status", "reason"))
+    return None if is_same else new
+
+
+def _of_engine(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Notice]:
+    old = (before.get("engine") or {}).get("profile")
+    new = (after.get("engine") or {}).get("profile")
+    if old and new and old != new:
+        yield Notice(NORMAL, "EngineChanged", f"Engine profile {old} -> {new}")

@@ -1,0 +1,355 @@
+"""From a snapshot of one service to a plan: which writes, which status, when to look again.
+
+Stateless: everything follows from the snapshot, and what must be remembered stands in the status.
+An ordered chain: what keeps us from writing at all (an unreadable spec, an old CRD, no engine
+profile, refused options), then the roll-out, the number of replicas, the children, the status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleetkeeper.api import names
+from fleetkeeper.api.conditions import Reason
+from fleetkeeper.api.options import option_errors
+from fleetkeeper.api.parse import FieldError, InferenceService, InvalidService, parse_service
+from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.plan.assessment import Assessment
+from fleetkeeper.plan.children import ChildrenDecision, Conflict, decide_children
+from fleetkeeper.plan.context import PlanContext
+from fleetkeeper.plan.deletion import decide_marks
+from fleetkeeper.plan.diagnosis import Diagnosis, decide_diagnosis
+from fleetkeeper.plan.engine_choice import EngineDecision, decide_engine, parse_engine
+from fleetkeeper.plan.facts import Facts, facts_of
+from fleetkeeper.plan.manifests.children import desired_children
+from fleetkeeper.plan.manifests.engine_document import EngineOptionRefused
+from fleetkeeper.plan.manifests.engine_pod import desired_engine_template
+from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
+from fleetkeeper.plan.model import Action, Kind, Plan, Snapshot
+from fleetkeeper.plan.notices import decide_notices
+from fleetkeeper.plan.reasons import Problem, say
+from fleetkeeper.plan.replicas import ReplicaDecision, contesting_manager, decide_replicas
+from fleetkeeper.plan.rollout import (
+    LastGood,
+    RolloutDecision,
+    decide_last_good,
+    decide_rollout,
+    decide_strategy,
+    is_scale_up_blocked,
+    parse_last_good,
+    parse_rollback,
+)
+from fleetkeeper.plan.status import decide_status_write, desired_status
+
+CONTEST_LOOK_S = 60.0
+"""How often a contest over replicas is looked at again: its end is no event of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All inputs of one look, gathered."""
+
+    snapshot: Snapshot
+    context: PlanContext
+    facts: Facts
+    diagnosis: Diagnosis
+    status: Mapping[str, Any]
+    generation: int
+    now: float
+
+    @property
+    def is_new_generation(self) -> bool:
+        """Whether the spec changed since the status was written."""
+        return bool(self.status.get("observedGeneration") != self.generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the spec asks for, once the engine profile is known."""
+
+    service: InferenceService
+    engine: EngineDecision
+    profile: EngineProfile
+    tuning: EngineTuning
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The decisions of one look."""
+
+    look: Assessment
+    engine: EngineDecision | None = None
+    last_good: LastGood | None = None
+    actions: tuple[Action, ...] = ()
+    wants_templates: tuple[str, ...] = ()
+    again_after_s: tuple[float | None, ...] = ()
+
+
+def decide_plan(snapshot: Snapshot, context: PlanContext, now: float) -> Plan:
+    """The plan for one service at the time `now` (seconds since the epoch).
+
+    A service that is being deleted gets no writes; a paused one no writes to children. What keeps
+    the operator from knowing what is wanted never touches what runs.
+    """
+    metadata = snapshot.resource.get("metadata") or {}
+    if metadata.get("deletionTimestamp"):
+        return Plan()
+    facts = facts_of(snapshot, str(metadata.get("name") or ""))
+    scene = Scene(
+        snapshot,
+        context,
+        facts,
+        decide_diagnosis(snapshot, facts, now),
+        snapshot.resource.get("status") or {},
+        int(metadata.get("generation") or 0),
+        now,
+    )
+    return _plan_of(scene, _decide_course(scene))
+
+
+def _plan_of(scene: Scene, course: Course) -> Plan:
+    """The course as a plan, with the status that tells of it."""
+    snapshot, diagnosis = scene.snapshot, scene.diagnosis
+    desired = desired_status(course.look, course.engine, course.last_good, scene.now)
+    status, again = decide_status_write(desired, scene.status, snapshot.status_written, scene.now)
+    waits = [
+        max(0.0, wait)
+        for wait in (*course.again_after_s, diagnosis.again_after_s, again)
+        if wait is not None
+    ]
+    return Plan(
+        actions=course.actions,
+        status=status,
+        notices=decide_notices(course.look, course.actions, status, snapshot.failures),
+        look_again_after_s=min(waits, default=None),
+        wants_templates=course.wants_templates,
+        wants_events=diagnosis.wants_events,
+    )
+
+
+def _decide_course(scene: Scene) -> Course:
+    """What keeps us from writing, in this order; else the writes."""
+    look = _look(scene)
+    try:
+        service = parse_service(
+            scene.snapshot.resource, allow_floating_revisions=scene.context.floating_revisions
+        )
+    except InvalidService as refusal:
+        return _blocked(scene, look, Reason.INVALID_SPEC, _in_one_line(refusal.errors))
+    look = replace(look, service=service)
+    if scene.snapshot.crd_missing:
+        return _blocked(scene, look, Reason.CRD_TOO_OLD, _crd_in_words(scene.snapshot.crd_missing))
+    tuning = _tuning(scene)
+    engine = _decide_engine(scene, service, tuning)
+    if engine.profile is None:
+        return _blocked(scene, look, Reason.UNKNOWN_PROFILE, engine.message)
+    errors = option_errors(service.spec.engine.options, engine.profile.options)
+    if errors:
+        return _blocked(scene, look, Reason.BAD_ENGINE_OPTION, _in_one_line(tuple(errors)))
+    try:
+        return _decide_writes(scene, look, Wanted(service, engine, engine.profile, tuning))
+    except EngineOptionRefused as refusal:
+        text = say(str(refusal), "", "Change spec.engine or its profile.")
+        return _blocked(scene, look, Reason.BAD_ENGINE_OPTION, text)
+
+
+def _look(scene: Scene) -> Assessment:
+    found = scene.diagnosis
+    return Assessment(
+        scene.generation,
+        scene.status,
+        scene.facts,
+        engine_problems=found.engine_problems,
+        router_problem=found.router_problem,
+        creation_problem=found.creation_problem,
+        flapping=found.flapping,
+        control=scene.snapshot.control_status,
+    )
+
+
+def _blocked(scene: Scene, look: Assessment, reason: Reason, message: str) -> Course:
+    """No write to any child: what runs goes on, and the status says why."""
+    return Course(
+        replace(look, blocked=Problem(reason, message)), last_good=parse_last_good(scene.status)
+    )
+
+
+def _in_one_line(errors: Sequence[FieldError]) -> str:
+    """The first mistake and how many more there are."""
+    rest = len(errors) - 1
+    more = f"And {rest} more mistake{'s' if rest > 1 else ''} in the spec." if rest else ""
+    return say(errors[0].path, errors[0].message, more)
+
+
+def _crd_in_words(missing: Sequence[str]) -> str:
+    what = "The CRD in the cluster is older than the operator and lacks"
+    return say(what, ", ".join(missing), "Upgrade the CRDs; until then no child is written.")
+
+
+def _tuning(scene: Scene) -> EngineTuning:
+    """What a remedy in force lowers: the control loop's word, else what the status remembers."""
+    control = scene.snapshot.control_status
+    remedy = (scene.status if control is None else control).get("remedy")
+    if not isinstance(remedy, Mapping):
+        return AS_SPECIFIED
+    return EngineTuning(
+        max_sequences=_whole(remedy.get("maxSequences")),
+        cap_percent=_whole(remedy.get("capPercent")),
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _template_hash(
+    scene: Scene, service: InferenceService, profile: EngineProfile, tuning: EngineTuning
+) -> str:
+    """The hash of the pod template that the spec asks for on this profile."""
+    template = desired_engine_template(service, profile, scene.context, tuning)
+    return str(template["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH])
+
+
+def _decide_engine(scene: Scene, service: InferenceService, tuning: EngineTuning) -> EngineDecision:
+    rollback = parse_rollback(scene.status)
+    engine = scene.facts.engine
+    known_hashes = {
+        *([engine.template_hash] if engine else []),
+        *([rollback.template_hash] if rollback else []),
+    }
+
+    def runs_unchanged_on(profile: EngineProfile) -> bool:
+        try:
+            return _template_hash(scene, service, profile, tuning) in known_hashes
+        except EngineOptionRefused:
+            return False
+
+    return decide_engine(
+        service.spec,
+        parse_engine(scene.status),
+        scene.context.catalog,
+        is_new_generation=scene.is_new_generation,
+        runs_unchanged_on=runs_unchanged_on,
+        may_update=scene.snapshot.may_update_engine,
+    )
+
+
+def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
+    """The roll-out, the number of replicas and the children of a service that can be written."""
+    facts, now, spec = scene.facts, scene.now, wanted.service.spec
+    problems = scene.diagnosis.current_problems
+    wanted_hash = _template_hash(scene, wanted.service, wanted.profile, wanted.tuning)
+    last_good, good_again = decide_last_good(
+        facts, parse_last_good(scene.status), wanted_hash, scene.generation, now
+    )
+    rollout = decide_rollout(
+        facts,
+        problems,
+        wanted_hash=wanted_hash,
+        last_good=last_good,
+        known=parse_rollback(scene.status),
+        rules=spec.rollout,
+        generation=scene.generation,
+        now=now,
+    )
+    replicas = _decide_replicas(scene, spec_of=wanted.service, problems=problems)
+    look = replace(look, wanted_hash=wanted_hash, rollout=rollout, replicas=replicas)
+    children, strategy_again = _decide_children(scene, wanted, rollout, replicas)
+    look = _with_conflicts(look, children.conflicts)
+    is_contested = CONTEST_LOOK_S if replicas.contested_by else None
+    again = (
+        good_again,
+        rollout.again_after_s,
+        strategy_again,
+        children.again_after_s,
+        is_contested,
+    )
+    actions: tuple[Action, ...] = ()
+    if not spec.paused:
+        marks = decide_marks(facts, replicas.value, scene.snapshot.pod_load)
+        actions = (*(marks if _scales(children, wanted.service.name) else ()), *children.actions)
+    return Course(
+        look, wanted.engine, last_good, actions, _missing_templates(scene, rollout), again
+    )
+
+
+def _decide_replicas(
+    scene: Scene, *, spec_of: InferenceService, problems: Sequence[Problem]
+) -> ReplicaDecision:
+    contested_by = contesting_manager(
+        scene.facts,
+        scene.snapshot.foreign_replica_writes,
+        scene.status,
+        is_new_generation=scene.is_new_generation,
+        now=scene.now,
+    )
+    return decide_replicas(
+        spec_of.spec,
+        scene.facts,
+        scene.snapshot.order,
+        contested_by=contested_by,
+        is_blocked=is_scale_up_blocked(scene.facts, problems),
+    )
+
+
+def _decide_children(
+    scene: Scene, wanted: Wanted, rollout: RolloutDecision, replicas: ReplicaDecision
+) -> tuple[ChildrenDecision, float | None]:
+    """The writes of children; the engine Deployment waits while its old template is not read yet."""
+    service = wanted.service
+    strategy, again = decide_strategy(
+        scene.facts, dict(scene.diagnosis.by_pod), service.spec.rollout, scene.now
+    )
+    template = scene.snapshot.templates.get(rollout.revision or "")
+    desired = desired_children(
+        service,
+        wanted.profile,
+        scene.context,
+        replicas=replicas.value,
+        tuning=wanted.tuning,
+        strategy=strategy,
+        template=template,
+    )
+    engine_key = (Kind.DEPLOYMENT, names.engine_name(service.name))
+    is_waiting = rollout.is_new or (rollout.rollback is not None and template is None)
+    children = decide_children(
+        desired,
+        scene.snapshot,
+        service=service.name,
+        owner_uid=service.uid,
+        is_new_generation=scene.is_new_generation,
+        now=scene.now,
+        live_bound=frozenset({engine_key}) if replicas.rests_on_live_value else frozenset(),
+        untouched=frozenset({engine_key}) if is_waiting else frozenset(),
+    )
+    return children, again
+
+
+def _scales(children: ChildrenDecision, service: str) -> bool:
+    """Whether the engine Deployment is written in this look."""
+    return any(
+        item.kind == Kind.DEPLOYMENT and item.name == names.engine_name(service)
+        for item in children.actions
+    )
+
+
+def _missing_templates(scene: Scene, rollout: RolloutDecision) -> tuple[str, ...]:
+    """The ReplicaSet to read, when a rollback needs its template."""
+    name = rollout.revision
+    return (name,) if name and name not in scene.snapshot.templates else ()
+
+
+def _with_conflicts(look: Assessment, conflicts: Sequence[Conflict]) -> Assessment:
+    """The look, stalled when a child's name is somebody else's."""
+    foreign = [item for item in conflicts if not item.is_leftover]
+    if not foreign:
+        return look
+    first = foreign[0]
+    text = say(
+        f"{first.kind} {first.name} exists and belongs to somebody else",
+        "",
+        "Nothing was overwritten. Remove or rename it, or give the service another name.",
+    )
+    return replace(look, blocked=Problem(Reason.NAME_CONFLICT, text))

@@ -1,0 +1,166 @@
+"""The status of a service: built afresh at every look, written only when it says something new.
+
+No clock enters it: a time in it is the time of a change. What changes all the time is a metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fleetkeeper.api import names
+from fleetkeeper.api.profile import effective_resources
+from fleetkeeper.plan.assessment import Assessment
+from fleetkeeper.plan.conditions import decide_conditions
+from fleetkeeper.plan.engine_choice import EngineDecision
+from fleetkeeper.plan.model import Manifest
+from fleetkeeper.plan.moment import text_of_time
+from fleetkeeper.plan.replicas import ReplicaDecision
+from fleetkeeper.plan.rollout import LastGood
+
+WRITE_EVERY_S = 10.0
+"""The least time between two writes of what is neither a condition nor an input of later looks."""
+
+CONTROL_PIECES = ("scaling", "batching", "breaker", "memory", "remedy", "decisions")
+"""Parts that the control loop reports; without a report they stay as they are."""
+
+Status = dict[str, Any]
+
+
+def desired_status(
+    look: Assessment, engine: EngineDecision | None, last_good: LastGood | None, now: float
+) -> Status:
+    """The whole status, empty parts left out."""
+    status: Status = {"observedGeneration": look.generation}
+    status |= status_counts(look)
+    status |= status_identity(look)
+    status |= status_engine(look, engine)
+    status |= status_rollout(look, last_good)
+    status |= status_control(look, now)
+    status["summary"] = status_summary(look, status)
+    status["conditions"] = decide_conditions(look, now)
+    return {key: value for key, value in status.items() if value not in ({}, None)}
+
+
+def status_counts(look: Assessment) -> Status:
+    """Serving groups: one pod each."""
+    facts = look.facts
+    return {
+        "replicas": len(facts.engine_pods),
+        "readyReplicas": facts.ready_replicas,
+        "updatedReplicas": facts.updated_replicas,
+    }
+
+
+def status_identity(look: Assessment) -> Status:
+    """The address and the selector, which the scale subresource needs; kept when the spec is unreadable."""
+    if look.service is None:
+        return {key: look.previous[key] for key in ("url", "selector") if key in look.previous}
+    name, namespace = look.service.name, look.service.namespace
+    return {"url": names.service_url(name, namespace), "selector": names.selector_text(name)}
+
+
+def status_engine(look: Assessment, engine: EngineDecision | None) -> Status:
+    """The profile in force and what follows from it; what runs is never forgotten."""
+    kept = {key: look.previous[key] for key in ("engine", "effective") if key in look.previous}
+    if look.service is None or engine is None or engine.profile is None:
+        return kept
+    spec = look.service.spec
+    effective: Status = {
+        "accelerators": effective_resources(spec, engine.profile).accelerators,
+    }
+    if spec.breaker.fallback_replicas is not None:
+        effective["fallbackReplicas"] = spec.breaker.fallback_replicas
+    return {"engine": engine.to_status(), "effective": effective}
+
+
+def status_rollout(look: Assessment, last_good: LastGood | None) -> Status:
+    """What later looks must remember of roll-outs."""
+    told: Status = {}
+    if last_good:
+        told["lastGood"] = last_good.to_status()
+    if look.rollout.rollback:
+        told["rollback"] = look.rollout.rollback.to_status()
+    elif look.blocked and "rollback" in look.previous:
+        told["rollback"] = look.previous["rollback"]
+    return told
+
+
+def status_control(look: Assessment, now: float) -> Status:
+    """The control loop's pieces as it reports them, else as they were; `scaling` always stands."""
+    source: Mapping[str, Any] = look.previous if look.control is None else look.control
+    told = {key: source[key] for key in CONTROL_PIECES if key in source}
+    if look.replicas is not None and (look.control is None or "scaling" not in look.control):
+        told["scaling"] = status_scaling(look.replicas, look.previous.get("scaling"), now)
+    return told
+
+
+def status_scaling(decision: ReplicaDecision, before: object, now: float) -> Status:
+    """The number in force and why; `since` is the time of its last change."""
+    told: Status = {
+        "desired": decision.value,
+        "reason": str(decision.reason),
+        "message": decision.message,
+    }
+    known = before if isinstance(before, Mapping) else {}
+    is_same = all(known.get(key) == told[key] for key in ("desired", "reason"))
+    return {**told, "since": known["since"] if is_same and "since" in known else text_of_time(now)}
+
+
+def status_summary(look: Assessment, status: Status) -> Status:
+    """What the printer columns show."""
+    wanted = look.replicas.value if look.replicas else look.facts.live_replicas
+    return {
+        "ready": f"{look.facts.ready_replicas}/{wanted if wanted is not None else 0}",
+        "breaker": _breaker_in_words(status.get("breaker")),
+    }
+
+
+def _breaker_in_words(breaker: object) -> str:
+    """Which breaker is not closed: "control open", "batch open", "standard half-open"; else "closed"."""
+    if not isinstance(breaker, Mapping):
+        return "closed"
+    load = breaker.get("load")
+    states = {"control": breaker.get("control"), **(load if isinstance(load, Mapping) else {})}
+    words = {"Open": "open", "HalfOpen": "half-open"}
+    told = [f"{name} {words[str(state)]}" for name, state in states.items() if str(state) in words]
+    return ", ".join(told) or "closed"
+
+
+def decide_status_write(
+    desired: Manifest, present: Mapping[str, Any], written: float | None, now: float
+) -> tuple[Manifest | None, float | None]:
+    """The status to write, or None and after how many seconds it is due (None: it is right).
+
+    What conditions say, and what later looks rest on, is written at once; the rest at most once in
+    10 s.
+    """
+    if desired == present:
+        return None, None
+    if written is None or _is_urgent(desired, present):
+        return desired, None
+    left = written + WRITE_EVERY_S - now
+    return (None, left) if left > 0 else (desired, None)
+
+
+def _is_urgent(desired: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
+    return _meaning(desired) != _meaning(present)
+
+
+def _meaning(status: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a reader or a later look acts on: conditions without messages, and memory."""
+    conditions = tuple(
+        sorted(
+            (
+                item.get("type"),
+                item.get("status"),
+                item.get("reason"),
+                item.get("observedGeneration"),
+            )
+            for item in status.get("conditions") or ()
+        )
+    )
+    memory = tuple(
+        status.get(key) for key in ("observedGeneration", "engine", "rollback", "remedy")
+    )
+    return (conditions, *memory)
