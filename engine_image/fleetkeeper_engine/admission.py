@@ -1,0 +1,282 @@
+"""The one queue in front of the engine. Pure: no I/O, every call takes `now` (CLOCK_MONOTONIC, s).
+
+Requests arrive, are refused or wait, are released into vLLM as sequences come free, and finish. The
+middleware calls `take_released` after every change and hands each ticket to vLLM.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+
+from fleetkeeper_engine.admission_rules import DrainRate, Head, Room, decide_next
+from fleetkeeper_engine.arrivals import Arrivals
+from fleetkeeper_engine.inside import InsideSettings
+from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.priority import PriorityRule, Turn, microseconds
+from fleetkeeper_engine.scheduler_limits import LimitRange, lease_holds, limits_in_force
+
+RESERVE_KEPT_S = 30.0
+"""The reserve for realtime is kept so long after the last realtime arrival; without any it idles."""
+_REOPEN_RATIO = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request that was let into the queue."""
+
+    tier: Tier
+    sequences: int
+    arrival_us: int
+    priority: int | None = None
+    """Set when it is released."""
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that was not let in."""
+
+    outcome: Outcome
+    tier: Tier
+    limit: int
+    """The tier's queue limit."""
+    retry_after_s: int
+
+
+@dataclass(slots=True)
+class _TierState:
+    queue: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
+    waiting_sequences: int = 0
+    held: int = 0
+    released: int = 0
+    credit: float = 0.0
+    rate: DrainRate = field(default_factory=DrainRate)
+
+
+class Admission:
+    """Queues, shares, floors and the pod's own rule."""
+
+    def __init__(self, settings: InsideSettings) -> None:
+        self._limits = (
+            settings.realtime_queue_limit,
+            settings.standard_queue_limit,
+            settings.batch_queue_limit,
+        )
+        self._settings = settings
+        self._sequences = LimitRange(settings.min_sequences, settings.max_sequences)
+        self._tokens = LimitRange(settings.min_tokens, settings.max_tokens)
+        self.rule = PriorityRule(
+            microseconds(settings.standard_offset_s), microseconds(settings.batch_ageing_s)
+        )
+        self._tiers = tuple(_TierState() for _ in Tier)
+        self._orders: SupervisorBlock | None = None
+        self._realtime_seen: float | None = None
+        self._last_arrival_us = 0
+        self.arrivals = Arrivals()
+        self.outcomes = [0] * (len(Tier) * len(Outcome))
+        self.own_rule_closed = False
+
+    def take_orders(self, orders: SupervisorBlock | None) -> None:
+        """What the supervisor says; None: its block cannot be read, start-up values hold."""
+        self._orders = orders
+
+    def refuse(self, tier: Tier, request_id: str | None, now: float) -> Refusal | None:
+        """Counts an arrival and says whether it is refused before its body is read."""
+        self.arrivals.saw(tier, request_id, now)
+        if tier is Tier.REALTIME:
+            self._realtime_seen = now
+        if self._orders is not None and self._orders.draining:
+            return self._refused(tier, Outcome.DRAINING, now)
+        if not self._is_open(tier, now):
+            return self._refused(tier, Outcome.TIER_CLOSED, now)
+        if self._is_full(tier) and not self._could_leave_at_once(tier, now):
+            return self._refused(tier, Outcome.QUEUE_FULL, now)
+        return None
+
+    def enter(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | Refusal:
+        """Puts a request into the queue; refuses it when by now the queue is full.
+
+        Args:
+            tier: the tier asked for.
+            sequences: how many the engine will run for it.
+            arrived: when its first byte came; its wait counts from here.
+            now: the time.
+        """
+        if self._is_full(tier) and not self._could_leave_at_once(tier, now):
+            return self._refused(tier, Outcome.QUEUE_FULL, now)
+        # Distinct arrivals: the number made from one identifies the request inside vLLM.
+        self._last_arrival_us = max(self._last_arrival_us + 1, microseconds(arrived))
+        ticket = Ticket(tier, max(1, sequences), self._last_arrival_us)
+        state = self._tiers[tier]
+        state.queue[ticket.arrival_us] = ticket
+        state.waiting_sequences += ticket.sequences
+        return ticket
+
+    def take_released(self, now: float) -> list[Ticket]:
+        """The requests that go to vLLM now, in this order, with their priority."""
+        taken: list[Ticket] = []
+        if not any(state.queue for state in self._tiers):
+            return taken
+        room, now_us = self.room(now), microseconds(now)
+        while True:
+            heads = tuple(_head(state) for state in self._tiers)
+            held = tuple(state.held for state in self._tiers)
+            chosen = decide_next(heads, held, room, self.rule, now_us)
+            if chosen is None:
+                return taken
+            taken.append(self._release(*chosen))
+
+    def finish(self, ticket: Ticket, now: float) -> None:
+        """A request ended: it left vLLM, or its client hung up while it waited. Once is enough."""
+        if ticket.done:
+            return
+        ticket.done = True
+        state = self._tiers[ticket.tier]
+        if ticket.priority is None:
+            del state.queue[ticket.arrival_us]
+            state.waiting_sequences -= ticket.sequences
+            self._count(ticket.tier, Outcome.CANCELLED)
+            return
+        state.held -= ticket.sequences
+        state.released -= 1
+        state.rate = state.rate.after(1, now)
+
+    def expel(self, now: float) -> list[Ticket]:
+        """Takes everything out of the queue at the end of a drain; each is answered 503."""
+        expelled = [ticket for state in self._tiers for ticket in state.queue.values()]
+        for ticket in expelled:
+            state = self._tiers[ticket.tier]
+            state.waiting_sequences -= ticket.sequences
+            ticket.done = True
+            self._count(ticket.tier, Outcome.DRAINING)
+        for state in self._tiers:
+            state.queue.clear()
+        self.arrivals.close_bins(now)
+        return expelled
+
+    def tick(self, engine_oldest: tuple[float, ...], now: float) -> None:
+        """Closes arrival bins and applies the pod's own rule.
+
+        Args:
+            engine_oldest: arrival of the oldest request inside vLLM that no step has held, by tier;
+                0: none.
+            now: the time.
+        """
+        self.arrivals.close_bins(now)
+        if lease_holds(self._orders, now):
+            self.own_rule_closed = False
+            return
+        waits = [
+            now - arrival
+            for tier in (Tier.REALTIME, Tier.STANDARD)
+            for arrival in (self.oldest_arrival(tier), engine_oldest[tier])
+            if arrival > 0.0
+        ]
+        objective = self._settings.queue_wait_objective_s
+        limit = objective * (_REOPEN_RATIO if self.own_rule_closed else 1.0)
+        self.own_rule_closed = max(waits, default=0.0) > limit
+
+    def room(self, now: float) -> Room:
+        """What may be inside vLLM now."""
+        limits = limits_in_force(self._orders, self._sequences, self._tokens, now)
+        settings, orders = self._settings, self._orders
+        seen = self._realtime_seen
+        room = Room(
+            sequences=limits.sequences,
+            share_ratios=(1.0, 1.0, settings.batch_share_percent / 100),
+            batch_floor_ratio=settings.batch_floor_percent / 100,
+            reserved=seen is not None and now - seen < RESERVE_KEPT_S,
+            stopped=orders is not None and orders.cap_exceeded,
+        )
+        if orders is not None and lease_holds(orders, now):
+            own = room.share_ratios
+            ordered = [share if share > 0.0 else own[i] for i, share in enumerate(orders.shares)]
+            room = replace(room, share_ratios=(ordered[0], ordered[1], ordered[2]))
+        return room
+
+    def waiting(self, tier: Tier) -> int:
+        """Requests in the queue."""
+        return len(self._tiers[tier].queue)
+
+    def waiting_sequences(self, tier: Tier) -> int:
+        """Sequences in the queue."""
+        return self._tiers[tier].waiting_sequences
+
+    def released(self, tier: Tier) -> int:
+        """Requests inside vLLM."""
+        return self._tiers[tier].released
+
+    def held(self, tier: Tier) -> int:
+        """Sequences inside vLLM."""
+        return self._tiers[tier].held
+
+    def oldest_arrival(self, tier: Tier) -> float:
+        """Arrival of the oldest in the queue; 0 when it is empty."""
+        head = _head(self._tiers[tier])
+        return 0.0 if head is None else head.arrival_us / 1e6
+
+    def _release(self, tier: Tier, turn: Turn) -> Ticket:
+        state = self._tiers[tier]
+        _, ticket = state.queue.popitem(last=False)
+        ticket.priority = self.rule.number(tier, ticket.arrival_us, turn)
+        state.waiting_sequences -= ticket.sequences
+        state.held += ticket.sequences
+        state.released += 1
+        self._count(tier, Outcome.ADMITTED)
+        return ticket
+
+    def _is_open(self, tier: Tier, now: float) -> bool:
+        orders = self._orders
+        if orders is not None and orders.closed[tier]:
+            return False
+        let_in = 1.0
+        if orders is not None and lease_holds(orders, now):
+            let_in = orders.admit[tier]
+        elif tier is Tier.BATCH and self.own_rule_closed:
+            let_in = 0.0
+        return self._credited(tier, let_in) or self._under_floor(tier, now)
+
+    def _credited(self, tier: Tier, let_in: float) -> bool:
+        # Exactly the ordered share, evenly spread: 0.6 lets in 3 of every 5, without dice.
+        if let_in >= 1.0:
+            return True
+        state = self._tiers[tier]
+        state.credit = min(1.0, state.credit + max(0.0, let_in))
+        if state.credit < 1.0 - 1e-9:
+            return False
+        state.credit -= 1.0
+        return True
+
+    def _under_floor(self, tier: Tier, now: float) -> bool:
+        if tier is not Tier.BATCH:
+            return False
+        state = self._tiers[tier]
+        return state.held + state.waiting_sequences < self.room(now).batch_floor
+
+    def _is_full(self, tier: Tier) -> bool:
+        return len(self._tiers[tier].queue) >= self._limits[tier]
+
+    def _could_leave_at_once(self, tier: Tier, now: float) -> bool:
+        if self._tiers[tier].queue:
+            return False
+        now_us = microseconds(now)
+        heads = [_head(state) for state in self._tiers]
+        heads[tier] = Head(1, now_us)
+        held = tuple(state.held for state in self._tiers)
+        chosen = decide_next(heads, held, self.room(now), self.rule, now_us)
+        return chosen is not None and chosen[0] is tier
+
+    def _refused(self, tier: Tier, outcome: Outcome, now: float) -> Refusal:
+        self._count(tier, outcome)
+        state = self._tiers[tier]
+        retry_after_s = state.rate.retry_after_s(max(1, len(state.queue)), now)
+        return Refusal(outcome, tier, self._limits[tier], retry_after_s)
+
+    def _count(self, tier: Tier, outcome: Outcome) -> None:
+        self.outcomes[tier * len(Outcome) + outcome] += 1
+
+
+def _head(state: _TierState) -> Head | None:
+    ticket = next(iter(state.queue.values()), None)
+    return None if ticket is None else Head(ticket.sequences, ticket.arrival_us)

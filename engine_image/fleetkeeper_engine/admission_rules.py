@@ -1,0 +1,177 @@
+"""Which request leaves the queue next. Pure: a function of what waits, what is held, and the limits.
+
+In falling order: a request that waited longer than the ageing time and whose tier holds nothing;
+realtime; batch up to its floor; then standard and batch by arrival, where a batch arrival counts
+`batch_ageing` later. The chosen one waits for room and is not overtaken by a smaller one behind it,
+so every request is released within a bound: the reserve and the shares only ever hold back a tier
+that already holds something, or the whole pod's finishing requests make the room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleetkeeper_engine.page_layout import Tier
+from fleetkeeper_engine.priority import PriorityRule, Turn
+from fleetkeeper_engine.scheduler_limits import look_ahead_of, reserve_of
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first in a tier's queue."""
+
+    sequences: int
+    arrival_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What admission may hand to vLLM. Shares are of the sequences; tuples are by tier."""
+
+    sequences: int
+    """The limit in force."""
+    share_ratios: tuple[float, float, float] = (1.0, 1.0, 0.3)
+    """The most a tier may hold while another tier waits."""
+    batch_floor_ratio: float = 0.05
+    reserved: bool = False
+    """Realtime requests come, so their reserve is kept."""
+    stopped: bool = False
+    """Nothing may be released: memory is above its cap."""
+
+    @property
+    def total(self) -> int:
+        """Sequences that may be inside vLLM: the limit and a look-ahead, so that no slot idles."""
+        return self.sequences + look_ahead_of(self.sequences)
+
+    @property
+    def below_realtime(self) -> int:
+        """Of these, how many standard and batch may hold together."""
+        return self.total - (reserve_of(self.sequences) if self.reserved else 0)
+
+    @property
+    def batch_floor(self) -> int:
+        """Sequences that batch may always hold."""
+        if self.batch_floor_ratio <= 0.0:
+            return 0
+        return max(1, math.floor(self.batch_floor_ratio * self.sequences))
+
+    def share(self, tier: Tier) -> int:
+        """Sequences that a tier may hold while others wait: at least one, and at least its floor."""
+        if self.share_ratios[tier] >= 1.0:
+            return self.total
+        least = self.batch_floor if tier is Tier.BATCH else 1
+        return max(1, least, math.floor(self.share_ratios[tier] * self.sequences))
+
+
+Heads = Sequence[Head | None]
+
+
+def decide_next(
+    heads: Heads, held: Sequence[int], room: Room, rule: PriorityRule, now_us: int
+) -> tuple[Tier, Turn] | None:
+    """The tier whose first request is released now, and why; None when nothing may be.
+
+    Args:
+        heads: the first waiting request of each tier.
+        held: sequences released and not finished, by tier.
+        room: limits in force.
+        rule: order of ordinary requests; its ageing time is also when a request is overdue.
+        now_us: microseconds of CLOCK_MONOTONIC.
+    """
+    if room.stopped:
+        return None
+    choice = _choice(heads, held, room, rule, now_us)
+    if choice is None:
+        return None
+    head = heads[choice[0]]
+    return choice if head is not None and _fits(*choice, head.sequences, held, room) else None
+
+
+def _choice(
+    heads: Heads, held: Sequence[int], room: Room, rule: PriorityRule, now_us: int
+) -> tuple[Tier, Turn] | None:
+    overdue = _overdue(heads, held, rule, now_us)
+    if overdue is not None:
+        return overdue, Turn.OVERDUE
+    if heads[Tier.REALTIME] is not None and _within_share(Tier.REALTIME, heads, held, room):
+        return Tier.REALTIME, Turn.ORDINARY
+    batch = heads[Tier.BATCH]
+    if (
+        batch is not None
+        and _others_wait(Tier.BATCH, heads)
+        and _fits_into(room.batch_floor, held[Tier.BATCH], batch.sequences)
+    ):
+        return Tier.BATCH, Turn.FLOOR
+    ranked = [
+        (rule.rank_us(tier, head.arrival_us), tier)
+        for tier in (Tier.STANDARD, Tier.BATCH)
+        if (head := heads[tier]) is not None and _within_share(tier, heads, held, room)
+    ]
+    return (min(ranked)[1], Turn.ORDINARY) if ranked else None
+
+
+def _overdue(heads: Heads, held: Sequence[int], rule: PriorityRule, now_us: int) -> Tier | None:
+    waits = [
+        (head.arrival_us, tier)
+        for tier in Tier
+        if (head := heads[tier]) is not None
+        and held[tier] == 0
+        and now_us - head.arrival_us > rule.batch_ageing_us
+    ]
+    return min(waits)[1] if waits else None
+
+
+def _others_wait(tier: Tier, heads: Heads) -> bool:
+    return any(head is not None for other, head in enumerate(heads) if other != tier)
+
+
+def _within_share(tier: Tier, heads: Heads, held: Sequence[int], room: Room) -> bool:
+    head = heads[tier]
+    if head is None or not _others_wait(tier, heads):
+        return head is not None
+    return _fits_into(room.share(tier), held[tier], head.sequences)
+
+
+def _fits(tier: Tier, turn: Turn, sequences: int, held: Sequence[int], room: Room) -> bool:
+    if not _fits_into(room.total, sum(held), sequences):
+        return False
+    if tier is Tier.REALTIME or turn is Turn.OVERDUE:
+        return True
+    return _fits_into(room.below_realtime, held[Tier.STANDARD] + held[Tier.BATCH], sequences)
+
+
+def _fits_into(limit: int, held: int, sequences: int) -> bool:
+    """Within the limit; a request larger than the limit fits when nothing else is held."""
+    return limit > 0 and (held == 0 or held + sequences <= limit)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRate:
+    """Requests finished a second, exponentially forgotten over 10 s. A value: `after` gives the next."""
+
+    per_second: float = 0.0
+    at: float = 0.0
+
+    def after(self, finished: int, now: float) -> DrainRate:
+        """The rate when `finished` more ended at `now`."""
+        return DrainRate(self.at_time(now) + finished / _RATE_MEMORY_S, now)
+
+    def at_time(self, now: float) -> float:
+        """The rate at `now` without further ends."""
+        return self.per_second * math.exp(-max(0.0, now - self.at) / _RATE_MEMORY_S)
+
+    def retry_after_s(self, ahead: int, now: float) -> int:
+        """When a place in a queue of `ahead` requests is likely free: 1 to 60 whole seconds.
+
+        Half the queue must drain first, so that a crowd told the same does not come back to a full one.
+        """
+        rate = self.at_time(now)
+        if rate <= 1e-3:
+            return _UNKNOWN_RETRY_S
+        return min(60, max(1, math.ceil(0.5 * ahead / rate)))
+
+
+_RATE_MEMORY_S = 10.0
+_UNKNOWN_RETRY_S = 5

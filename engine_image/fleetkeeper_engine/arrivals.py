@@ -1,0 +1,57 @@
+"""Counts arrivals by tier: each request once, in bins of 1 s. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from fleetkeeper_engine.page_layout import Tier
+
+RETRY_MEMORY_S = 60.0
+"""The same X-Request-Id within this time is a retry of a request that was counted."""
+_MOST_REMEMBERED = 65_536
+
+
+class Arrivals:
+    """Distinct requests and, over finished 1 s bins, the sum of their counts' squares.
+
+    From the two the operator has the mean and the variance of arrivals a second, and so how bursty
+    they are.
+    """
+
+    def __init__(self) -> None:
+        self.total = [0, 0, 0]
+        self.squared = [0, 0, 0]
+        self._bin = [0, 0, 0]
+        self._bin_second = 0
+        self._seen: dict[str, float] = {}
+
+    def saw(self, tier: Tier, request_id: str | None, now: float) -> bool:
+        """Counts a request, unless it is a retry. Returns whether it was counted."""
+        self.close_bins(now)
+        if request_id is not None and not self._is_new(request_id, now):
+            return False
+        self.total[tier] += 1
+        self._bin[tier] += 1
+        return True
+
+    def close_bins(self, now: float) -> None:
+        """Adds a bin that is over to the squares."""
+        second = math.floor(now)
+        if second == self._bin_second:
+            return
+        self._bin_second = second
+        for tier in Tier:
+            self.squared[tier] += self._bin[tier] ** 2
+            self._bin[tier] = 0
+
+    def _is_new(self, request_id: str, now: float) -> bool:
+        seen = self._seen
+        while seen:
+            oldest = next(iter(seen))
+            if now - seen[oldest] < RETRY_MEMORY_S and len(seen) < _MOST_REMEMBERED:
+                break
+            del seen[oldest]
+        if request_id in seen:
+            return False
+        seen[request_id] = now
+        return True

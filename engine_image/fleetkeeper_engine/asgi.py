@@ -1,0 +1,97 @@
+"""The few types and answers of ASGI that the middleware needs. No web framework: vLLM brings its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of that (lower-case) name."""
+    for key, value in scope.get("headers") or ():
+        if key == name:
+            return str(value, "latin-1")
+    return None
+
+
+def without_headers(scope: Scope, names: Iterable[bytes], added: Headers) -> Scope:
+    """A copy of the scope without some headers and with others."""
+    dropped = frozenset(names)
+    kept = [pair for pair in scope.get("headers") or () if pair[0].lower() not in dropped]
+    return {**scope, "headers": kept + added}
+
+
+def error_body(message: str, kind: str, code: str, **details: object) -> bytes:
+    """An error as the OpenAI API writes it."""
+    error = {"message": message, "type": kind, "param": None, "code": code, **details}
+    return json.dumps({"error": error}).encode()
+
+
+async def answer(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
+    """Sends a whole JSON answer."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                *(headers or []),
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class ClientGone(Exception):
+    """The client hung up."""
+
+
+class Inbox:
+    """What a client sends: its body once, then only whether it is still there.
+
+    The body is read before the request may wait, so that a hang-up is seen while it waits; whoever
+    handles the request afterwards gets the body again.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._replay: list[Message] = []
+
+    async def body(self) -> bytes:
+        """The whole body.
+
+        Raises:
+            ClientGone: when the client hung up before its end.
+        """
+        parts: list[bytes] = []
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def give_again(self, body: bytes) -> None:
+        """The body for the next reader."""
+        self._replay.append({"type": "http.request", "body": body, "more_body": False})
+
+    async def receive(self) -> Message:
+        """For the next reader: the body, then what the client does."""
+        if self._replay:
+            return self._replay.pop()
+        return await self._receive()
+
+    async def gone(self) -> None:
+        """Returns when the client has hung up. Only after the whole body was read; may be cancelled."""
+        while (await self._receive())["type"] != "http.disconnect":
+            continue

@@ -1,0 +1,310 @@
+"""Tiers in front of vLLM's HTTP routes: an ASGI middleware, named to vLLM by `--middleware`.
+
+It is the outermost part of vLLM's application, outside its API-key check, so it checks the key itself
+before a request may take a place in the queue. Decisions are in `admission` (pure); this file reads
+the clock, the page and the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from fleetkeeper_engine.admission import Admission, Refusal, Ticket
+from fleetkeeper_engine.asgi import (
+    App,
+    ClientGone,
+    Headers,
+    Inbox,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    error_body,
+    header,
+    without_headers,
+)
+from fleetkeeper_engine.inside import INTERNAL_HEADER, InsideSettings
+from fleetkeeper_engine.middleware_page import MiddlewarePage
+from fleetkeeper_engine.page import Page
+from fleetkeeper_engine.page_layout import Outcome, Tier
+from fleetkeeper_engine.request_shape import Route, route_of, shape_of, with_priority
+
+logger = logging.getLogger("vllm.fleetkeeper")
+
+TIER_HEADER = "X-Inference-Tier"
+_TIERS = {tier.label: tier for tier in Tier}
+_TICK_S = 0.05
+_PRIORITY_HEADERS = (b"x-vllm-priority", b"content-length", b"transfer-encoding")
+_INTERNAL = INTERNAL_HEADER.encode()
+_LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+_DRAINED = error_body(
+    "This replica is shutting down. Send the request again; another replica will take it.",
+    "server_error",
+    "draining",
+)
+_CUT_EVENT = b"data: " + _DRAINED + b"\n\ndata: [DONE]\n\n"
+
+
+class _Reply:
+    """Passes a response on and knows how far it is."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+        self.ended = False
+        self._events = False
+
+    async def send(self, message: Message) -> None:
+        """For vLLM to send through."""
+        if message["type"] == "http.response.start":
+            self.started = True
+            types = [value for name, value in message.get("headers", ()) if name == b"content-type"]
+            self._events = any(value.startswith(b"text/event-stream") for value in types)
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.ended = True
+        await self._send(message)
+
+    async def cut(self) -> None:
+        """Ends the response at a whole frame: a clean 503, or an error as the last event."""
+        if self.ended:
+            return
+        if not self.started:
+            await answer(self._send, 503, _DRAINED, [(b"connection", b"close")])
+        elif self._events:
+            await self._send({"type": "http.response.body", "body": _CUT_EVENT, "more_body": False})
+
+
+class TierMiddleware:
+    """One queue of three tiers in front of the engine."""
+
+    def __init__(
+        self,
+        app: App,
+        settings: InsideSettings | None = None,
+        page: Page | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._app = app
+        settings = settings or InsideSettings.of_environment()
+        self._clock = clock
+        self._admission = Admission(settings)
+        self._board = MiddlewarePage(page or Page.of_environment(), self._admission)
+        self._token = settings.internal_token.encode()
+        keys = [key for key in (os.environ.get("VLLM_API_KEY", ""),) if key]
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._waiters: dict[Ticket, asyncio.Future[None]] = {}
+        self._inside: dict[Ticket, asyncio.Task[object]] = {}
+        self._cut: set[Ticket] = set()
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection's scope."""
+        self._start()
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._http(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = route_of(scope["method"], scope["path"])
+        if self._is_internal(scope):
+            scope = without_headers(scope, (_INTERNAL,), [])
+            await self._app(scope, receive, send)
+        elif route is Route.UNKNOWN or (route is Route.LOOPBACK and not _from_loopback(scope)):
+            self._board.rejected += 1
+            await answer(send, 404, _unknown_path(scope["path"]))
+        elif route in (Route.OPEN, Route.LOOPBACK) or scope["method"] == "OPTIONS":
+            await self._app(scope, receive, send)
+        elif not self._has_key(scope):
+            self._board.unauthorized += 1
+            await answer(send, 401, _UNAUTHORIZED)
+        elif route is Route.GENERATION:
+            await self._generation(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _generation(self, scope: Scope, receive: Receive, send: Send) -> None:
+        now = arrived = self._clock()
+        name = header(scope, b"x-inference-tier")
+        tier = _TIERS.get((name or Tier.STANDARD.label).strip().lower())
+        if tier is None:
+            self._board.rejected += 1
+            await answer(send, 400, _unknown_tier(name or ""))
+            return
+        self._board.read_orders()
+        request_id = header(scope, b"x-request-id")
+        refusal = self._admission.refuse(tier, request_id[:128] if request_id else None, now)
+        if refusal is not None:
+            await self._refuse(send, refusal)
+            return
+        inbox = Inbox(receive)
+        try:
+            body = await inbox.body()
+        except ClientGone:
+            return
+        shape = shape_of(body)
+        if shape is None:
+            inbox.give_again(body)
+            await self._app(scope, inbox.receive, send)
+            return
+        ticket = self._admission.enter(tier, shape.sequences, arrived, self._clock())
+        if isinstance(ticket, Refusal):
+            await self._refuse(send, ticket)
+            return
+        try:
+            if await self._released(ticket, inbox) and ticket.priority is not None:
+                body = with_priority(body, shape, ticket.priority)
+                inbox.give_again(body)
+                scope = _with_priority_header(scope, ticket.priority, len(body))
+                await self._pass_on(ticket, scope, inbox, _Reply(send))
+            elif ticket in self._cut:
+                await answer(send, 503, _DRAINED, [(b"connection", b"close")])
+        finally:
+            self._cut.discard(ticket)
+            self._admission.finish(ticket, self._clock())
+            self._pump()
+
+    async def _released(self, ticket: Ticket, inbox: Inbox) -> bool:
+        """Waits for the ticket's turn; False when the client hung up or the drain is over."""
+        self._pump()
+        if ticket.priority is not None:
+            return True
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiters[ticket] = turn
+        gone = loop.create_task(inbox.gone())
+        try:
+            await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiters.pop(ticket, None)
+            left = gone.done()
+            gone.cancel()
+        return ticket.priority is not None and not left
+
+    async def _pass_on(self, ticket: Ticket, scope: Scope, inbox: Inbox, reply: _Reply) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._inside[ticket] = task
+        try:
+            await self._app(scope, inbox.receive, reply.send)
+        except asyncio.CancelledError:
+            if ticket not in self._cut or task is None:
+                raise
+            task.uncancel()
+            await reply.cut()
+        finally:
+            self._inside.pop(ticket, None)
+
+    async def _refuse(self, send: Send, refusal: Refusal) -> None:
+        self._board.publish(self._clock())
+        if refusal.outcome is Outcome.DRAINING:
+            await answer(send, 503, _DRAINED, [(b"connection", b"close")])
+            return
+        retry = [(b"retry-after", str(refusal.retry_after_s).encode())]
+        await answer(send, 429, _refused_body(refusal), retry)
+
+    def _pump(self) -> None:
+        """Releases what may be released and says so on the page."""
+        now = self._clock()
+        self._board.read_orders()
+        for ticket in self._admission.take_released(now):
+            waiter = self._waiters.get(ticket)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        self._board.publish(now)
+
+    def _start(self) -> None:
+        if self._ticker is None:
+            self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    async def _tick(self) -> None:
+        """What must happen without a request: leases end, limits rise, bins close, drains end."""
+        while True:
+            try:
+                now = self._clock()
+                self._admission.tick(self._board.engine_oldest(), now)
+                self._pump()
+                if self._board.drain_is_over(now):
+                    self._end_drain(now)
+            except Exception:
+                # The queue is moved by every request too; the next tick tries again.
+                logger.exception("a tick of the admission queue failed")
+            await asyncio.sleep(_TICK_S)
+
+    def _end_drain(self, now: float) -> None:
+        for ticket in self._admission.expel(now):
+            self._cut.add(ticket)
+            waiter = self._waiters.get(ticket)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        for ticket, task in list(self._inside.items()):
+            if ticket not in self._cut:
+                self._cut.add(ticket)
+                task.cancel()
+
+    def _is_internal(self, scope: Scope) -> bool:
+        given = header(scope, _INTERNAL)
+        return bool(self._token) and given is not None and _same(given.encode(), self._token)
+
+    def _has_key(self, scope: Scope) -> bool:
+        if not self._keys:
+            return True
+        scheme, _, key = (header(scope, b"authorization") or "").partition(" ")
+        digest = hashlib.sha256(key.encode("utf-8", "replace")).digest()
+        known = [_same(digest, allowed) for allowed in self._keys]
+        return scheme.lower() == "bearer" and any(known)
+
+
+def _with_priority_header(scope: Scope, priority: int, length: int) -> Scope:
+    # vLLM lets a header override the body's priority: ours replaces the client's in both.
+    own: Headers = [
+        (b"x-vllm-priority", str(priority).encode()),
+        (b"content-length", str(length).encode()),
+    ]
+    return without_headers(scope, _PRIORITY_HEADERS, own)
+
+
+def _same(left: bytes, right: bytes) -> bool:
+    return hmac.compare_digest(left, right)
+
+
+def _from_loopback(scope: Scope) -> bool:
+    client = scope.get("client") or ("",)
+    return client[0] in _LOOPBACK
+
+
+_UNAUTHORIZED = error_body(
+    "The API key is missing or wrong.", "invalid_request_error", "invalid_api_key"
+)
+
+
+def _unknown_path(path: str) -> bytes:
+    return error_body(f"There is no {path[:200]!r} here.", "invalid_request_error", "unknown_path")
+
+
+def _unknown_tier(name: str) -> bytes:
+    return error_body(
+        f"{TIER_HEADER} is {name[:64]!r}; it must be one of {', '.join(_TIERS)}.",
+        "invalid_request_error",
+        "unknown_tier",
+    )
+
+
+def _refused_body(refusal: Refusal) -> bytes:
+    tier, again = refusal.tier.label, f"Try again in {refusal.retry_after_s} s."
+    if refusal.outcome is Outcome.TIER_CLOSED:
+        message = f"The {tier} tier is closed on this replica. {again}"
+    else:
+        message = f"The {tier} queue of this replica is full ({refusal.limit} requests). {again}"
+    return error_body(
+        message, "rate_limit_error", refusal.outcome.label, tier=tier, limit=refusal.limit
+    )
