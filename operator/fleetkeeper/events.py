@@ -1,0 +1,118 @@
+"""The one place that knows kopf: InferenceServices' events come in, and go on to the cache.
+
+kopf only watches here. Its change-detecting handlers would write annotations and finalizers, and its
+timers cost a PATCH an object. A handler of `on.event` is never retried when it raises, so this one
+does nothing but hand over. Every registry and setting is explicit: nothing of kopf's is global.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import kopf
+
+from fleetkeeper.api.names import GROUP, PLURAL, VERSION
+
+SERVER_TIMEOUT_S: Final = 290
+"""A watch ends after this in good order, and goes on where it was."""
+INACTIVITY_S: Final = 70.0
+"""Bookmarks come about every minute: a watch that is silent for longer is dead."""
+
+
+class ServiceSink(Protocol):
+    """Where events go."""
+
+    def changed(self, live: Mapping[str, Any]) -> None:
+        """The service is so now."""
+
+    def deleted(self, live: Mapping[str, Any]) -> None:
+        """The service is gone."""
+
+    def relisted(self) -> None:
+        """A list was read: it says what is there, but never what is gone."""
+
+
+async def watch_services(
+    sink: ServiceSink,
+    *,
+    namespaces: tuple[str, ...],
+    kubeconfig: Path | None,
+    after_start: Callable[[], None],
+) -> None:
+    """Watches InferenceServices until cancelled, in `namespaces` or, where there are none, in all.
+
+    `after_start` is called when kopf has taken the process's signal handlers, to take them back.
+
+    Raises:
+        Exception: whatever kopf ends with, an error inside a watch among it. Then nothing is watched
+            any more and the process must end: to stay would be to stay deaf.
+    """
+    tasks = await kopf.spawn_tasks(
+        registry=_registry(sink, kubeconfig),
+        settings=_settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+    )
+    after_start()
+    await kopf.run_tasks(tasks, ignored=_Everything())
+    raise WatchEnded("the watch of InferenceServices ended")
+
+
+class WatchEnded(RuntimeError):
+    """kopf stopped without an error."""
+
+
+class _Everything(Collection[asyncio.Task[Any]]):
+    """The tasks that kopf shall leave alone when it ends: all, since the process ends with it."""
+
+    def __contains__(self, task: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _registry(sink: ServiceSink, kubeconfig: Path | None) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401 -- kopf's own kwargs
+        """A kubeconfig where one is set, else the pod's service account; again at each 401."""
+        if kubeconfig is not None:
+            os.environ["KUBECONFIG"] = str(kubeconfig)
+            return kopf.login_with_kubeconfig(**kwargs)
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def on_event(event: kopf.RawEvent, **_: Any) -> None:  # noqa: ANN401 -- kopf's own kwargs
+        if event["type"] == "DELETED":
+            sink.deleted(event["object"])
+            return
+        sink.changed(event["object"])
+        if event["type"] is None:
+            sink.relisted()
+
+    return registry
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = SERVER_TIMEOUT_S
+    settings.watching.client_timeout = SERVER_TIMEOUT_S + 10
+    settings.watching.inactivity_timeout = INACTIVITY_S
+    settings.watching.connect_timeout = 10
+    settings.watching.chunk_size = 500
+    settings.queueing.worker_limit = 64
+    settings.queueing.idle_timeout = 1.0
+    settings.process.ultimate_exiting_timeout = None
+    return settings

@@ -1,0 +1,283 @@
+"""What the operator knows of the cluster: lean records by service, the newest of each.
+
+Three sources write here: watches, lists, and the answers to our own writes, so that a decision made
+right after a write sees it. They arrive in any order; the greater resourceVersion wins.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from fleetkeeper.adapters.kubernetes.records import Seen, version_of
+from fleetkeeper.api.names import FIELD_MANAGER, KIND, engine_name
+from fleetkeeper.plan.model import Child, Kind, Manifest, Pod, Revision, Workload
+from fleetkeeper.runtime.queue import Key
+
+FOREIGN_WRITES_S: Final = 600.0
+"""For how long changes of replicas by others are remembered."""
+NAMED_S: Final = 20.0
+"""For how long an object that was read by name, and is in no watch, is believed."""
+
+TOMBSTONES: Final = 2000
+"""Deleted objects remembered: a write is answered within 4 s, so few are needed."""
+
+Changed = Callable[[Key], None]
+
+
+@dataclass(slots=True)
+class ServiceEntry:
+    """One InferenceService, packed: as dicts it would take five times the room."""
+
+    uid: str
+    version: int
+    packed: bytes
+
+    def unpack(self) -> Manifest:
+        """The object as the API server holds it, managedFields dropped."""
+        found: Manifest = json.loads(zlib.decompress(self.packed))
+        return found
+
+
+@dataclass(slots=True)
+class _Members:
+    """The children, ReplicaSets and pods of one service, by (kind, name)."""
+
+    by_name: dict[tuple[str, str], Seen] = field(default_factory=dict)
+    foreign_replica_writes: list[tuple[float, str]] = field(default_factory=list)
+
+
+class Cache:
+    """Records by service. `changed` is called with every service whose view changed."""
+
+    def __init__(self, *, now: Callable[[], float], changed: Changed) -> None:
+        self._now = now
+        self._changed = changed
+        self._services: dict[Key, ServiceEntry] = {}
+        self._members: dict[Key, _Members] = {}
+        self._home: dict[tuple[str, str, str], Key] = {}
+        self._named: dict[Key, dict[tuple[Kind, str], tuple[float, Child]]] = {}
+        self._same: dict[str, tuple[str, str]] = {}
+        self._gone: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+
+    # -- services ---------------------------------------------------------------------------------
+
+    def put_service(self, live: Mapping[str, Any]) -> None:
+        """The service is so now."""
+        meta = live.get("metadata") or {}
+        key = Key(str(meta.get("namespace", "")), str(meta.get("name", "")))
+        version, uid = version_of(live), str(meta.get("uid", ""))
+        entry = self._services.get(key)
+        if entry is not None and entry.version >= version:
+            return
+        if version <= self._gone.get((KIND, key.namespace, key.name), -1):
+            return
+        kept = {name: value for name, value in live.items() if name != "managedFields"}
+        kept["metadata"] = {name: value for name, value in meta.items() if name != "managedFields"}
+        text = json.dumps(kept, separators=(",", ":")).encode()
+        self._services[key] = ServiceEntry(uid, version, zlib.compress(text, 1))
+        self._changed(key)
+
+    def drop_service(self, key: Key, *, uid: str = "", version: int | None = None) -> None:
+        """The service is gone: that one (`uid`), as of `version`, where they are given."""
+        entry = self._services.get(key)
+        if entry is None or (uid and entry.uid != uid):
+            return
+        if version is not None and entry.version > version:
+            return
+        del self._services[key]
+        self._named.pop(key, None)
+        self._bury((KIND, key.namespace, key.name), max(entry.version, version or 0))
+        self._changed(key)
+
+    def listed_services(
+        self, namespace: str | None, found: Mapping[Key, int], version: int
+    ) -> list[Key]:
+        """Drops what a finished list as of `version` did not contain; answers which."""
+        ghosts = [
+            key
+            for key, entry in self._services.items()
+            if (namespace is None or key.namespace == namespace)
+            and key not in found
+            and entry.version <= version
+        ]
+        for key in ghosts:
+            self.drop_service(key)
+        return ghosts
+
+    def service(self, key: Key) -> ServiceEntry | None:
+        """The service, where there is one."""
+        return self._services.get(key)
+
+    def services(self) -> Iterable[Key]:
+        """All services."""
+        return tuple(self._services)
+
+    def __len__(self) -> int:
+        """How many services there are."""
+        return len(self._services)
+
+    @property
+    def records(self) -> int:
+        """Children, ReplicaSets and pods held."""
+        return len(self._home)
+
+    # -- what belongs to services ------------------------------------------------------------------
+
+    def put(self, found: Seen) -> None:
+        """An object is so now. Its service is queued when a decision could differ."""
+        address = (found.kind, found.namespace, found.name)
+        if found.version <= self._gone.get(address, -1):
+            return
+        home = self._home.get(address)
+        key = Key(found.namespace, found.service) if found.service else None
+        before = self._members[home].by_name[address[0], address[2]] if home else None
+        if before is not None and before.version >= found.version:
+            return
+        if home is not None and home != key:
+            self._remove(address, home)
+        if key is None:
+            return
+        members = self._members.setdefault(key, _Members())
+        members.by_name[found.kind, found.name] = found
+        self._home[address] = key
+        if before is not None:
+            self._note_replicas(members, before, found)
+        if before is None or home != key or _differs(before, found):
+            self._changed(key)
+
+    def gone(self, found: Seen) -> None:
+        """An object was deleted, or lost our label."""
+        address = (found.kind, found.namespace, found.name)
+        home = self._home.get(address)
+        if home is None:
+            self._bury(address, found.version)
+            return
+        if self._members[home].by_name[address[0], address[2]].version > found.version:
+            return
+        self._bury(address, found.version)
+        self._remove(address, home)
+
+    def listed(
+        self, kind: str, namespace: str | None, names: frozenset[tuple[str, str]], version: int
+    ) -> None:
+        """Drops what a finished list did not contain, unless it was written after the list."""
+        for address, home in list(self._home.items()):
+            if address[0] != kind or (namespace is not None and address[1] != namespace):
+                continue
+            if address[1:] in names:
+                continue
+            if self._members[home].by_name[address[0], address[2]].version <= version:
+                self._remove(address, home)
+
+    def put_named(self, key: Key, child: Child) -> None:
+        """An object that no watch shows was read by name; believed for a short while."""
+        self._named.setdefault(key, {})[child.kind, child.name] = (self._now(), child)
+        self._changed(key)
+
+    def deleting(self, key: Key, kind: str, name: str) -> None:
+        """An object was deleted by us: until a watch says so, it counts as being deleted."""
+        members = self._members.get(key)
+        found = members.by_name.get((kind, name)) if members else None
+        if members is not None and found is not None and isinstance(found.record, Child | Pod):
+            record = replace(found.record, deleting=True)
+            members.by_name[kind, name] = replace(found, record=record)
+
+    def accept_digest(self, live: Child, asked: str) -> None:
+        """The server answers `asked` with what `live` holds: the two count as equal from now on.
+
+        Without this, a webhook that rewrites a field of ours would be fought for ever.
+        """
+        self._same[live.uid] = (live.digest, asked)
+
+    # -- views ------------------------------------------------------------------------------------
+
+    def children(self, key: Key) -> dict[tuple[Kind, str], Child]:
+        """The children in view, and those read by name a moment ago."""
+        found: dict[tuple[Kind, str], Child] = {}
+        named = self._named.get(key)
+        if named:
+            fresh = self._now() - NAMED_S
+            for name, (when, child) in list(named.items()):
+                if when < fresh:
+                    del named[name]
+                else:
+                    found[name] = child
+        for record in self._records(key):
+            if isinstance(record, Child):
+                found[record.kind, record.name] = self._as_asked(record)
+        return found
+
+    def _as_asked(self, child: Child) -> Child:
+        same = self._same.get(child.uid) if self._same else None
+        if same is not None and same[0] == child.digest:
+            return replace(child, digest=same[1])
+        return child
+
+    def revisions(self, key: Key) -> tuple[Revision, ...]:
+        """The ReplicaSets of the service, oldest first."""
+        found = [record for record in self._records(key) if isinstance(record, Revision)]
+        return tuple(sorted(found, key=lambda revision: (revision.created, revision.name)))
+
+    def pods(self, key: Key) -> tuple[Pod, ...]:
+        """The pods of the service by name."""
+        found = [record for record in self._records(key) if isinstance(record, Pod)]
+        return tuple(sorted(found, key=lambda pod: pod.name))
+
+    def foreign_replica_writes(self, key: Key) -> tuple[tuple[float, str], ...]:
+        """Changes of the engine Deployment's replicas by others in the last 10 minutes."""
+        members = self._members.get(key)
+        if members is None or not members.foreign_replica_writes:
+            return ()
+        oldest = self._now() - FOREIGN_WRITES_S
+        members.foreign_replica_writes = [
+            write for write in members.foreign_replica_writes if write[0] >= oldest
+        ]
+        return tuple(members.foreign_replica_writes)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _records(self, key: Key) -> Iterator[Child | Revision | Pod]:
+        members = self._members.get(key)
+        if members is not None:
+            for found in members.by_name.values():
+                yield found.record
+
+    def _bury(self, address: tuple[str, str, str], version: int) -> None:
+        """Remembers that it was gone as of `version`: an older answer of ours may still be under way."""
+        self._gone[address] = version
+        self._gone.move_to_end(address)
+        if len(self._gone) > TOMBSTONES:
+            self._gone.popitem(last=False)
+
+    def _remove(self, address: tuple[str, str, str], home: Key) -> None:
+        members = self._members[home]
+        found = members.by_name.pop((address[0], address[2]))
+        self._same.pop(found.record.uid, None)
+        del self._home[address]
+        if not members.by_name:
+            del self._members[home]
+        self._changed(home)
+
+    def _note_replicas(self, members: _Members, before: Seen, after: Seen) -> None:
+        old, new = before.record, after.record
+        if (
+            isinstance(old, Workload)
+            and isinstance(new, Workload)
+            and new.name == engine_name(after.service or "")
+            and new.desired_replicas != old.desired_replicas
+            and new.replicas_manager not in {FIELD_MANAGER, ""}
+        ):
+            members.foreign_replica_writes.append((self._now(), new.replicas_manager))
+
+
+def _differs(before: Seen, after: Seen) -> bool:
+    """Whether more than the resourceVersion changed."""
+    old, new = before.record, after.record
+    if isinstance(old, Child) and isinstance(new, Child):
+        return replace(new, resource_version=old.resource_version) != old
+    return old != new

@@ -1,0 +1,308 @@
+"""Takes a service, decides, and carries the decision out, until nothing is left to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import structlog
+
+from fleetkeeper.adapters.kubernetes.client import KubernetesClient
+from fleetkeeper.adapters.kubernetes.errors import ApiError
+from fleetkeeper.adapters.kubernetes.records import event_record
+from fleetkeeper.adapters.kubernetes.resources import EVENT, REPLICA_SET
+from fleetkeeper.plan.context import PlanContext
+from fleetkeeper.plan.model import (
+    Apply,
+    Delete,
+    Manifest,
+    ObjectEvent,
+    Plan,
+    ReplicaOrder,
+    Snapshot,
+    WriteFailure,
+)
+from fleetkeeper.plan.planner import decide_plan
+from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.executor import Executor, Outcome
+from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.queue import Key, KeyedQueue
+
+log = structlog.get_logger(__name__)
+
+PASSES: Final = 6
+"""Decisions in a row about one service before others get their turn."""
+EVENTS_KEPT_S: Final = 60.0
+TEMPLATES_KEPT: Final = 10
+"""Pod templates kept of a service; a ReplicaSet's never changes."""
+EVENTS_READ: Final = 50
+POD_TEMPLATE_HASH: Final = "pod-template-hash"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlView:
+    """What the control loop says of a service: see `Snapshot`."""
+
+    order: ReplicaOrder | None = None
+    control_status: Manifest | None = None
+    pod_load: Mapping[str, float] = field(default_factory=dict)
+
+
+class Control(Protocol):
+    """The control loop, as far as plans need it."""
+
+    def view(self, key: Key) -> ControlView:
+        """Its newest word on this service."""
+
+    def forget(self, key: Key) -> None:
+        """The service is gone."""
+
+
+class NoControl:
+    """Holds: no orders, nothing to report."""
+
+    def view(self, key: Key) -> ControlView:
+        """Nothing is known of any service."""
+        del key
+        return ControlView()
+
+    def forget(self, key: Key) -> None:
+        """There is nothing to forget."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of a service between looks, and may be lost at any time."""
+
+    uid: str
+    failures: dict[tuple[str, str], WriteFailure] = field(default_factory=dict)
+    templates: dict[str, Manifest] = field(default_factory=dict)
+    events: dict[str, tuple[float, tuple[ObjectEvent, ...]]] = field(default_factory=dict)
+    status_written: float | None = None
+
+
+class Controller:
+    """Looks at services as the queue hands them out."""
+
+    def __init__(
+        self,
+        *,
+        queue: KeyedQueue,
+        cache: Cache,
+        client: KubernetesClient,
+        executor: Executor,
+        metrics: OperatorMetrics,
+        context: PlanContext,
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+        control: Control | None = None,
+    ) -> None:
+        self._queue = queue
+        self._cache = cache
+        self._client = client
+        self._executor = executor
+        self._metrics = metrics
+        self._context = context
+        self._now = now
+        self._monotonic = monotonic
+        self._control: Control = control or NoControl()
+        self._memory: dict[Key, _Memory] = {}
+        self._turn: Key | None = None
+        self.settled_since: float | None = None
+        """Since when the caches have been complete."""
+        self.crd_missing: tuple[str, ...] = ()
+        """Fields of our schema that the live CRD lacks."""
+
+    async def run(self, workers: int) -> None:
+        """Hands keys to at most `workers` looks at a time, until the queue is closed.
+
+        Then it waits for the looks under way.
+
+        Raises:
+            ExceptionGroup: with LeaseLost, when this process may not write any more.
+        """
+        slots = asyncio.Semaphore(workers)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await slots.acquire()
+                key = await self._queue.get()
+                if key is None:
+                    return
+                group.create_task(self._look(key, slots), name=f"look at {key}")
+
+    async def _look(self, key: Key, slots: asyncio.Semaphore) -> None:
+        began = self._monotonic()
+        try:
+            result = await self._reconcile(key)
+        except ApiError as problem:
+            self._metrics.errors.labels(problem.reason).inc()
+            log.warning("look failed", service=str(key), error=str(problem))
+            result = "failed"
+            self._queue.retry(key)
+        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as problem:
+            self._metrics.errors.labels(type(problem).__name__).inc()
+            log.exception("decision failed", service=str(key))
+            result = "failed"
+            self._queue.retry(key)
+        finally:
+            self._queue.done(key)
+            slots.release()
+        self._metrics.reconciles.labels(result).inc()
+        self._metrics.reconcile_seconds.observe(self._monotonic() - began)
+
+    async def _reconcile(self, key: Key) -> str:
+        """What came of the look: unchanged, written or failed."""
+        written = 0
+        asked: set[str] = set()
+        for _ in range(PASSES):
+            entry = self._cache.service(key)
+            if entry is None:
+                self._forget(key)
+                return "unchanged"
+            memory = self._memory_of(key, entry.uid)
+            snapshot = self._snapshot(key, entry.unpack(), memory)
+            plan = self._decide(snapshot)
+            if await self._read_what_is_wanted(key, plan, memory, asked):
+                continue
+            outcome = await self._executor.carry_out(key, snapshot.resource, plan, memory.failures)
+            written += outcome.written
+            if plan.status is not None and not outcome.stopped:
+                memory.status_written = self._now()
+            if outcome.plan_again:
+                continue
+            return self._settle(key, plan, outcome, written)
+        self._queue.retry(key)
+        return "written" if written else "failed"
+
+    def _settle(self, key: Key, plan: Plan, outcome: Outcome, written: int) -> str:
+        if outcome.gone:
+            return "unchanged"
+        if outcome.wait:
+            delay_s = self._queue.retry(key)
+            if outcome.retry_after_s > delay_s:
+                self._queue.add_after(key, outcome.retry_after_s)
+            return "failed"
+        self._queue.succeeded(key)
+        if plan.look_again_after_s is not None:
+            self._queue.add_after(key, plan.look_again_after_s)
+        return "written" if written else "unchanged"
+
+    def _snapshot(self, key: Key, resource: Manifest, memory: _Memory) -> Snapshot:
+        view = self._control.view(key)
+        fresh = self._now() - EVENTS_KEPT_S
+        memory.events = {uid: kept for uid, kept in memory.events.items() if kept[0] >= fresh}
+        return Snapshot(
+            resource=resource,
+            children=self._cache.children(key),
+            revisions=self._cache.revisions(key),
+            pods=self._cache.pods(key),
+            failures=tuple(memory.failures.values()),
+            templates=dict(memory.templates),
+            events=tuple(event for _, events in memory.events.values() for event in events),
+            foreign_replica_writes=self._cache.foreign_replica_writes(key),
+            settled_since=self.settled_since,
+            status_written=memory.status_written,
+            order=view.order,
+            control_status=view.control_status,
+            pod_load=view.pod_load,
+            crd_missing=self.crd_missing,
+            may_update_engine=self._has_turn(key, resource),
+        )
+
+    def _decide(self, snapshot: Snapshot) -> Plan:
+        began = self._monotonic()
+        plan = decide_plan(snapshot, self._context, self._now())
+        self._metrics.decision_seconds.observe(self._monotonic() - began)
+        for action in plan.actions:
+            self._metrics.decisions.labels(_action_name(action)).inc()
+        if plan.status is not None:
+            self._metrics.decisions.labels("status").inc()
+        if plan.notices:
+            self._metrics.decisions.labels("notice").inc(len(plan.notices))
+        return plan
+
+    async def _read_what_is_wanted(
+        self, key: Key, plan: Plan, memory: _Memory, asked: set[str]
+    ) -> bool:
+        """Reads templates and events that the plan asks for, each once a look; whether it read any."""
+        templates = [
+            name
+            for name in plan.wants_templates
+            if name not in memory.templates and name not in asked
+        ]
+        events = [uid for uid in plan.wants_events if uid not in memory.events and uid not in asked]
+        asked.update(templates, events)
+        for name in templates:
+            await self._read_template(key, name, memory)
+        for uid in events:
+            await self._read_events(key, uid, memory)
+        return bool(templates or events)
+
+    async def _read_template(self, key: Key, name: str, memory: _Memory) -> None:
+        live = await self._client.read(REPLICA_SET, key.namespace, name)
+        if live is None:
+            return
+        template = live["spec"]["template"]
+        labels = dict((template.get("metadata") or {}).get("labels") or {})
+        labels.pop(POD_TEMPLATE_HASH, None)
+        template["metadata"] = {**(template.get("metadata") or {}), "labels": labels}
+        while len(memory.templates) >= TEMPLATES_KEPT:
+            memory.templates.pop(next(iter(memory.templates)))
+        memory.templates[name] = template
+
+    async def _read_events(self, key: Key, uid: str, memory: _Memory) -> None:
+        pages = self._client.list_pages(
+            EVENT,
+            key.namespace,
+            field_selector=f"involvedObject.uid={uid},type=Warning",
+            page_size=EVENTS_READ,
+        )
+        found: list[ObjectEvent] = []
+        async for page in pages:
+            found += [event_record(item) for item in page.get("items") or ()]
+            break
+        memory.events[uid] = (self._now(), tuple(found))
+
+    def _memory_of(self, key: Key, uid: str) -> _Memory:
+        memory = self._memory.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._memory[key] = _Memory(uid)
+        return memory
+
+    def _forget(self, key: Key) -> None:
+        self._memory.pop(key, None)
+        self._queue.forget(key)
+        self._control.forget(key)
+        if self._turn == key:
+            self._turn = None
+
+    def _has_turn(self, key: Key, resource: Manifest) -> bool:
+        """One service at a time takes a newer engine; the turn ends when it is ready with it."""
+        status = resource.get("status") or {}
+        wants = bool((status.get("engine") or {}).get("updateAvailable"))
+        if self._turn == key:
+            if not wants and _is_settled(status):
+                self._turn = None
+            return True
+        if wants and self._turn is None and _updates_itself(resource) and _is_settled(status):
+            self._turn = key
+        return self._turn == key
+
+
+def _updates_itself(resource: Manifest) -> bool:
+    rollout = (resource.get("spec") or {}).get("rollout") or {}
+    return bool(rollout.get("engineUpdates") == "Automatic")
+
+
+def _is_settled(status: Manifest) -> bool:
+    """Ready, and nothing of it under way."""
+    conditions = {c.get("type"): c.get("status") for c in status.get("conditions") or ()}
+    return conditions.get("Ready") == "True" and conditions.get("Reconciling") != "True"
+
+
+def _action_name(action: object) -> str:
+    if isinstance(action, Apply):
+        return "create" if action.create_only else "apply"
+    return "delete" if isinstance(action, Delete) else "mark_pod"

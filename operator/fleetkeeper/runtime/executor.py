@@ -1,0 +1,330 @@
+"""Carries a plan out: children first, then the status, then the notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from fleetkeeper.adapters.kubernetes.client import KubernetesClient
+from fleetkeeper.adapters.kubernetes.errors import ApiError, problem_of
+from fleetkeeper.adapters.kubernetes.records import seen
+from fleetkeeper.adapters.kubernetes.resources import (
+    CHILDREN,
+    EVENT,
+    INFERENCE_SERVICE,
+    POD,
+    resource_of,
+)
+from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
+from fleetkeeper.api.names import LABEL_SERVICE
+from fleetkeeper.plan.model import (
+    Action,
+    Apply,
+    Child,
+    Delete,
+    Manifest,
+    MarkPod,
+    Notice,
+    Plan,
+    WriteFailure,
+    WriteProblem,
+)
+from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.queue import Key
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a plan.
+
+    `plan_again`: the plan rested on something that turned out otherwise (a child that was there, a
+    write that was refused): decide anew, now. `wait`: the cache is behind the server or the server
+    cannot; try again after a back-off, of `retry_after_s` at least. `gone`: the service is not there.
+    """
+
+    written: int = 0
+    plan_again: bool = False
+    wait: bool = False
+    gone: bool = False
+    retry_after_s: float = 0.0
+    failures: dict[tuple[str, str], WriteFailure] = field(default_factory=dict)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether what follows in the plan must not be done."""
+        return self.plan_again or self.wait or self.gone
+
+
+class Executor:
+    """Writes what plans say, keeps the cache up with the answers and the failures in mind."""
+
+    def __init__(
+        self,
+        client: KubernetesClient,
+        writer: KubernetesWriter,
+        cache: Cache,
+        metrics: OperatorMetrics,
+        *,
+        now: Callable[[], float],
+        instance: str,
+    ) -> None:
+        self._client = client
+        self._writer = writer
+        self._cache = cache
+        self._metrics = metrics
+        self._now = now
+        self._instance = instance
+
+    async def carry_out(
+        self,
+        key: Key,
+        resource: Manifest,
+        plan: Plan,
+        failures: dict[tuple[str, str], WriteFailure],
+    ) -> Outcome:
+        """Does what the plan says, in its order; `failures` is kept up to date.
+
+        After a refused write the other actions still run, but the status waits for a new plan, which
+        knows of the refusal.
+
+        Raises:
+            LeaseLost: this process may not write any more.
+        """
+        outcome = Outcome(failures=failures)
+        for action in plan.actions:
+            await self._act(key, resource, action, outcome)
+            if outcome.wait or outcome.gone:
+                return outcome
+        if outcome.plan_again:
+            return outcome
+        if plan.status is not None:
+            await self._write_status(key, resource, plan.status, outcome)
+        if not outcome.stopped:
+            for notice in plan.notices:
+                await self._post(key, resource, notice)
+        return outcome
+
+    async def _act(self, key: Key, resource: Manifest, action: Action, outcome: Outcome) -> None:
+        name = (_kind(action), action.name)
+        try:
+            if isinstance(action, Apply):
+                done = await self._apply(key, resource, action, outcome)
+            elif isinstance(action, Delete):
+                done = await self._delete(key, action)
+            else:
+                done = await self._mark(key, action)
+        except ApiError as problem:
+            self._refused(key, action, problem, outcome)
+            return
+        if done:
+            outcome.written += 1
+            outcome.failures.pop(name, None)
+
+    async def _apply(self, key: Key, resource: Manifest, action: Apply, outcome: Outcome) -> bool:
+        if action.create_only and not await self._may_create(key, resource, action, outcome):
+            return False
+        live = await self._writer.apply_child(
+            CHILDREN[action.kind],
+            action.manifest,
+            force=action.force and not action.create_only,
+            resource_version=action.resource_version,
+        )
+        found = seen(action.kind.value, live)
+        if isinstance(found.record, Child) and found.record.digest != action.digest:
+            self._metrics.digest_mismatches.labels(action.kind.value).inc()
+            self._cache.accept_digest(found.record, action.digest)
+            log.warning(
+                "the API server holds something else than was applied",
+                service=str(key),
+                kind=action.kind.value,
+                child=action.name,
+                hint="an admission webhook changes a field that Fleetkeeper sets",
+            )
+        self._cache.put(found)
+        log.info(
+            "applied", service=str(key), kind=action.kind.value, child=action.name, why=action.why
+        )
+        return True
+
+    async def _may_create(
+        self, key: Key, resource: Manifest, action: Apply, outcome: Outcome
+    ) -> bool:
+        """Whether the name is free. What is there already is planned with, or told as a conflict.
+
+        Where a service is not new, it is first made sure that it still exists: its children vanish
+        with it, and the news of that may come before the news of its own end.
+        """
+        if resource.get("status") and not await self._exists(key, resource):
+            outcome.gone = True
+            return False
+        live = await self._client.read(CHILDREN[action.kind], key.namespace, action.name)
+        if live is None:
+            return True
+        found = seen(action.kind.value, live)
+        child = found.record
+        if isinstance(child, Child) and _is_ours(child, key, resource):
+            self._cache.put_named(key, child)
+            outcome.plan_again = True
+        else:
+            problem = ApiError(409, "NameConflict", _foreign(action, live))
+            self._fail(key, action, WriteProblem.CONFLICT, problem.message, outcome)
+        return False
+
+    async def _exists(self, key: Key, resource: Manifest) -> bool:
+        live = await self._client.read(INFERENCE_SERVICE, key.namespace, key.name)
+        if live is not None and live["metadata"].get("uid") == resource["metadata"].get("uid"):
+            return True
+        if live is None:
+            self._cache.drop_service(key, uid=str(resource["metadata"].get("uid", "")))
+        else:
+            self._cache.put_service(live)
+        return False
+
+    async def _delete(self, key: Key, action: Delete) -> bool:
+        await self._writer.delete(
+            resource_of(action.kind),
+            key.namespace,
+            action.name,
+            uid=action.uid,
+            resource_version=action.resource_version,
+        )
+        self._cache.deleting(key, action.kind, action.name)
+        log.info("deleted", service=str(key), kind=action.kind, child=action.name, why=action.why)
+        return True
+
+    async def _mark(self, key: Key, action: MarkPod) -> bool:
+        live = await self._writer.mark_pod(
+            key.namespace, action.name, action.uid, action.deletion_cost
+        )
+        self._cache.put(seen(POD.kind, live))
+        return True
+
+    def _refused(self, key: Key, action: Action, problem: ApiError, outcome: Outcome) -> None:
+        self._metrics.errors.labels(problem.reason).inc()
+        if problem.is_stale or (problem.is_absent and not isinstance(action, Apply)):
+            outcome.wait = True
+            return
+        why = problem_of(problem)
+        if why is WriteProblem.UNAVAILABLE:
+            outcome.wait = True
+            outcome.retry_after_s = problem.retry_after_s or 0.0
+            return
+        self._fail(key, action, why, problem.message, outcome)
+
+    def _fail(
+        self, key: Key, action: Action, problem: WriteProblem, message: str, outcome: Outcome
+    ) -> None:
+        kind, now = _kind(action), self._now()
+        before = outcome.failures.get((kind, action.name))
+        failure = WriteFailure(
+            kind=kind, name=action.name, problem=problem, message=message, since=now, tried=now
+        )
+        if before is not None and before.problem is problem:
+            failure = replace(failure, since=before.since)
+        else:
+            log.warning(
+                "write refused",
+                service=str(key),
+                kind=kind,
+                child=action.name,
+                problem=problem.value,
+                message=message,
+            )
+        outcome.failures[kind, action.name] = failure
+        outcome.plan_again = True
+
+    async def _write_status(
+        self, key: Key, resource: Manifest, status: Manifest, outcome: Outcome
+    ) -> None:
+        try:
+            live = await self._writer.apply_status(
+                key.namespace, key.name, resource["metadata"]["uid"], status
+            )
+        except ApiError as problem:
+            self._metrics.errors.labels(problem.reason).inc()
+            if problem.is_absent or problem.is_stale:
+                outcome.gone = not await self._exists_quietly(key, resource)
+            outcome.wait = not outcome.gone
+            outcome.retry_after_s = problem.retry_after_s or 0.0
+            log.warning("status not written", service=str(key), error=str(problem))
+            return
+        outcome.written += 1
+        self._cache.put_service(live)
+
+    async def _exists_quietly(self, key: Key, resource: Manifest) -> bool:
+        """Whether the service exists; when that cannot be known, it does."""
+        try:
+            return await self._exists(key, resource)
+        except ApiError:
+            return True
+
+    async def _post(self, key: Key, resource: Manifest, notice: Notice) -> None:
+        """Notices are for people: one that the server does not take is logged and let go."""
+        moment = self._now()
+        try:
+            await self._writer.post_event(
+                key.namespace, event_manifest(key, resource, notice, moment, self._instance)
+            )
+        except ApiError as problem:
+            self._metrics.errors.labels(problem.reason).inc()
+            log.warning("event not posted", service=str(key), error=str(problem))
+
+
+def event_manifest(
+    key: Key, resource: Manifest, notice: Notice, moment: float, instance: str
+) -> dict[str, Any]:
+    """A Kubernetes event on the InferenceService. Its name makes it one, however often it is sent."""
+    stamp = _timestamp(moment)
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.kind,
+        "metadata": {"name": f"{key.name}.{int(moment * 1e6):x}", "namespace": key.namespace},
+        "involvedObject": {
+            "apiVersion": INFERENCE_SERVICE.api_version,
+            "kind": INFERENCE_SERVICE.kind,
+            "namespace": key.namespace,
+            "name": key.name,
+            "uid": resource["metadata"].get("uid", ""),
+            "resourceVersion": resource["metadata"].get("resourceVersion", ""),
+        },
+        "type": notice.type,
+        "reason": notice.reason,
+        "message": notice.message[:1024],
+        "source": {"component": "fleetkeeper"},
+        "reportingComponent": "fleetkeeper.io/operator",
+        "reportingInstance": instance[:128],
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }
+
+
+def _timestamp(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _kind(action: Action) -> str:
+    if isinstance(action, Apply):
+        return action.kind.value
+    return action.kind if isinstance(action, Delete) else POD.kind
+
+
+def _is_ours(child: Child, key: Key, resource: Manifest) -> bool:
+    if child.controller_uid is not None:
+        return bool(child.controller_uid == resource["metadata"].get("uid"))
+    return child.service == key.name
+
+
+def _foreign(action: Apply, live: Manifest) -> str:
+    owner = next(iter(live["metadata"].get("ownerReferences") or ()), None)
+    whose = f"; it belongs to {owner['kind']} {owner['name']}" if owner else ""
+    label = (live["metadata"].get("labels") or {}).get(LABEL_SERVICE)
+    whose = whose or (f"; it is labelled as part of service {label}" if label else "")
+    return f"{action.kind} {action.name} exists already and is not of this service{whose}"

@@ -1,0 +1,113 @@
+"""Health, readiness and metrics on one port.
+
+Alive means: the last full resync ended less than three periods ago and the event loop is not behind.
+It does not ask whether the API server answers: to be restarted would not help that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from fleetkeeper.runtime.metrics import OperatorMetrics
+
+LAG_PERIOD_S: Final = 1.0
+LONGEST_LAG_S: Final = 15.0
+"""A loop that is later than this has stopped serving; a long collection takes a tenth of a second."""
+PERIODS: Final = 3
+
+
+@dataclass(slots=True)
+class Vitals:
+    """What health is judged by; times by the monotonic clock."""
+
+    started: float
+    resync_period_s: float
+    last_resync: float | None = None
+    loop_lag_s: float = 0.0
+    synced: bool = False
+
+    def ill(self, now: float) -> str:
+        """Why this process should be restarted; "" when it should not."""
+        silent_s = now - (self.started if self.last_resync is None else self.last_resync)
+        if silent_s >= PERIODS * self.resync_period_s:
+            return f"no resync ended for {silent_s:.0f} s, {PERIODS} periods of {self.resync_period_s:.0f} s"
+        if self.loop_lag_s >= LONGEST_LAG_S:
+            return f"the event loop is {self.loop_lag_s:.0f} s behind"
+        return ""
+
+
+async def watch_lag(
+    vitals: Vitals, metrics: OperatorMetrics, monotonic: Callable[[], float]
+) -> None:
+    """Measures how late the loop is, for ever."""
+    while True:
+        before = monotonic()
+        await asyncio.sleep(LAG_PERIOD_S)
+        vitals.loop_lag_s = max(0.0, monotonic() - before - LAG_PERIOD_S)
+        metrics.loop_lag_seconds.set(vitals.loop_lag_s)
+
+
+class HealthServer:
+    """/healthz, /readyz and /metrics."""
+
+    def __init__(
+        self,
+        vitals: Vitals,
+        metrics: OperatorMetrics,
+        *,
+        monotonic: Callable[[], float],
+        refresh: Callable[[], None],
+    ) -> None:
+        self._vitals = vitals
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._refresh = refresh
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, address: str, port: int) -> int:
+        """Listens; the port, which 0 leaves to the system.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._serve_metrics)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, address, port)
+        await site.start()
+        return int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Listens no more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        del request
+        self._refresh()
+        ill = self._vitals.ill(self._monotonic())
+        return web.Response(text=ill or "ok", status=500 if ill else 200)
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        del request
+        ready = self._vitals.synced
+        return web.Response(
+            text="ok" if ready else "the caches are not complete yet", status=200 if ready else 503
+        )
+
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
+        del request
+        self._refresh()
+        return web.Response(
+            body=generate_latest(self._metrics.registry),
+            headers={"Content-Type": CONTENT_TYPE_LATEST},
+        )
