@@ -90,6 +90,16 @@ def _node_values_fit(of: s.NodeRequirement) -> bool:
     return not of.values
 
 
+def _names_one_node(of: s.NodeTerm) -> bool:
+    """Kubernetes knows one field of nodes, and takes one value for it."""
+    return all(
+        field.key == "metadata.name"
+        and field.operator in {s.NodeSelectorOperator.IN, s.NodeSelectorOperator.NOT_IN}
+        and len(field.values) == 1
+        for field in of.match_fields
+    )
+
+
 _QUANTITY = "must be a quantity: a number with a unit, such as 32Gi, 500m or 4"
 _POSITIVE = "must be more than 0"
 _KEY_MESSAGE = "a name is no label or annotation name; write NAME or DOMAIN/NAME, such as team or example.com/team"
@@ -237,6 +247,14 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "(self.operator in ['Gt', 'Lt'] ? size(self.values) == 1 && self.values[0].matches('^[0-9]{1,18}$') : size(self.values) == 0)",
             _node_values_fit,
             "In and NotIn need values, Gt and Lt one whole number; Exists and DoesNotExist take none",
+        ),
+    ),
+    s.NodeTerm: (
+        Rule[s.NodeTerm](
+            "matchFields",
+            "self.matchFields.all(f, f.key == 'metadata.name' && f.operator in ['In', 'NotIn'] && size(f.values) == 1)",
+            _names_one_node,
+            "the only field is metadata.name, with In or NotIn and one value; use matchExpressions for labels",
         ),
     ),
     t.Placement: (

@@ -148,7 +148,7 @@ class SecretKey(Section):
         "token",
         min_length=1,
         max_length=253,
-        pattern=r"^[-._a-zA-Z0-9]+$",
+        pattern=r"^\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$",
         description="The key within the Secret.",
     )
 
@@ -581,7 +581,7 @@ class InferenceServiceSpec(Section):
     )
     replicas: Replicas | None = Field(
         None,
-        description="The ordered number of replicas, 0 to 1000: by a person, kubectl scale, HPA or KEDA. It wins in every mode. 0 stops the service. Absent means that Fleetkeeper decides.",
+        description="The ordered number of replicas: by a person, kubectl scale, HPA or KEDA. It wins in every mode. 0 stops the service. Absent means that Fleetkeeper decides.",
     )
     scaling: Scaling = Field(default_factory=Scaling, description="How many replicas.")
     objectives: Objectives = Field(
