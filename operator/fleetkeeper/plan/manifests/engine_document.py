@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from math import ceil
 
+from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profile import EngineProfile, effective_resources
 from fleetkeeper.api.quantity import parse_quantity
@@ -39,7 +40,7 @@ def desired_engine_document(
     """The document as a plain dict.
 
     Raises:
-        EngineOptionRefused: an option is not allowed by the profile.
+        EngineOptionRefused: an option is not allowed.
     """
     spec = service.spec
     resources = effective_resources(spec, profile)
@@ -101,11 +102,13 @@ def _model(model: Model, service_name: str) -> Manifest:
 
 def _engine(spec: InferenceServiceSpec, profile: EngineProfile) -> Manifest:
     engine = spec.engine
+    options = _options(spec, profile)
     written: Manifest = {
         "dtype": engine.dtype.value,
         "tensorParallelSize": engine.tensor_parallel_size,
         "prefixCaching": engine.prefix_caching,
-        "options": _options(spec, profile),
+        "speculativeTokens": int(options.get("spec-tokens", "0")),
+        "options": options,
     }
     if engine.quantization is not None:
         written["quantization"] = engine.quantization.value
@@ -115,11 +118,9 @@ def _engine(spec: InferenceServiceSpec, profile: EngineProfile) -> Manifest:
 
 
 def _options(spec: InferenceServiceSpec, profile: EngineProfile) -> dict[str, str]:
-    refused = [name for name in spec.engine.options if not profile.allows_option(name)]
-    if refused:
-        raise EngineOptionRefused(
-            f"engine profile {profile.name} does not allow the options {', '.join(refused)}"
-        )
+    errors = option_errors(spec.engine.options, profile.options)
+    if errors:
+        raise EngineOptionRefused("; ".join(f"{error.path}: {error.message}" for error in errors))
     return dict(spec.engine.options)
 
 
