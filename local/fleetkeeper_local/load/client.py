@@ -1,0 +1,222 @@
+"""A client as users should write theirs: pooled connections, deadlines, patient retries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+RETRIED_STATUSES = frozenset({429, 502, 503, 504})
+DONE = "[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one request, all its attempts together.
+
+    `cause` is empty when it succeeded; else `http_<status>`, `timeout`, `connection` or `truncated`
+    (the stream ended without its closing frame). Times are seconds by the event loop's clock.
+    """
+
+    ok: bool
+    cause: str
+    status: int
+    attempts: int
+    started_s: float
+    first_token_s: float | None
+    ended_s: float
+    tokens: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long and how often a client tries.
+
+    The wait before attempt n is drawn evenly from 0 to base x 2^n (full jitter), at most
+    `longest_wait_s`; a server's Retry-After is honoured when it asks for more.
+    """
+
+    attempts: int = 5
+    base_wait_s: float = 0.25
+    longest_wait_s: float = 10.0
+    request_timeout_s: float = 120.0
+
+    def wait_s(self, attempt: int, retry_after_s: float | None, rng: random.Random) -> float:
+        """Seconds to wait after failed attempt number `attempt` (from 0)."""
+        drawn = rng.uniform(0.0, min(self.longest_wait_s, self.base_wait_s * 2**attempt))
+        if retry_after_s is None:
+            return drawn
+        return max(drawn, min(retry_after_s, self.longest_wait_s))
+
+
+def parse_retry_after(value: str | None) -> float | None:
+    """Seconds from a Retry-After header in its numeric form; None when absent or not a number."""
+    try:
+        seconds = float(value) if value is not None else None
+    except ValueError:
+        return None
+    return seconds if seconds is not None and 0 <= seconds < float("inf") else None
+
+
+class RequestFailedError(Exception):
+    """One attempt failed; `cause` as in Outcome."""
+
+    def __init__(
+        self, cause: str, status: int = 0, retry_after_s: float | None = None, detail: str = ""
+    ) -> None:
+        super().__init__(f"{cause} {detail}".strip())
+        self.cause = cause
+        self.status = status
+        self.retry_after_s = retry_after_s
+        self.detail = detail
+
+    @property
+    def can_be_retried(self) -> bool:
+        """Whether another attempt makes sense: refused or unreachable, and not half an answer."""
+        return self.status in RETRIED_STATUSES or self.cause == "connection"
+
+
+class CompletionClient:
+    """Streams completions from `base_url` (ends in /v1) over one pool of connections."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        patience: Patience | None = None,
+        connections: int = 512,
+        seed: int = 0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._url = f"{base_url.rstrip('/')}/completions"
+        self._model = model
+        self._patience = patience or Patience()
+        self._connections = connections
+        self._rng = random.Random(seed)  # noqa: S311 - jitter, not secrecy
+        self._sleep = sleep
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Opens the pool."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=30),
+            timeout=aiohttp.ClientTimeout(total=self._patience.request_timeout_s, sock_connect=5),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Closes the pool and whatever is still under way on it."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def complete(
+        self,
+        prompt: str | list[int],
+        max_tokens: int,
+        *,
+        tier: str | None = None,
+        session: str | None = None,
+    ) -> Outcome:
+        """Sends one request, trying again as its patience allows; never raises for its failure."""
+        loop = asyncio.get_running_loop()
+        headers = {"X-Request-Id": uuid.uuid4().hex}
+        if tier is not None:
+            headers["X-Inference-Tier"] = tier
+        if session is not None:
+            headers["X-Session-ID"] = session
+        body = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        started_s = loop.time()
+        last = RequestFailedError("none")
+        for attempt in range(self._patience.attempts):
+            try:
+                first_s, tokens = await self._stream(body, headers)
+            except RequestFailedError as failure:
+                last = failure
+                if not failure.can_be_retried or attempt + 1 == self._patience.attempts:
+                    break
+                await self._sleep(self._patience.wait_s(attempt, failure.retry_after_s, self._rng))
+            else:
+                return Outcome(True, "", 200, attempt + 1, started_s, first_s, loop.time(), tokens)
+        return Outcome(
+            False,
+            last.cause,
+            last.status,
+            attempt + 1,
+            started_s,
+            None,
+            loop.time(),
+            0,
+            last.detail,
+        )
+
+    async def _stream(
+        self, body: dict[str, Any], headers: dict[str, str]
+    ) -> tuple[float | None, int]:
+        """One attempt: time of the first token and the number of tokens.
+
+        Raises:
+            RequestFailedError: Refused, unreachable, late, or ended before its closing frame.
+        """
+        if self._session is None:
+            raise RuntimeError("CompletionClient is used outside `async with`")
+        try:
+            async with self._session.post(self._url, json=body, headers=headers) as answer:
+                if answer.status != 200:
+                    raise RequestFailedError(
+                        f"http_{answer.status}",
+                        answer.status,
+                        parse_retry_after(answer.headers.get("Retry-After")),
+                        (await answer.text())[:300],
+                    )
+                return await self._read(answer)
+        except TimeoutError as error:
+            raise RequestFailedError("timeout", detail=str(error)) from error
+        except aiohttp.ClientPayloadError as error:
+            raise RequestFailedError("truncated", detail=str(error)) from error
+        except aiohttp.ClientError as error:
+            raise RequestFailedError("connection", detail=str(error)) from error
+
+    @staticmethod
+    async def _read(answer: aiohttp.ClientResponse) -> tuple[float | None, int]:
+        """Reads server-sent events to their closing frame."""
+        loop = asyncio.get_running_loop()
+        first_s: float | None = None
+        tokens = 0
+        async for line in answer.content:
+            text = line.decode().strip()
+            if not text.startswith("data:"):
+                continue
+            data = text.removeprefix("data:").strip()
+            if data == DONE:
+                return first_s, tokens
+            frame = json.loads(data)
+            if frame.get("error"):
+                raise RequestFailedError("truncated", detail=str(frame["error"])[:300])
+            if frame.get("choices") and first_s is None:
+                first_s = loop.time()
+            usage = frame.get("usage")
+            if usage:
+                tokens = int(usage["completion_tokens"])
+        raise RequestFailedError("truncated", detail="the stream ended without its closing frame")
