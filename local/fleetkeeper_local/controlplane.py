@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from fleetkeeper_local import flags, probes
 from fleetkeeper_local.errors import LocalError
@@ -72,7 +72,7 @@ class ControlPlane:
         scheduler: bool = True,
         tied: bool = True,
         endpoint: Endpoint | None = None,
-        node_profile: flags.NodeProfile | None = None,
+        real_node: bool = False,
     ) -> None:
         """Describes a control plane; nothing runs before `start`.
 
@@ -81,15 +81,15 @@ class ControlPlane:
             scheduler: whether pods are scheduled.
             tied: whether everything ends with the thread that starts it.
             endpoint: address and ports; by default free ones on 127.0.0.1.
-            node_profile: how a real kubelet is reached, where there is one.
+            real_node: whether a real kubelet and real pods stand behind the API server.
         """
         self._temporary = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="fleetkeeper-"))
         self._scheduler = scheduler
         self._endpoint = endpoint
-        self._node = node_profile
+        self._real_node = real_node
         self.processes = Processes(self.directory, tied=tied)
-        self._fake_nodes = FakeNodes(self)
+        self._fake_nodes = FakeNodes(self, taint=real_node)
 
     # -- addresses and files ------------------------------------------------------------------
 
@@ -131,9 +131,17 @@ class ControlPlane:
         """One JSON event a line for every request, level Metadata, without RequestReceived."""
         return self.directory / "audit.log"
 
+    def is_described(self) -> bool:
+        """Whether an earlier start wrote down address and ports."""
+        return self._endpoint is not None or self._read_state() is not None
+
+    def use_endpoint(self, endpoint: Endpoint) -> None:
+        """Sets address and ports before the first start."""
+        self._endpoint = endpoint
+
     # -- life ---------------------------------------------------------------------------------
 
-    def start(self) -> ControlPlane:
+    def start(self) -> Self:
         """Starts what does not run yet and returns when the API serves and controllers work.
 
         Raises:
@@ -178,7 +186,7 @@ class ControlPlane:
         names += ["kube-scheduler"] if self._scheduler else []
         return all(self.processes.running(name) for name in names) and self._api_ready()
 
-    def __enter__(self) -> ControlPlane:
+    def __enter__(self) -> Self:
         """Starts it."""
         return self.start()
 
@@ -260,6 +268,14 @@ class ControlPlane:
         """
         return self._fake_nodes.add(count, gpus, labels or {})
 
+    def ensure_nodes(self, count: int, gpus: int = 8) -> None:
+        """Adds fake nodes until there are `count` of them."""
+        missing = count - len(self._fake_nodes.names())
+        if missing > 0:
+            self.add_nodes(missing, gpus)
+        else:
+            self._fake_nodes.ensure_kwok()
+
     # -- inside -------------------------------------------------------------------------------
 
     def _start_once(self) -> None:
@@ -273,7 +289,7 @@ class ControlPlane:
             "etcd", lambda: probes.listens("127.0.0.1", endpoint.etcd), START_TIMEOUT_S
         )
         self.processes.start(
-            "kube-apiserver", flags.apiserver(self.directory, endpoint, self._node)
+            "kube-apiserver", flags.apiserver(self.directory, endpoint, real_node=self._real_node)
         )
         self.processes.await_ready("kube-apiserver", self._api_ready, START_TIMEOUT_S)
         self.processes.start(

@@ -76,9 +76,9 @@ class FakeNodes:
 
     def add(self, count: int, gpus: int, labels: Mapping[str, str]) -> list[str]:
         """Creates `count` nodes and returns their names once all are Ready."""
-        self._ensure_kwok()
-        listed = (self._plane.get("/api/v1/nodes?labelSelector=type%3Dkwok") or {}).get("items", ())
-        names = [f"gpu-{len(listed) + index:04d}" for index in range(count)]
+        self.ensure_kwok()
+        first = len(self.names())
+        names = [f"gpu-{first + index:04d}" for index in range(count)]
         nodes = [self._node(name, gpus, labels) for name in names]
         self._plane.kubectl("create", "--validate=false", "-f", "-", input=_as_list(nodes))
         self._plane.processes.await_ready(
@@ -95,7 +95,13 @@ class FakeNodes:
             if condition["type"] == "Ready" and condition["status"] == "True"
         }
 
-    def _ensure_kwok(self) -> None:
+    def names(self) -> list[str]:
+        """The fake nodes there are."""
+        nodes = self._plane.get("/api/v1/nodes?labelSelector=type%3Dkwok") or {}
+        return [node["metadata"]["name"] for node in nodes.get("items", ())]
+
+    def ensure_kwok(self) -> None:
+        """Starts kwok unless it runs."""
         build_programs(["kwok"])
         plane = self._plane
         argv = flags.kwok(plane.directory, plane.endpoint, f"{ANNOTATION}=fake")

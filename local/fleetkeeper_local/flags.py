@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,13 +26,6 @@ AUDIT_POLICY = {
 
 CLIENT_QPS = 300
 """Requests a second that controllers may send; the defaults (20 to 50) make 1,000 pods a minute's wait."""
-
-
-@dataclass(frozen=True)
-class NodeProfile:
-    """What differs where a real kubelet and real pods stand behind the API server."""
-
-    service_cidr: str = SERVICE_CIDR
 
 
 def etcd(directory: Path, endpoint: Endpoint) -> list[str | Path]:
@@ -63,7 +55,7 @@ def etcd(directory: Path, endpoint: Endpoint) -> list[str | Path]:
     ]
 
 
-def apiserver(directory: Path, endpoint: Endpoint, node: NodeProfile | None) -> list[str | Path]:
+def apiserver(directory: Path, endpoint: Endpoint, *, real_node: bool) -> list[str | Path]:
     """kube-apiserver: certificates only, Node and RBAC authorisation, no anonymous access."""
     pki = directory / "pki"
     argv: list[str | Path] = [
@@ -97,7 +89,7 @@ def apiserver(directory: Path, endpoint: Endpoint, node: NodeProfile | None) -> 
         f"--proxy-client-cert-file={pki / 'front-proxy.crt'}",
         f"--proxy-client-key-file={pki / 'front-proxy.key'}",
     ]
-    if node is None:
+    if not real_node:
         # A loopback address must not stand behind the Service `kubernetes`, and no pod asks for it.
         return [*argv, "--endpoint-reconciler-type=none"]
     return [

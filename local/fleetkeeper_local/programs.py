@@ -13,7 +13,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.paths import NODE_SOURCES, cache_dir
+from fleetkeeper_local.report import say
 
 KUBERNETES_VERSION = "1.36.3"
 HELM_VERSION = "3.22.0"
@@ -117,6 +117,7 @@ PROGRAMS = {
             tags="remove_all_sd,enable_kubernetes_sd,enable_static_sd,enable_file_sd",
         ),
         Program(name="coredns", module="coredns", package="."),
+        Program(name="pause", module="pause", package="."),
     )
 }
 
@@ -207,7 +208,7 @@ def _build(program: Program) -> None:
         if (home / program.name).exists():
             return
         started = time.monotonic()
-        print(f"local: building {program.name} (the first time takes minutes)", file=sys.stderr)
+        say(f"building {program.name} (the first time takes minutes)")
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".build-") as scratch:
             draft = Path(scratch) / "whole"
             draft.mkdir()
@@ -218,9 +219,7 @@ def _build(program: Program) -> None:
                 _collect(program, program.assets, draft)
             # The folder appears whole: whoever sees it may use everything in it.
             draft.replace(home)
-        print(
-            f"local: {program.name} is ready ({time.monotonic() - started:.0f} s)", file=sys.stderr
-        )
+        say(f"{program.name} is ready ({time.monotonic() - started:.0f} s)")
 
 
 def _compile(program: Program, target: Path, log: Path, started: float) -> None:
@@ -241,7 +240,7 @@ def _compile(program: Program, target: Path, log: Path, started: float) -> None:
         try:
             while _still_running(child):
                 waited_s = time.monotonic() - started
-                print(f"local: building {program.name} ... {waited_s:.0f} s", file=sys.stderr)
+                say(f"building {program.name} ... {waited_s:.0f} s")
         finally:
             if child.poll() is None:
                 child.terminate()

@@ -1,0 +1,234 @@
+"""`fleetkeeper local`: a real Kubernetes on this machine, started and removed by one command each."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import psutil
+import typer
+
+from fleetkeeper_local import controlplane, lock, nodeflags
+from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.node import Node
+from fleetkeeper_local.paths import data_dir
+from fleetkeeper_local.processes import Processes
+from fleetkeeper_local.programs import program_path
+from fleetkeeper_local.report import say
+from fleetkeeper_local.settings import NodeSettings
+
+app = typer.Typer(
+    help="A real single-node Kubernetes on this machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+T = TypeVar("T")
+MARK = "control-plane-only"
+"""A file in the data folder: what runs there has no node."""
+
+Dir = Annotated[
+    Path,
+    typer.Option("--dir", help="Data folder.", default_factory=data_dir, show_default="~/.local/…"),
+]
+
+
+@app.command()
+def up(
+    *,
+    directory: Dir,
+    control_plane_only: Annotated[
+        bool,
+        typer.Option(
+            "--control-plane-only",
+            help="API server, controllers and scheduler only: no root, no containers.",
+        ),
+    ] = False,
+    gpu_nodes: Annotated[
+        int, typer.Option(help="Fake nodes to add (kwok), each with 8 GPUs.", min=0)
+    ] = 0,
+    api_port: Annotated[int, typer.Option(help="Port of the API server.")] = NodeSettings.api_port,
+    registry_port: Annotated[
+        int, typer.Option(help="Port of the image registry.")
+    ] = NodeSettings.registry_port,
+    prometheus_port: Annotated[
+        int, typer.Option(help="Port of Prometheus.")
+    ] = NodeSettings.prometheus_port,
+    bridge: Annotated[str, typer.Option(help="Name of the bridge.")] = NodeSettings.bridge,
+    pod_cidr: Annotated[str, typer.Option(help="The pods' network.")] = NodeSettings.pod_cidr,
+    prometheus: Annotated[bool, typer.Option(help="Run a Prometheus.")] = True,
+) -> None:
+    """Start the cluster; a second call changes nothing, a call after a crash heals."""
+    began = time.monotonic()
+    if control_plane_only:
+        plane = _orderly(lambda: _up_plane(directory))
+    else:
+        settings = NodeSettings(
+            directory=directory,
+            bridge=bridge,
+            pod_cidr=pod_cidr,
+            api_port=api_port,
+            registry_port=registry_port,
+            prometheus_port=prometheus_port,
+            prometheus=prometheus,
+        )
+        plane = _orderly(lambda: _up_node(settings))
+    if gpu_nodes:
+        _orderly(lambda: plane.ensure_nodes(gpu_nodes))
+    say(
+        f"ready after {time.monotonic() - began:.1f} s; use it by: export KUBECONFIG={plane.kubeconfig}"
+    )
+
+
+@app.command()
+def down(
+    directory: Dir,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Remove the images and the whole data folder too.")
+    ] = False,
+) -> None:
+    """End and remove the cluster; images stay for the next start."""
+    if not directory.exists():
+        say(f"nothing to remove: {directory} does not exist")
+        return
+    if _is_plane_only(directory):
+        _orderly(lambda: controlplane.remove(directory))
+    else:
+        _orderly(lambda: Node(_settings(directory)).down(purge=purge))
+    say("removed")
+
+
+@app.command()
+def status(directory: Dir) -> None:
+    """Show what runs; exit code 0 when all of it does."""
+    processes = Processes(directory, tied=False)
+    names = processes.names()
+    if not names:
+        typer.echo(f"nothing runs in {directory}")
+        raise typer.Exit(1)
+    alive = True
+    for name in names:
+        process = processes.running(name)
+        alive = alive and process is not None
+        typer.echo(f"{name:26} {_described(process)}")
+    if _is_plane_only(directory):
+        plane = ControlPlane(directory, tied=False)
+        typer.echo(f"API         {plane.apiserver_url}")
+        typer.echo("pods        scheduled to fake nodes only: there is no container runtime")
+    else:
+        settings = _settings(directory)
+        plane = Node(settings).plane
+        typer.echo(f"API         {plane.apiserver_url}")
+        typer.echo(f"registry    localhost:{settings.registry_port}")
+        typer.echo(f"Prometheus  {Node(settings).prometheus_url}")
+        typer.echo("NetworkPolicy objects are stored and NOT enforced on this node")
+    typer.echo(f"kubeconfig  {plane.kubeconfig}")
+    if not alive:
+        typer.echo("some parts do not run; `fleetkeeper local up` starts them again")
+        raise typer.Exit(1)
+
+
+@app.command()
+def logs(
+    component: Annotated[str, typer.Argument(help="kubelet, kube-apiserver, etcd, ...")],
+    directory: Dir,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
+) -> None:
+    """Print the log of a component."""
+    processes = Processes(directory, tied=False)
+    path = processes.log_file(component)
+    if not path.exists():
+        known = ", ".join(sorted(log.stem for log in path.parent.glob("*.log"))) or "none"
+        raise _failure(f"no log of {component!r} in {directory}; there are: {known}")
+    if follow:
+        subprocess.run(["tail", "-n", str(lines), "-F", str(path)], check=False)
+        return
+    typer.echo(processes.log_tail(component, lines))
+
+
+@app.command()
+def kubeconfig(directory: Dir) -> None:
+    """Print the path of the administrator's kubeconfig."""
+    path = ControlPlane(directory, tied=False).kubeconfig
+    if not path.exists():
+        raise _failure(f"no cluster was started in {directory}; run: fleetkeeper local up")
+    typer.echo(path)
+
+
+@app.command("load-image")
+def load_image(
+    source: Annotated[
+        str,
+        typer.Argument(help="A tar archive, an OCI folder, or containers-storage:NAME (buildah)."),
+    ],
+    name: Annotated[str, typer.Argument(help="NAME or NAME:TAG in the cluster's registry.")],
+    directory: Dir,
+) -> None:
+    """Put an image where the node's pods can pull it, and print its name there."""
+    repository, _, tag = name.partition(":")
+    typer.echo(
+        _orderly(lambda: Node(_settings(directory)).load_image(source, repository, tag or "latest"))
+    )
+
+
+@app.command("program")
+def program(
+    name: Annotated[str, typer.Argument(help="kubectl, helm, kwok, prometheus, ...")],
+) -> None:
+    """Print the path of a program the cluster is made of; built when it is not there yet."""
+    typer.echo(_orderly(lambda: program_path(name)))
+
+
+def _up_plane(directory: Path) -> ControlPlane:
+    with lock.exclusive(directory):
+        if lock.machine_owner() == directory.resolve():
+            raise LocalError(f"a whole node lives in {directory}; choose another folder with --dir")
+        (directory / MARK).touch()
+        return ControlPlane(directory, tied=False).start()
+
+
+def _up_node(settings: NodeSettings) -> ControlPlane:
+    if _is_plane_only(settings.directory):
+        raise LocalError(
+            f"a control plane without node lives in {settings.directory}; remove it "
+            f"(fleetkeeper local down --dir {settings.directory}) or choose another --dir"
+        )
+    node = Node(settings)
+    if not node.up():
+        say("everything runs already")
+    return node.plane
+
+
+def _is_plane_only(directory: Path) -> bool:
+    return (directory / MARK).exists()
+
+
+def _settings(directory: Path) -> NodeSettings:
+    return nodeflags.read_settings(directory)
+
+
+def _described(process: psutil.Process | None) -> str:
+    if process is None:
+        return "does not run"
+    memory_mib = process.memory_info().rss / 1024**2
+    age_s = time.time() - process.create_time()
+    return f"pid {process.pid:<8} {memory_mib:5.0f} MiB  up {age_s:.0f} s"
+
+
+def _orderly(work: Callable[[], T]) -> T:
+    """Runs the work; what a person can mend becomes one message and exit code 1."""
+    try:
+        return work()
+    except LocalError as error:
+        raise _failure(str(error)) from error
+
+
+def _failure(text: str) -> typer.Exit:
+    typer.echo(f"fleetkeeper local: {text}", err=True)
+    return typer.Exit(1)

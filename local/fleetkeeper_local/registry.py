@@ -1,0 +1,66 @@
+"""The cluster's own image registry on loopback, filled by skopeo."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from fleetkeeper_local import probes
+from fleetkeeper_local.errors import LocalError
+
+PUSH_TIMEOUT_S = 900
+
+
+def write_registry_config(path: Path, data: Path, port: int) -> None:
+    """Writes the configuration of docker-registry: a folder, loopback, deletions allowed."""
+    document = {
+        "version": 0.1,
+        "log": {"level": "warn"},
+        "storage": {
+            "filesystem": {"rootdirectory": str(data)},
+            "delete": {"enabled": True},
+            "maintenance": {"uploadpurging": {"enabled": False}},
+        },
+        "http": {"addr": f"127.0.0.1:{port}"},
+    }
+    path.write_text(yaml.safe_dump(document))
+
+
+def reference(port: int, name: str, tag: str) -> str:
+    """How pods name an image in the registry: `localhost:PORT/NAME:TAG`, pulled by plain http."""
+    return f"localhost:{port}/{name}:{tag}"
+
+
+def has_image(port: int, name: str, tag: str) -> bool:
+    """Whether the registry holds this tag."""
+    tags = probes.fetch_json(f"http://127.0.0.1:{port}/v2/{name}/tags/list")
+    return tags is not None and tag in (tags.get("tags") or ())
+
+
+def push(source: str, port: int, name: str, tag: str) -> str:
+    """Copies an image into the registry and returns the name by which pods pull it.
+
+    Args:
+        source: what skopeo reads: `oci:DIR:TAG`, `docker-archive:FILE`, `containers-storage:NAME`.
+        port: the registry's.
+        name: repository name.
+        tag: its tag.
+
+    Raises:
+        LocalError: the copy failed; the text is skopeo's.
+    """
+    target = reference(port, name, tag)
+    argv = ["skopeo", "copy", "--insecure-policy", "--quiet", "--dest-tls-verify=false"]
+    done = subprocess.run(
+        [*argv, source, f"docker://{target}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PUSH_TIMEOUT_S,
+    )
+    if done.returncode:
+        raise LocalError(f"{source} could not be copied to {target}: {done.stderr.strip()}")
+    return target

@@ -1,0 +1,38 @@
+"""What may be chosen of a local node; the defaults fit a machine that runs one."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleetkeeper_local.paths import data_dir
+
+DNS_IP = "10.96.0.10"
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """The data folder, the names and the addresses of one node."""
+
+    directory: Path = field(default_factory=data_dir)
+    """Everything the node writes lies below it."""
+    bridge: str = "fk0"
+    """The interface that joins host and pods; it carries the node's address."""
+    pod_cidr: str = "10.244.0.0/24"
+    node_name: str = "node1"
+    api_port: int = 16443
+    registry_port: int = 5000
+    prometheus_port: int = 9090
+    prometheus: bool = True
+    """Whether a Prometheus is run that scrapes annotated pods."""
+
+    @property
+    def node_ip(self) -> str:
+        """The bridge's address: the first of the pods' network."""
+        return str(ipaddress.ip_network(self.pod_cidr)[1])
+
+    @property
+    def containerd_socket(self) -> Path:
+        """Where containerd listens."""
+        return self.directory / "sockets" / "containerd.sock"
