@@ -112,7 +112,9 @@ def _paused(look: Assessment) -> Value | None:
 
 
 def _starting(look: Assessment) -> Value | None:
-    return _false(Reason.STARTING) if look.facts.engine_pods else None
+    """From the first write on, so that a start is one change of the status and not three."""
+    is_wanted = look.replicas is not None and look.replicas.value > 0
+    return _false(Reason.STARTING) if is_wanted or look.facts.engine_pods else None
 
 
 _PAUSED = "spec.paused is true: nothing is written. Set it to false to go on."
@@ -171,9 +173,7 @@ def progressing(look: Assessment) -> Value:
     if held:
         return held
     facts = look.facts
-    if facts.engine is None:
-        return _true(Reason.WRITING)
-    wanted = look.replicas.value if look.replicas else facts.engine.desired_replicas
+    wanted = look.replicas.value if look.replicas else facts.live_replicas or 0
     if not look.is_on_target and not (wanted == 0 and not facts.engine_pods):
         return _true(Reason.ROLLING_OUT if facts.ready_replicas else Reason.STARTING)
     return _moving_count(look, wanted)
@@ -196,10 +196,12 @@ def _moving_count(look: Assessment, wanted: int) -> Value:
     pods = len(look.facts.engine_pods)
     if pods > wanted:
         return _true(Reason.SCALING_DOWN)
+    if wanted > 0 and look.facts.ready_replicas == 0:
+        return _true(Reason.STARTING)
     if pods < wanted:
         return _true(Reason.SCALING_UP)
     if look.facts.ready_replicas < wanted:
-        return _true(Reason.STARTING)
+        return _true(Reason.SCALING_UP, Reason.STARTING.text)
     if wanted == 0:
         return _false(Reason.STOPPED)
     return _false(Reason.ROLLED_OUT)

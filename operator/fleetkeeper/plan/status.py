@@ -15,7 +15,7 @@ from fleetkeeper.plan.conditions import decide_conditions
 from fleetkeeper.plan.engine_choice import EngineDecision
 from fleetkeeper.plan.model import Manifest
 from fleetkeeper.plan.moment import text_of_time
-from fleetkeeper.plan.replicas import ReplicaDecision
+from fleetkeeper.plan.replicas import ReplicaDecision, Source
 from fleetkeeper.plan.rollout import LastGood
 
 WRITE_EVERY_S = 10.0
@@ -96,15 +96,21 @@ def status_control(look: Assessment, now: float) -> Status:
 
 
 def status_scaling(decision: ReplicaDecision, before: object, now: float) -> Status:
-    """The number in force and why; `since` is the time of its last change."""
+    """The number in force and why; `since` is the time of its last change.
+
+    A held number keeps the reason for which it was set.
+    """
+    known = before if isinstance(before, Mapping) else {}
+    is_same = known.get("desired") == decision.value and "since" in known
+    if is_same and decision.source is Source.HOLD:
+        return dict(known)
     told: Status = {
         "desired": decision.value,
         "reason": str(decision.reason),
         "message": decision.message,
     }
-    known = before if isinstance(before, Mapping) else {}
-    is_same = all(known.get(key) == told[key] for key in ("desired", "reason"))
-    return {**told, "since": known["since"] if is_same and "since" in known else text_of_time(now)}
+    is_same = is_same and known.get("reason") == told["reason"]
+    return {**told, "since": known["since"] if is_same else text_of_time(now)}
 
 
 def status_summary(look: Assessment, status: Status) -> Status:
