@@ -1,0 +1,209 @@
+"""Measure Fleetkeeper with the harness that measured its peers, on a control plane of its own.
+
+Usage: run.py --measure PATH/measure.py --n 100 [--routing None] [--out FOLDER]
+
+Starts etcd, kube-apiserver, controller-manager, scheduler and kwok, measures the floor (a client
+that creates N Deployments by itself), then runs the harness and prints its figures as a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.programs import program_path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+GPUS_A_NODE = 8
+IN_FLIGHT = 16
+
+
+def main() -> None:
+    args = _arguments()
+    out: Path = args.out
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"{args.routing}-{args.n}"
+    with ControlPlane() as plane:
+        plane.add_nodes(-(-args.n * 2 // GPUS_A_NODE), gpus=GPUS_A_NODE)
+        operator, harness = _users(plane)
+        floor = None if args.no_floor else asyncio.run(_floor(_access(harness), args.n))
+        command = [
+            sys.executable, str(args.measure), "--profile", str(HERE / "profile.json"),
+            "--n", str(args.n), "--kubeconfig", str(harness), "--operator-kubeconfig", str(operator),
+            "--audit", str(plane.audit_log), "--out", str(out / f"{name}.json"),
+            "--log", str(out / f"{name}.log"), "--timeout", "600",
+            "--settle", str(args.settle), "--rest", str(args.rest),
+            "--set", f"operator={args.operator}", "--set", f"port={_free_port()}",
+            "--set", f"crds={ROOT / 'crds'}", "--set", f"routing={args.routing}",
+            *(["--rest-only"] if args.rest_only else []),
+        ]  # fmt: skip
+        path = f"{program_path('kubectl').parent}{os.pathsep}{os.environ['PATH']}"
+        subprocess.run(command, check=True, env={**os.environ, "PATH": path})
+    result = json.loads((out / f"{name}.json").read_text())
+    result["floor"] = floor
+    (out / f"{name}.json").write_text(json.dumps(result, indent=1))
+    print(table(result))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--measure", type=Path, required=True, help="the harness, measure.py")
+    parser.add_argument("--n", type=int, default=100, help="services, at least 50")
+    parser.add_argument("--routing", default="None", choices=["None", "LeastLoaded"])
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "benchmarks")
+    parser.add_argument(
+        "--operator", default=f"{sys.executable} -m fleetkeeper run", help="command to start it"
+    )
+    parser.add_argument("--settle", type=float, default=60)
+    parser.add_argument("--rest", type=float, default=120)
+    parser.add_argument("--rest-only", action="store_true")
+    parser.add_argument("--no-floor", action="store_true")
+    return parser.parse_args()
+
+
+def _users(plane: ControlPlane) -> tuple[Path, Path]:
+    """Kubeconfigs of the operator (certificate) and of the harness (the token that it wants)."""
+    for user in ("--user=operator", "--serviceaccount=kube-system:harness"):
+        name = f"bench-{user.rpartition('=')[2].rpartition(':')[2]}"
+        plane.kubectl("create", "clusterrolebinding", name, "--clusterrole=cluster-admin", user)
+    plane.kubectl("-n", "kube-system", "create", "serviceaccount", "harness")
+    return plane.user_kubeconfig("operator"), plane.service_account_kubeconfig(
+        "kube-system", "harness"
+    )
+
+
+def _access(kubeconfig: Path) -> tuple[str, str]:
+    """Server and bearer token."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    return config["clusters"][0]["cluster"]["server"], config["users"][0]["user"]["token"]
+
+
+async def _floor(access: tuple[str, str], count: int) -> dict[str, float]:
+    """Seconds for a client without any operator: all Deployments created, all of them ready."""
+    server, token = access
+    path = "/apis/apps/v1/namespaces/floor/deployments"
+    slots = asyncio.Semaphore(IN_FLIGHT)
+    async with aiohttp.ClientSession(
+        base_url=server,
+        connector=aiohttp.TCPConnector(ssl=False, limit=0),
+        headers={"Authorization": f"Bearer {token}"},
+    ) as session:
+        async with session.post("/api/v1/namespaces", json={"metadata": {"name": "floor"}}):
+            began = time.monotonic()
+
+        async def create(number: int) -> None:
+            async with slots, session.post(path, json=_deployment(f"f{number:04d}")) as answer:
+                answer.raise_for_status()
+
+        await asyncio.gather(*(create(number) for number in range(count)))
+        created = time.monotonic() - began
+        while True:
+            async with session.get(path, params={"resourceVersion": "0"}) as answer:
+                items = (await answer.json())["items"]
+            if sum(item["status"].get("readyReplicas", 0) for item in items) >= count:
+                break
+            await asyncio.sleep(0.5)
+        ready = time.monotonic() - began
+        async with session.delete("/api/v1/namespaces/floor"):
+            pass
+        while True:
+            async with session.get("/api/v1/namespaces/floor") as answer:
+                if answer.status == 404:
+                    break
+            await asyncio.sleep(0.5)
+    return {"created_s": round(created, 2), "ready_s": round(ready, 2)}
+
+
+def _deployment(name: str) -> dict[str, Any]:
+    labels = {"app": name}
+    container = {"name": "engine", "image": "example.invalid/engine:1"}
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+        },
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def table(result: dict[str, Any]) -> str:
+    """The figures of one run as a Markdown table."""
+    burst, rest = result["burst"], result["rest"]
+    rows = [
+        ("floor: created / ready", _pair(result.get("floor"), "created_s", "ready_s", " s")),
+        ("created by the client", f"{burst['create_s']} s"),
+        ("all workloads / all ready", f"{burst['children_s']} / {burst['cr_ready_s']} s"),
+        ("writes a service until ready, lease included", burst["writes_per_cr"]),
+        ("writes until ready", _by(burst)),
+        ("CPU until ready", f"{burst['cpu_s']} s"),
+        ("writes a minute at rest", f"{rest['writes_per_min']} ({_by(rest)})"),
+        ("reads a minute at rest", rest["reads_per_min"]),
+        ("RSS at rest", f"{rest['rss_mib']} MiB"),
+        ("CPU at rest, of a core", f"{rest['cpu_pct_of_core']}%"),
+    ]
+    if "reaction" in result:
+        drift, restart = result["drift"], result["restart"]
+        rows += [
+            ("patch of replicas -> workload, up / down", _pair(result["reaction"], "up_s", "down_s")),
+            ("deleted workload back", _median(result["heal"]["recreated_s"])),
+            ("hand edit reverted", ", ".join(f"{k} {v['reverted_s']} s" for k, v in drift.items())),
+            ("restart: writes in 60 s", f"{restart['writes']} ({_by(restart)})"),
+            ("restart: pods replaced / templates changed",
+             f"{restart['pods_replaced']} / {restart['templates_changed']}"),
+            ("RSS after the restart", f"{restart['rss_mib']} MiB"),
+            ("patch made while it was dead, after the start",
+             f"{result['change_while_down']['applied_s_after_start']} s"),
+            ("50 services deleted, children gone", f"{result['delete_50']['children_gone_s']} s"),
+        ]  # fmt: skip
+        rows += [(f"bad input: {case}", _bad(told)) for case, told in result["bad"].items()]
+    lines = [f"| N = {result['n']} | |", "| --- | --- |"]
+    return "\n".join(lines + [f"| {name} | {value} |" for name, value in rows])
+
+
+def _by(counts: dict[str, Any]) -> str:
+    reads = ("get ", "list ", "watch ")
+    return (
+        ", ".join(f"{k} x{v}" for k, v in counts["by"].items() if not k.startswith(reads)) or "none"
+    )
+
+
+def _pair(found: dict[str, Any] | None, first: str, second: str, unit: str = "") -> str:
+    if not found:
+        return "not measured"
+    return f"{_median(found[first])}{unit} / {_median(found[second])}{unit}"
+
+
+def _median(value: object) -> str:
+    if isinstance(value, dict):
+        return f"median {value.get('median')} s, max {value.get('max')} s, n {value.get('n')}"
+    return str(value)
+
+
+def _bad(told: dict[str, Any]) -> str:
+    if told["admission"] != "accepted":
+        return f"{told['admission']}: {told['message'][:160]}"
+    reason = "".join(told["events"][:1]) or told["status"]
+    return f"accepted; workload {told['child']}; writes {told['writes_20s']}; {reason[:160]}"
+
+
+if __name__ == "__main__":
+    main()
