@@ -13,6 +13,8 @@ from enum import StrEnum
 
 STOP_PATIENCE_S = 10.0
 """After SIGTERM vLLM gets so long; it ends in 1-3 s when nothing runs."""
+SETTLE_S = 0.5
+"""After closing, before "nothing runs" is believed: a request may be on its way in."""
 NOTICE_SHARE = 0.25
 """Of a short deadline, at most, for the notice."""
 
@@ -56,4 +58,5 @@ def decide_drain(
         return DrainPhase.STOPPING
     if now < clock.notice_ends:
         return DrainPhase.NOTICE
-    return DrainPhase.CLOSING if unfinished else DrainPhase.STOPPING
+    settled = now >= clock.notice_ends + SETTLE_S
+    return DrainPhase.STOPPING if settled and not unfinished else DrainPhase.CLOSING

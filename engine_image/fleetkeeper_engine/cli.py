@@ -1,0 +1,118 @@
+"""`fleetkeeper-engine`: the supervisor of one vLLM."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fleetkeeper_engine import byhand, doctor, install
+from fleetkeeper_engine.death import Death
+from fleetkeeper_engine.document import InvalidDocumentError, parse_document, read_document
+from fleetkeeper_engine.exitcodes import DeathClass
+from fleetkeeper_engine.supervisor import DRAIN_SOCKET, Supervisor
+
+RUN_ENVIRONMENT = "FLEETKEEPER_RUN"
+DEFAULT_RUN = "/dev/shm/fleetkeeper"  # noqa: S108 - memory shared by the processes of one pod, 0700
+TERMINATION_ENVIRONMENT = "FLEETKEEPER_TERMINATION_LOG"
+DEFAULT_TERMINATION = "/dev/termination-log"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Runs a command; ends the process with its status."""
+    parser = argparse.ArgumentParser(prog="fleetkeeper-engine", description=__doc__)
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser(
+        "run", help="supervise the engine of the document in FLEETKEEPER_ENGINE (default)"
+    )
+    byhand.add_arguments(commands.add_parser("serve", help="supervise an engine by hand"))
+    commands.add_parser(
+        "drain", help="let the engine of this pod finish its work and stop (preStop)"
+    )
+    doctor.add_arguments(
+        commands.add_parser("doctor", help="say what is here and what would be started")
+    )
+    install.add_arguments(commands.add_parser("install", help="copy this package into a directory"))
+    given = parser.parse_args(words)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s fleetkeeper %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    sys.exit(_run(given))
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.command == "install":
+        return install.run(given)
+    if given.command == "doctor":
+        return doctor.run(given)
+    if given.command == "drain":
+        return asyncio.run(_drain(_run_directory(os.environ)))
+    if given.command == "serve":
+        with byhand.run_directory() as directory:
+            return supervise(byhand.desired_document_text(given), os.environ, directory)
+    return supervise(None, os.environ, _run_directory(os.environ))
+
+
+def supervise(text: str | None, environment: Mapping[str, str], run_directory: Path) -> int:
+    """Runs an engine to its end and says how it ended.
+
+    Args:
+        text: the document; None: from the environment.
+        environment: of this process.
+        run_directory: for the page, the drain socket and what is remembered; made when absent.
+
+    Returns:
+        The exit code: 0 after a drain, else the class of the death.
+    """
+    try:
+        document = read_document(environment) if text is None else parse_document(text)
+    except InvalidDocumentError as error:
+        return _report(Death(DeathClass.BAD_ENGINE_OPTION, str(error), "document"), environment)
+    run_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def run() -> Death | None:
+        return await Supervisor(document, environment, run_directory).run()
+
+    death = asyncio.run(run())
+    return 0 if death is None else _report(death, environment)
+
+
+def _report(death: Death, environment: Mapping[str, str]) -> int:
+    """One line on stderr, one JSON line into the termination log."""
+    logging.getLogger("fleetkeeper").error("%s: %s", death.death.value, death.message)
+    path = Path(environment.get(TERMINATION_ENVIRONMENT) or DEFAULT_TERMINATION)
+    if TERMINATION_ENVIRONMENT not in environment and not path.exists():
+        return death.code  # by hand: there is no kubelet to read it
+    try:
+        path.write_text(death.termination_line() + "\n")
+    except OSError as error:
+        logging.getLogger("fleetkeeper").warning("no termination line: %s", error)
+    return death.code
+
+
+async def _drain(run_directory: Path) -> int:
+    path = run_directory / DRAIN_SOCKET
+    try:
+        reader, writer = await asyncio.open_unix_connection(path)
+    except OSError as error:
+        print(f"fleetkeeper-engine drain: no supervisor at {path}: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    writer.write(b"drain\n")
+    await writer.drain()
+    answer = await reader.readline()
+    writer.close()
+    return 0 if answer.strip() == b"drained" else 1
+
+
+def _run_directory(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get(RUN_ENVIRONMENT) or DEFAULT_RUN)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""What an engine died of: from its output, the kernel's count of OOM kills and the page. Pure.
+
+The exit code of vLLM tells nothing (1 for nearly everything), so the output decides; only an
+explicit signal adds something to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleetkeeper_engine.exitcodes import EXIT_CODES, DeathClass
+
+DETAIL_BYTES = 2048
+
+_RULES: tuple[tuple[DeathClass, str, str], ...] = (
+    (
+        DeathClass.CUDA_OUT_OF_MEMORY,
+        (
+            r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA error: out of memory|"
+            r"Free memory on device .* is less than desired|No available memory for the cache blocks"
+        ),
+        "the accelerator's memory does not hold the model and its cache",
+    ),
+    (
+        DeathClass.HOST_OUT_OF_MEMORY,
+        (
+            r"^(\([^)]*\) )*MemoryError|Cannot allocate memory|DefaultCPUAllocator: can't allocate memory|"
+            r"not enough memory: you tried to allocate|std::bad_alloc|"
+            r"Available memory on node .* is less than (requested|desired)"
+        ),
+        "the pod's memory does not hold the model and its cache",
+    ),
+    (
+        DeathClass.UNSUPPORTED_ARCHITECTURE,
+        (
+            r"Model architectures? \[.*\] (are|is) not supported|model type `?'?[\w-]+'?`? but Transformers does not recognize|"
+            r"not supported for now\. Supported architectures|has no vLLM implementation"
+        ),
+        "this vLLM does not know the model's architecture",
+    ),
+    (
+        DeathClass.MODEL_NOT_READABLE,
+        (
+            r"PermissionError|Permission denied|GatedRepoError|401 Client Error|403 Client Error|"
+            r"SafetensorError|HeaderTooLarge|MetadataIncompleteBuffer|is not a valid JSON file|"
+            r"Cannot access gated repo"
+        ),
+        "the model's files cannot be read",
+    ),
+    (
+        DeathClass.MODEL_NOT_FOUND,
+        (
+            r"RepositoryNotFoundError|RevisionNotFoundError|LocalEntryNotFoundError|404 Client Error|"
+            r"Invalid repository ID or local directory|is not a local folder and is not a valid model identifier|"
+            r"Cannot find any model weights|does not appear to have a file named|"
+            r"No such file or directory: '[^']*(config\.json|safetensors|tokenizer|adapter)[^']*'"
+        ),
+        "there is no such model",
+    ),
+    (
+        DeathClass.BAD_ENGINE_OPTION,
+        (
+            r"api_server\.py: error: |entry\.py: error: |error: unrecognized arguments|error: argument --|"
+            r"error: ambiguous option|pydantic_core\._pydantic_core\.ValidationError|"
+            r"is larger than the available KV cache memory|To serve at least one request with the models's max seq len|"
+            r"(max_model_len|max_num_batched_tokens|max_num_seqs|block_size|tensor_parallel_size|quantization|dtype)\b.*"
+            r"(must be|should be|is not|cannot|greater than)|Unknown quantization method|"
+            r"Bfloat16 is only supported on GPUs|Address already in use|address already in use"
+        ),
+        "vLLM refuses an option",
+    ),
+)
+_COMPILED = tuple((death, re.compile(pattern), message) for death, pattern, message in _RULES)
+_ILLEGAL_INSTRUCTION = re.compile(
+    r"died with exit code -4|exitcode[=: ]+-4\b|SIGILL|Illegal instruction"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The end of an engine, classified."""
+
+    death: DeathClass
+    message: str
+    phase: str
+    """document | plan | start | serve."""
+    detail: str = ""
+
+    @property
+    def code(self) -> int:
+        """The supervisor's exit code."""
+        return EXIT_CODES[self.death]
+
+    def termination_line(self) -> str:
+        """One JSON line for the termination log, with up to 2 KiB of the last output."""
+        return json.dumps(
+            {
+                "class": self.death.value,
+                "code": self.code,
+                "phase": self.phase,
+                "message": self.message,
+                "detail": _last_bytes(self.detail, DETAIL_BYTES),
+            },
+            ensure_ascii=False,
+        )
+
+
+def classify_death(
+    lines: Sequence[str], *, status: int | None, phase: str, oom_kills: int = 0, hung: bool = False
+) -> Death:
+    """The class of a death.
+
+    Args:
+        lines: the last lines of the engine's output.
+        status: its exit status, negative for a signal; None while it still runs (a hang).
+        phase: start or serve.
+        oom_kills: processes that the kernel killed for want of memory since the start.
+        hung: the supervisor itself ended it, because it was not live.
+    """
+    detail = "\n".join(lines)
+    if hung:
+        return Death(DeathClass.HUNG, "the engine had work and made no step", phase, detail)
+    if oom_kills:
+        return Death(
+            DeathClass.HOST_OUT_OF_MEMORY,
+            f"the kernel killed {oom_kills} process(es) of the pod for want of memory",
+            phase,
+            detail,
+        )
+    for death, pattern, message in _COMPILED:
+        found = next((line for line in lines if pattern.search(line)), None)
+        if found is not None:
+            return Death(death, f"{message}: {_shown(found)}", phase, detail)
+    if any(_ILLEGAL_INSTRUCTION.search(line) for line in lines) or status == -signal.SIGILL:
+        return Death(
+            DeathClass.BAD_ENGINE_OPTION,
+            "this CPU cannot run the instructions that the number format needs; use dtype float32",
+            phase,
+            detail,
+        )
+    return Death(DeathClass.UNKNOWN, f"vLLM ended with {_status(status)}", phase, detail)
+
+
+def _status(status: int | None) -> str:
+    if status is None:
+        return "no status"
+    if status < 0:
+        return f"signal {signal.Signals(-status).name}"
+    return f"status {status}"
+
+
+def _shown(line: str) -> str:
+    """A line of vLLM's output without the process it came from, short enough for a condition."""
+    return re.sub(r"^(\([^)]*\)\s*)+", "", line).strip()[:300]
+
+
+def _last_bytes(text: str, size: int) -> str:
+    return text.encode("utf-8", "replace")[-size:].decode("utf-8", "ignore")

@@ -1,0 +1,155 @@
+"""What the supervisor knows of its pod, and the orders it gives through the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetkeeper_engine.document import Accelerator, EngineDocument
+from fleetkeeper_engine.health import (
+    Progress,
+    Readiness,
+    decide_progress,
+    is_live,
+    is_moving,
+    work_of,
+)
+from fleetkeeper_engine.memorywatch import MemoryState, MemoryUse, decide_memory
+from fleetkeeper_engine.orders import LimitsOrder, Orders, allowed_ranges, decide_orders
+from fleetkeeper_engine.page import Page
+from fleetkeeper_engine.page_layout import (
+    CapBlock,
+    MiddlewareBlock,
+    SchedulerBlock,
+    SupervisorBlock,
+)
+
+OPEN_ADMIT = (1.0, 1.0, 1.0)
+SETTINGS_SHARES = (1.0, 1.0, 0.0)
+"""What the page means by "as the settings say"."""
+
+
+@dataclass(slots=True)
+class PodState:
+    """Written by the supervisor's loops, read by the control port. All times are monotonic seconds."""
+
+    document: EngineDocument
+    page: Page
+    memory: MemoryState
+    vllm_version: str = "unknown"
+    orders: Orders = field(default_factory=Orders)
+    progress: Progress = field(default_factory=Progress)
+    started: bool = False
+    child_alive: bool = False
+    draining: bool = False
+    admission_closed: bool = False
+    server_answered: float | None = None
+    """When vLLM's API server answered last; None before it started."""
+    control_answers: dict[int, int] = field(
+        default_factory=lambda: {200: 0, 401: 0, 409: 0, 422: 0}
+    )
+
+    def write(self, now: float) -> None:
+        """Puts everything that the engine must know into the page."""
+        self.page.write_supervisor(self._block(now))
+
+    def _block(self, now: float) -> SupervisorBlock:
+        order = self.orders.order
+        return SupervisorBlock(
+            generation=order.generation if order else 0,
+            sequences=order.sequences if order else 0,
+            tokens=order.tokens if order else 0,
+            lease_deadline=self.orders.lease_deadline,
+            admit=order.admit.filled(OPEN_ADMIT) if order else OPEN_ADMIT,
+            shares=order.shares.filled(SETTINGS_SHARES) if order else SETTINGS_SHARES,
+            draining=self.admission_closed,
+            cap_exceeded=self.memory.over_cap,
+            written=now,
+        )
+
+    def take(self, order: LimitsOrder, epoch: int, now: float) -> None:
+        """Puts an order into force.
+
+        Raises:
+            RefusedOrderError: 409, when a newer one is in force.
+        """
+        self.orders = decide_orders(self.orders, order, epoch, now)
+        self.write(now)
+
+    def saw_memory(self, use: MemoryUse, now: float) -> bool:
+        """Takes in a sample; True when the stop of new sequences began or ended with it."""
+        before = self.memory.over_cap
+        self.memory = decide_memory(self.memory, use, now)
+        if self.memory.over_cap == before:
+            return False
+        self.write(now)
+        return True
+
+    def look(self, now: float) -> None:
+        """Takes in what scheduler and middleware say."""
+        self.progress = decide_progress(self.progress, self.scheduler(), self.middleware(), now)
+
+    def scheduler(self) -> SchedulerBlock | None:
+        """The engine's block."""
+        return self.page.read_scheduler()
+
+    def middleware(self) -> MiddlewareBlock | None:
+        """The middleware's block."""
+        return self.page.read_middleware()
+
+    def caps(self) -> list[CapBlock]:
+        """The blocks of the ranks that have reported."""
+        found = (self.page.read_cap(rank) for rank in range(self.page.ranks))
+        return [cap for cap in found if cap is not None]
+
+    def cap_armed(self) -> bool:
+        """Whether the allocator of every rank is held to the cap; on CPU plan and watch hold it."""
+        return self.document.accelerator is Accelerator.CPU or self.page.caps_armed()
+
+    def ranges(self) -> dict[str, Any]:
+        """What an order may ask for."""
+        block = self.scheduler()
+        ceilings = (
+            (block.ceiling_sequences, block.ceiling_tokens) if block and block.supported else None
+        )
+        return allowed_ranges(self.document.batching, ceilings)
+
+    def unfinished(self) -> int:
+        """Requests in the engine and in front of it."""
+        middleware = self.middleware()
+        queued = sum(middleware.waiting) if middleware else 0
+        return (work_of(self.scheduler(), middleware) or 0) + queued
+
+    def is_applied(self) -> bool:
+        """Whether the scheduler has read the newest order, or is idle and will at its next step."""
+        block = self.scheduler()
+        if block is None or self.orders.order is None:
+            return True
+        idle = not sum(block.running) and not sum(block.waiting) and not block.flight_steps
+        return idle or block.generation == self.orders.order.generation
+
+    def readiness(self, now: float) -> Readiness:
+        """Why the pod is ready, or is not."""
+        return Readiness(
+            started=self.started,
+            cap_armed=self.cap_armed(),
+            draining=self.draining,
+            moving=is_moving(self.progress, now, self._stall_s) and not self.server_silent(now, 10),
+            child_alive=self.child_alive,
+        )
+
+    def is_live(self, now: float) -> bool:
+        """False when the engine hangs, or vLLM's API server does not answer at all."""
+        if not self.started:
+            return True
+        return is_live(self.progress, now, self._stall_s) and not self.server_silent(
+            now, self._stall_s
+        )
+
+    def server_silent(self, now: float, patience_s: float) -> bool:
+        """Whether vLLM's API server has missed its turn by more than `patience_s`."""
+        return self.server_answered is not None and now - self.server_answered > patience_s + 10.0
+
+    @property
+    def _stall_s(self) -> float:
+        return float(self.document.health.stall_seconds)

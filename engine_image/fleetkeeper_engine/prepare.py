@@ -1,0 +1,238 @@
+"""From the document to the words that start vLLM: fetches, reads, probes and plans."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetkeeper_engine import fetch
+from fleetkeeper_engine.argv import Launch, desired_argv, desired_environment
+from fleetkeeper_engine.cgroup import Cgroup, read_cpu_quota
+from fleetkeeper_engine.child import Child
+from fleetkeeper_engine.death import classify_death
+from fleetkeeper_engine.document import Accelerator, DType, EngineDocument
+from fleetkeeper_engine.exitcodes import DeathClass
+from fleetkeeper_engine.features import Features, find_features
+from fleetkeeper_engine.memoryplan import (
+    CpuNeeds,
+    MemoryPlan,
+    activations_bytes,
+    desired_cpu_base_bytes,
+    desired_cuda_reserve_bytes,
+    plan_cpu,
+    plan_cuda,
+    sequence_bytes,
+)
+from fleetkeeper_engine.modelfacts import ModelFacts, lora_rank, read_facts
+from fleetkeeper_engine.nvml import DeviceReader, load_nvml
+from fleetkeeper_engine.refusal import StartRefusedError
+from fleetkeeper_engine.remembered import read_measured
+
+logger = logging.getLogger("fleetkeeper.prepare")
+
+PACKAGE_PATH = str(Path(__file__).resolve().parent.parent)
+"""Where fleetkeeper_engine lies, for the processes that are started."""
+
+Spawn = Callable[[list[str], Mapping[str, str]], Awaitable[Child]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that is needed to start vLLM and to watch it."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    plan: MemoryPlan
+    features: Features
+    internal_token: str
+    measured_key: str
+    planned_bytes: int
+    """CPU: weights and cache. CUDA: what vLLM may count on. What is used beyond is measured."""
+    devices: DeviceReader | None = None
+
+
+async def prepare(
+    document: EngineDocument, environment: Mapping[str, str], run_directory: Path, spawn: Spawn
+) -> Prepared:
+    """Finds out everything and decides the start.
+
+    Raises:
+        StartRefusedError: when the engine cannot be started as asked.
+    """
+    features = find_features()
+    directory = await _model_directory(document, environment, spawn)
+    facts = read_facts(directory, [Path(adapter.path) for adapter in document.model.adapters])
+    dtype = await _decided_dtype(document, facts, environment, spawn)
+    key = _measured_key(document, features)
+    measured = read_measured(run_directory, key)
+    devices = None
+    if document.accelerator is Accelerator.CUDA:
+        devices = _devices(document, environment)
+        plan, planned = _cuda_plan(document, facts, devices, measured)
+    else:
+        plan, planned = _cpu_plan(document, facts, dtype, measured)
+    logger.info("memory: %s", plan.explanation)
+    launch = Launch(
+        python=sys.executable,
+        entry=features.entry,
+        model=str(directory),
+        dtype=dtype,
+        lora_rank=lora_rank(facts.largest_adapter_rank),
+        page=str(run_directory / "page"),
+        package_path=PACKAGE_PATH,
+        internal_token=secrets.token_urlsafe(24),
+        threads=_threads(),
+    )
+    return Prepared(
+        argv=desired_argv(document, plan, launch),
+        environment=desired_environment(document, launch, environment),
+        plan=plan,
+        features=features,
+        internal_token=launch.internal_token,
+        measured_key=key,
+        planned_bytes=planned,
+        devices=devices,
+    )
+
+
+def pod_limit_bytes(document: EngineDocument) -> int:
+    """The memory that the pod may use: the document's, the cgroup's, or the machine's."""
+    group = Cgroup.of_this_process()
+    known = [document.memory.limit_bytes, group.limit_bytes() if group else None]
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([limit for limit in known if limit is not None], default=machine)
+
+
+async def _model_directory(
+    document: EngineDocument, environment: Mapping[str, str], spawn: Spawn
+) -> Path:
+    source = document.model.source
+    if source.startswith("/"):
+        return Path(source)
+    if source.count("/") != 1:
+        raise StartRefusedError(
+            DeathClass.MODEL_NOT_FOUND,
+            f"model.source {source!r} is neither an absolute directory nor ORG/NAME",
+        )
+    argv = [sys.executable, "-m", fetch.__name__, source, document.model.revision or ""]
+    child = await spawn(argv, _own_environment(environment))
+    status = await child.ended
+    if child.tee is not None:
+        await child.tee
+    lines = list(child.lines)
+    marked = [line.removeprefix(fetch.MARK) for line in lines if line.startswith(fetch.MARK)]
+    if status or not marked:
+        death = classify_death(lines, status=status, phase="start")
+        raise StartRefusedError(death.death, death.message, "start")
+    return Path(marked[-1])
+
+
+async def _decided_dtype(
+    document: EngineDocument, facts: ModelFacts, environment: Mapping[str, str], spawn: Spawn
+) -> DType:
+    """The format to load in. On CUDA vLLM resolves `auto`; on CPU a 16-bit format is tried first."""
+    wanted = document.engine.dtype
+    if document.accelerator is Accelerator.CUDA:
+        return wanted
+    dtype = facts.dtype if wanted is DType.AUTO else wanted
+    if dtype is DType.FLOAT32:
+        return dtype
+    child = await spawn(
+        [sys.executable, "-m", "fleetkeeper_engine.probe_cpu", dtype.value],
+        _own_environment(environment),
+    )
+    status = await child.ended
+    if status == 0:
+        return dtype
+    died = f"a {dtype.value} product ended a test process with {_ending(status)}"
+    if wanted is not DType.AUTO:
+        raise StartRefusedError(
+            DeathClass.BAD_ENGINE_OPTION,
+            f"this CPU cannot compute in {dtype.value} ({died}); set engine.dtype to float32 or auto",
+        )
+    logger.warning("%s: using float32 instead", died)
+    return DType.FLOAT32
+
+
+def _ending(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"status {status}"
+
+
+def _own_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    path = ":".join(filter(None, [PACKAGE_PATH, environment.get("PYTHONPATH")]))
+    return {**environment, "PYTHONPATH": path}
+
+
+def _measured_key(document: EngineDocument, features: Features) -> str:
+    """Start-ups with the same key take the same memory beyond their plan."""
+    told = document.model_dump_json(include={"accelerator", "model", "engine", "batching"})
+    return hashlib.sha256(f"{features.vllm_version} {told}".encode()).hexdigest()[:16]
+
+
+def _devices(document: EngineDocument, environment: Mapping[str, str]) -> DeviceReader:
+    nvml = load_nvml()
+    ranks = document.engine.tensor_parallel_size
+    devices = DeviceReader(nvml, environment, ranks) if nvml else None
+    if devices is None or len(devices.read()) < ranks:
+        raise StartRefusedError(
+            DeathClass.BAD_ENGINE_OPTION,
+            f"accelerator cuda needs {ranks} NVIDIA device(s) and NVML; is the driver mounted and the device requested?",
+        )
+    return devices
+
+
+def _cuda_plan(
+    document: EngineDocument, facts: ModelFacts, devices: DeviceReader, measured: int | None
+) -> tuple[MemoryPlan, int]:
+    total = min(device.total_bytes for device in devices.read())
+    dtype = document.engine.dtype if document.engine.dtype is not DType.AUTO else facts.dtype
+    if document.engine.dtype is DType.AUTO and dtype is DType.FLOAT32:
+        dtype = DType.BFLOAT16  # vLLM loads float32 models in 16 bits unless told otherwise
+    weights = facts.weights_bytes(dtype, quantized=document.engine.quantization is not None)
+    plan = plan_cuda(
+        total_bytes=total,
+        cap_percent=document.memory.cap_percent,
+        reserve_bytes=desired_cuda_reserve_bytes(total, measured),
+        weights_bytes_per_rank=weights // document.engine.tensor_parallel_size,
+    )
+    return plan, math.floor((plan.gpu_memory_utilization or 0.0) * total)
+
+
+def _cpu_plan(
+    document: EngineDocument, facts: ModelFacts, dtype: DType, measured: int | None
+) -> tuple[MemoryPlan, int]:
+    batching, engine = document.batching, document.engine
+    length = engine.max_model_length or facts.max_length
+    weights = facts.weights_bytes(dtype, quantized=engine.quantization is not None)
+    one = sequence_bytes(length, facts.kv_bytes_per_token(dtype))
+    base = desired_cpu_base_bytes(
+        ranks=engine.tensor_parallel_size,
+        activations_bytes=activations_bytes(
+            tokens=batching.max_tokens,
+            sequences=batching.max_sequences,
+            hidden=facts.hidden,
+            intermediate=facts.intermediate,
+            vocabulary=facts.vocabulary,
+        ),
+        measured_bytes=measured,
+    )
+    plan = plan_cpu(
+        limit_bytes=pod_limit_bytes(document),
+        cap_percent=document.memory.cap_percent,
+        needs=CpuNeeds(weights, base, one, one * batching.max_sequences),
+    )
+    return plan, weights + (plan.kv_cache_bytes or 0)
+
+
+def _threads() -> int | None:
+    """Threads for the pod's CPU quota, so that a small pod on a large node is not throttled to death."""
+    quota = read_cpu_quota()
+    return None if quota is None else max(1, math.ceil(quota))

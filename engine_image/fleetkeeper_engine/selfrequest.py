@@ -1,0 +1,96 @@
+"""The supervisor as a client of its own vLLM: does it answer, does it generate, what does it measure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from fleetkeeper_engine.document import EngineDocument
+from fleetkeeper_engine.inside import INTERNAL_HEADER
+
+GENERATION_TIMEOUT_S = 600.0
+"""The first token may wait for compilation; the startup deadline of the document comes on top."""
+
+PROBES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/completions", {"prompt": "a", "max_tokens": 1, "temperature": 0}),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "temperature": 0},
+    ),
+    ("/v1/embeddings", {"input": "a"}),
+    ("/classify", {"input": "a"}),
+    ("/score", {"text_1": "a", "text_2": "a"}),
+    ("/pooling", {"input": "a"}),
+)
+"""Tried in this order: the first that the model's task serves must succeed."""
+_NOT_THIS_TASK = (400, 404, 405, 501)
+
+
+class EngineClient:
+    """Talks to vLLM on loopback. Its requests carry a mark: they skip tiers, queue and counting."""
+
+    def __init__(self, document: EngineDocument, internal_token: str) -> None:
+        host = "[::1]" if ":" in document.ports.host else "127.0.0.1"
+        self._base = f"http://{host}:{document.ports.serving}"
+        self._model = document.model.served_name
+        self._headers = {INTERNAL_HEADER: internal_token}
+        self._session: aiohttp.ClientSession | None = None
+
+    def authorize(self, environment: Mapping[str, str] = os.environ) -> None:
+        """Uses the API key that vLLM was given, if any."""
+        if key := environment.get("VLLM_API_KEY"):
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def answers(self, timeout_s: float = 5.0) -> bool:
+        """Whether GET /health was answered, with whatever status below 500."""
+        try:
+            async with self._open().get(
+                f"{self._base}/health", timeout=aiohttp.ClientTimeout(timeout_s)
+            ) as response:
+                return response.status < 500
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return False
+
+    async def generates(self) -> str | None:
+        """None once the model did its task for one token; else what was wrong, in one line."""
+        problem = "no route of a task answered"
+        for path, body in PROBES:
+            try:
+                status, text = await self._post(path, {"model": self._model, **body})
+            except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                return f"POST {path}: {type(error).__name__} {error}"
+            if status == 200:
+                return None
+            problem = f"POST {path} -> {status} {text[:200]}"
+            if status not in _NOT_THIS_TASK:
+                return problem
+        return problem
+
+    async def metrics(self) -> bytes | None:
+        """VLLM's own metrics; None when they do not come within 2 s."""
+        try:
+            async with self._open().get(
+                f"{self._base}/metrics", timeout=aiohttp.ClientTimeout(2.0)
+            ) as response:
+                return await response.read() if response.status == 200 else None
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return None
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
+        async with self._open().post(
+            f"{self._base}{path}", json=body, timeout=aiohttp.ClientTimeout(GENERATION_TIMEOUT_S)
+        ) as response:
+            return response.status, (await response.text()).replace("\n", " ")
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers, trust_env=False)
+        return self._session
