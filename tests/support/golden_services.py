@@ -51,9 +51,9 @@ class GoldenCase:
         """The service."""
         return parse_service(service_manifest(dict(self.spec), name=self.name))
 
-    def children(self) -> tuple[Manifest, ...]:
-        """Its children."""
-        service = self.service()
+    def children(self, service: InferenceService | None = None) -> tuple[Manifest, ...]:
+        """Its children, or those of another service built the same way."""
+        service = service or self.service()
         profile = self.context.catalog.resolve(service.spec.engine.profile)
         return desired_children(
             service,

@@ -167,6 +167,7 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
     _mend_bounds(spec)
     _mend_tolerations(spec.get("placement", {}))
     _mend_requirements([spec.get("placement", {}).get("affinity"), access])
+    _mend_node_fields(spec.get("placement", {}).get("affinity"))
     return spec
 
 
@@ -222,6 +223,16 @@ def _mend_requirements(value: Any) -> None:
             requirement["values"] = ["7"]
         elif not requirement.get("values"):
             requirement["values"] = ["a"]
+
+
+def _mend_node_fields(value: Any) -> None:
+    if isinstance(value, dict):
+        for field in value.get("matchFields", ()):
+            field.update(key="metadata.name", operator="In", values=["node-a"])
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            _mend_node_fields(inner)
 
 
 def _requirements(value: Any) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper.plan.digest import digest_of, template_hash_of
 from golden_services import CASES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from golden_services import CASES, FOLDER, golden_text, pinned_hashes, template_hash
 
 REGENERATE = ".venv/bin/python tests/support/golden_services.py"

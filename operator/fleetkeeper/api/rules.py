@@ -249,6 +249,16 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "In and NotIn need values, Gt and Lt one whole number; Exists and DoesNotExist take none",
         ),
     ),
+    t.Accelerator: (
+        Rule[t.Accelerator](
+            "resource",
+            "!self.resource.contains('kubernetes.io/') && !self.resource.startsWith('requests.')",
+            lambda of: (
+                "kubernetes.io/" not in of.resource and not of.resource.startswith("requests.")
+            ),
+            "is no extended resource; write a device plugin's, such as nvidia.com/gpu",
+        ),
+    ),
     s.NodeTerm: (
         Rule[s.NodeTerm](
             "matchFields",
