@@ -14,6 +14,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 HIDDEN = 256
 LAYERS = 4
@@ -92,8 +94,6 @@ def weights() -> dict[str, np.ndarray]:
 
 def write_tokenizer(directory: Path) -> None:
     """A byte-level BPE: every text has tokens, and every token has text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -111,8 +111,6 @@ def write_tokenizer(directory: Path) -> None:
 
 def write(directory: Path) -> None:
     """Writes the whole model; files are readable by everyone, as pods run under other users."""
-    from safetensors.numpy import save_file
-
     directory.mkdir(parents=True, exist_ok=True)
     save_file(weights(), directory / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(directory)
