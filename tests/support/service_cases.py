@@ -78,13 +78,13 @@ _Loader.add_constructor("!map", _map)
 
 
 def _merged(base: Any, change: Any) -> Any:
-    if isinstance(base, dict) and isinstance(change, dict):
-        merged = {**base}
+    if isinstance(change, dict):
+        merged = {**base} if isinstance(base, dict) else {}
         for key, value in change.items():
             if value is None:
                 merged.pop(key, None)
             else:
-                merged[key] = _merged(base.get(key), value)
+                merged[key] = _merged(merged.get(key), value)
         return merged
     return None if change == NULL else change
 

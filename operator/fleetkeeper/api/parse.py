@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,6 +17,9 @@ from fleetkeeper.api.rules import broken_name_rules, broken_rules, floating_revi
 from fleetkeeper.api.types import InferenceServiceSpec
 
 __all__ = ["FieldError", "InferenceService", "InvalidService", "parse_service"]
+
+
+S = TypeVar("S", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def _parse_spec(spec: object) -> tuple[InferenceServiceSpec | None, list[FieldEr
     if not isinstance(spec, Mapping):
         return None, [FieldError("spec", "is missing; give at least spec.model.source")]
     try:
-        parsed = InferenceServiceSpec.model_validate_json(json.dumps(spec), strict=True)
+        parsed = _validated(InferenceServiceSpec, spec)
     except ValidationError as problem:
         return None, in_plain_words(problem, "spec", InferenceServiceSpec) + _rules_of_sound_parts(
             spec
@@ -108,8 +111,28 @@ def _rules_of_sound_parts(spec: Mapping[str, Any]) -> list[FieldError]:
         if key not in spec or not (isinstance(section, type) and issubclass(section, BaseModel)):
             continue
         try:
-            part = section.model_validate_json(json.dumps(spec[key]), strict=True)
+            part = _validated(section, spec[key])
         except ValidationError:
             continue  # told already, field by field
         errors += broken_rules(part, "spec", key)
     return errors
+
+
+def _validated(section: type[S], raw: object) -> S:
+    """As JSON and strictly, so that only what the API server takes is taken: no "3" for 3."""
+    text = json.dumps(_without_nulls(section, raw))
+    return section.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+
+
+def _without_nulls(section: type[BaseModel], raw: object) -> object:
+    """Drops the nulls of known fields, as the API server does before it fills in defaults."""
+    if not isinstance(raw, Mapping):
+        return raw
+    kept = dict(raw)
+    for key, _, annotation in aliases(section):
+        inner = bare(annotation)
+        if key in kept and kept[key] is None:
+            del kept[key]
+        elif key in kept and isinstance(inner, type) and issubclass(inner, BaseModel):
+            kept[key] = _without_nulls(inner, kept[key])
+    return kept

@@ -14,7 +14,9 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from fleetkeeper.api.base import Quantity, Section, StringMap, frozen_map
-from fleetkeeper.api.quantity import canonical_quantity
+from fleetkeeper.api.options import option_errors
+from fleetkeeper.api.plain_words import FieldError
+from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
 from fleetkeeper.api.types import Accelerator, InferenceServiceSpec, ProfileName
 
 EXACT_NAME = re.compile(r"[a-z][-a-z0-9]*-[0-9]+\.[0-9]+\.[0-9]+-[0-9]+")
@@ -196,9 +198,61 @@ def effective_resources(spec: InferenceServiceSpec, profile: EngineProfile) -> E
             resource=default.accelerator_resource or "nvidia.com/gpu",
             count=spec.engine.tensor_parallel_size,
         )
+    memory = asked.memory or default.memory
     return EffectiveResources(
         cpu=canonical_quantity(asked.cpu or default.cpu),
-        memory=canonical_quantity(asked.memory or default.memory),
-        shared_memory=canonical_quantity(asked.shared_memory or default.shared_memory),
+        memory=canonical_quantity(memory),
+        shared_memory=canonical_quantity(
+            asked.shared_memory or _shared_memory_within(memory, default.shared_memory)
+        ),
         accelerator=accelerator if profile.accelerator is AcceleratorKind.CUDA else None,
     )
+
+
+def _shared_memory_within(memory: str, default: str) -> str:
+    """The profile's shared memory, or a quarter of a memory that is too small for it."""
+    whole = parse_quantity(memory)
+    return default if parse_quantity(default) * 2 <= whole else str(int(whole / 4))
+
+
+def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:
+    """What the spec asks and this profile cannot give; every mistake at once."""
+    errors = option_errors(spec.engine.options, profile.options)
+    errors += [
+        FieldError(
+            f"spec.engine.env.{name}",
+            f"is not allowed by the engine profile {profile.name}, which allows {', '.join(profile.env)}",
+        )
+        for name in spec.engine.env
+        if not profile.allows_env(name)
+    ]
+    resources = effective_resources(spec, profile)
+    if parse_quantity(resources.shared_memory) >= parse_quantity(resources.memory):
+        errors.append(
+            FieldError(
+                "spec.resources.sharedMemory",
+                f"is {resources.shared_memory}, must be less than the memory of {resources.memory}; lower it or raise spec.resources.memory",
+            )
+        )
+    if profile.accelerator is AcceleratorKind.CPU:
+        errors += _accelerator_errors(spec, profile)
+    return errors
+
+
+def _accelerator_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:
+    errors = []
+    if spec.resources.accelerator is not None:
+        errors.append(
+            FieldError(
+                "spec.resources.accelerator",
+                f"the engine profile {profile.name} computes on CPUs; remove it or choose a cuda profile",
+            )
+        )
+    if spec.engine.tensor_parallel_size > 1:
+        errors.append(
+            FieldError(
+                "spec.engine.tensorParallelSize",
+                f"must be 1 with the engine profile {profile.name}, which computes on CPUs",
+            )
+        )
+    return errors

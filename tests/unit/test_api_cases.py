@@ -1,0 +1,41 @@
+"""The operator's parser on the shared table of accepted and refused services."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetkeeper.api.parse import InvalidService, parse_service
+from service_cases import Case, cases
+
+
+def named(case: Case) -> str:
+    return case.case
+
+
+def test_the_table_is_large_and_names_are_unique() -> None:
+    rows = cases()
+    assert len(rows) >= 150
+    assert len({row.case for row in rows}) == len(rows)
+    assert sum(row.reject is None for row in rows) >= 50
+
+
+@pytest.mark.parametrize("case", [c for c in cases() if not c.refused_by_operator], ids=named)
+def test_a_good_service_is_parsed(case: Case) -> None:
+    service = parse_service(case.manifest())
+    assert (service.namespace, service.name) == ("team-a", case.name)
+
+
+@pytest.mark.parametrize("case", [c for c in cases() if c.refused_by_operator], ids=named)
+def test_a_bad_service_is_refused_with_its_field_and_what_to_do(case: Case) -> None:
+    with pytest.raises(InvalidService) as problem:
+        parse_service(case.manifest())
+    told = {error.path: error.message for error in problem.value.errors}
+    assert list(told) == [case.reject], told
+    assert case.says in told[str(case.reject)]
+
+
+def test_where_only_the_operator_refuses_settings_or_the_engine_version_decide() -> None:
+    fields = {str(c.reject).split(".")[-1] for c in cases() if c.by == "operator"}
+    assert fields <= {"revision", "dtype", "policy"} | {
+        str(c.reject).rpartition("options.")[2] for c in cases() if "options." in str(c.reject)
+    }
