@@ -242,7 +242,7 @@ class Admission:
         if let_in >= 1.0:
             return True
         state = self._tiers[tier]
-        state.credit = min(1.0, state.credit + max(0.0, let_in))
+        state.credit += max(0.0, let_in)
         if state.credit < 1.0 - 1e-9:
             return False
         state.credit -= 1.0

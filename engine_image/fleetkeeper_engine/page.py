@@ -176,6 +176,14 @@ class Page:
         self._written[number] = sequence
 
     def _read(self, number: int, layout: Layout[Block]) -> Block | None:
+        payload = self.read_payload(number)
+        return None if payload is None else layout.unpack(payload)
+
+    def read_payload(self, number: int) -> bytes | None:
+        """The bytes of the newest whole state of a block; None before the first.
+
+        A slot that fails its checksum was being overwritten; by then the other one is whole.
+        """
         place = self._places[number]
         size = slot_size(place.payload)
         for _ in range(_TRIES):
@@ -183,5 +191,5 @@ class Page:
                 offset = place.slot(sequence)
                 found = unseal(self.nonce, place, self._memory[offset : offset + size])
                 if found is not None:
-                    return layout.unpack(found[1])
+                    return found[1]
         return None
