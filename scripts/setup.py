@@ -11,18 +11,25 @@ nothing is done. An interrupted run leaves no stamp and is taken up again by the
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 GIB = 1024**3
 ENGINE_DISK_GIB = 25
+DEV_DISK_GIB = 2
+BUILD_PINS = ["--build-constraint", str(REQUIREMENTS / "build.txt")]
+"""Pins what builds our own packages, so that an install is the same next year."""
 
 
 def cache_dir() -> Path:
@@ -41,6 +48,26 @@ def fail(message: str) -> None:
 def say(message: str) -> None:
     """Prints a line at once."""
     print(f"setup: {message}", flush=True)
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Lets one setup work at a time; the kernel frees the lock when its holder dies."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "setup.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def require_disk(folder: Path, wanted_gib: int, what: str) -> None:
+    """Ends with a clear line when the disk is too full."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free_gib = shutil.disk_usage(folder).free / GIB
+    if free_gib < wanted_gib:
+        fail(
+            f"{what} needs {wanted_gib} GiB free under {folder}, {free_gib:.1f} GiB are; "
+            "free some or set FLEETKEEPER_CACHE to a larger disk"
+        )
 
 
 def digest(paths: list[Path]) -> str:
@@ -69,6 +96,10 @@ def bootstrap_uv() -> Path:
     if not (home / ".complete").exists():
         say("installing the package installer (uv)")
         shutil.rmtree(home, ignore_errors=True)
+        if importlib.util.find_spec("ensurepip") is None:
+            fail(
+                "this Python cannot make virtual environments; Debian: apt-get install python3-venv"
+            )
         run([sys.executable, "-m", "venv", home])
         run([home / "bin" / "pip", "install", "--quiet", "--require-hashes", "-r", pins])
         (home / ".complete").touch()
@@ -88,6 +119,7 @@ def make_dev() -> None:
     stamp = digest([pins, ROOT / "pyproject.toml", ROOT / "engine_image" / "pyproject.toml"])
     if stamped(home, stamp):
         return
+    require_disk(cache_dir(), DEV_DISK_GIB, "the development environment")
     started = time.monotonic()
     uv = bootstrap_uv()
     say("making .venv (operator and tests)")
@@ -102,6 +134,7 @@ def make_dev() -> None:
             "install",
             "--quiet",
             "--no-deps",
+            *BUILD_PINS,
             "--python",
             python,
             "-e",
@@ -131,13 +164,7 @@ def make_engine_base() -> Path:
     home = engine_base()
     if stamped(home, stamp):
         return home
-    home.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(home).free / GIB
-    if free < ENGINE_DISK_GIB:
-        fail(
-            f"the engine environment and its images need {ENGINE_DISK_GIB} GiB free under {home.parent}, "
-            f"{free:.1f} GiB are; free some or set FLEETKEEPER_CACHE to a larger disk"
-        )
+    require_disk(home, ENGINE_DISK_GIB, "the engine environment with its images")
     started = time.monotonic()
     uv = bootstrap_uv()
     say("making the engine environment (6 GB; some minutes the first time)")
@@ -175,7 +202,8 @@ def make_engine() -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(base)
     python = home / "bin" / "python"
-    run([uv, "pip", "install", "--quiet", "--no-deps", "--python", python, "-e", "engine_image"])
+    install = [uv, "pip", "install", "--quiet", "--no-deps", *BUILD_PINS, "--python", python]
+    run([*install, "-e", "engine_image"])
     (home / ".fleetkeeper-stamp").write_text(stamp)
 
 
@@ -194,6 +222,7 @@ def lock() -> None:
     ]
     for target, source in (
         ("bootstrap", "bootstrap.in"),
+        ("build", "build.in"),
         ("engine-nodeps", "engine-nodeps.in"),
         ("engine", "engine.in"),
     ):
@@ -239,7 +268,8 @@ def main() -> None:
         fail(
             f"Python 3.11 or later is needed, this is {sys.version.split()[0]}; set PYTHON=/path/to/python3.11"
         )
-    {"dev": make_dev, "engine": make_engine, "lock": lock}[what]()
+    with one_at_a_time():
+        {"dev": make_dev, "engine": make_engine, "lock": lock}[what]()
 
 
 if __name__ == "__main__":

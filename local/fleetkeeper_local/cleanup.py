@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -20,7 +21,8 @@ CNI_STATE = Path("/var/lib/cni")
 CNI_RESULTS = CNI_STATE / "results"
 CONTAINER_LOGS = Path("/var/log/containers")
 KUBELET_DEFAULT = Path("/var/lib/kubelet")
-"""The kubelet makes an empty device-plugins folder here whatever its root folder is."""
+"""The kubelet makes a device-plugins folder here whatever its root folder is."""
+SHIM_STATE = Path("/run/containerd")
 END_TIMEOUT_S = 10.0
 
 
@@ -105,11 +107,20 @@ def kubepods_cgroups() -> list[Path]:
 
 def _remove_strays(directory: Path) -> None:
     for path in CNI_RESULTS.glob(f"{CNI_NETWORK}-*"):
+        sandbox = path.name.removeprefix(f"{CNI_NETWORK}-").rsplit("-", 1)[0]
+        (CNI_RESULTS / f"cni-loopback-{sandbox}-lo").unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     for path in CONTAINER_LOGS.glob("*"):
         if path.is_symlink() and str(path.readlink()).startswith(str(directory)):
             path.unlink()
+    plugins = KUBELET_DEFAULT / "device-plugins" / "kubelet.sock"
+    if plugins.is_socket() and not _answers(plugins):
+        plugins.unlink()
     for folder in (
+        SHIM_STATE / "s",
+        SHIM_STATE / "runc" / "k8s.io",
+        SHIM_STATE / "runc",
+        SHIM_STATE,
         CNI_RESULTS,
         CNI_STATE,
         CONTAINER_LOGS,
@@ -118,3 +129,13 @@ def _remove_strays(directory: Path) -> None:
     ):
         with contextlib.suppress(OSError):  # not empty, or not there: not ours
             folder.rmdir()
+
+
+def _answers(path: Path) -> bool:
+    """Whether a process still listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+    return True

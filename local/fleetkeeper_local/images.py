@@ -1,0 +1,231 @@
+"""Builds the project's images and puts them where the node's pods can pull them.
+
+Images are built by buildah from the very Containerfiles that a user builds with docker or podman.
+Two shortcuts serve a machine without access to a public image registry, and a quick loop: the base
+is made from Debian packages, and an environment that lies ready on disk becomes a layer as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import ssl
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleetkeeper_local import oci, packages, registry
+from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.lock import exclusive
+from fleetkeeper_local.paths import REPOSITORY, cache_dir
+from fleetkeeper_local.report import say
+from fleetkeeper_local.shell import attempt, run
+
+BASE_VARIABLE = "FLEETKEEPER_BASE_IMAGE"
+"""Names another base image, such as the official Python one, where a registry can be reached."""
+
+SUITE = "bookworm"
+BASE_PACKAGES = ("ca-certificates", "python3", "python3-venv")
+BUILD_TIMEOUT_S = 1800.0
+BUILD_DISK_GIB = 15
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One image of the project."""
+
+    name: str
+    containerfile: str
+    """Path below the repository."""
+    context: str = "."
+    build_args: Mapping[str, str] = field(default_factory=dict)
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("operator", "operator/Containerfile"),
+        Recipe("engine", "engine_image/Containerfile.cpu"),
+        Recipe("router", "engine_image/Containerfile.router"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """A finished image, by what it contains."""
+
+    name: str
+    tag: str
+    source: str
+    """What skopeo copies it from."""
+
+    def push(self, port: int) -> str:
+        """Puts it into the registry on this port; returns the name by which pods pull it."""
+        repository = f"fleetkeeper/{self.name}"
+        if registry.has_image(port, repository, self.tag):
+            return registry.reference(port, repository, self.tag)
+        return registry.push(self.source, port, repository, self.tag)
+
+
+def build_image(recipe: Recipe) -> Image:
+    """Builds a recipe's Containerfile; unchanged steps are taken from the last build.
+
+    Raises:
+        LocalError: packages or disk are missing, or a step failed (with its last lines).
+    """
+    packages.ensure_packages(packages.IMAGE_PACKAGES)
+    containerfile = REPOSITORY / recipe.containerfile
+    if not containerfile.exists():
+        raise LocalError(
+            f"there is no {recipe.containerfile}; run from a checkout of the repository"
+        )
+    _check_disk()
+    with exclusive(_store()):
+        base = os.environ.get(BASE_VARIABLE) or _import_base()
+        started = time.monotonic()
+        say(f"building the image {recipe.name} from {recipe.containerfile}")
+        with tempfile.TemporaryDirectory() as scratch:
+            image_id_file = Path(scratch) / "id"
+            argv = [*_buildah(), "build", "--layers", "--isolation=chroot", "--network=host"]
+            argv += ["--timestamp=0", f"--iidfile={image_id_file}", f"--file={containerfile}"]
+            argv += [f"--build-arg=BASE={base}", *_secrets()]
+            argv += [f"--build-arg={name}={value}" for name, value in recipe.build_args.items()]
+            argv += [str(REPOSITORY / recipe.context)]
+            done = attempt(*argv, timeout_s=BUILD_TIMEOUT_S)
+            if done.returncode:
+                tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
+                raise LocalError(f"building {recipe.name} ended with {done.returncode}:\n{tail}")
+            image_id = image_id_file.read_text().strip().removeprefix("sha256:")
+    say(f"the image {recipe.name} is ready ({time.monotonic() - started:.0f} s)")
+    return Image(recipe.name, image_id[:16], f"{_storage()}@{image_id}")
+
+
+def layered_image(
+    name: str, layers: Sequence[oci.Layer], config: oci.ImageConfig, *, base: Path | None
+) -> Image:
+    """An image made of a base's layout and finished layers, without any build step."""
+    layout = oci.write_image(cache_dir() / "images" / name, layers, config, base=base)
+    tag = oci.image_digest(layout).removeprefix("sha256:")[:16]
+    return Image(name, tag, f"oci:{layout}:1")
+
+
+def base_layout() -> Path:
+    """The OCI layout of a small Debian with Python: made by debootstrap once, then cached.
+
+    Raises:
+        LocalError: packages or network are missing.
+    """
+    recipe = f"{SUITE} {' '.join(BASE_PACKAGES)} 1"
+    key = hashlib.sha256(recipe.encode()).hexdigest()[:16]
+    home = cache_dir() / "images" / f"base-{key}"
+    with exclusive(cache_dir() / "images"):
+        if not (home / "index.json").exists():
+            packages.ensure_packages(packages.IMAGE_PACKAGES)
+            _bootstrap(home)
+    return home
+
+
+def base_image() -> Image:
+    """The base as an image: a shell and Python, for pods of the tests."""
+    layout = base_layout()
+    return Image("base", layout.name.removeprefix("base-"), f"oci:{layout}:1")
+
+
+def _bootstrap(home: Path) -> None:
+    if os.geteuid() != 0:
+        raise LocalError("making the base image needs root (debootstrap)")
+    say("making the base image from Debian packages (about a minute, once)")
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".base-") as scratch:
+        root = Path(scratch) / "root"
+        run(
+            *("debootstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}"),
+            *(SUITE, root, _debian_mirror()),
+            timeout_s=BUILD_TIMEOUT_S,
+        )
+        layer = oci.write_layer(
+            root,
+            "",
+            Path(scratch) / "layer",
+            # Caches, and what names the machine it was made on.
+            exclude=(
+                "./var/cache/apt/*",
+                "./var/lib/apt/lists/*",
+                "./var/log/*",
+                "./etc/hostname",
+                "./etc/resolv.conf",
+                "./etc/apt/sources.list",
+                "./usr/share/doc/*",
+                "./usr/share/locale/*",
+                "./usr/share/man/*",
+                "./dev/*",
+            ),
+        )
+        config = oci.ImageConfig(
+            command=["python3"],
+            env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+        )
+        oci.write_image(Path(scratch) / "layout", [layer], config).replace(home)
+
+
+def _debian_mirror() -> str:
+    """The mirror that this machine's own apt uses."""
+    sites = attempt("apt-get", "indextargets", "--format", "$(SITE)").stdout.split()
+    mirrors = [site for site in sites if not site.rstrip("/").endswith("-security")]
+    if not mirrors:
+        raise LocalError("apt names no Debian mirror; see /etc/apt/sources.list.d")
+    return mirrors[0]
+
+
+def _import_base() -> str:
+    """Makes the base known to buildah; returns its name there."""
+    layout = base_layout()
+    name = f"localhost/fleetkeeper-base:{layout.name.removeprefix('base-')}"
+    if attempt(*_buildah(), "inspect", "--type=image", name).returncode:
+        run(
+            *("skopeo", "copy", "--insecure-policy", "--quiet"),
+            *(f"oci:{layout}:1", f"{_storage()}{name}"),
+            timeout_s=BUILD_TIMEOUT_S,
+        )
+    return name
+
+
+def _secrets() -> list[str]:
+    """The host's own settings of pip and its certificates, for build steps; never in the image."""
+    found = []
+    pip = Path("/etc/pip.conf")
+    if pip.exists():
+        found.append(f"--secret=id=pip,src={pip}")
+    bundle = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
+    if bundle and Path(bundle).exists():
+        found.append(f"--secret=id=certificates,src={bundle}")
+    return found
+
+
+def _store() -> Path:
+    return cache_dir() / "buildah"
+
+
+def _buildah() -> list[str]:
+    store = _store()
+    return ["buildah", f"--root={store / 'storage'}", f"--runroot={store / 'run'}"]
+
+
+def _storage() -> str:
+    store = _store()
+    return f"containers-storage:[overlay@{store / 'storage'}+{store / 'run'}]"
+
+
+def _check_disk() -> None:
+    store = _store()
+    store.mkdir(parents=True, exist_ok=True)
+    free_gib = shutil.disk_usage(store).free / GIB
+    if free_gib < BUILD_DISK_GIB:
+        raise LocalError(
+            f"building images needs {BUILD_DISK_GIB} GiB free under {store}, {free_gib:.1f} GiB are; "
+            "free some or set FLEETKEEPER_CACHE to a larger disk"
+        )
