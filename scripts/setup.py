@@ -202,8 +202,8 @@ def make_engine() -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(base)
     python = home / "bin" / "python"
-    install = [uv, "pip", "install", "--quiet", "--no-deps", *BUILD_PINS, "--python", python]
-    run([*install, "-e", "engine_image"])
+    install: list[str | Path] = [uv, "pip", "install", "--quiet", "--no-deps", *BUILD_PINS]
+    run([*install, "--python", python, "-e", "engine_image"])
     (home / ".fleetkeeper-stamp").write_text(stamp)
 
 
