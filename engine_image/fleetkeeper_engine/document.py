@@ -30,6 +30,7 @@ GIB = 1024**3
 Name = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?$")
 ]
+ServedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,252}$")]
 Location = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/@+ -]{0,1023}$")]
 OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{1,62}$")]
 OptionValue = Annotated[
@@ -131,7 +132,12 @@ class Adapter(_Section):
     """A LoRA adapter, loaded at start and served under its name."""
 
     name: Name
-    path: Location
+    path: Location = Field(
+        description="An absolute directory in the container, or ORG/NAME of a Hugging Face adapter."
+    )
+    revision: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,128}$")] | None = Field(
+        default=None, description="Commit of a Hugging Face adapter; absent for a directory."
+    )
 
 
 class Model(_Section):
@@ -143,7 +149,7 @@ class Model(_Section):
     revision: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,128}$")] | None = Field(
         default=None, description="Commit of a Hugging Face model; absent for a directory."
     )
-    served_name: Name = Field(description="The name clients put into `model`.")
+    served_name: ServedName = Field(description="The name clients put into `model`.")
     adapters: tuple[Adapter, ...] = Field(default=(), max_length=32)
 
     @model_validator(mode="after")

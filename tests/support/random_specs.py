@@ -18,6 +18,7 @@ from fleetkeeper.api.options import ALLOWED, option_errors
 from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
 from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.types import InferenceServiceSpec
+from fleetkeeper.plan.profiles import default_catalog
 
 try:  # the parser that `re` itself uses
     from re import _constants as sre  # type: ignore[attr-defined]
@@ -38,6 +39,7 @@ ENVIRONMENT = {
     "NCCL_DEBUG": "INFO",
     "NCCL_P2P_DISABLE": "1",
 }
+PROFILE = default_catalog().resolve("cuda")
 KEYS = ("team", "example.com/cost-centre", "app.kubernetes.io/part-of", "zone", "a.b/C_d.e")
 
 
@@ -259,7 +261,7 @@ def service_manifest(
 
 
 def random_services(seed: int, count: int) -> Iterator[InferenceService]:
-    """`count` services whose specs the API accepts, each with a random name."""
+    """`count` services that the API and the default profiles accept, each with a random name."""
     rng = random.Random(seed)
     found = tried = 0
     while found < count:
@@ -270,13 +272,16 @@ def random_services(seed: int, count: int) -> Iterator[InferenceService]:
             service = parse_service(service_manifest(random_spec(rng), name=name))
         except InvalidService:
             continue
-        found += 1
-        yield service
+        if allowed(service, PROFILE):
+            found += 1
+            yield service
 
 
 def allowed(service: InferenceService, profile: EngineProfile) -> bool:
-    """Whether the profile takes the service's options and variables."""
-    engine = service.spec.engine
+    """Whether the profile takes the service's options and variables, and an engine its names."""
+    engine, model = service.spec.engine, service.spec.model
+    if any(adapter.name == (model.served_name or service.name) for adapter in model.adapters):
+        return False
     return not option_errors(engine.options, profile.options) and all(
         map(profile.allows_env, engine.env)
     )

@@ -28,7 +28,7 @@ NOTICE_S = 5
 
 
 class EngineOptionRefused(ValueError):
-    """The spec holds an engine option or variable that the profile does not allow.
+    """The spec holds an engine option, variable or name that cannot be given to an engine.
 
     The planner checks the spec before it builds anything; this is the last fence.
     """
@@ -40,7 +40,7 @@ def desired_engine_document(
     """The document as a plain dict.
 
     Raises:
-        EngineOptionRefused: an option is not allowed.
+        EngineOptionRefused: an option is not allowed, or an adapter is named like the model.
     """
     spec = service.spec
     resources = effective_resources(spec, profile)
@@ -83,6 +83,11 @@ def document_text(document: Manifest) -> str:
 
 
 def _model(model: Model, service_name: str) -> Manifest:
+    if any(adapter.name == (model.served_name or service_name) for adapter in model.adapters):
+        raise EngineOptionRefused(
+            "spec.model.adapters: an adapter has the name under which the model is served; "
+            "rename it, or set model.servedName"
+        )
     written: Manifest = {
         "source": location_of(model.source),
         "servedName": model.served_name or service_name,
