@@ -1,0 +1,404 @@
+"""Batch limits: an ordered chain of small rules; the first that has something to say decides.
+
+Protection first (KV cache, batch time), then what the model says, then room for more. Limits never
+leave [floor, start-up value]. Without a model the chain is a measured AIMD: up by 10%, down by 20%.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fleetkeeper.api.types import BatchingMode
+from fleetkeeper.plan.control.constants import (
+    CUT_FACTOR,
+    DIRECTION_S,
+    DOWN_EVERY_S,
+    DOWN_FACTOR,
+    FEED_FORWARD_RATIO,
+    KV_BACK_FACTOR,
+    KV_CUT_FACTOR,
+    KV_HIGH_RATIO,
+    KV_LOW_RATIO,
+    OVER_CAP_FACTOR,
+    PREEMPTIONS_PER_S,
+    QUEUE_UP_FACTOR,
+    QUEUE_UP_TICKS,
+    UP_EVERY_S,
+    UP_FACTOR,
+    USED_RATIO,
+)
+from fleetkeeper.plan.control.judge import (
+    has_room,
+    is_full,
+    is_slow,
+    judged_since,
+    running_per_pod,
+    wait_is_broken,
+)
+from fleetkeeper.plan.control.signals import Signals
+from fleetkeeper.plan.control.targets import Targets, moved_notch, notch_down
+from fleetkeeper.plan.control.values import (
+    ControlSettings,
+    Decision,
+    Limits,
+    act,
+    hold,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """What the chain sees. `pending`: replicas on their way; `may_raise`: no breaker is open."""
+
+    signals: Signals
+    settings: ControlSettings
+    targets: Targets | None = None
+    pending: int = 0
+    may_raise: bool = True
+    model_frozen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMemory:
+    """What the chain remembers.
+
+    `limits` in force for all pods (None: never ordered). `changed`, `raised`: times of the last
+    change and raise. `followed`: targets followed last. `before_cut`: sequences to go back to after
+    a KV cut. `replicas_wait_ticks`: ticks in which no replica is asked for, since a raise may do.
+    `attained_before_raise`: to judge our own change. `turns`: (time, +1 or -1) of changes of
+    direction over 15 minutes.
+    """
+
+    limits: Limits | None = None
+    changed: float = 0.0
+    raised: float = 0.0
+    followed: Limits | None = None
+    before_cut: int | None = None
+    replicas_wait_ticks: int = 0
+    attained_before_raise: float | None = None
+    rest_until: float = 0.0
+    turns: tuple[tuple[float, int], ...] = ()
+    last_direction: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A step that a rule asks for."""
+
+    limits: Limits
+    reason: str
+    detail: str
+    memory: BatchMemory
+    urgent: bool = False
+
+
+Rule = Callable[[BatchView, BatchMemory, Limits, float], Move | None]
+
+
+def start_up(settings: ControlSettings) -> Limits:
+    """The engine's own limits: the ceiling of ours."""
+    return Limits(settings.max_sequences, settings.max_tokens)
+
+
+def first_limits(settings: ControlSettings) -> Limits:
+    """Where the loop begins without a model: the geometric middle of floor and ceiling.
+
+    Example: 4..256 sequences begin at 32, 256..8192 tokens at 1024 (1448 rounded down to a notch).
+    """
+    sequences = round(math.sqrt(settings.min_sequences * settings.max_sequences))
+    tokens = notch_down(math.sqrt(settings.min_tokens * settings.max_tokens), settings)
+    return clamped(Limits(sequences, tokens), settings)
+
+
+def clamped(limits: Limits, settings: ControlSettings) -> Limits:
+    """The limits within [floor, start-up value]; done after every step."""
+    return Limits(
+        min(settings.max_sequences, max(settings.min_sequences, limits.sequences)),
+        min(settings.max_tokens, max(settings.min_tokens, limits.tokens)),
+    )
+
+
+def _relieve_kv(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
+    """Preemptions, or a KV cache about to overflow: 0.8 of what runs, at once."""
+    signals = view.signals
+    preempting = signals.preemptions_per_pod_s > PREEMPTIONS_PER_S
+    if (
+        not (preempting or signals.kv_ratio_max > KV_HIGH_RATIO)
+        or now - memory.changed < DOWN_EVERY_S
+    ):
+        return None
+    running = running_per_pod(signals)
+    sequences = math.floor((1.0 if view.pending else KV_CUT_FACTOR) * running)
+    if sequences < 1 or sequences >= held.sequences:
+        return None
+    return Move(
+        replace(held, sequences=sequences),
+        "KVCachePressure",
+        f"KV cache {signals.kv_ratio_max:.0%} full, {signals.preemptions_per_pod_s:.2f} preemptions/s a pod",
+        replace(memory, before_cut=max(held.sequences, memory.before_cut or 0)),
+        urgent=True,
+    )
+
+
+def _relieve_cap(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
+    """Memory in use is above the cap: fewer sequences, not more often than every 30 s."""
+    cap = view.settings.cap_percent / 100
+    if view.signals.memory_used_ratio <= cap or now - memory.changed < UP_EVERY_S:
+        return None
+    running = running_per_pod(view.signals)
+    sequences = math.floor(OVER_CAP_FACTOR * min(held.sequences, max(running, 1.0)))
+    if sequences >= held.sequences or held.sequences <= view.settings.min_sequences:
+        return None
+    return Move(
+        replace(held, sequences=sequences),
+        "MemoryAboveCap",
+        f"memory in use {view.signals.memory_used_ratio:.0%}, above the cap of {cap:.0%}",
+        memory,
+        urgent=True,
+    )
+
+
+def _shorten(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
+    """Batch time below its attainment in 2 of 3 windows: one notch down, tokens first, then sequences."""
+    windows = judged_since(view.signals.windows, memory.changed)
+    if not is_slow(windows, view.settings) or now - memory.changed < DOWN_EVERY_S:
+        return None
+    attained = windows[-1].batch_attainment or 0.0
+    detail = f"{attained:.1%} of steps within {view.settings.batch_time_objective_s * 1e3:.0f} ms"
+    fewer = moved_notch(held.tokens, -1, view.settings)
+    if fewer < held.tokens and view.signals.rates.prompt_tokens > 0:
+        return Move(replace(held, tokens=fewer), "BatchTimeAboveTarget", detail, memory)
+    factor = DOWN_FACTOR if view.targets else CUT_FACTOR
+    least = math.ceil(running_per_pod(view.signals)) if view.pending else 1
+    base = min(held.sequences, max(math.ceil(running_per_pod(view.signals)), 1))
+    sequences = max(least, math.floor(factor * base))
+    if sequences >= held.sequences:
+        return None
+    return Move(replace(held, sequences=sequences), "BatchTimeAboveTarget", detail, memory)
+
+
+def _follow_down(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
+    """The model's targets moved down (or are known for the first time): follow at once."""
+    return _follow(view, memory, held, now, down=True)
+
+
+def _follow_up(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
+    """The model's targets moved up: follow where a raise is allowed."""
+    return _follow(view, memory, held, now, down=False)
+
+
+def _follow(
+    view: BatchView, memory: BatchMemory, held: Limits, now: float, *, down: bool
+) -> Move | None:
+    targets = view.targets
+    if targets is None or view.model_frozen or memory.before_cut is not None:
+        return None
+    wanted = _shifted(targets, memory, held, view.settings)
+    if view.pending:
+        least = math.ceil(running_per_pod(view.signals))
+        wanted = replace(wanted, sequences=max(wanted.sequences, min(least, held.sequences)))
+    lower = wanted.sequences < held.sequences or wanted.tokens < held.tokens
+    if wanted == held or lower is not down:
+        return None
+    if down and now - memory.changed < DOWN_EVERY_S:
+        return None
+    if not down and not _raise_allowed(view, memory, now, need_use=False):
+        return None
+    followed = Limits(targets.sequences, targets.tokens or held.tokens)
+    detail = f"modelled capacity {targets.capacity:.0f} sequences at {0.9 * view.settings.batch_time_objective_s * 1e3:.0f} ms"
+    return Move(wanted, "FollowsModel", detail, replace(memory, followed=followed))
+
+
+def _shifted(
+    targets: Targets, memory: BatchMemory, held: Limits, settings: ControlSettings
+) -> Limits:
+    """The limits moved by as much as the targets moved since they were followed: trim is kept."""
+    before = memory.followed
+    if before is None:
+        return clamped(Limits(targets.sequences, targets.tokens or held.tokens), settings)
+    ratio = targets.sequences / before.sequences
+    sequences = held.sequences
+    if abs(ratio - 1.0) > FEED_FORWARD_RATIO:
+        sequences = round(held.sequences * ratio)
+    tokens = held.tokens
+    if targets.tokens is not None and targets.tokens != before.tokens:
+        tokens = round(held.tokens * targets.tokens / before.tokens)
+        tokens = notch_down(tokens, settings)
+    return clamped(Limits(sequences, tokens), settings)
+
+
+def _raise_allowed(
+    view: BatchView, memory: BatchMemory, now: float, *, need_use: bool = True
+) -> bool:
+    """Never up while a breaker is open, replicas are pending, or less than half is used."""
+    held = memory.limits
+    used = running_per_pod(view.signals)
+    return (
+        view.may_raise
+        and view.pending == 0
+        and now - memory.changed >= UP_EVERY_S
+        and now >= memory.rest_until
+        and (not need_use or held is None or used >= USED_RATIO * held.sequences)
+    )
+
+
+def _give_back(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
+    """After a KV cut: back by 5% in 30 s while the cache has room."""
+    if memory.before_cut is None or view.signals.kv_ratio_max >= KV_LOW_RATIO:
+        return None
+    if held.sequences >= memory.before_cut:
+        return None
+    if not _raise_allowed(view, memory, now, need_use=False):
+        return None
+    sequences = min(
+        memory.before_cut, max(held.sequences + 1, round(held.sequences * KV_BACK_FACTOR))
+    )
+    left = None if sequences >= memory.before_cut else memory.before_cut
+    return Move(
+        replace(held, sequences=sequences),
+        "KVCacheHeadroom",
+        f"KV cache {view.signals.kv_ratio_max:.0%} full",
+        replace(memory, before_cut=left),
+    )
+
+
+def _widen_for_queue(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
+    """Requests wait, steps are short, memory is free and the limit is reached: 25% more sequences.
+
+    Steps are short when the mean batch time is below 0.7 of its objective; replicas wait two ticks.
+    """
+    signals, settings = view.signals, view.settings
+    short = 0.0 < signals.batch_time_s < 0.7 * settings.batch_time_objective_s
+    free = signals.kv_ratio_max < KV_LOW_RATIO
+    if not (
+        short and free and is_full(signals, held.sequences) and wait_is_broken(signals, settings)
+    ):
+        return None
+    if held.sequences >= ceiling_sequences(view) or not _raise_allowed(view, memory, now):
+        return None
+    sequences = max(held.sequences + 1, round(held.sequences * QUEUE_UP_FACTOR))
+    return Move(
+        replace(held, sequences=min(sequences, ceiling_sequences(view))),
+        "BatchTimeHeadroom",
+        f"queue wait {signals.queue_wait_s:.2f} s with steps of {signals.batch_time_s * 1e3:.0f} ms",
+        replace(memory, replicas_wait_ticks=QUEUE_UP_TICKS + 1),
+    )
+
+
+def ceiling_sequences(view: BatchView) -> int:
+    """The most sequences a raise may reach: the guard rail M* doubled where it is known, else start-up.
+
+    The trim may pass the model (it errs), not run away from it.
+    """
+    if view.targets is None:
+        return view.settings.max_sequences
+    return min(
+        view.settings.max_sequences, max(2 * view.targets.sequences, view.settings.min_sequences)
+    )
+
+
+def _lengthen(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
+    """Room in batch time for four windows, and requests wait: one notch up."""
+    windows = judged_since(view.signals.windows, memory.changed)
+    if not has_room(windows, view.settings) or not wait_is_broken(view.signals, view.settings):
+        return None
+    if not _raise_allowed(view, memory, now):
+        return None
+    detail = f"all steps of {len(windows)} windows within the objective, requests wait"
+    top = ceiling_sequences(view)
+    if is_full(view.signals, held.sequences) and held.sequences < top:
+        sequences = min(top, max(held.sequences + 1, round(held.sequences * UP_FACTOR)))
+        return Move(replace(held, sequences=sequences), "BatchTimeHeadroom", detail, memory)
+    more = moved_notch(held.tokens, 1, view.settings)
+    if more > held.tokens:
+        return Move(replace(held, tokens=more), "BatchTimeHeadroom", detail, memory)
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    _relieve_kv,
+    _relieve_cap,
+    _shorten,
+    _follow_down,
+    _give_back,
+    _follow_up,
+    _widen_for_queue,
+    _lengthen,
+)
+"""In order; the first that moves decides."""
+
+
+def decide_limits(
+    view: BatchView, memory: BatchMemory, now: float
+) -> tuple[Decision[Limits], BatchMemory]:
+    """The limits for all pods, and what to remember. Holds when signals are stale."""
+    settings = view.settings
+    memory = replace(memory, replicas_wait_ticks=max(0, memory.replicas_wait_ticks - 1))
+    if settings.batching_mode is BatchingMode.FIXED:
+        limits = start_up(settings)
+        return act(limits, "Fixed", "batching.mode is Fixed"), replace(memory, limits=limits)
+    if memory.limits is None:
+        limits = first_limits(settings)
+        first = replace(memory, limits=limits, changed=now)
+        return act(limits, "Starting", "no model yet: the middle of floor and ceiling"), first
+    held = clamped(memory.limits, settings)
+    memory = replace(memory, limits=held)
+    if not view.signals.known:
+        return hold(held, "SignalsStale", "no signals: limits stay"), memory
+    for rule in RULES:
+        move = rule(view, memory, held, now)
+        if move is not None:
+            wanted = clamped(move.limits, settings)
+            if wanted != held:
+                return _moved(view, replace(move, limits=wanted), held, now)
+    return act(held, "Steady", "within the objectives, or no room"), memory
+
+
+def direction(before: Limits, after: Limits) -> int:
+    """-1 when anything was tightened, else +1."""
+    return -1 if after.sequences < before.sequences or after.tokens < before.tokens else 1
+
+
+def _moved(
+    view: BatchView, move: Move, held: Limits, now: float
+) -> tuple[Decision[Limits], BatchMemory]:
+    turned = direction(held, move.limits)
+    memory = move.memory
+    windows = view.signals.windows
+    attained = windows[-1].batch_attainment if windows else None
+    turns = tuple(turn for turn in memory.turns if now - turn[0] <= DIRECTION_S)
+    if memory.last_direction and turned != memory.last_direction:
+        turns = (*turns, (now, turned))
+    memory = replace(
+        memory,
+        limits=move.limits,
+        changed=now,
+        raised=now if turned > 0 else memory.raised,
+        attained_before_raise=attained if turned > 0 else None,
+        turns=turns,
+        last_direction=turned,
+    )
+    decision = act(
+        move.limits,
+        move.reason,
+        move.detail,
+        batch_time_s=view.signals.batch_time_s,
+        queue_wait_s=view.signals.queue_wait_s,
+        kv_ratio=view.signals.kv_ratio_max,
+    )
+    return decision, memory
+
+
+def step_up_possible(view: BatchView, memory: BatchMemory) -> bool:
+    """Whether the batch is not at its limit: attainment leaves room and a ceiling is not reached.
+
+    Its opposite, with requests waiting, is what asks for replicas.
+    """
+    held = memory.limits
+    if held is None:
+        return False
+    windows = judged_since(view.signals.windows, memory.changed)
+    below = held.sequences < ceiling_sequences(view) or held.tokens < view.settings.max_tokens
+    return below and has_room(windows, view.settings) and view.may_raise and view.pending == 0

@@ -1,0 +1,291 @@
+"""How the loops fit together: who may act when, and what a replica decision sees of the batch.
+
+Inner (batch) acts faster than outer (replicas); while replicas are on their way the inner loop may
+only protect; at the floor and still violating the inner loop raises the demand flag. While the
+control breaker is not closed the safe values are in force, and half-open one pod gets one notch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fleetkeeper.api.types import BatchingMode
+from fleetkeeper.plan.control.batch import (
+    BatchMemory,
+    BatchView,
+    clamped,
+    decide_limits,
+    start_up,
+    step_up_possible,
+)
+from fleetkeeper.plan.control.canary import Canary, concluded, judge_canary, needs_canary
+from fleetkeeper.plan.control.constants import DOWN_FACTOR, UP_FACTOR
+from fleetkeeper.plan.control.control_breaker import ControlBreaker
+from fleetkeeper.plan.control.forecast import Forecast, expected_per_s
+from fleetkeeper.plan.control.judge import is_slow, judged_since, wait_is_broken
+from fleetkeeper.plan.control.load_breaker import LoadBreaker, admission_of
+from fleetkeeper.plan.control.replicas import ReplicaView
+from fleetkeeper.plan.control.signals import Signals
+from fleetkeeper.plan.control.staffing import Load, backlog_counts, headroom, needed_replicas
+from fleetkeeper.plan.control.step_model import StepModel
+from fleetkeeper.plan.control.supply import Supply
+from fleetkeeper.plan.control.targets import Targets, moved_notch
+from fleetkeeper.plan.control.values import (
+    Admission,
+    BreakerState,
+    ControlInputs,
+    ControlSettings,
+    Decision,
+    Limits,
+    PodView,
+    act,
+)
+
+
+def ready_names(pods: Sequence[PodView]) -> tuple[str, ...]:
+    """Names of pods that are ready and stay."""
+    return tuple(pod.name for pod in pods if pod.ready and not pod.deleting)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What was worked out before limits and replicas are decided."""
+
+    inputs: ControlInputs
+    signals: Signals
+    supply: Supply
+    model: StepModel
+    targets: Targets | None
+    capacity: float
+    load: LoadBreaker
+    control: ControlBreaker
+    forecast: Forecast
+    cold_start_s: float
+
+    @property
+    def settings(self) -> ControlSettings:
+        """The service's settings."""
+        return self.inputs.settings
+
+    @property
+    def breakers_closed(self) -> bool:
+        """Whether both breakers are closed; those that only report do not count."""
+        return not self.settings.breakers_act or (self.load.is_closed and self.control.is_closed)
+
+    @property
+    def control_acts(self) -> bool:
+        """Whether the control breaker holds safe values in force."""
+        return self.settings.breakers_act and not self.control.is_closed
+
+
+def batch_view(scene: Scene, now: float) -> BatchView:
+    """The batch chain's view. Pending pods only silence raises while they count as supply."""
+    return BatchView(
+        signals=scene.signals,
+        settings=scene.settings,
+        targets=scene.targets,
+        pending=scene.supply.pending,
+        may_raise=scene.breakers_closed,
+        model_frozen=now < scene.model.frozen_until,
+    )
+
+
+def safe_limits(control: ControlBreaker, settings: ControlSettings) -> Limits:
+    """Limits while the control breaker is open: the last known good, else start-up values."""
+    return clamped(control.last_good, settings) if control.last_good else start_up(settings)
+
+
+def notch_towards(held: Limits, wanted: Limits, settings: ControlSettings) -> Limits:
+    """One notch from `held` towards `wanted`: tokens first, else sequences by a tenth."""
+    if wanted.tokens != held.tokens:
+        by = 1 if wanted.tokens > held.tokens else -1
+        return replace(held, tokens=moved_notch(held.tokens, by, settings))
+    if wanted.sequences > held.sequences:
+        return clamped(
+            replace(held, sequences=min(wanted.sequences, round(held.sequences * UP_FACTOR) + 1)),
+            settings,
+        )
+    if wanted.sequences < held.sequences:
+        return clamped(
+            replace(held, sequences=max(wanted.sequences, int(held.sequences * DOWN_FACTOR))),
+            settings,
+        )
+    return held
+
+
+def _under_control_breaker(
+    scene: Scene, memory: BatchMemory, now: float
+) -> tuple[Decision[Limits], BatchMemory, Canary | None]:
+    """Safe limits for all; once the compared ticks are over, one notch on one pod."""
+    settings = scene.settings
+    safe = safe_limits(scene.control, settings)
+    changed = now if memory.limits != safe else memory.changed
+    held = BatchMemory(limits=safe, changed=changed, turns=memory.turns)
+    why = f"{scene.control.detail}: {'last known good' if scene.control.last_good else 'start-up'} limits"
+    decision = act(safe, "ControlBreakerOpen", why)
+    if not scene.control.probes:
+        return decision, held, None
+    aim = scene.targets
+    wanted = clamped(Limits(aim.sequences, aim.tokens or safe.tokens), settings) if aim else safe
+    pod = min(ready_names(scene.inputs.pods), default="")
+    probe = Canary(pod, notch_towards(safe, wanted, settings), now) if pod else None
+    return decision, held, probe
+
+
+def decide_fleet_limits(
+    scene: Scene, memory: BatchMemory, canary: Canary | None, now: float
+) -> tuple[Decision[Limits], BatchMemory, Canary | None]:
+    """Limits for all pods, the memory, and the canary that tries a raise first."""
+    if scene.control_acts:
+        return _under_control_breaker(scene, memory, now)
+    view = batch_view(scene, now)
+    if canary is not None:
+        if canary.pod not in ready_names(scene.inputs.pods):
+            canary = None
+        elif scene.signals.known:
+            verdict = judge_canary(canary, scene.signals.windows, now)
+            memory = concluded(memory, canary, verdict, now)
+            canary = None if verdict.valid else canary
+    before = memory.limits
+    if canary is not None:
+        view = replace(view, may_raise=False)
+    decision, after = decide_limits(view, memory, now)
+    if before is None or after.limits is None or not decision.valid:
+        return decision, after, canary
+    if after.limits != before and canary is not None:
+        return decision, after, None
+    if needs_canary(before, after.limits, scene.supply.ready) and _may_try(scene):
+        pod = min(ready_names(scene.inputs.pods))
+        tried = Canary(pod, after.limits, now, decision.reason)
+        held = replace(after, limits=before, attained_before_raise=None)
+        first = act(
+            before,
+            "CanaryRunning",
+            f"{pod} tries {after.limits.sequences} sequences, {after.limits.tokens} tokens first",
+        )
+        return first, held, tried
+    return decision, after, canary
+
+
+def _may_try(scene: Scene) -> bool:
+    return scene.settings.batching_mode is not BatchingMode.FIXED and scene.settings.tunes_limits
+
+
+def decide_admission(scene: Scene) -> Admission:
+    """What the pods let in; all while the breakers only report."""
+    if not scene.settings.breakers_act:
+        return Admission(batch_share=scene.settings.batch_share_ratio)
+    return admission_of(scene.load, scene.settings)
+
+
+def limits_by_pod(
+    scene: Scene, limits: Limits, canary: Canary | None, admission: Admission
+) -> Mapping[str, Limits]:
+    """The limits that each ready pod is to have. Empty where nothing is ordered.
+
+    Where batching is Fixed, Advisory or paused, the engines' own values stay; such pods are only
+    addressed while a load breaker is not closed.
+    """
+    settings = scene.settings
+    pods = [pod.name for pod in scene.inputs.pods if pod.ready and not pod.deleting and pod.ip]
+    if settings.paused or not pods:
+        return {}
+    if not settings.tunes_limits or not scene.signals.live_limits:
+        open_admission = Admission(batch_share=settings.batch_share_ratio)
+        return {} if admission == open_admission else dict.fromkeys(pods, start_up(settings))
+    wanted = dict.fromkeys(pods, limits)
+    if canary is not None and canary.pod in wanted:
+        wanted[canary.pod] = canary.limits
+    return wanted
+
+
+def at_floor_and_slow(view: BatchView, memory: BatchMemory) -> bool:
+    """The demand flag: nothing is left to shorten and batch time is still above its objective."""
+    held = memory.limits
+    if held is None or not view.signals.known:
+        return False
+    at_floor = (
+        held.sequences <= view.settings.min_sequences and held.tokens <= view.settings.min_tokens
+    )
+    return at_floor and is_slow(judged_since(view.signals.windows, memory.changed), view.settings)
+
+
+def _load(scene: Scene, in_force: Limits, arrivals_per_s: float, silent: float) -> Load | None:
+    """The load to be carried; `silent` pods are counted as full. None while nothing is known."""
+    signals, settings = scene.signals, scene.settings
+    targets = scene.targets
+    capacity = min(scene.capacity, float(in_force.sequences))
+    if targets is not None:
+        service_s = targets.service_s
+    elif signals.served_per_s > 0:
+        service_s = signals.gauges.running / signals.served_per_s
+    else:
+        service_s = 0.0
+    if capacity <= 0:
+        return None
+    completions = capacity / service_s if service_s > 0 else 0.0
+    rho, beta = headroom(signals.rates)
+    counts = backlog_counts(signals.queue_wait_s, settings.queue_wait_objective_s)
+    return Load(
+        arrivals_per_s=arrivals_per_s + silent * completions,
+        service_s=service_s,
+        capacity=capacity,
+        rho=rho,
+        beta=beta,
+        burstiness=signals.burstiness,
+        backlog=signals.waiting if counts else 0.0,
+        completions_per_s=completions,
+    )
+
+
+def _needed(scene: Scene, in_force: Limits) -> tuple[int | None, int | None]:
+    """Replicas needed, with silent pods counted as idle (to go up) and as full (to go down)."""
+    signals = scene.signals
+    if not signals.known:
+        return None, None
+    expected = expected_per_s(scene.forecast, signals.arrivals_per_s, scene.cold_start_s)
+    silent = float(max(0, signals.ready_pods - signals.reporting_pods))
+    up = _load(scene, in_force, expected, 0.0)
+    down = _load(scene, in_force, expected, silent)
+    if up is None or down is None:
+        return None, None
+    by_running = max(1, -int(-signals.gauges.running // max(down.capacity, 1.0)))
+    if scene.targets is None and not signals.idle:
+        return needed_replicas(up), max(needed_replicas(down), by_running)
+    return needed_replicas(up), needed_replicas(down)
+
+
+def fallback_floor(scene: Scene) -> int:
+    """Replicas that may not be gone below: while the control breaker is open, max(current, fallback)."""
+    if not scene.control_acts or scene.control.state is not BreakerState.OPEN:
+        return 0
+    return max(scene.inputs.replicas, scene.settings.fallback_replicas or 0)
+
+
+def replica_view(scene: Scene, memory: BatchMemory, in_force: Limits, now: float) -> ReplicaView:
+    """What the replica rules see of signals, model and batch."""
+    signals, settings = scene.signals, scene.settings
+    view = batch_view(scene, now)
+    needed_up, needed_down = _needed(scene, in_force)
+    broken = signals.known and wait_is_broken(signals, settings)
+    return ReplicaView(
+        signals=signals,
+        settings=settings,
+        replicas=scene.inputs.replicas,
+        ready=scene.supply.ready,
+        pending=scene.supply.pending,
+        overdue=scene.supply.overdue,
+        needed_up=needed_up,
+        needed_down=needed_down,
+        capacity=min(scene.capacity, float(in_force.sequences)),
+        model_trusted=scene.targets is not None,
+        wait_broken=broken,
+        batch_at_limit=not step_up_possible(view, memory),
+        demand=at_floor_and_slow(view, memory),
+        raise_first=memory.replicas_wait_ticks > 0,
+        breakers_closed=scene.breakers_closed,
+        floor=fallback_floor(scene),
+        up_blocked=scene.inputs.scale_up_blocked,
+        hung=len(signals.hung_pods),
+    )

@@ -1,0 +1,351 @@
+"""After arbitration: the order, the status pieces, conditions, events and gauges of one service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Reason
+from fleetkeeper.api.types import BatchingMode, ScalingMode
+from fleetkeeper.plan.control.arbitrate import Order
+from fleetkeeper.plan.control.memory import (
+    Change,
+    ControlMemory,
+    Shown,
+    changes_to_status,
+    timestamp,
+    with_change,
+)
+from fleetkeeper.plan.control.outcome import Conclusion, ControlDecision
+from fleetkeeper.plan.control.samples import Source
+from fleetkeeper.plan.control.values import BreakerState, Decision, Grade
+from fleetkeeper.plan.model import Notice, ReplicaOrder
+
+STANDING = frozenset(
+    {
+        "SignalsStale",
+        "ReplicasPinned",
+        "ScaleUpBlocked",
+        "Fixed",
+        "ControlBreakerOpen",
+        "CanaryRunning",
+    }
+)
+"""Reasons that are told although no value changed; all others only explain the last change."""
+
+Value = tuple[str, Reason, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a condition is judged by."""
+
+    decision: ControlDecision
+    order: Order
+    memory: ControlMemory
+
+
+def _shown(held: Shown, value: str, decision: Decision[Any], now: float) -> Shown:
+    """What the status says: renewed when the value changes or a standing reason comes or goes."""
+    if value != held.value or not held.reason:
+        return Shown(value, decision.reason, decision.detail, now)
+    stands, stood = decision.reason in STANDING, held.reason in STANDING
+    if (stands and decision.reason != held.reason) or (stood and not stands):
+        return Shown(value, decision.reason, decision.detail, held.since)
+    return held
+
+
+def conclude(
+    decision: ControlDecision, order: Order, memory: ControlMemory, now: float
+) -> tuple[Conclusion, ControlMemory]:
+    """What the planner and the runtime get, and the memory with what was told.
+
+    The order is None where nothing may be ordered: a hold keeps the live number, a pin is the
+    planner's own, Advisory and External are reported only.
+    """
+    replicas_order = _order(decision, order)
+    desired = decision.live_replicas if replicas_order is None else replicas_order.replicas
+    scaling = _shown(memory.shown_scaling, str(desired), decision.replicas, now)
+    limits = decision.in_force
+    batching = _shown(
+        memory.shown_batching, f"{limits.sequences}/{limits.tokens}", decision.limits, now
+    )
+    changes, notices = _changes(decision, memory, scaling, batching, now)
+    peak = max(memory.peak_percent, round(100 * decision.signals.memory_peak_ratio))
+    over = _over_cap_pod(decision, memory)
+    memory = replace(
+        memory,
+        shown_scaling=scaling,
+        shown_batching=batching,
+        changes=changes,
+        peak_percent=peak,
+        over_cap_pod=over,
+    )
+    shown_memory = {"capPercent": decision.settings.cap_percent}
+    if peak:
+        shown_memory["peakPercent"] = peak
+    status: dict[str, Any] = {
+        "scaling": _scaling_status(decision, scaling, desired),
+        "batching": _batching_status(decision, memory, batching),
+        "breaker": _breaker_status(decision),
+        "memory": shown_memory,
+        "decisions": changes_to_status(changes),
+        "conditions": _conditions(decision, order, memory),
+    }
+    if decision.remedy.value is not None:
+        status["remedy"] = _remedy_status(decision)
+    told = (*decision.notices, *notices)
+    return Conclusion(replicas_order, status, told, _metrics(decision, desired)), memory
+
+
+def _order(decision: ControlDecision, order: Order) -> ReplicaOrder | None:
+    if not decision.settings.tunes_replicas:
+        return None
+    changed = order.replicas != decision.live_replicas
+    if not changed and not decision.replicas.valid:
+        return None
+    return ReplicaOrder(
+        order.replicas, decision.replicas.reason, _capital(decision.replicas.detail)
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _over_cap_pod(decision: ControlDecision, memory: ControlMemory) -> str:
+    signals = decision.signals
+    if not signals.reporting_pods:
+        return memory.over_cap_pod
+    over = signals.memory_peak_ratio > decision.settings.cap_percent / 100
+    return signals.memory_peak_pod if over else ""
+
+
+def _changes(
+    decision: ControlDecision, memory: ControlMemory, scaling: Shown, batching: Shown, now: float
+) -> tuple[tuple[Change, ...], tuple[Notice, ...]]:
+    """The list of decisions with this tick's, and the events that replicas are worth."""
+    changes, notices = memory.changes, []
+    for what, before, after in (
+        ("replicas", memory.shown_scaling, scaling),
+        ("limits", memory.shown_batching, batching),
+    ):
+        if before.value == after.value or not before.value:
+            continue
+        change = Change(now, what, before.value, after.value, after.reason)
+        changes = with_change(changes, change)
+        if what == "replicas":
+            text = f"Replicas {before.value} -> {after.value}: {after.message}"
+            notices.append(Notice("Normal", after.reason, text))
+    for notice in decision.notices:
+        if "Breaker" in notice.reason:
+            changes = with_change(changes, _breaker_change(notice, now))
+    return changes, tuple(notices)
+
+
+def _breaker_change(notice: Notice, now: float) -> Change:
+    return Change(now, "breaker", "", notice.message[:120], notice.reason)
+
+
+def _scaling_status(decision: ControlDecision, shown: Shown, desired: int) -> dict[str, Any]:
+    status: dict[str, Any] = {
+        "desired": desired,
+        "reason": shown.reason,
+        "message": _capital(shown.message),
+        "since": timestamp(shown.since),
+    }
+    if decision.settings.scaling_mode is ScalingMode.ADVISORY:
+        status["wanted"] = decision.replicas.value
+    return status
+
+
+def _batching_status(
+    decision: ControlDecision, memory: ControlMemory, shown: Shown
+) -> dict[str, Any]:
+    limits = decision.in_force
+    applied = sum(
+        1 for put in memory.orders.puts.values() if put.confirmed and put.limits == limits
+    )
+    return {
+        "sequences": limits.sequences,
+        "tokens": limits.tokens,
+        "appliedReplicas": applied,
+        "reason": shown.reason,
+        "message": _capital(shown.message),
+        "since": timestamp(shown.since),
+    }
+
+
+def _breaker_status(decision: ControlDecision) -> dict[str, Any]:
+    tiers = decision.load.by_tier()
+    latest = max(
+        [(decision.control.since, decision.control.reason, decision.control.detail)]
+        + [(t.since, "Overload" if t.reason else "", t.reason) for t in tiers.values()]
+    )
+    status: dict[str, Any] = {
+        "control": str(decision.control.state),
+        "load": {str(tier): str(breaker.state) for tier, breaker in tiers.items()},
+    }
+    since, reason, message = latest
+    if reason:
+        status |= {"reason": reason, "message": _capital(message)}
+    if since:
+        status["since"] = timestamp(since)
+    return status
+
+
+def _remedy_status(decision: ControlDecision) -> dict[str, Any]:
+    remedy = decision.remedy.value
+    assert remedy is not None  # noqa: S101 - asked for by the caller; narrows the type
+    return {
+        "reason": remedy.reason,
+        "maxSequences": remedy.max_sequences,
+        "capPercent": remedy.cap_percent,
+        "attempts": remedy.attempts,
+        "generation": remedy.generation,
+        "since": timestamp(remedy.since),
+    }
+
+
+def _metrics_available(look: _Look) -> Value:
+    signals = look.decision.signals
+    if signals.grade is Grade.FRESH:
+        direct = signals.source is Source.DIRECT
+        how = "Prometheus is silent: replicas are read directly, none is removed." if direct else ""
+        return "True", Reason.FRESH_METRICS, how
+    if not signals.ready_pods:
+        return "False", Reason.NO_METRICS, "No replica is ready."
+    if signals.grade is Grade.AGEING:
+        return "True", Reason.FRESH_METRICS, "Samples are older than 15 s: nothing is lowered."
+    if signals.reporting_pods:
+        return (
+            "False",
+            Reason.TOO_FEW_REPORT,
+            "Fewer than half of the ready replicas report; replicas are held.",
+        )
+    return "False", Reason.NO_METRICS, "No fresh samples come from the replicas; replicas are held."
+
+
+def _metrics_compatible(look: _Look) -> Value:
+    missing = look.decision.signals.missing
+    if missing:
+        return "False", Reason.METRICS_MISSING, f"Missing on this engine: {', '.join(missing)}"
+    if not look.decision.signals.reporting_pods:
+        return "Unknown", Reason.NO_METRICS, "No replica has reported yet."
+    return "True", Reason.ALL_METRICS_PRESENT, ""
+
+
+def _memory_within_cap(look: _Look) -> Value:
+    cap = look.decision.settings.cap_percent
+    if look.memory.over_cap_pod:
+        text = f"Replica {look.memory.over_cap_pod} peaked at {look.memory.peak_percent}%, above the cap of {cap}%."
+        return "False", Reason.ABOVE_CAP, text
+    if not look.memory.peak_percent:
+        return "Unknown", Reason.NOT_MEASURED, "No replica has reported its memory yet."
+    return "True", Reason.WITHIN_CAP, ""
+
+
+def _scaling_limited(look: _Look) -> Value:
+    settings, replicas = look.decision.settings, look.decision.replicas
+    if settings.pinned_replicas is not None:
+        return "True", Reason.REPLICAS_PINNED, "spec.replicas is set."
+    if settings.scaling_mode is ScalingMode.ADVISORY:
+        return "True", Reason.ADVISORY, f"Wanted: {replicas.value} replicas."
+    if look.order.limited_by:
+        return (
+            "True",
+            Reason.GPU_BUDGET,
+            f"{_capital(look.order.limited_by)} allows {look.order.replicas} of {replicas.value} replicas.",
+        )
+    if replicas.reason == "ScaleUpBlocked":
+        return "True", Reason.SCALE_UP_BLOCKED, replicas.detail
+    broken = look.decision.signals.known and look.decision.pressure > 1.0
+    if broken and replicas.value >= settings.max_replicas:
+        return "True", Reason.AT_MAXIMUM, f"scaling.maxReplicas is {settings.max_replicas}."
+    return "False", Reason.WITHIN_BOUNDS, ""
+
+
+def _degraded(look: _Look) -> Value:
+    settings = look.decision.settings
+    if settings.breakers_act and look.decision.control.state is not BreakerState.CLOSED:
+        return (
+            "True",
+            Reason.CONTROL_BREAKER_OPEN,
+            f"{_capital(look.decision.control.detail)}; safe limits, nothing is lowered.",
+        )
+    if settings.breakers_act and not look.decision.load.is_closed:
+        tiers = [
+            str(t)
+            for t, b in look.decision.load.by_tier().items()
+            if b.state is not BreakerState.CLOSED
+        ]
+        return "True", Reason.LOAD_BREAKER_OPEN, f"Requests are refused in: {', '.join(tiers)}."
+    if look.decision.remedy.value is not None:
+        return "True", Reason.REMEDY_IN_FORCE, _capital(look.decision.remedy.value.reason)
+    if look.decision.signals.hung_pods:
+        return "True", Reason.ENGINE_HUNG, f"No steps: {', '.join(look.decision.signals.hung_pods)}"
+    return "False", Reason.AS_ASKED, ""
+
+
+_CONDITIONS: tuple[tuple[ConditionType, Callable[[_Look], Value]], ...] = (
+    (ConditionType.METRICS_AVAILABLE, _metrics_available),
+    (ConditionType.METRICS_COMPATIBLE, _metrics_compatible),
+    (ConditionType.MEMORY_WITHIN_CAP, _memory_within_cap),
+    (ConditionType.SCALING_LIMITED, _scaling_limited),
+    (ConditionType.DEGRADED, _degraded),
+)
+
+
+def _conditions(
+    decision: ControlDecision, order: Order, memory: ControlMemory
+) -> list[dict[str, str]]:
+    rows = []
+    for kind, judge in _CONDITIONS:
+        status, reason, message = judge(_Look(decision, order, memory))
+        rows.append(
+            {
+                "type": str(kind),
+                "status": status,
+                "reason": str(reason),
+                "message": (message or reason.text)[:MESSAGE_MAX_LENGTH],
+            }
+        )
+    return rows
+
+
+_STATES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
+
+Gauge = tuple[str, tuple[tuple[str, str], ...], float]
+
+
+def _metrics(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
+    """Gauges of one service; the runtime adds its labels namespace and inference_service."""
+    signals, settings = decision.signals, decision.settings
+    gauges: list[Gauge] = [
+        ("decision_replicas", (("kind", "wanted"),), float(decision.replicas.value)),
+        ("decision_replicas", (("kind", "ordered"),), float(desired)),
+        ("decision_replicas", (("kind", "live"),), float(decision.live_replicas)),
+        ("decision_limit_sequences", (), float(decision.in_force.sequences)),
+        ("decision_limit_tokens", (), float(decision.in_force.tokens)),
+        ("decision_advisory", (), float(settings.batching_mode is BatchingMode.ADVISORY)),
+        ("breaker_state", (("breaker", "control"),), _STATES[decision.control.state]),
+        ("breaker_state", (("breaker", "source"),), float(decision.prometheus_lost)),
+        ("signal_coverage_ratio", (), signals.coverage),
+        ("signal_queue_wait_seconds", (), signals.queue_wait_s),
+        ("signal_batch_time_seconds", (), signals.batch_time_s),
+        ("signal_arrivals_per_second", (), signals.arrivals_per_s),
+        ("signal_waiting", (), signals.waiting),
+        ("signal_running", (), signals.gauges.running),
+        ("signal_kv_ratio", (), signals.kv_ratio),
+        ("objective_queue_wait_seconds", (), settings.queue_wait_objective_s),
+        ("objective_batch_time_seconds", (), settings.batch_time_objective_s),
+        ("pressure_ratio", (), decision.pressure),
+        ("model_capacity_sequences", (), decision.capacity),
+        ("cold_start_seconds", (), decision.cold_start_s),
+    ]
+    tiers = decision.load.by_tier()
+    for tier, admit in zip(tiers, decision.admission.admit, strict=True):
+        gauges.append(("breaker_state", (("breaker", str(tier)),), _STATES[tiers[tier].state]))
+        gauges.append(("admit_ratio", (("tier", str(tier)),), admit))
+    return tuple(gauges)

@@ -1,0 +1,246 @@
+"""The control breaker: protects the fleet from us, when evidence or actuators cannot be trusted.
+
+Closed -> Open on any cause below. Open: limits go to the last known good (or start-up values),
+replicas to max(current, fallback), nothing is lowered. Half-open after 120 s (doubling to 30 min):
+three ticks in which decisions are computed and compared only, then one notch on one pod; closed
+after five good ticks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fleetkeeper.plan.control.constants import (
+    CALM_S,
+    COMPARE_TICKS,
+    CONTROL_OPEN_S,
+    DIRECTION_CHANGES,
+    DIRECTION_S,
+    FAILURES,
+    FAILURES_S,
+    GOOD_S,
+    GOOD_TICKS,
+    LOST_TICKS,
+    MODEL_OFF_WINDOWS,
+    NOT_IN_EFFECT_S,
+    REPLICAS_NOT_IN_EFFECT_S,
+    WORSE_POINTS,
+)
+from fleetkeeper.plan.control.values import BreakerState, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one tick tells about ourselves.
+
+    `signals_expected`: there are grown pods that ought to report. `failed_acts`: writes or PUTs that
+    failed in this tick. `limits_late_s`, `replicas_late_s`: how long an order is not in effect.
+    `worse_by`: by how much attainment fell after our own raise (None: not judged).
+    """
+
+    signals_known: bool = True
+    signals_expected: bool = True
+    failed_acts: int = 0
+    limits_late_s: float = 0.0
+    replicas_late_s: float = 0.0
+    turns: tuple[float, ...] = ()
+    worse_by: float | None = None
+    model_off_windows: int = 0
+    attained: bool = False
+    limits: Limits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlBreaker:
+    """The machine's state.
+
+    `lost`: ticks without signals. `failures`: times of failed acts. `good`: good ticks while
+    half-open. `ignore_before`: causes older than this were dealt with. `last_good`: limits under
+    which the objectives were attained for ten minutes; `attained_since`: since when those in force do.
+    """
+
+    state: BreakerState = BreakerState.CLOSED
+    since: float = 0.0
+    reason: str = ""
+    detail: str = ""
+    wait_s: float = CONTROL_OPEN_S[0]
+    lost: int = 0
+    failures: tuple[float, ...] = ()
+    good: int = 0
+    ignore_before: float = 0.0
+    last_good: Limits | None = None
+    attained_since: float | None = None
+    attained_limits: Limits | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether decisions are carried out in full."""
+        return self.state is BreakerState.CLOSED
+
+    @property
+    def probes(self) -> bool:
+        """Whether one pod may get one notch: half-open, after the compared ticks."""
+        return self.state is BreakerState.HALF_OPEN and self.good >= COMPARE_TICKS
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a cause is judged by."""
+
+    breaker: ControlBreaker
+    evidence: Evidence
+    now: float
+
+
+Cause = Callable[[_Look], tuple[str, str] | None]
+
+
+def _lost(look: _Look) -> tuple[str, str] | None:
+    if look.breaker.lost < LOST_TICKS:
+        return None
+    return "SignalsLost", f"no signals for {look.breaker.lost} ticks"
+
+
+def _failed(look: _Look) -> tuple[str, str] | None:
+    if len(look.breaker.failures) < FAILURES:
+        return None
+    return (
+        "ActuatorFailed",
+        f"{len(look.breaker.failures)} failed writes in {FAILURES_S / 60:.0f} minutes",
+    )
+
+
+def _ineffective(look: _Look) -> tuple[str, str] | None:
+    if look.evidence.limits_late_s > NOT_IN_EFFECT_S:
+        return (
+            "LimitsNotInEffect",
+            f"limits are not in effect after {look.evidence.limits_late_s:.0f} s",
+        )
+    if look.evidence.replicas_late_s > REPLICAS_NOT_IN_EFFECT_S:
+        return "ReplicasNotInEffect", (
+            f"ordered replicas are not in effect after {look.evidence.replicas_late_s:.0f} s"
+        )
+    return None
+
+
+def _oscillates(look: _Look) -> tuple[str, str] | None:
+    after = max(look.breaker.ignore_before, look.now - DIRECTION_S)
+    turns = sum(1 for turn in look.evidence.turns if turn > after)
+    if turns < DIRECTION_CHANGES:
+        return None
+    return "Oscillating", f"{turns} changes of direction in {DIRECTION_S / 60:.0f} minutes"
+
+
+def _worse(look: _Look) -> tuple[str, str] | None:
+    if look.evidence.worse_by is None or look.evidence.worse_by < WORSE_POINTS:
+        return None
+    return (
+        "WorseAfterChange",
+        f"attainment fell by {look.evidence.worse_by:.1%} after a raise of ours",
+    )
+
+
+def _model_off(look: _Look) -> tuple[str, str] | None:
+    if look.evidence.model_off_windows < MODEL_OFF_WINDOWS:
+        return None
+    return "ModelOff", "the step-time model misses batch time by more than half"
+
+
+CAUSES: tuple[Cause, ...] = (_lost, _failed, _ineffective, _oscillates, _worse, _model_off)
+"""In order; the first that holds is the reason."""
+
+
+def cause_of(breaker: ControlBreaker, evidence: Evidence, now: float) -> tuple[str, str] | None:
+    """The reason and detail why the evidence or the actuators cannot be trusted, or None."""
+    look = _Look(breaker, evidence, now)
+    for cause in CAUSES:
+        found = cause(look)
+        if found is not None:
+            return found
+    return None
+
+
+def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> ControlBreaker:
+    """Counters after one tick: silence in ticks, failures in a sliding span, the last known good."""
+    blind = evidence.signals_expected and not evidence.signals_known
+    lost = breaker.lost + 1 if blind else 0
+    failures = breaker.failures
+    if failures or evidence.failed_acts:
+        recent = [t for t in failures if now - t < FAILURES_S and t > breaker.ignore_before]
+        failures = tuple((recent + [now] * min(evidence.failed_acts, FAILURES))[-FAILURES:])
+    since, limits, good = breaker.attained_since, breaker.attained_limits, breaker.last_good
+    if not evidence.attained or evidence.limits != limits:
+        since, limits = (now if evidence.attained else None), evidence.limits
+    elif since is None:
+        since = now
+    elif now - since >= GOOD_S:
+        good = limits
+    return replace(
+        breaker,
+        lost=lost,
+        failures=failures,
+        attained_since=since,
+        attained_limits=limits,
+        last_good=good,
+    )
+
+
+def decide_control_breaker(
+    breaker: ControlBreaker, evidence: Evidence, now: float
+) -> ControlBreaker:
+    """The breaker after one tick."""
+    breaker = _counted(breaker, evidence, now)
+    cause = cause_of(breaker, evidence, now)
+    if breaker.state is BreakerState.OPEN:
+        return _tried(breaker, now)
+    if breaker.state is BreakerState.HALF_OPEN:
+        return _tested(breaker, evidence, cause, now)
+    if cause is None:
+        return breaker
+    wait_s = CONTROL_OPEN_S[0] if now - breaker.since > CALM_S else breaker.wait_s
+    return _open(breaker, cause, now, wait_s)
+
+
+def _tested(
+    breaker: ControlBreaker, evidence: Evidence, cause: tuple[str, str] | None, now: float
+) -> ControlBreaker:
+    """Half-open: open again on a cause, for twice as long; closed after enough good ticks."""
+    if cause is not None:
+        return _open(breaker, cause, now, min(CONTROL_OPEN_S[1], 2 * breaker.wait_s))
+    if not evidence.signals_known and evidence.signals_expected:
+        return replace(breaker, good=0)
+    good = breaker.good + 1
+    if good >= COMPARE_TICKS + GOOD_TICKS:
+        return replace(breaker, state=BreakerState.CLOSED, since=now, reason="", detail="", good=0)
+    return replace(breaker, good=good)
+
+
+def _tried(breaker: ControlBreaker, now: float) -> ControlBreaker:
+    """Open: half-open once the time is over and there is something to see."""
+    if now - breaker.since < breaker.wait_s or breaker.lost:
+        return breaker
+    return replace(
+        breaker,
+        state=BreakerState.HALF_OPEN,
+        since=now,
+        good=0,
+        failures=(),
+        ignore_before=now,
+    )
+
+
+def _open(
+    breaker: ControlBreaker, cause: tuple[str, str], now: float, wait_s: float
+) -> ControlBreaker:
+    reason, detail = cause
+    return replace(
+        breaker,
+        state=BreakerState.OPEN,
+        since=now,
+        reason=reason,
+        detail=detail,
+        wait_s=wait_s,
+        good=0,
+        attained_since=None,
+    )

@@ -1,0 +1,81 @@
+"""What one tick tells about ourselves: the control breaker's evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fleetkeeper.plan.control.batch import BatchMemory
+from fleetkeeper.plan.control.control_breaker import Evidence
+from fleetkeeper.plan.control.judge import judged_since, wait_is_broken
+from fleetkeeper.plan.control.memory import ControlMemory
+from fleetkeeper.plan.control.orders import OrdersMemory, late_s
+from fleetkeeper.plan.control.signals import Signals
+from fleetkeeper.plan.control.step_model import StepModel
+from fleetkeeper.plan.control.tracks import is_grown
+from fleetkeeper.plan.control.values import ControlInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Acts:
+    """How our acts fared: orders sent, failures in this tick, since when replicas are not as ordered."""
+
+    orders: OrdersMemory
+    failed: int
+    late_since: float | None
+
+
+def evidence_of(
+    acts: Acts,
+    inputs: ControlInputs,
+    signals: Signals,
+    memory: ControlMemory,
+    model: StepModel,
+    *,
+    now: float,
+) -> Evidence:
+    """The evidence of one tick."""
+    settings = inputs.settings
+    busy = [pod for pod, running in signals.running_by_pod if running > 0]
+    window = signals.windows[-1] if signals.windows else None
+    attained = (
+        signals.known
+        and window is not None
+        and (window.batch_attainment or 0.0) >= settings.attainment_ratio
+        and not wait_is_broken(signals, settings)
+    )
+    limits_late_s = 0.0
+    if busy and settings.tunes_limits and signals.live_limits:
+        limits_late_s = late_s(acts.orders, signals.generation_by_pod, busy, now)
+    return Evidence(
+        signals_known=signals.known,
+        signals_expected=any(is_grown(pod, now) for pod in inputs.pods),
+        failed_acts=acts.failed,
+        limits_late_s=limits_late_s,
+        replicas_late_s=0.0 if acts.late_since is None else now - acts.late_since,
+        turns=tuple(time for time, _ in memory.batch.turns),
+        worse_by=_worse_by(memory.batch, signals),
+        model_off_windows=model.off_windows,
+        attained=attained,
+        limits=memory.batch.limits,
+    )
+
+
+def _worse_by(batch: BatchMemory, signals: Signals) -> float | None:
+    """By how much attainment fell in the two windows after our raise; None when not to be judged."""
+    before = batch.attained_before_raise
+    if before is None or batch.raised != batch.changed or signals.window is None:
+        return None
+    judged = judged_since(signals.windows, batch.raised)[:2]
+    if len(judged) < 2:
+        return None
+    steps = sum(window.steps for window in judged)
+    return before - sum(window.steps_within for window in judged) / steps
+
+
+def judged_once(batch: BatchMemory, before: BatchMemory, signals: Signals) -> BatchMemory:
+    """A raise is judged once: what it was compared with is forgotten after two windows."""
+    if batch.attained_before_raise is None or batch.raised != before.raised:
+        return batch
+    if len(judged_since(signals.windows, batch.raised)) < 2:
+        return batch
+    return replace(batch, attained_before_raise=None)

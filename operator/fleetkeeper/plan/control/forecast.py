@@ -1,0 +1,41 @@
+"""Holt's linear forecast of arrivals, over the time that a new replica needs to start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleetkeeper.plan.control.constants import (
+    FORECAST_FACTOR,
+    FORECAST_LEVEL,
+    FORECAST_TREND,
+    TICK_S,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Level (requests/s) and trend (requests/s a tick). `seen`: ticks it rests on."""
+
+    level: float = 0.0
+    trend: float = 0.0
+    seen: int = 0
+
+
+def smoothed(forecast: Forecast, arrivals_per_s: float) -> Forecast:
+    """The forecast after one more tick (Holt 1957, double exponential smoothing)."""
+    if forecast.seen == 0:
+        return Forecast(arrivals_per_s, 0.0, 1)
+    level = FORECAST_LEVEL * arrivals_per_s + (1 - FORECAST_LEVEL) * (
+        forecast.level + forecast.trend
+    )
+    trend = FORECAST_TREND * (level - forecast.level) + (1 - FORECAST_TREND) * forecast.trend
+    return Forecast(level, trend, forecast.seen + 1)
+
+
+def expected_per_s(forecast: Forecast, arrivals_per_s: float, horizon_s: float) -> float:
+    """Arrivals to be ready for: the larger of the present rate and the forecast, at most double.
+
+    Example: 4/s, rising by 0.1/s a tick, a cold start of 60 s (12 ticks): 5.2/s; of 600 s: 8/s.
+    """
+    ahead = forecast.level + forecast.trend * horizon_s / TICK_S
+    return max(arrivals_per_s, min(ahead, FORECAST_FACTOR * arrivals_per_s))

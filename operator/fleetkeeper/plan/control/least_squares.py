@@ -1,0 +1,151 @@
+"""Recursive least squares from sums of products, updated only in the directions that were excited.
+
+A batch of n steps arrives as sums `Sxx` and `Sxy`. Its Cholesky factor turns it into at most k
+pseudo-observations (the rows of R in R'R = Sxx), which carry all that the n steps say. Each is one
+step of recursive least squares; forgetting acts along that row's direction alone (Cao and Schwartz
+2000, directional forgetting), so what is not excited is not forgotten, and the covariance cannot
+wind up. Sizes are 2 or 3: plain lists are the fastest here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fleetkeeper.plan.control.constants import (
+    COVARIANCE_MAX,
+    COVARIANCE_MIN,
+    EXCITED_RATIO,
+    FORGETTING,
+    GATE_REFUSALS,
+    INNOVATION_GATE,
+)
+
+Vector = tuple[float, ...]
+Matrix = tuple[Vector, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Coefficients, their covariance, the noise variance of one step, steps seen, refusals in a row."""
+
+    coefficients: Vector
+    covariance: Matrix
+    noise: float = 1.0
+    steps: float = 0.0
+    refused: int = 0
+
+    def predict(self, features: Vector) -> float:
+        """The fitted value at `features`."""
+        return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
+
+    def variance(self, features: Vector) -> float:
+        """The variance of that value, from the covariance of the coefficients."""
+        return max(0.0, _quadratic(self.covariance, features))
+
+
+def unknown_fit(size: int) -> Fit:
+    """A fit that knows nothing: coefficients 0, covariance at its bound."""
+    return Fit((0.0,) * size, _diagonal(size, COVARIANCE_MAX), noise=0.0)
+
+
+def _diagonal(size: int, value: float) -> Matrix:
+    return tuple(tuple(value if i == j else 0.0 for j in range(size)) for i in range(size))
+
+
+def _quadratic(matrix: Matrix, x: Sequence[float]) -> float:
+    return sum(
+        a * sum(m * b for m, b in zip(row, x, strict=True))
+        for row, a in zip(matrix, x, strict=True)
+    )
+
+
+def pseudo_observations(sxx: Matrix, sxy: Vector) -> list[tuple[Vector, float]]:
+    """Rows (features, value) that carry the sums; rows that were hardly excited are left out.
+
+    Example: 100 equal steps at 10 sequences give one row: the slope was not excited.
+    """
+    size = len(sxy)
+    scale = [math.sqrt(sxx[i][i]) if sxx[i][i] > 0 else 0.0 for i in range(size)]
+    root = [[0.0] * size for _ in range(size)]
+    values = [0.0] * size
+    for i in range(size):
+        pivot = sxx[i][i] - sum(root[k][i] ** 2 for k in range(i))
+        if scale[i] == 0.0 or pivot <= EXCITED_RATIO * scale[i] ** 2:
+            continue
+        root[i][i] = math.sqrt(pivot)
+        for j in range(i + 1, size):
+            root[i][j] = (sxx[i][j] - sum(root[k][i] * root[k][j] for k in range(i))) / root[i][i]
+        values[i] = (sxy[i] - sum(root[k][i] * values[k] for k in range(i))) / root[i][i]
+    return [(tuple(root[i]), values[i]) for i in range(size) if root[i][i] > 0.0]
+
+
+def updated(fit: Fit, n: float, sxx: Matrix, sxy: Vector, syy: float) -> tuple[Fit, float]:
+    """The fit after a batch of `n` steps, and by how much it missed their mean (relative).
+
+    A batch whose mean misses by more than the gate allows is refused; after six refusals in a row
+    the covariance is opened instead, and the batch is taken.
+    """
+    mean_x = tuple(value / n for value in sxx[0])
+    mean_y = sxy[0] / n
+    missed = mean_y - fit.predict(mean_x)
+    relative = abs(missed) / mean_y if mean_y > 0 else 0.0
+    noise = _noise(fit, mean_y, sxx, sxy, syy)
+    if fit.steps > 0:
+        allowed = INNOVATION_GATE * (noise / min(n, 10.0) + fit.variance(mean_x))
+        if missed * missed > allowed:
+            if fit.refused + 1 < GATE_REFUSALS:
+                return replace(fit, refused=fit.refused + 1), relative
+            fit = replace(fit, covariance=_diagonal(len(sxy), COVARIANCE_MAX))
+    for row, value in pseudo_observations(sxx, sxy):
+        fit = _observed(fit, row, value, noise)
+    coefficients = tuple(max(0.0, c) for c in fit.coefficients)
+    return replace(
+        fit, coefficients=coefficients, noise=noise, steps=fit.steps + n, refused=0
+    ), relative
+
+
+def _noise(fit: Fit, mean_y: float, sxx: Matrix, sxy: Vector, syy: float) -> float:
+    """Variance of one step around the fit: measured, smoothed, never below (2% of the mean)^2."""
+    floor = (0.02 * mean_y) ** 2 + 1e-6
+    if fit.steps <= 0:
+        return max(floor, (0.1 * mean_y) ** 2)
+    crossed = sum(c * v for c, v in zip(fit.coefficients, sxy, strict=True))
+    residual = max(0.0, (syy - 2 * crossed + _quadratic(sxx, fit.coefficients)) / sxx[0][0])
+    return max(floor, fit.noise + 0.1 * (min(residual, 4 * fit.noise) - fit.noise))
+
+
+def _observed(fit: Fit, x: Vector, y: float, noise: float) -> Fit:
+    """One step of recursive least squares with forgetting along `x` only."""
+    size = len(x)
+    p = fit.covariance
+    px = [sum(p[i][j] * x[j] for j in range(size)) for i in range(size)]
+    spread = sum(a * b for a, b in zip(x, px, strict=True))
+    if spread <= 0.0:
+        return fit
+    gain = 1.0 / (noise + spread)
+    error = y - fit.predict(x)
+    coefficients = tuple(c + g * gain * error for c, g in zip(fit.coefficients, px, strict=True))
+    shrink = gain - (1.0 / FORGETTING - 1.0) * (noise * gain) / spread
+    covariance = tuple(
+        tuple(p[i][j] - shrink * px[i] * px[j] for j in range(size)) for i in range(size)
+    )
+    return replace(fit, coefficients=coefficients, covariance=_bounded(covariance))
+
+
+def _bounded(p: Matrix) -> Matrix:
+    """The covariance scaled to its upper bound (keeping correlations) and lifted to its lower one."""
+    factor = [
+        math.sqrt(COVARIANCE_MAX / row[i]) if row[i] > COVARIANCE_MAX else 1.0
+        for i, row in enumerate(p)
+    ]
+    return tuple(
+        tuple(
+            max(value * factor[i] * factor[j], COVARIANCE_MIN)
+            if i == j
+            else value * factor[i] * factor[j]
+            for j, value in enumerate(row)
+        )
+        for i, row in enumerate(p)
+    )

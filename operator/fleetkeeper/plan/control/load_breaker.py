@@ -1,0 +1,239 @@
+"""The load breaker: a state machine per tier that protects users while no replica can come in time.
+
+Pressure x = max(W / objective, B / objective, KV / 0.95, Q / (C* x ready)), of the judged tiers.
+Batch opens first, then standard by probability; realtime never by load, only when its queue is
+older than a client waits. A breaker that sees nothing closes: live traffic is never turned away
+for want of metrics (the pods keep a rule of their own).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fleetkeeper.plan.control.constants import (
+    BATCH_OPEN,
+    BATCH_OPEN_PREEMPTIONS,
+    BATCH_OPEN_TICKS,
+    CLEAN,
+    CLEAN_TICKS,
+    CLIENT_WAIT_S,
+    HALF_OPEN_RATIO,
+    LOAD_OPEN_S,
+    MIN_REQUESTS,
+    PRESSURE_KV_RATIO,
+    RATE_S,
+    REJECT_MAX,
+    REJECT_STEP,
+    SERVED_FACTOR,
+    STANDARD_AFTER_BATCH_S,
+    STANDARD_OPEN,
+    STANDARD_OPEN_TICKS,
+)
+from fleetkeeper.plan.control.samples import Tier
+from fleetkeeper.plan.control.signals import Signals
+from fleetkeeper.plan.control.values import Admission, BreakerState, ControlSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TierBreaker:
+    """One tier. `over`: ticks in a row above its threshold; `clean`: clean ticks while half-open.
+
+    `admit`: share of arrivals let in. `wait_s`: how long it stays open before it is tried.
+    """
+
+    state: BreakerState = BreakerState.CLOSED
+    since: float = 0.0
+    over: int = 0
+    clean: int = 0
+    admit: float = 1.0
+    wait_s: float = LOAD_OPEN_S[0]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBreaker:
+    """The three tiers' breakers."""
+
+    realtime: TierBreaker = TierBreaker()
+    standard: TierBreaker = TierBreaker()
+    batch: TierBreaker = TierBreaker()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether every tier is closed."""
+        return all(
+            tier.state is BreakerState.CLOSED for tier in (self.realtime, self.standard, self.batch)
+        )
+
+    def by_tier(self) -> dict[Tier, TierBreaker]:
+        """The breakers by tier."""
+        return {Tier.REALTIME: self.realtime, Tier.STANDARD: self.standard, Tier.BATCH: self.batch}
+
+
+@dataclass(frozen=True, slots=True)
+class _TierView:
+    """What one tier's machine sees in a tick."""
+
+    over: bool
+    ticks: int
+    clean: bool
+    open_admit: float
+    why: str
+
+
+def pressure(signals: Signals, settings: ControlSettings, capacity: float) -> float:
+    """The x above. `capacity`: sequences a replica carries; 0 when not known, then Q is left out.
+
+    Example: wait 0.4 s of 0.5 s, step 30 ms of 50 ms, KV 0.5, nothing waiting: 0.8.
+    """
+    queue = 0.0
+    if capacity > 0 and signals.ready_pods:
+        queue = signals.waiting / (capacity * signals.ready_pods)
+    return max(
+        signals.queue_wait_s / settings.queue_wait_objective_s,
+        signals.batch_time_s / settings.batch_time_objective_s,
+        signals.kv_ratio / PRESSURE_KV_RATIO,
+        queue,
+    )
+
+
+def rejected_ratio(served_per_s: float, offered_per_s: float) -> float:
+    """clip(1 - 0.9 served / offered, 0, 0.95); 0 below 20 requests in 30 s.
+
+    Example: 4/s served of 10/s offered: 0.64 is turned away, and 3.6/s let in.
+    """
+    if offered_per_s * RATE_S < MIN_REQUESTS:
+        return 0.0
+    return min(REJECT_MAX, max(0.0, 1.0 - SERVED_FACTOR * served_per_s / offered_per_s))
+
+
+def _towards(held: float, wanted: float) -> float:
+    return max(held - REJECT_STEP, min(held + REJECT_STEP, wanted))
+
+
+def _opened(view: _TierView, now: float, wait_s: float) -> TierBreaker:
+    return TierBreaker(BreakerState.OPEN, now, view.ticks, 0, view.open_admit, wait_s, view.why)
+
+
+def _stepped(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
+    """One tick of a tier's machine."""
+    over = min(breaker.over + 1, 1000) if view.over else 0
+    breaker = breaker if over == breaker.over else replace(breaker, over=over)
+    if breaker.state is BreakerState.CLOSED:
+        return _opened(view, now, breaker.wait_s) if over >= view.ticks else breaker
+    if breaker.state is BreakerState.OPEN:
+        return _tried(breaker, view, now)
+    return _tested(breaker, view, now)
+
+
+def _tried(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
+    """Open: half-open once its time is over and the pressure is below the threshold."""
+    if now - breaker.since < breaker.wait_s or view.over:
+        return replace(breaker, admit=view.open_admit)
+    admit = max(HALF_OPEN_RATIO, breaker.admit)
+    return replace(breaker, state=BreakerState.HALF_OPEN, since=now, clean=0, admit=admit)
+
+
+def _tested(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
+    """Half-open: open again above the threshold, for twice as long; wider and closed when clean."""
+    if view.over:
+        return _opened(view, now, min(LOAD_OPEN_S[1], 2 * breaker.wait_s))
+    if not view.clean:
+        return replace(breaker, clean=0) if breaker.clean else breaker
+    if breaker.clean + 1 >= CLEAN_TICKS:
+        return TierBreaker(since=now)
+    return replace(breaker, clean=breaker.clean + 1, admit=min(1.0, 2 * breaker.admit))
+
+
+def decide_load_breaker(
+    signals: Signals, settings: ControlSettings, capacity: float, breaker: LoadBreaker, now: float
+) -> LoadBreaker:
+    """The breakers after one tick. Signals that are not known close them all."""
+    if not signals.known:
+        return breaker if breaker.is_closed else LoadBreaker()
+    x = pressure(signals, settings, capacity)
+    enough = _enough(signals)
+    if (
+        breaker.is_closed
+        and x <= BATCH_OPEN
+        and signals.rates.preemptions <= BATCH_OPEN_PREEMPTIONS
+    ):
+        return _calm(breaker)
+    clean = x < CLEAN
+    batch = _stepped(
+        breaker.batch, _batch_view(signals, settings, x, enough=enough, clean=clean), now
+    )
+    standard_view = _standard_view(signals, breaker, x, now, enough=enough, clean=clean)
+    standard = _stepped(breaker.standard, standard_view, now)
+    realtime = _stepped(breaker.realtime, _realtime_view(signals, breaker, clean=clean), now)
+    return LoadBreaker(realtime, standard, batch)
+
+
+def _calm(breaker: LoadBreaker) -> LoadBreaker:
+    """A closed breaker in a calm tick: counters go back, the short waiting time is restored."""
+    return breaker if breaker == LoadBreaker() else LoadBreaker()
+
+
+def _enough(signals: Signals) -> bool:
+    """Whether 20 requests were served, arrived or wait: fewer are not judged."""
+    rates = signals.rates
+    seen = max(signals.arrivals_per_s, signals.served_per_s) * RATE_S
+    return max(seen, signals.waiting, rates.batch_time_count * RATE_S / 100) >= MIN_REQUESTS
+
+
+def _batch_view(
+    signals: Signals, settings: ControlSettings, x: float, *, enough: bool, clean: bool
+) -> _TierView:
+    at_once = signals.rates.preemptions > BATCH_OPEN_PREEMPTIONS
+    return _TierView(
+        over=(x > BATCH_OPEN and enough) or at_once,
+        ticks=1 if at_once else BATCH_OPEN_TICKS,
+        clean=clean,
+        open_admit=settings.batch_floor_ratio,
+        why=f"pressure {x:.2f} above {BATCH_OPEN}",
+    )
+
+
+def _standard_view(
+    signals: Signals, breaker: LoadBreaker, x: float, now: float, *, enough: bool, clean: bool
+) -> _TierView:
+    batch, rates = breaker.batch, signals.rates
+    after_batch = (
+        batch.state is BreakerState.OPEN and now - batch.since >= STANDARD_AFTER_BATCH_S
+    ) or breaker.standard.state is not BreakerState.CLOSED
+    wanted = 1.0 - rejected_ratio(rates.wait_count_standard, rates.arrivals_standard)
+    return _TierView(
+        over=x > STANDARD_OPEN and enough and after_batch,
+        ticks=STANDARD_OPEN_TICKS,
+        clean=clean,
+        open_admit=_towards(breaker.standard.admit, wanted),
+        why=f"pressure {x:.2f} above {STANDARD_OPEN}",
+    )
+
+
+def _realtime_view(signals: Signals, breaker: LoadBreaker, *, clean: bool) -> _TierView:
+    oldest_s = signals.gauges.oldest_wait_s_realtime
+    rates = signals.rates
+    wanted = 1.0 - rejected_ratio(rates.wait_count_realtime, rates.arrivals_realtime)
+    return _TierView(
+        over=oldest_s > CLIENT_WAIT_S,
+        ticks=STANDARD_OPEN_TICKS,
+        clean=clean and oldest_s < CLIENT_WAIT_S / 2,
+        open_admit=_towards(breaker.realtime.admit, wanted),
+        why=f"the oldest realtime request waits {oldest_s:.0f} s",
+    )
+
+
+def admission_of(breaker: LoadBreaker, settings: ControlSettings) -> Admission:
+    """What the pods are told: admitted shares by tier; batch keeps only its floor while not closed."""
+    closed = breaker.batch.state is BreakerState.CLOSED
+    share = settings.batch_share_ratio
+    if not closed:
+        tried = breaker.batch.admit if breaker.batch.state is BreakerState.HALF_OPEN else 0.0
+        share = min(share, max(settings.batch_floor_ratio, tried))
+    admit = (
+        round(breaker.realtime.admit, 3),
+        round(breaker.standard.admit, 3),
+        round(breaker.batch.admit, 3),
+    )
+    return Admission(admit, round(max(share, min(settings.batch_floor_ratio, 1.0)), 3))

@@ -1,0 +1,201 @@
+"""The memory of a service as one frozen value, and how it is rebuilt from the status after a restart.
+
+What must survive is in the status anyway, for people to read: limits, breakers, remedy, decisions.
+Windows, rates and the model are measured anew within minutes; generations follow the clock; and no
+replica goes for one full delay after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from fleetkeeper.plan.control.batch import BatchMemory
+from fleetkeeper.plan.control.canary import Canary
+from fleetkeeper.plan.control.constants import CONTROL_OPEN_S, DECISIONS_KEPT
+from fleetkeeper.plan.control.control_breaker import ControlBreaker
+from fleetkeeper.plan.control.forecast import Forecast
+from fleetkeeper.plan.control.load_breaker import LoadBreaker, TierBreaker
+from fleetkeeper.plan.control.orders import OrdersMemory
+from fleetkeeper.plan.control.remedies import Remedy
+from fleetkeeper.plan.control.replicas import ReplicasMemory
+from fleetkeeper.plan.control.signals import SignalsMemory
+from fleetkeeper.plan.control.step_model import StepModel
+from fleetkeeper.plan.control.supply import ColdStart
+from fleetkeeper.plan.control.targets import Targets
+from fleetkeeper.plan.control.values import BreakerState, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A decision that changed something, as the status keeps the last ten."""
+
+    time: float
+    what: str
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the status says of a loop: its value at the last change, why, and since when."""
+
+    value: str = ""
+    reason: str = ""
+    message: str = ""
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ControlMemory:
+    """All that the next tick needs of the past."""
+
+    signals: SignalsMemory = field(default_factory=SignalsMemory)
+    model: StepModel = field(default_factory=StepModel)
+    targets: Targets | None = None
+    forecast: Forecast = field(default_factory=Forecast)
+    cold_start: ColdStart = field(default_factory=ColdStart)
+    batch: BatchMemory = field(default_factory=BatchMemory)
+    canary: Canary | None = None
+    replicas: ReplicasMemory = field(default_factory=ReplicasMemory)
+    load: LoadBreaker = field(default_factory=LoadBreaker)
+    control: ControlBreaker = field(default_factory=ControlBreaker)
+    orders: OrdersMemory = field(default_factory=OrdersMemory)
+    remedy: Remedy | None = None
+    replaced_at: float = 0.0
+    order_late_since: float | None = None
+    source_lost: bool = False
+    shown_scaling: Shown = field(default_factory=Shown)
+    shown_batching: Shown = field(default_factory=Shown)
+    peak_percent: int = 0
+    over_cap_pod: str = ""
+    changes: tuple[Change, ...] = ()
+
+
+def timestamp(time: float) -> str:
+    """Seconds since the epoch as Kubernetes writes times (RFC 3339, whole seconds, UTC)."""
+    return datetime.fromtimestamp(int(time), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_timestamp(text: object) -> float:
+    """The reverse; 0.0 for anything that is not such a time."""
+    if not isinstance(text, str):
+        return 0.0
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def with_change(memory: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
+    """The last ten changes, oldest first."""
+    return (*memory, change)[-DECISIONS_KEPT:]
+
+
+def changes_to_status(changes: tuple[Change, ...]) -> list[dict[str, Any]]:
+    """`status.decisions`."""
+    return [
+        {
+            "time": timestamp(change.time),
+            "what": change.what,
+            "from": change.before,
+            "to": change.after,
+            "reason": change.reason,
+        }
+        for change in changes
+    ]
+
+
+def _section(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = status.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _whole(section: Mapping[str, Any], name: str) -> int | None:
+    value = section.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _state(value: object) -> BreakerState:
+    return next((state for state in BreakerState if state == value), BreakerState.CLOSED)
+
+
+def _tier(load: Mapping[str, Any], name: str, admit: float, now: float) -> TierBreaker:
+    """A tier that was not closed is open again from now: it is tried after the short time."""
+    if _state(load.get(name)) is BreakerState.CLOSED:
+        return TierBreaker()
+    return TierBreaker(BreakerState.OPEN, now, admit=admit, reason="before the restart")
+
+
+def _changes(status: Mapping[str, Any]) -> tuple[Change, ...]:
+    rows = status.get("decisions")
+    if not isinstance(rows, list):
+        return ()
+    return tuple(
+        Change(
+            parse_timestamp(row.get("time")),
+            *(str(row.get(key, "")) for key in ("what", "from", "to", "reason")),
+        )
+        for row in rows[-DECISIONS_KEPT:]
+        if isinstance(row, Mapping)
+    )
+
+
+def _remedy(status: Mapping[str, Any], generation: int, cap_percent: int) -> Remedy | None:
+    section = _section(status, "remedy")
+    sequences, attempts = _whole(section, "maxSequences"), _whole(section, "attempts")
+    if sequences is None or attempts is None or status.get("observedGeneration") != generation:
+        return None
+    cap = _whole(section, "capPercent") or cap_percent
+    since = parse_timestamp(section.get("since"))
+    return Remedy(str(section.get("reason", "")), sequences, cap, attempts, generation, since)
+
+
+def memory_from_status(
+    status: Mapping[str, Any], generation: int, cap_percent: int, now: float
+) -> ControlMemory:
+    """The memory that a new leader begins with. Anything malformed counts as absent.
+
+    A breaker that was open or half-open is open from now on, with its first waiting time.
+    """
+    batching, breaker = _section(status, "batching"), _section(status, "breaker")
+    sequences, tokens = _whole(batching, "sequences"), _whole(batching, "tokens")
+    limits = Limits(sequences, tokens) if sequences is not None and tokens is not None else None
+    load = _section(breaker, "load")
+    control = ControlBreaker()
+    if _state(breaker.get("control")) is not BreakerState.CLOSED:
+        control = ControlBreaker(
+            BreakerState.OPEN,
+            now,
+            str(breaker.get("reason", "")) or "SignalsLost",
+            "open before the restart",
+            CONTROL_OPEN_S[0],
+            last_good=limits,
+        )
+    scaling = _section(status, "scaling")
+    return ControlMemory(
+        batch=BatchMemory(limits=limits, changed=now),
+        load=LoadBreaker(
+            _tier(load, "realtime", 1.0, now),
+            _tier(load, "standard", 1.0, now),
+            _tier(load, "batch", 0.0, now),
+        ),
+        control=control,
+        remedy=_remedy(status, generation, cap_percent),
+        shown_scaling=_shown(scaling, str(scaling.get("desired", ""))),
+        shown_batching=_shown(batching, f"{sequences}/{tokens}" if limits else ""),
+        peak_percent=_whole(_section(status, "memory"), "peakPercent") or 0,
+        changes=_changes(status),
+    )
+
+
+def _shown(section: Mapping[str, Any], value: str) -> Shown:
+    return Shown(
+        value,
+        str(section.get("reason", "")),
+        str(section.get("message", "")),
+        parse_timestamp(section.get("since")),
+    )

@@ -1,0 +1,91 @@
+"""Remedies: bounded answers to failures of engines. Each step is remembered until the spec changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleetkeeper.plan.control.constants import (
+    HUNG_EVERY_S,
+    HUNG_PODS_AT_ONCE,
+    REMEDY_CAP_STEP,
+    REMEDY_MIN_CAP,
+    REMEDY_STEPS,
+)
+from fleetkeeper.plan.control.values import ControlSettings, Decision, PodView, act, hold
+
+OUT_OF_MEMORY = "CUDAOutOfMemory"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """The remedy in force: start-up sequences and cap instead of the spec's, for one generation of it.
+
+    `since`: time of the last step; only pods made after it count for the next.
+    """
+
+    reason: str
+    max_sequences: int
+    cap_percent: int
+    attempts: int
+    generation: int
+    since: float
+
+
+def remedy_in_force(remedy: Remedy | None, settings: ControlSettings) -> Remedy | None:
+    """The remedy, or None once the spec has changed."""
+    return remedy if remedy is not None and remedy.generation == settings.generation else None
+
+
+def decide_memory_remedy(
+    remedy: Remedy | None,
+    settings: ControlSettings,
+    pods: Sequence[PodView],
+    out_of_memory_pods: Sequence[str],
+    now: float,
+) -> Decision[Remedy | None]:
+    """One step after an engine ran out of accelerator memory, at most four in all.
+
+    Start-up sequences are halved twice where the floor allows; then the cap goes down by 5 points.
+    Example: 256 sequences at 80%: 128, 64, then 75%, then 70%, then a person is needed.
+    """
+    held = remedy_in_force(remedy, settings)
+    since = held.since if held is not None else 0.0
+    hit = [pod.name for pod in pods if pod.name in out_of_memory_pods and pod.created > since]
+    if not hit:
+        return hold(held, "NoRemedy", "no engine ran out of memory")
+    attempts = held.attempts if held is not None else 0
+    sequences = held.max_sequences if held is not None else settings.max_sequences
+    cap = held.cap_percent if held is not None else settings.cap_percent
+    if attempts >= REMEDY_STEPS:
+        return hold(
+            held, "RemediesExhausted", f"{hit[0]} ran out of memory after {attempts} remedies"
+        )
+    if attempts < REMEDY_STEPS // 2 and sequences // 2 >= settings.min_sequences:
+        sequences //= 2
+        what = f"start-up sequences are now {sequences}"
+    elif cap - REMEDY_CAP_STEP >= REMEDY_MIN_CAP:
+        cap -= REMEDY_CAP_STEP
+        what = f"the cap is now {cap}%"
+    else:
+        return hold(held, "RemediesExhausted", f"{hit[0]} ran out of memory at the lowest cap")
+    step = Remedy(OUT_OF_MEMORY, sequences, cap, attempts + 1, settings.generation, now)
+    return act(step, OUT_OF_MEMORY, f"{hit[0]} ran out of accelerator memory: {what}")
+
+
+def decide_replacements(
+    hung_pods: Sequence[str], replaced_at: float, now: float
+) -> Decision[tuple[str, ...]]:
+    """Pods whose engine hangs and that are replaced now: one at a time, two minutes apart.
+
+    The supervisor inside the pod restarts a hung engine first; this is for the pod where even that
+    does not help.
+    """
+    if not hung_pods:
+        return hold((), "NoHungEngine", "every engine that has work makes steps")
+    if now - replaced_at < HUNG_EVERY_S:
+        return hold(
+            (), "ReplacementPace", f"the last one was replaced {now - replaced_at:.0f} s ago"
+        )
+    chosen = tuple(sorted(hung_pods)[:HUNG_PODS_AT_ONCE])
+    return act(chosen, "EngineHung", f"{chosen[0]} has work and makes no step: it is replaced")

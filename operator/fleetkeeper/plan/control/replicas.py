@@ -1,0 +1,264 @@
+"""Replicas: up at once, down one at a time and only when everything is known and calm.
+
+Every reason for not going down is a check of its own; the first that objects is the decision's
+reason. Nothing here ever lowers on missing data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fleetkeeper.plan.control.constants import (
+    CARRY_KV_RATIO,
+    CARRY_RATIO,
+    DOWN_EVERY_REPLICA_S,
+    DOWN_SHARE,
+    UP_SPAN_S,
+    UP_STEP,
+    WISH_SLOTS,
+)
+from fleetkeeper.plan.control.samples import Source
+from fleetkeeper.plan.control.signals import Signals
+from fleetkeeper.plan.control.values import ControlSettings, Decision, Grade, act, hold
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """What the rules see.
+
+    `replicas`: the live order; `ready`, `pending`: pods (pending for not longer than two cold
+    starts), `overdue`: pods pending for longer, which do not count as supply. `needed_up` counts
+    silent pods as idle, `needed_down` as full; None: not known. `capacity`: sequences a replica
+    carries. `batch_at_limit`: no step up of the batch is possible. `demand`: batch limits are at
+    their floor and batch time is still too long. `raise_first`: a raise of the batch may do.
+    """
+
+    signals: Signals
+    settings: ControlSettings
+    replicas: int
+    ready: int
+    pending: int = 0
+    overdue: int = 0
+    needed_up: int | None = None
+    needed_down: int | None = None
+    capacity: float = 0.0
+    model_trusted: bool = False
+    wait_broken: bool = False
+    batch_at_limit: bool = False
+    demand: bool = False
+    raise_first: bool = False
+    breakers_closed: bool = True
+    floor: int = 0
+    up_blocked: str = ""
+    hung: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasMemory:
+    """`wishes`: (slot start, highest wish) over the delay; `since`: start of the unbroken observation.
+
+    `orders`: (time, replicas wanted) over the last minute, for the bound on steps up. `lowered`,
+    `raised`: times of the last changes.
+    """
+
+    wishes: tuple[tuple[float, int], ...] = ()
+    since: float | None = None
+    orders: tuple[tuple[float, int], ...] = ()
+    lowered: float = 0.0
+    raised: float = 0.0
+
+
+def remembered_wish(
+    memory: ReplicasMemory, wish: int, delay_s: float, now: float
+) -> ReplicasMemory:
+    """The memory with a wish of now; slots older than the delay are dropped."""
+    slot_s = max(1.0, delay_s / WISH_SLOTS)
+    start = math.floor(now / slot_s) * slot_s
+    kept = [held for held in memory.wishes if held[0] > now - delay_s - slot_s and held[0] < start]
+    last = max((w for s, w in memory.wishes if s >= start), default=wish)
+    since = now if memory.since is None else memory.since
+    return replace(memory, wishes=(*kept, (start, max(wish, last))), since=since)
+
+
+def most_replicas_now(memory: ReplicasMemory, replicas: int, now: float) -> int:
+    """The bound on steps up: within 60 s at most +2 or twice as many.
+
+    Example: 3 a minute ago, 5 now: 6 at most. 1 a minute ago: 3 at most.
+    """
+    recent = [count for time, count in memory.orders if now - time < UP_SPAN_S]
+    base = min([*recent, replicas])
+    return max(base + UP_STEP, 2 * base)
+
+
+def _unknown(view: ReplicaView) -> str:
+    if view.signals.grade is not Grade.FRESH:
+        return f"signals are {view.signals.grade.lower()}"
+    if view.signals.coverage < 1.0:
+        return f"{view.signals.reporting_pods} of {view.signals.ready_pods} ready pods report"
+    return ""
+
+
+def _fallback_source(view: ReplicaView) -> str:
+    return "Prometheus is silent" if view.signals.source is Source.DIRECT else ""
+
+
+def _pending(view: ReplicaView) -> str:
+    count = view.pending + view.overdue
+    return f"{count} pods are starting" if count or view.ready < view.replicas else ""
+
+
+def _queue(view: ReplicaView) -> str:
+    return f"{view.signals.waiting:.0f} requests wait" if view.signals.waiting > 0 else ""
+
+
+def _breakers(view: ReplicaView) -> str:
+    return "" if view.breakers_closed else "a breaker is not closed"
+
+
+def _hung(view: ReplicaView) -> str:
+    return f"{view.hung} engines hang" if view.hung else ""
+
+
+def _carry(view: ReplicaView) -> str:
+    left = view.replicas - 1
+    if left < 1 or view.signals.idle:
+        return ""
+    if view.capacity <= 0:
+        return "the capacity of a replica is not known yet"
+    if view.signals.gauges.running / left > CARRY_RATIO * view.capacity:
+        return f"{left} would run above 85% of their capacity"
+    if view.signals.kv_ratio * view.replicas / left > CARRY_KV_RATIO:
+        return f"{left} would fill their KV cache above 80%"
+    return ""
+
+
+OBJECTIONS: tuple[Callable[[ReplicaView], str], ...] = (
+    _unknown,
+    _fallback_source,
+    _breakers,
+    _pending,
+    _hung,
+    _queue,
+    _carry,
+)
+"""Why not to go down, in order; each gives its reason or an empty string."""
+
+
+def _bounded(count: int, view: ReplicaView) -> int:
+    settings = view.settings
+    return min(settings.max_replicas, max(settings.min_replicas, count))
+
+
+def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
+    """The number that present evidence asks for, with reason and detail; 0 when it asks for nothing.
+
+    Without a trusted model the staffing formula alone never raises: only a broken objective does.
+    """
+    signals, settings = view.signals, view.settings
+    supply = view.ready + view.pending - view.hung
+    needed = view.needed_up or 0
+    against = (
+        f"queue wait {signals.queue_wait_s:.1f} s against {settings.queue_wait_objective_s:g} s"
+    )
+    if view.demand:
+        return (
+            max(needed, view.replicas + 1),
+            "BatchTimeAtFloor",
+            (
+                f"batch time {signals.batch_time_s * 1e3:.0f} ms against "
+                f"{settings.batch_time_objective_s * 1e3:.0f} ms with the smallest batch"
+            ),
+        )
+    if view.wait_broken and view.batch_at_limit:
+        if view.pending:
+            return (needed if view.model_trusted else 0), "QueueWaitAboveTarget", against
+        return max(needed, supply + 1), "QueueWaitAboveTarget", f"{against}, batch at its limit"
+    if view.model_trusted and needed > supply and not view.raise_first:
+        return (
+            needed,
+            "LoadForecast",
+            (
+                f"{signals.arrivals_per_s:.1f} requests/s need {needed} replicas of {view.capacity:.0f} sequences"
+            ),
+        )
+    return 0, "", ""
+
+
+def _up(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int] | None:
+    wanted, reason, detail = _wanted_up(view)
+    if wanted <= 0 or view.raise_first:
+        return None
+    overdue = view.overdue
+    target = _bounded(min(wanted + overdue, most_replicas_now(memory, view.replicas, now)), view)
+    if target <= view.replicas:
+        return None
+    if view.up_blocked:
+        return hold(view.replicas, "ScaleUpBlocked", view.up_blocked)
+    if overdue:
+        detail += f"; {overdue} pods have been starting for longer than two cold starts"
+    signals = view.signals
+    return act(
+        target,
+        reason,
+        detail,
+        queue_wait_s=signals.queue_wait_s,
+        arrivals_per_s=signals.arrivals_per_s,
+        running=signals.gauges.running,
+        waiting=signals.waiting,
+        needed=float(wanted),
+    )
+
+
+def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int]:
+    delay_s = view.settings.scale_down_delay_s
+    steady = act(view.replicas, "Steady", "within the objectives")
+    wish = max((count for _, count in memory.wishes), default=view.replicas)
+    target = _bounded(wish, view)
+    if target >= view.replicas:
+        return steady
+    if memory.since is None or now - memory.since < delay_s:
+        return hold(view.replicas, "ScaleDownDelay", f"observed for less than {delay_s:.0f} s")
+    for objection in OBJECTIONS:
+        if why := objection(view):
+            return hold(view.replicas, "ScaleDownHeld", why)
+    if now - max(memory.lowered, memory.raised) < DOWN_EVERY_REPLICA_S:
+        return hold(view.replicas, "ScaleDownPace", "one step a minute")
+    step = max(1, math.floor(DOWN_SHARE * view.replicas))
+    return act(
+        max(target, view.replicas - step),
+        "LoadFell",
+        f"{target} replicas were enough for {delay_s:.0f} s",
+        highest_wish=float(wish),
+    )
+
+
+def decide_replicas(
+    view: ReplicaView, memory: ReplicasMemory, now: float
+) -> tuple[Decision[int], ReplicasMemory]:
+    """The wanted number, and what to remember. Never below what runs on missing data."""
+    settings = view.settings
+    if settings.pinned_replicas is not None:
+        return act(settings.pinned_replicas, "ReplicasPinned", "spec.replicas is set"), memory
+    bounded = max(_bounded(view.replicas, view), min(view.floor, settings.max_replicas))
+    if bounded > view.replicas:
+        raised = replace(memory, raised=now)
+        return act(bounded, "MinReplicas", f"at least {bounded} are asked for"), raised
+    if not view.signals.known:
+        memory = remembered_wish(memory, view.replicas, settings.scale_down_delay_s, now)
+        return hold(view.replicas, "SignalsStale", "no signals: replicas stay"), memory
+    known = view.needed_down if view.signals.grade is Grade.FRESH else None
+    wish = view.replicas if known is None else max(known, view.floor)
+    memory = remembered_wish(memory, wish, settings.scale_down_delay_s, now)
+    orders = tuple(held for held in memory.orders if now - held[0] < UP_SPAN_S)
+    memory = replace(memory, orders=(*orders, (now, view.replicas)))
+    decision = _up(view, memory, now)
+    if decision is not None:
+        return decision, replace(memory, raised=now) if decision.valid else memory
+    if view.replicas > settings.max_replicas:
+        return act(settings.max_replicas, "MaxReplicas", "at most that many are allowed"), memory
+    decision = _down(view, memory, now)
+    if decision.valid and decision.value < view.replicas:
+        memory = replace(memory, lowered=now)
+    return decision, memory

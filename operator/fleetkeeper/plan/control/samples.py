@@ -1,0 +1,150 @@
+"""Raw samples of pods, the one form in which both sources (Prometheus, direct scrape) deliver.
+
+A scrape is atomic, so one pod's values share one timestamp. Counters are as exported (cumulative);
+rates are made here, from successive samples, and never by the source.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from fleetkeeper.plan.control.constants import MAX_COUNTER, MAX_KV_RATIO
+
+
+class Source(StrEnum):
+    """Where a sample came from."""
+
+    PROMETHEUS = "Prometheus"
+    DIRECT = "Direct"
+
+
+class Tier(StrEnum):
+    """The classes of requests, most urgent first."""
+
+    REALTIME = "realtime"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+
+TIERS = (Tier.REALTIME, Tier.STANDARD, Tier.BATCH)
+
+
+class Counters(NamedTuple):
+    """Cumulative values of one pod. Seconds, requests, steps, tokens; `within` = not above the objective's edge."""
+
+    wait_count_realtime: float = 0.0
+    wait_count_standard: float = 0.0
+    wait_count_batch: float = 0.0
+    wait_sum_s_realtime: float = 0.0
+    wait_sum_s_standard: float = 0.0
+    wait_sum_s_batch: float = 0.0
+    wait_within_realtime: float = 0.0
+    wait_within_standard: float = 0.0
+    wait_within_batch: float = 0.0
+    arrivals_realtime: float = 0.0
+    arrivals_standard: float = 0.0
+    arrivals_batch: float = 0.0
+    arrivals_squared: float = 0.0
+    batch_time_count: float = 0.0
+    batch_time_sum_s: float = 0.0
+    batch_time_within: float = 0.0
+    steps: float = 0.0
+    schedule_calls: float = 0.0
+    prompt_tokens: float = 0.0
+    generation_tokens: float = 0.0
+    preemptions: float = 0.0
+
+
+class Gauges(NamedTuple):
+    """Present values of one pod. Requests, seconds, tokens, ratios."""
+
+    waiting_realtime: float = 0.0
+    waiting_standard: float = 0.0
+    waiting_batch: float = 0.0
+    running: float = 0.0
+    oldest_wait_s_realtime: float = 0.0
+    oldest_wait_s_standard: float = 0.0
+    oldest_wait_s_batch: float = 0.0
+    limit_sequences: float = 0.0
+    limit_tokens: float = 0.0
+    limit_generation: float = 0.0
+    kv_capacity_tokens: float = 0.0
+    kv_resident_tokens: float = 0.0
+    memory_used_ratio: float = 0.0
+    memory_peak_ratio: float = 0.0
+    live_limits: float = 1.0
+
+
+class StepSums(NamedTuple):
+    """Sums of products over the steps of one class, as the engine exports them.
+
+    `tokens` = all tokens of the step (prefill and decode), `sequences` = sequences in it, `kv` =
+    resident KV tokens, `seconds` = batch time.
+    """
+
+    steps: float = 0.0
+    seconds: float = 0.0
+    tokens: float = 0.0
+    sequences: float = 0.0
+    kv: float = 0.0
+    tokens_tokens: float = 0.0
+    tokens_sequences: float = 0.0
+    tokens_kv: float = 0.0
+    sequences_sequences: float = 0.0
+    sequences_kv: float = 0.0
+    kv_kv: float = 0.0
+    seconds_tokens: float = 0.0
+    seconds_sequences: float = 0.0
+    seconds_kv: float = 0.0
+    seconds_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PodSample:
+    """One scrape of one pod. `missing` names metrics that decisions need and this engine does not export.
+
+    `decode` and `prefill` are the sums for the step-time model; a source may leave them out.
+    """
+
+    pod: str
+    time: float
+    counters: Counters
+    gauges: Gauges
+    decode: StepSums | None = None
+    prefill: StepSums | None = None
+    source: Source = Source.PROMETHEUS
+    missing: tuple[str, ...] = ()
+
+
+def _are_finite(values: Iterable[float], limit: float) -> bool:
+    return all(0.0 <= value <= limit for value in values)
+
+
+def why_impossible(sample: PodSample, batch_time_limit_s: float, previous: PodSample | None) -> str:
+    """Says why a sample cannot be true, or gives an empty string.
+
+    NaN, infinities and negatives fail the same comparison. `batch_time_limit_s` is the longest mean
+    step that is believed between `previous` and this sample; infinite when nothing is known yet.
+    """
+    if not math.isfinite(sample.time):
+        return "its time is not a number"
+    if not _are_finite(sample.counters, MAX_COUNTER) or not _are_finite(sample.gauges, MAX_COUNTER):
+        return "a value is negative, infinite or not a number"
+    gauges = sample.gauges
+    if gauges.kv_resident_tokens > MAX_KV_RATIO * gauges.kv_capacity_tokens > 0.0:
+        return "more KV tokens than the cache can hold"
+    if previous is not None:
+        steps = sample.counters.batch_time_count - previous.counters.batch_time_count
+        spent_s = sample.counters.batch_time_sum_s - previous.counters.batch_time_sum_s
+        if steps > 0 and spent_s > batch_time_limit_s * steps:
+            return "its steps took ten times longer than the slowest seen"
+    return ""
+
+
+def is_reset(sample: PodSample, previous: PodSample) -> bool:
+    """Whether a counter went backwards: the engine was restarted between the two scrapes."""
+    return any(now < before for now, before in zip(sample.counters, previous.counters, strict=True))

@@ -1,0 +1,234 @@
+"""One tick of one service: signals, model, breakers, limits, replicas, in that order.
+
+decide_service(inputs, memory, now) -> (ControlDecision, ControlMemory)
+arbitrate(wants of all services, budget) -> orders
+conclude(decision, order, memory, now) -> (Conclusion, ControlMemory)      (conclude.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fleetkeeper.plan.control.arbitrate import Want
+from fleetkeeper.plan.control.cascade import (
+    Scene,
+    decide_admission,
+    decide_fleet_limits,
+    limits_by_pod,
+    replica_view,
+)
+from fleetkeeper.plan.control.control_breaker import ControlBreaker, decide_control_breaker
+from fleetkeeper.plan.control.evidence import Acts, evidence_of, judged_once
+from fleetkeeper.plan.control.forecast import Forecast, smoothed
+from fleetkeeper.plan.control.load_breaker import decide_load_breaker, pressure
+from fleetkeeper.plan.control.memory import ControlMemory
+from fleetkeeper.plan.control.orders import after_outcomes, due_orders
+from fleetkeeper.plan.control.outcome import ControlDecision
+from fleetkeeper.plan.control.remedies import Remedy, decide_memory_remedy, decide_replacements
+from fleetkeeper.plan.control.replicas import ReplicasMemory, decide_replicas
+from fleetkeeper.plan.control.samples import Tier
+from fleetkeeper.plan.control.signals import Signals, observe_service
+from fleetkeeper.plan.control.step_model import StepModel, learned
+from fleetkeeper.plan.control.supply import measured_cold_start, supply_of
+from fleetkeeper.plan.control.targets import Targets, decide_targets
+from fleetkeeper.plan.control.told import notice_of_control, notice_of_source, notices_of_load
+from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, Decision, Grade
+from fleetkeeper.plan.model import Notice
+
+
+def decide_service(
+    inputs: ControlInputs, memory: ControlMemory, now: float
+) -> tuple[ControlDecision, ControlMemory]:
+    """Decides one tick of one service. Same inputs, memory and time: same answer."""
+    settings = inputs.settings
+    signals, signals_memory = observe_service(inputs.samples, inputs.pods, memory.signals, now)
+    model, targets = _model_and_targets(signals, settings, memory, now)
+    cold_start = measured_cold_start(memory.cold_start, inputs.pods)
+    supply = supply_of(inputs.pods, cold_start.seconds, now)
+    orders, failed = after_outcomes(memory.orders, inputs.put_outcomes)
+    capacity = _capacity(targets, memory)
+    late_since = _late_since(inputs, memory, now)
+    control = decide_control_breaker(
+        memory.control,
+        evidence_of(
+            Acts(orders, failed + inputs.failed_writes, late_since),
+            inputs,
+            signals,
+            memory,
+            model,
+            now=now,
+        ),
+        now,
+    )
+    load = decide_load_breaker(signals, settings, capacity, memory.load, now)
+    scene = Scene(
+        inputs,
+        signals,
+        supply,
+        model,
+        targets,
+        capacity,
+        load,
+        control,
+        _forecast(memory.forecast, signals),
+        cold_start.seconds,
+    )
+    limits, batch, canary = decide_fleet_limits(scene, memory.batch, memory.canary, now)
+    in_force = batch.limits or limits.value
+    admission = decide_admission(scene)
+    wanted = limits_by_pod(scene, in_force, canary, admission)
+    puts, orders = due_orders(orders, inputs.pods, wanted, admission, now)
+    replicas, replicas_memory = decide_replicas(
+        replica_view(scene, batch, in_force, now), _seen(memory, inputs), now
+    )
+    remedy = decide_memory_remedy(
+        memory.remedy, settings, inputs.pods, inputs.out_of_memory_pods, now
+    )
+    replacement = decide_replacements(signals.hung_pods, memory.replaced_at, now)
+    decision = ControlDecision(
+        inputs.namespace,
+        inputs.name,
+        settings,
+        signals,
+        supply,
+        targets,
+        replicas,
+        limits,
+        in_force,
+        admission,
+        _want(inputs, scene, replicas),
+        puts,
+        load,
+        control,
+        remedy,
+        replacement,
+        notices=_notices(memory, scene, remedy, replacement),
+        capacity=capacity,
+        pressure=pressure(signals, settings, capacity) if signals.known else 0.0,
+        cold_start_s=cold_start.seconds,
+        prometheus_lost=inputs.prometheus_lost,
+        live_replicas=inputs.replicas,
+        pod_load=_pod_load(signals),
+    )
+    memory = replace(
+        memory,
+        signals=signals_memory,
+        model=model,
+        targets=targets,
+        forecast=scene.forecast,
+        cold_start=cold_start,
+        batch=judged_once(batch, memory.batch, signals),
+        canary=canary,
+        replicas=replicas_memory,
+        load=load,
+        control=control,
+        orders=orders,
+        remedy=remedy.value,
+        replaced_at=now if replacement.valid else memory.replaced_at,
+        order_late_since=late_since,
+        source_lost=inputs.prometheus_lost,
+    )
+    return decision, memory
+
+
+def _model_and_targets(
+    signals: Signals, settings: ControlSettings, memory: ControlMemory, now: float
+) -> tuple[StepModel, Targets | None]:
+    """Model and targets move once a window, with what the window showed."""
+    if signals.window is None:
+        return memory.model, memory.targets
+    model = learned(memory.model, signals.window, now)
+    targets = decide_targets(model, signals, settings)
+    if targets is None and memory.targets is not None and signals.served_per_s == 0:
+        return model, memory.targets
+    return model, targets
+
+
+def _capacity(targets: Targets | None, memory: ControlMemory) -> float:
+    """Sequences a replica carries: C* where the model knows it, else the limit in force."""
+    if targets is not None:
+        return targets.capacity
+    limits = memory.batch.limits
+    return float(limits.sequences) if limits is not None else 0.0
+
+
+def _forecast(forecast: Forecast, signals: Signals) -> Forecast:
+    if signals.grade is not Grade.FRESH or signals.coverage < 1.0:
+        return forecast
+    return smoothed(forecast, signals.arrivals_per_s)
+
+
+def _late_since(inputs: ControlInputs, memory: ControlMemory, now: float) -> float | None:
+    """Since when the Deployment does not carry the number that was ordered."""
+    ordered = inputs.ordered_replicas
+    if ordered is None or ordered == inputs.replicas or not inputs.settings.tunes_replicas:
+        return None
+    return now if memory.order_late_since is None else memory.order_late_since
+
+
+def _seen(memory: ControlMemory, inputs: ControlInputs) -> ReplicasMemory:
+    """The replicas' memory; its observation starts anew with every leader."""
+    held = memory.replicas
+    if held.since is not None and held.since < inputs.started:
+        return replace(held, since=None, wishes=())
+    return held
+
+
+def _want(inputs: ControlInputs, scene: Scene, replicas: Decision[int]) -> Want:
+    settings, signals = inputs.settings, scene.signals
+    acts = settings.tunes_replicas
+    pinned = settings.pinned_replicas
+    asked = replicas.value if acts or pinned is not None else inputs.replicas
+    return Want(
+        namespace=inputs.namespace,
+        name=inputs.name,
+        replicas=asked,
+        supplied=inputs.replicas,
+        min_replicas=settings.min_replicas,
+        gpus_per_replica=settings.gpus_per_replica,
+        tier=_urgent_tier(signals),
+        breach=_breach(signals, settings),
+        pinned=pinned is not None,
+        reason=replicas.reason,
+    )
+
+
+def _urgent_tier(signals: Signals) -> Tier:
+    rates, gauges = signals.rates, signals.gauges
+    if rates.arrivals_realtime + gauges.waiting_realtime > 0:
+        return Tier.REALTIME
+    only_batch = rates.arrivals_batch > 0 and rates.arrivals_standard + gauges.waiting_standard == 0
+    return Tier.BATCH if only_batch else Tier.STANDARD
+
+
+def _breach(signals: Signals, settings: ControlSettings) -> float:
+    return max(
+        signals.queue_wait_s / settings.queue_wait_objective_s,
+        signals.batch_time_s / settings.batch_time_objective_s,
+    )
+
+
+def _pod_load(signals: Signals) -> Mapping[str, float]:
+    return dict(signals.running_by_pod)
+
+
+def _notices(
+    memory: ControlMemory,
+    scene: Scene,
+    remedy: Decision[Remedy | None],
+    replacement: Decision[tuple[str, ...]],
+) -> tuple[Notice, ...]:
+    before: ControlBreaker = memory.control
+    told = [
+        notice_of_control(before, scene.control),
+        *notices_of_load(memory.load, scene.load),
+        notice_of_source(
+            memory.source_lost, scene.inputs.prometheus_lost, known=scene.signals.known
+        ),
+        Notice("Warning", remedy.reason, remedy.detail[:1].upper() + remedy.detail[1:])
+        if remedy.valid
+        else None,
+        Notice("Warning", replacement.reason, replacement.detail) if replacement.valid else None,
+    ]
+    return tuple(notice for notice in told if notice is not None)

@@ -1,0 +1,365 @@
+"""Raw samples of pods -> the signals of a service, with a grade that says how far they may be trusted.
+
+The module keeps a small immutable memory per service (`SignalsMemory`) and makes rates from
+successive samples itself. Numbers are hostile until checked (`samples.why_impossible`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from types import MappingProxyType
+from typing import Final
+
+from fleetkeeper.plan.control.constants import (
+    COVERAGE_RATIO,
+    HANG_S,
+    REFERENCE_DECAY,
+    REJECTIONS_STALE,
+    TOKENS_EWMA_S,
+    WINDOW_S,
+    WINDOWS_KEPT,
+)
+from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample, Source
+from fleetkeeper.plan.control.tracks import PodTrack, accept, grade_of, has_rates, is_grown
+from fleetkeeper.plan.control.values import Grade, PodView
+from fleetkeeper.plan.control.windows import Window, close_window, judged_waits
+
+NO_COUNTERS: Final = Counters()
+NO_GAUGES: Final = Gauges()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUse:
+    """Exponentially weighted sums, whose quotients are tokens a request."""
+
+    requests: float = 0.0
+    prompt: float = 0.0
+    generation: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SignalsMemory:
+    """What the next tick needs: tracks by pod, the last windows, the slowest step, tokens in use."""
+
+    tracks: Mapping[str, PodTrack] = field(default_factory=lambda: MappingProxyType({}))
+    windows: tuple[Window, ...] = ()
+    window_start: float = 0.0
+    slowest_step_s: float = 0.0
+    tokens: TokenUse = TokenUse()
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What the service shows. Sums over the reporting pods unless named otherwise.
+
+    `rates` are per second over 30 s, summed over pods; `gauges` are present values, summed, except
+    oldest waits (mean over pods). `coverage` = reporting / ready pods. `window` is the window that
+    closed in this tick, if one did. `reporting` pods are those that rates were made from.
+    """
+
+    grade: Grade = Grade.STALE
+    coverage: float = 0.0
+    ready_pods: int = 0
+    reporting_pods: int = 0
+    source: Source = Source.PROMETHEUS
+    rates: Counters = NO_COUNTERS
+    gauges: Gauges = NO_GAUGES
+    queue_wait_s: float = 0.0
+    batch_time_s: float = 0.0
+    waiting: float = 0.0
+    burstiness: float = 1.0
+    kv_ratio: float = 0.0
+    kv_ratio_max: float = 0.0
+    prompt_tokens: float = 0.0
+    generation_tokens: float = 0.0
+    memory_used_ratio: float = 0.0
+    memory_peak_ratio: float = 0.0
+    memory_peak_pod: str = ""
+    limit_sequences: float = 0.0
+    live_limits: bool = True
+    hung_pods: tuple[str, ...] = ()
+    running_by_pod: tuple[tuple[str, float], ...] = ()
+    generation_by_pod: tuple[tuple[str, float], ...] = ()
+    rejections: tuple[tuple[str, str], ...] = ()
+    missing: tuple[str, ...] = ()
+    windows: tuple[Window, ...] = ()
+    window: Window | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether decisions of any kind may rest on these signals."""
+        return self.grade is not Grade.STALE
+
+    @property
+    def arrivals_per_s(self) -> float:
+        """Distinct requests that arrived a second, all tiers, refused ones included."""
+        rates = self.rates
+        return rates.arrivals_realtime + rates.arrivals_standard + rates.arrivals_batch
+
+    @property
+    def served_per_s(self) -> float:
+        """Requests first scheduled a second, all tiers."""
+        rates = self.rates
+        return rates.wait_count_realtime + rates.wait_count_standard + rates.wait_count_batch
+
+    @property
+    def preemptions_per_pod_s(self) -> float:
+        """Preemptions a second and pod."""
+        return self.rates.preemptions / self.reporting_pods if self.reporting_pods else 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether every ready pod reports that nothing arrived for 30 s, waits or runs."""
+        return (
+            self.known
+            and self.coverage >= 1.0
+            and self.arrivals_per_s == 0.0
+            and self.gauges.running == 0.0
+            and self.waiting == 0.0
+        )
+
+
+def observe_service(
+    samples: Sequence[PodSample], pods: Sequence[PodView], memory: SignalsMemory, now: float
+) -> tuple[Signals, SignalsMemory]:
+    """The signals of a service and what to remember for the next tick.
+
+    Samples of pods that do not exist, are not ready or are being deleted are not used; those of
+    pods ready for less than a minute are remembered only. With fewer than half of the ready pods
+    reporting, the grade is STALE.
+    """
+    tracks = _updated_tracks(samples, pods, memory, now)
+    ready = [pod.name for pod in pods if pod.ready and not pod.deleting]
+    grown = [pod.name for pod in pods if is_grown(pod, now)]
+    graded = {name: grade_of(tracks.get(name), now) for name in grown}
+    usable = [
+        name
+        for name in grown
+        if graded[name] is not Grade.STALE
+        and has_rates(tracks[name], now)
+        and not _newest(tracks[name]).missing
+    ]
+    hung = tuple(name for name in usable if is_hung(tracks[name]))
+    usable = [name for name in usable if name not in hung]
+    memory, window = _windows(replace(memory, tracks=tracks), usable, now)
+    fresh = sum(1 for name in usable if graded[name] is Grade.FRESH)
+    grade = _service_grade(len(usable) + len(hung), fresh + len(hung), len(grown))
+    signals = _signals(memory, usable, grade)
+    signals = replace(
+        signals,
+        coverage=len(usable) / len(ready) if ready else 0.0,
+        ready_pods=len(ready),
+        hung_pods=hung,
+        rejections=tuple(
+            (n, tracks[n].rejection) for n in grown if n in tracks and tracks[n].rejected
+        ),
+        missing=_missing(tracks, grown),
+        window=window,
+    )
+    return signals, memory
+
+
+def _newest(track: PodTrack) -> PodSample:
+    return track.history[-1]
+
+
+def _missing(tracks: Mapping[str, PodTrack], grown: Sequence[str]) -> tuple[str, ...]:
+    named = {
+        name
+        for pod in grown
+        if pod in tracks and tracks[pod].history
+        for name in _newest(tracks[pod]).missing
+    }
+    return tuple(sorted(named)) if named else ()
+
+
+def _updated_tracks(
+    samples: Sequence[PodSample], pods: Sequence[PodView], memory: SignalsMemory, now: float
+) -> dict[str, PodTrack]:
+    tracks = {
+        pod.name: memory.tracks.get(pod.name) or PodTrack(pod.name)
+        for pod in pods
+        if pod.ready and not pod.deleting
+    }
+    for sample in samples:
+        track = tracks.get(sample.pod)
+        if track is not None:
+            tracks[sample.pod] = accept(track, sample, memory.slowest_step_s, now)
+    return tracks
+
+
+def _service_grade(reporting: int, fresh: int, grown: int) -> Grade:
+    if not grown or not reporting or reporting < COVERAGE_RATIO * grown:
+        return Grade.STALE
+    return Grade.FRESH if fresh >= COVERAGE_RATIO * grown else Grade.AGEING
+
+
+def is_hung(track: PodTrack) -> bool:
+    """Whether work waited over the whole span and not one step was made.
+
+    Example: 20 s of samples, 3 requests waiting in each, the step counter still at 41: it hangs.
+    """
+    first, last = track.history[0], track.history[-1]
+    if last.time - first.time < HANG_S or last.counters.steps != first.counters.steps:
+        return False
+    return all(_work(sample.gauges) > 0 for sample in track.history)
+
+
+def _work(gauges: Gauges) -> float:
+    return gauges.waiting_realtime + gauges.waiting_standard + gauges.waiting_batch + gauges.running
+
+
+def _windows(
+    memory: SignalsMemory, usable: Sequence[str], now: float
+) -> tuple[SignalsMemory, Window | None]:
+    """Closes the window when its time is over and marks the start of the next."""
+    if now - memory.window_start < WINDOW_S - 0.5:
+        return memory, None
+    window = close_window(memory.tracks, usable)
+    tracks = {
+        name: PodTrack(name, t.history, t.newest, t.rejected, t.rejection, t.out_until)
+        for name, t in memory.tracks.items()
+    }
+    memory = replace(memory, tracks=tracks, window_start=now)
+    if window is None:
+        return memory, None
+    slowest = memory.slowest_step_s * REFERENCE_DECAY
+    if window.steps > 0:
+        slowest = max(slowest, window.seconds / window.steps)
+    return (
+        replace(
+            memory,
+            windows=(*memory.windows, window)[-WINDOWS_KEPT:],
+            slowest_step_s=slowest,
+            tokens=_token_use(memory.tokens, window),
+        ),
+        window,
+    )
+
+
+def _token_use(held: TokenUse, window: Window) -> TokenUse:
+    keep = max(0.0, 1.0 - (window.end - window.start) / TOKENS_EWMA_S)
+    requests = sum_requests = window.requests
+    return TokenUse(
+        requests=held.requests * keep + requests,
+        prompt=held.prompt * keep + (window.prompt_tokens if sum_requests else 0.0),
+        generation=held.generation * keep + (window.generation_tokens if sum_requests else 0.0),
+    )
+
+
+def _rates_of(track: PodTrack) -> list[float]:
+    first, last = track.history[0], track.history[-1]
+    span_s = last.time - first.time
+    return [(b - a) / span_s for a, b in zip(first.counters, last.counters, strict=True)]
+
+
+def _summed(rows: Sequence[Sequence[float]]) -> list[float]:
+    if len(rows) == 1:
+        return list(rows[0])
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def _with_medians(rows: list[Sequence[float]], doubted: Sequence[bool]) -> list[Sequence[float]]:
+    """Rows of pods whose last sample was rejected are replaced by the peers' median, column by column."""
+    peers = [row for row, doubt in zip(rows, doubted, strict=True) if not doubt]
+    if not peers or len(peers) == len(rows):
+        return rows
+    middle = [median(column) for column in zip(*peers, strict=True)]
+    return [middle if doubt else row for row, doubt in zip(rows, doubted, strict=True)]
+
+
+def _signals(memory: SignalsMemory, usable: Sequence[str], grade: Grade) -> Signals:
+    if not usable:
+        return Signals(grade=grade, windows=memory.windows)
+    tracks = [memory.tracks[name] for name in usable]
+    doubted = [0 < track.rejected < REJECTIONS_STALE for track in tracks]
+    rate_rows: list[Sequence[float]] = [_rates_of(track) for track in tracks]
+    gauge_rows: list[Sequence[float]] = [_newest(track).gauges for track in tracks]
+    if any(doubted):
+        rate_rows = _with_medians(rate_rows, doubted)
+        gauge_rows = _with_medians(gauge_rows, doubted)
+    rates = Counters._make(_summed(rate_rows))
+    gauges = _mean_oldest(Gauges._make(_summed(gauge_rows)), len(usable))
+    per_pod = [Gauges._make(row) for row in gauge_rows]
+    kv = [g.kv_resident_tokens / g.kv_capacity_tokens for g in per_pod if g.kv_capacity_tokens > 0]
+    peak, peak_pod = max((_newest(t).gauges.memory_peak_ratio, t.pod) for t in tracks)
+    requests, waits_s, _ = judged_waits(rates)
+    interactive = requests > 0 and rates.wait_count_realtime + rates.wait_count_standard > 0
+    tokens = memory.tokens
+    direct = any(_newest(track).source is Source.DIRECT for track in tracks)
+    return Signals(
+        grade=grade,
+        reporting_pods=len(usable),
+        source=Source.DIRECT if direct else Source.PROMETHEUS,
+        rates=rates,
+        gauges=gauges,
+        queue_wait_s=max(waits_s / requests if requests else 0.0, oldest_wait_s(gauges, rates)),
+        batch_time_s=_quotient(rates.batch_time_sum_s, rates.batch_time_count),
+        waiting=judged_waiting(gauges, rates, interactive=interactive),
+        burstiness=_dispersion(rate_rows),
+        kv_ratio=sum(kv) / len(kv) if kv else 0.0,
+        kv_ratio_max=max(kv, default=0.0),
+        prompt_tokens=_quotient(tokens.prompt, tokens.requests),
+        generation_tokens=_quotient(tokens.generation, tokens.requests),
+        memory_used_ratio=max(_newest(t).gauges.memory_used_ratio for t in tracks),
+        memory_peak_ratio=peak,
+        memory_peak_pod=peak_pod,
+        limit_sequences=min(g.limit_sequences for g in per_pod),
+        live_limits=all(g.live_limits > 0 for g in per_pod),
+        running_by_pod=tuple((t.pod, g.running) for t, g in zip(tracks, per_pod, strict=True)),
+        generation_by_pod=tuple(
+            (t.pod, g.limit_generation) for t, g in zip(tracks, per_pod, strict=True)
+        ),
+        windows=memory.windows,
+    )
+
+
+def _quotient(a: float, b: float) -> float:
+    return a / b if b > 0 else 0.0
+
+
+def _mean_oldest(gauges: Gauges, pods: int) -> Gauges:
+    """Oldest waits as means over pods: one slow pod is for the router, a slow fleet is for us."""
+    return gauges._replace(
+        oldest_wait_s_realtime=gauges.oldest_wait_s_realtime / pods,
+        oldest_wait_s_standard=gauges.oldest_wait_s_standard / pods,
+        oldest_wait_s_batch=gauges.oldest_wait_s_batch / pods,
+    )
+
+
+def _has_interactive(gauges: Gauges, rates: Counters) -> bool:
+    return (
+        rates.arrivals_realtime + rates.arrivals_standard > 0
+        or gauges.waiting_realtime + gauges.waiting_standard > 0
+    )
+
+
+def oldest_wait_s(gauges: Gauges, rates: Counters) -> float:
+    """The oldest wait of the judged tiers: realtime and standard, or batch when there is nothing else."""
+    if _has_interactive(gauges, rates):
+        return max(gauges.oldest_wait_s_realtime, gauges.oldest_wait_s_standard)
+    return gauges.oldest_wait_s_batch
+
+
+def judged_waiting(gauges: Gauges, rates: Counters, *, interactive: bool) -> float:
+    """Requests waiting, of the judged tiers."""
+    if interactive or _has_interactive(gauges, rates):
+        return gauges.waiting_realtime + gauges.waiting_standard
+    return gauges.waiting_batch
+
+
+def _dispersion(rows: Sequence[Sequence[float]]) -> float:
+    """Index of dispersion of arrivals in 1 s bins: variance over mean, 1 for Poisson.
+
+    Each row holds a pod's rates, so `arrivals_squared` is the mean of the squared bins.
+    """
+    index_squared = Counters._fields.index("arrivals_squared")
+    first = Counters._fields.index("arrivals_realtime")
+    variance = mean = 0.0
+    for row in rows:
+        rate = row[first] + row[first + 1] + row[first + 2]
+        variance += max(0.0, row[index_squared] - rate * rate)
+        mean += rate
+    return variance / mean if mean > 0 else 1.0

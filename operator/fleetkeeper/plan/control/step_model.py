@@ -1,0 +1,169 @@
+"""The step-time model: how long a step takes, from what is in it.
+
+    batch_time = t0 + max(w, g (P + B)) + b B + c KV
+
+P prefill tokens and B sequences in the step, KV resident tokens. Below the knee (g (P + B) < w) the
+weights' reading hides the tokens, so g is learned from steps that bear prefill, b and c from
+decode-only ones, whose intercept is t0 + w. Inside, milliseconds and scaled features (hundreds of
+sequences, hundred thousands of KV tokens, thousands of tokens) keep the numbers near one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fleetkeeper.plan.control.constants import (
+    MODEL_ERROR_RATIO,
+    MODEL_FREEZE_S,
+    MODEL_MOVE_RATIO,
+    MODEL_OFF_RATIO,
+    MODEL_STEPS,
+)
+from fleetkeeper.plan.control.least_squares import Fit, Matrix, Vector, unknown_fit, updated
+from fleetkeeper.plan.control.samples import StepSums
+from fleetkeeper.plan.control.windows import Window
+
+SEQUENCES = 100.0
+KV = 1e5
+TOKENS = 1e3
+MS = 1e3
+UNKNOWN_DECODE = unknown_fit(3)
+UNKNOWN_PREFILL = unknown_fit(2)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Coefficients in seconds: `t0_s`, `w_s`, `g_s` a token, `b_s` a sequence, `c_s` a KV token."""
+
+    t0_s: float
+    w_s: float
+    g_s: float
+    b_s: float
+    c_s: float
+
+    def batch_time_s(self, prefill_tokens: float, sequences: float, kv_tokens: float) -> float:
+        """The modelled time of one step.
+
+        Example: t0 6 ms, w 10 ms, g 0.06 ms a token; 64 sequences without prefill lie below the
+        knee: 6 + max(10, 3.8) = 16 ms; with 512 prefill tokens 6 + 34.6 = 40.6 ms.
+        """
+        return (
+            self.t0_s
+            + max(self.w_s, self.g_s * (prefill_tokens + sequences))
+            + self.b_s * sequences
+            + self.c_s * kv_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Two fits and how they fared: `off_windows` in a row in which the model missed by half.
+
+    `decode` fits (t0 + w, b, c), `prefill` fits (t0, g). `frozen_until`: tuning waits after a jump.
+    """
+
+    decode: Fit = UNKNOWN_DECODE
+    prefill: Fit = UNKNOWN_PREFILL
+    off_windows: int = 0
+    frozen_until: float = 0.0
+
+    @property
+    def knows_decode(self) -> bool:
+        """Whether enough decode-only steps were seen."""
+        return self.decode.steps >= MODEL_STEPS
+
+    @property
+    def knows_prefill(self) -> bool:
+        """Whether enough prefill-bearing steps were seen (it rests on the decode fit)."""
+        return self.knows_decode and self.prefill.steps >= MODEL_STEPS
+
+    @property
+    def step_time(self) -> StepTime:
+        """The coefficients in seconds; the knee is what decode-only steps cost above t0."""
+        base, b, c = self.decode.coefficients
+        t0, g = self.prefill.coefficients if self.knows_prefill else (base, 0.0)
+        t0 = min(t0, base)
+        return StepTime(t0 / MS, (base - t0) / MS, g / MS / TOKENS, b / MS / SEQUENCES, c / MS / KV)
+
+    def is_certain_at(self, sequences: float, kv_tokens: float) -> bool:
+        """The condition limit: whether the standard error of a prediction there is below a fifth of it."""
+        if not self.knows_decode:
+            return False
+        features = (1.0, sequences / SEQUENCES, kv_tokens / KV)
+        expected = self.decode.predict(features)
+        error = self.decode.variance(features) ** 0.5
+        return expected > 0.0 and error <= MODEL_ERROR_RATIO * expected
+
+
+def learned(model: StepModel, window: Window, now: float) -> StepModel:
+    """The model after one window's steps."""
+    missed: list[tuple[float, float]] = []
+    before = model
+    if window.decode.steps >= 1:
+        decode, relative = _learn_decode(model.decode, window.decode)
+        if model.knows_decode:
+            missed.append((window.decode.steps, relative))
+        model = replace(model, decode=decode)
+    if window.prefill.steps >= 1 and model.knows_decode:
+        prefill, relative = _learn_prefill(model, window.prefill)
+        if model.knows_prefill:
+            missed.append((window.prefill.steps, relative))
+        model = replace(model, prefill=prefill)
+    if missed:
+        steps = sum(n for n, _ in missed)
+        off = sum(n * relative for n, relative in missed) / steps > MODEL_OFF_RATIO
+        model = replace(model, off_windows=model.off_windows + 1 if off else 0)
+    if before.knows_decode and _jumped(before, model, window):
+        model = replace(model, frozen_until=now + MODEL_FREEZE_S)
+    return model
+
+
+def _learn_decode(fit: Fit, sums: StepSums) -> tuple[Fit, float]:
+    n, b, k = sums.steps, sums.sequences / SEQUENCES, sums.kv / KV
+    bk = sums.sequences_kv / SEQUENCES / KV
+    sxx: Matrix = (
+        (n, b, k),
+        (b, sums.sequences_sequences / SEQUENCES**2, bk),
+        (k, bk, sums.kv_kv / KV**2),
+    )
+    sxy: Vector = (
+        sums.seconds * MS,
+        sums.seconds_sequences * MS / SEQUENCES,
+        sums.seconds_kv * MS / KV,
+    )
+    return updated(fit, n, sxx, sxy, sums.seconds_seconds * MS**2)
+
+
+def _learn_prefill(model: StepModel, sums: StepSums) -> tuple[Fit, float]:
+    """Fits (t0, g) to what is left of prefill-bearing steps after b B + c KV was taken off."""
+    _, b, c = model.decode.coefficients
+    b, c = b / SEQUENCES, c / KV  # milliseconds a sequence and a KV token
+    rest = sums.seconds * MS - b * sums.sequences - c * sums.kv
+    rest_tokens = sums.seconds_tokens * MS - b * sums.tokens_sequences - c * sums.tokens_kv
+    rest_rest = (
+        sums.seconds_seconds * MS**2
+        - 2 * MS * (b * sums.seconds_sequences + c * sums.seconds_kv)
+        + b * b * sums.sequences_sequences
+        + 2 * b * c * sums.sequences_kv
+        + c * c * sums.kv_kv
+    )
+    tokens = sums.tokens / TOKENS
+    sxx: Matrix = ((sums.steps, tokens), (tokens, sums.tokens_tokens / TOKENS**2))
+    return updated(model.prefill, sums.steps, sxx, (rest, rest_tokens / TOKENS), rest_rest)
+
+
+def _jumped(before: StepModel, after: StepModel, window: Window) -> bool:
+    """Whether a term of the model, at this window's mean step, moved by more than 30%.
+
+    Terms below a tenth of the batch time are left out: nobody feels them.
+    """
+    steps = window.decode.steps
+    if steps < 1:
+        return False
+    at = (1.0, window.decode.sequences / steps / SEQUENCES, window.decode.kv / steps / KV)
+    total = max(before.decode.predict(at), 1e-9)
+    for old, new, x in zip(before.decode.coefficients, after.decode.coefficients, at, strict=True):
+        moved, was = abs(new - old) * x, max(old, new) * x
+        if was > 0.1 * total and moved > MODEL_MOVE_RATIO * was:
+            return True
+    return False

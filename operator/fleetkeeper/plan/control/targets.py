@@ -1,0 +1,123 @@
+"""Feed-forward: from the step-time model to tokens of a step, capacity of a replica, guard rail.
+
+T* = (0.9 objective - t0 - b B - c KV) / g    all tokens of a step, rounded down to a notch
+C* = most sequences whose modelled batch time stays within 0.9 of the objective, KV below 0.9
+M* = min(start-up, 0.85 KV capacity / (I + O/2 + 1.3 sd), 1.15 C*)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from fleetkeeper.plan.control.constants import (
+    KV_CAPACITY_RATIO,
+    KV_CV,
+    KV_SEQUENCES_RATIO,
+    KV_SPREAD,
+    OBJECTIVE_RATIO,
+    SEQUENCES_OVER_CAPACITY,
+    TOKEN_NOTCHES,
+)
+from fleetkeeper.plan.control.signals import Signals
+from fleetkeeper.plan.control.step_model import StepModel, StepTime
+from fleetkeeper.plan.control.values import ControlSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """T* (None: no prefill model), C* and M* in sequences, and the time a request takes at C*, seconds."""
+
+    tokens: int | None
+    capacity: float
+    sequences: int
+    service_s: float
+
+
+def notches(settings: ControlSettings) -> tuple[int, ...]:
+    """The values tokens of a step may take: the notches within the bounds, and the bounds."""
+    low, high = settings.min_tokens, settings.max_tokens
+    inside = [notch for notch in TOKEN_NOTCHES if low < notch < high]
+    return (low, *inside, high) if high > low else (high,)
+
+
+def notch_down(tokens: float, settings: ControlSettings) -> int:
+    """The largest allowed value not above `tokens` (the floor when all are above)."""
+    allowed = notches(settings)
+    return allowed[max(0, bisect_right(allowed, tokens) - 1)]
+
+
+def moved_notch(tokens: int, by: int, settings: ControlSettings) -> int:
+    """`by` notches from `tokens`, within the bounds."""
+    allowed = notches(settings)
+    index = max(0, bisect_right(allowed, tokens) - 1)
+    return allowed[min(len(allowed) - 1, max(0, index + by))]
+
+
+def _mean_step_s(model: StepTime, n: float, prompt: float, generated: float) -> float:
+    """Batch time with `n` sequences in balance: each brings prompt/generated prefill tokens a step."""
+    prefill = n * prompt / max(1.0, generated)
+    return model.batch_time_s(prefill, n, n * (prompt + generated / 2))
+
+
+def capacity_of(
+    model: StepTime, settings: ControlSettings, prompt: float, generated: float, kv_capacity: float
+) -> float:
+    """C*: bisection, for batch time grows with the number of sequences. At least one."""
+    limit_s = OBJECTIVE_RATIO * settings.batch_time_objective_s
+    high = float(settings.max_sequences)
+    resident = prompt + generated / 2
+    if kv_capacity > 0 and resident > 0:
+        high = min(high, KV_CAPACITY_RATIO * kv_capacity / resident)
+    high = max(1.0, high)
+    if _mean_step_s(model, high, prompt, generated) <= limit_s:
+        return high
+    low = 1.0
+    while high - low > 0.25:
+        middle = (low + high) / 2
+        if _mean_step_s(model, middle, prompt, generated) <= limit_s:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def kv_sequences(prompt: float, generated: float, kv_capacity: float) -> float:
+    """Sequences that the KV cache holds in the worst minute; infinite while nothing is known."""
+    resident = prompt + generated / 2
+    if kv_capacity <= 0 or resident <= 0:
+        return float("inf")
+    return KV_SEQUENCES_RATIO * kv_capacity / (resident * (1 + KV_SPREAD * KV_CV))
+
+
+def decide_targets(model: StepModel, signals: Signals, settings: ControlSettings) -> Targets | None:
+    """The targets, or None while the model is not certain enough at them."""
+    prompt, generated = signals.prompt_tokens, signals.generation_tokens
+    if not model.knows_decode or generated <= 0 or not signals.reporting_pods:
+        return None
+    time = model.step_time
+    kv_capacity = signals.gauges.kv_capacity_tokens / signals.reporting_pods
+    capacity = capacity_of(time, settings, prompt, generated, kv_capacity)
+    resident = capacity * (prompt + generated / 2)
+    if not model.is_certain_at(capacity, resident):
+        return None
+    sequences = min(
+        float(settings.max_sequences),
+        kv_sequences(prompt, generated, kv_capacity),
+        SEQUENCES_OVER_CAPACITY * capacity,
+    )
+    tokens: int | None = None
+    if model.knows_prefill and time.g_s > 0:
+        room_s = (
+            OBJECTIVE_RATIO * settings.batch_time_objective_s
+            - time.t0_s
+            - time.b_s * capacity
+            - time.c_s * resident
+        )
+        tokens = notch_down(room_s / time.g_s, settings)
+    return Targets(
+        tokens=tokens,
+        capacity=capacity,
+        sequences=max(settings.min_sequences, int(sequences)),
+        service_s=generated * _mean_step_s(time, capacity, prompt, generated),
+    )

@@ -1,0 +1,66 @@
+"""Transitions in plain words: the events that people read, and the list of decisions in the status."""
+
+from __future__ import annotations
+
+from fleetkeeper.plan.control.control_breaker import ControlBreaker
+from fleetkeeper.plan.control.load_breaker import LoadBreaker
+from fleetkeeper.plan.control.values import BreakerState
+from fleetkeeper.plan.model import Notice
+
+NORMAL = "Normal"
+WARNING = "Warning"
+
+_TIER_WORDS = {
+    BreakerState.OPEN: "refuses requests",
+    BreakerState.HALF_OPEN: "lets some requests in again",
+    BreakerState.CLOSED: "lets all requests in again",
+}
+
+
+def notice_of_control(before: ControlBreaker, after: ControlBreaker) -> Notice | None:
+    """The control breaker's transition, if there was one."""
+    if before.state is after.state:
+        return None
+    if after.state is BreakerState.OPEN:
+        text = f"Control breaker open: {after.detail}; safe limits, no scale-down, next try in {after.wait_s:.0f} s"
+        return Notice(WARNING, "ControlBreakerOpen", text)
+    if after.state is BreakerState.HALF_OPEN:
+        return Notice(
+            NORMAL,
+            "ControlBreakerHalfOpen",
+            "Control breaker half-open: decisions are compared, then tried on one pod",
+        )
+    return Notice(
+        NORMAL, "ControlBreakerClosed", "Control breaker closed: decisions are carried out again"
+    )
+
+
+def notices_of_load(before: LoadBreaker, after: LoadBreaker) -> tuple[Notice, ...]:
+    """The load breaker's transitions, tier by tier."""
+    if before is after:
+        return ()
+    notices = []
+    old = before.by_tier()
+    for tier, breaker in after.by_tier().items():
+        if breaker.state is old[tier].state:
+            continue
+        opened = breaker.state is BreakerState.OPEN
+        why = f": {breaker.reason}" if opened and breaker.reason else ""
+        notices.append(
+            Notice(
+                WARNING if opened else NORMAL,
+                "LoadBreakerOpen" if opened else f"LoadBreaker{breaker.state}",
+                f"Tier {tier} {_TIER_WORDS[breaker.state]}{why}",
+            )
+        )
+    return tuple(notices)
+
+
+def notice_of_source(before: bool, after: bool, *, known: bool) -> Notice | None:
+    """Prometheus falling silent or answering again."""
+    if before == after:
+        return None
+    if not after:
+        return Notice(NORMAL, "PrometheusBack", "Prometheus answers again")
+    how = "replicas' metrics are read directly" if known else "replicas are held"
+    return Notice(WARNING, "PrometheusLost", f"Prometheus gives no fresh samples: {how}")

@@ -1,0 +1,97 @@
+"""What is remembered of each pod's samples: the last half minute, and whether they are believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fleetkeeper.plan.control.constants import (
+    AGEING_S,
+    BATCH_TIME_OUTLIER,
+    FRESH_S,
+    FUTURE_S,
+    MIN_SPAN_S,
+    RATE_S,
+    REJECTIONS_STALE,
+    RESET_S,
+    TICK_S,
+    YOUNG_S,
+)
+from fleetkeeper.plan.control.samples import PodSample, is_reset, why_impossible
+from fleetkeeper.plan.control.values import Grade, PodView
+
+
+@dataclass(frozen=True, slots=True)
+class PodTrack:
+    """One pod's accepted samples, oldest first, spanning at most RATE_S.
+
+    `mark` is the sample at which the present window began. `rejected` counts impossible samples in
+    a row. `out_until` is when a pod whose counters were reset counts again.
+    """
+
+    pod: str
+    history: tuple[PodSample, ...] = ()
+    mark: PodSample | None = None
+    rejected: int = 0
+    rejection: str = ""
+    out_until: float = 0.0
+
+    @property
+    def newest(self) -> PodSample | None:
+        """The last accepted sample."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def span_s(self) -> float:
+        """Seconds between the oldest and the newest sample held."""
+        return self.history[-1].time - self.history[0].time if self.history else 0.0
+
+
+def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float) -> PodTrack:
+    """The track with one more sample: taken, refused as impossible, or the start after a reset.
+
+    A sample that is not newer than the last (repeated, or the slower of two sources) changes nothing.
+    """
+    newest = track.newest
+    if newest is not None and sample.time <= newest.time:
+        return track
+    if sample.time > now + FUTURE_S:
+        return _refuse(track, "its time lies in the future")
+    if newest is not None and is_reset(sample, newest) and not why_impossible(sample, 0.0, None):
+        return PodTrack(track.pod, (sample,), None, out_until=now + RESET_S)
+    limit_s = BATCH_TIME_OUTLIER * slowest_step_s if slowest_step_s > 0 else float("inf")
+    problem = why_impossible(sample, limit_s, newest)
+    if problem:
+        return _refuse(track, problem)
+    oldest = sample.time - RATE_S - TICK_S / 2
+    history = (*(held for held in track.history if held.time >= oldest), sample)
+    return PodTrack(track.pod, history, track.mark or sample, out_until=track.out_until)
+
+
+def _refuse(track: PodTrack, problem: str) -> PodTrack:
+    return replace(track, rejected=track.rejected + 1, rejection=problem)
+
+
+def grade_of(track: PodTrack | None, now: float) -> Grade:
+    """FRESH up to 15 s, AGEING up to 60 s, else STALE; STALE after three impossible samples in a row."""
+    newest = track.newest if track is not None else None
+    if track is None or newest is None or track.rejected >= REJECTIONS_STALE:
+        return Grade.STALE
+    age_s = now - newest.time
+    if age_s <= FRESH_S:
+        return Grade.FRESH
+    return Grade.AGEING if age_s <= AGEING_S else Grade.STALE
+
+
+def is_grown(pod: PodView, now: float) -> bool:
+    """Whether a pod is ready and has been for its first minute."""
+    return (
+        pod.ready
+        and not pod.deleting
+        and pod.ready_since is not None
+        and now - pod.ready_since >= YOUNG_S
+    )
+
+
+def has_rates(track: PodTrack, now: float) -> bool:
+    """Whether rates can be made of the samples held."""
+    return now >= track.out_until and track.span_s >= MIN_SPAN_S
