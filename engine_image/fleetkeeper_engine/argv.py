@@ -36,7 +36,9 @@ class Launch:
     entry: str
     """The module that is vLLM's server."""
     model: str
-    """The directory, or ORG/NAME when nothing was fetched."""
+    """Its directory."""
+    adapters: Mapping[str, str]
+    """Name -> directory."""
     dtype: DType
     """After the probe of the CPU."""
     lora_rank: int
@@ -70,13 +72,11 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
         ("shutdown-timeout", 0),
         ("kv-cache-memory-bytes", _per_rank(plan.kv_cache_bytes, engine.tensor_parallel_size)),
         ("gpu-memory-utilization", _share(plan.gpu_memory_utilization)),
-        # A revision names a commit on the hub; the directory was fetched at that commit.
-        ("revision", document.model.revision if not launch.model.startswith("/") else None),
     ]
     words = [launch.python, "-m", launch.entry]
     words += [f"--{name}={value}" for name, value in options if value is not None]
     words.append(f"--{'' if engine.prefix_caching else 'no-'}enable-prefix-caching")
-    words += _adapter_words(document, launch.lora_rank)
+    words += _adapter_words(launch.adapters, launch.lora_rank)
     words += [_option_word(name, value) for name, value in sorted(engine.options.items())]
     return words
 
@@ -99,8 +99,8 @@ def desired_environment(
     # Lines of a killed process must not be lost in its buffer: the class of its death is read there.
     child["PYTHONUNBUFFERED"] = "1"
     child.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if launch.model.startswith("/"):
-        child.setdefault("HF_HUB_OFFLINE", "1")
+    # Everything was fetched before: from here on nothing is asked of the hub.
+    child["HF_HUB_OFFLINE"] = "1"
     if document.accelerator is Accelerator.CPU:
         # vLLM binds threads by the node's cores and keeps one for itself; a pod's share is a quota.
         child.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -136,17 +136,16 @@ def _share(value: float | None) -> str | None:
     return None if value is None else f"{value:.4f}"
 
 
-def _adapter_words(document: EngineDocument, rank: int) -> list[str]:
-    adapters = document.model.adapters
+def _adapter_words(adapters: Mapping[str, str], rank: int) -> list[str]:
     if not adapters:
         return []
     return [
         "--enable-lora",
         f"--max-loras={len(adapters)}",
         f"--max-lora-rank={rank}",
-        # The one option that takes several words; names and paths never start with a dash.
+        # The one option that takes several words; names and directories never start with a dash.
         "--lora-modules",
-        *(f"{adapter.name}={adapter.path}" for adapter in adapters),
+        *(f"{name}={path}" for name, path in adapters.items()),
     ]
 
 

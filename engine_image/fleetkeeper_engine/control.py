@@ -54,7 +54,9 @@ class ControlPort:
     async def metrics(self, _request: web.Request) -> web.Response:
         """Ours and vLLM's."""
         engine_text = await self.scrape_engine()
-        body = render_metrics(self.pod, self.verifier.kids, self.monotonic(), engine_text)
+        now = self.monotonic()
+        self.pod.look(now)
+        body = render_metrics(self.pod, self.verifier.kids, now, engine_text)
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
     async def startup(self, _request: web.Request) -> web.Response:

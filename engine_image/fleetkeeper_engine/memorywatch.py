@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from fleetkeeper_engine.cgroup import Cgroup
@@ -12,6 +13,9 @@ from fleetkeeper_engine.nvml import DeviceReader
 SAMPLE_PERIOD_S = 0.1
 OVER_CAP_PATIENCE_S = 10.0
 """New sequences stop when memory was above its cap for so long without a break."""
+
+FAMILY_EVERY = 10
+"""Samples between two looks at who descends from the supervisor (by hand)."""
 
 PROC = Path("/proc")
 
@@ -88,11 +92,17 @@ def device_reader(devices: DeviceReader) -> Reader:
 
 
 def process_reader(root_pid: int, total_bytes: int, proc: Path = PROC) -> Reader:
-    """Reads a process and its descendants: for runs by hand, where the cgroup holds other programs too."""
+    """Reads a process and its descendants: for runs by hand, where the cgroup holds other programs too.
+
+    Who descends is looked up at every tenth sample: vLLM has hundreds of threads to ask for children.
+    """
+    family: list[int] = []
+    samples = count()
 
     def read() -> MemoryUse:
-        used = sum(_unshared_bytes(proc / str(pid)) for pid in descendants(root_pid, proc))
-        return MemoryUse(used, total_bytes)
+        if next(samples) % FAMILY_EVERY == 0:
+            family[:] = descendants(root_pid, proc)
+        return MemoryUse(sum(_unshared_bytes(proc / str(pid)) for pid in family), total_bytes)
 
     return read
 

@@ -6,10 +6,13 @@ reports processes by the node's process ids, which a container cannot map to its
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
+
+DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 
 class Nvml(Protocol):
@@ -42,8 +45,10 @@ class DeviceMemory:
 def load_nvml() -> Nvml | None:
     """The library, connected; None where there is no driver or no nvidia-ml-py."""
     try:
+        # pynvml takes 5 MB; without the driver's library it is of no use.
+        ctypes.CDLL(DRIVER_LIBRARY)
         library = importlib.import_module("pynvml")
-    except ImportError:
+    except (ImportError, OSError):
         return None
     try:
         library.nvmlInit()

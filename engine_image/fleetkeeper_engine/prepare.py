@@ -68,8 +68,13 @@ async def prepare(
         StartRefusedError: when the engine cannot be started as asked.
     """
     features = find_features()
-    directory = await _model_directory(document, environment, spawn)
-    facts = read_facts(directory, [Path(adapter.path) for adapter in document.model.adapters])
+    model = document.model
+    directory = await _directory(model.source, model.revision, environment, spawn)
+    adapters = {
+        adapter.name: await _directory(adapter.path, adapter.revision, environment, spawn)
+        for adapter in model.adapters
+    }
+    facts = read_facts(directory, adapters.values())
     dtype = await _decided_dtype(document, facts, environment, spawn)
     key = _measured_key(document, features)
     measured = read_measured(run_directory, key)
@@ -85,6 +90,7 @@ async def prepare(
         entry=features.entry,
         model=str(directory),
         dtype=dtype,
+        adapters={name: str(path) for name, path in adapters.items()},
         lora_rank=lora_rank(facts.largest_adapter_rank),
         page=str(run_directory / "page"),
         package_path=PACKAGE_PATH,
@@ -111,18 +117,18 @@ def pod_limit_bytes(document: EngineDocument) -> int:
     return min([limit for limit in known if limit is not None], default=machine)
 
 
-async def _model_directory(
-    document: EngineDocument, environment: Mapping[str, str], spawn: Spawn
+async def _directory(
+    source: str, revision: str | None, environment: Mapping[str, str], spawn: Spawn
 ) -> Path:
-    source = document.model.source
+    """Where a model or adapter lies, after it was fetched when it is one of the hub's."""
     if source.startswith("/"):
         return Path(source)
     if source.count("/") != 1:
         raise StartRefusedError(
             DeathClass.MODEL_NOT_FOUND,
-            f"model.source {source!r} is neither an absolute directory nor ORG/NAME",
+            f"{source!r} is neither an absolute directory nor ORG/NAME of a Hugging Face model",
         )
-    argv = [sys.executable, "-m", fetch.__name__, source, document.model.revision or ""]
+    argv = [sys.executable, "-m", fetch.__name__, source, revision or ""]
     child = await spawn(argv, _own_environment(environment))
     status = await child.ended
     if child.tee is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import logging
 import os
 import signal
@@ -197,6 +199,8 @@ class Supervisor:
         self._pod.server_answered = time.monotonic()
         self._pod.started = True
         logger.info("ready: a token was generated")
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
         await self._remember(prepared)
 
     async def _first_token(self) -> str | None:
