@@ -44,12 +44,13 @@ def test_replicas_of_other_kinds_count() -> None:
 def test_empty_values_do_not_count() -> None:
     """The API server drops them when it stores an object."""
     bare = {"kind": "ConfigMap", "data": {"a": "1"}}
-    full = {**bare, "metadata": {"labels": {}, "annotations": None}, "list": [], "text": ""}
+    full = {**bare, "metadata": {"labels": {}, "annotations": None}, "list": []}
     assert digest_of(bare) == digest_of(full)
 
 
-def test_false_and_zero_count() -> None:
-    """They are orders, not absences."""
+def test_false_zero_and_the_empty_text_count() -> None:
+    """They are orders, not absences: a label may have to be empty."""
+    assert digest_of({"matchLabels": {"a": ""}}) != digest_of({"matchLabels": {}})
     assert digest_of({"spec": {"a": False}}) != digest_of({"spec": {}})
     assert digest_of({"spec": {"a": 0}}) != digest_of({"spec": {}})
 

@@ -35,10 +35,21 @@ class NetworkPeer:
     cidr_except: tuple[str, ...] = ()
     """Ranges within `cidr` that are left out."""
 
+    def __post_init__(self) -> None:
+        """Refuses a peer without any condition: in a NetworkPolicy it would stand for everybody.
+
+        Raises:
+            ValueError: the peer names nobody.
+        """
+        if not (self.namespace_labels or self.pod_labels or self.cidr):
+            raise ValueError(
+                "a network peer names nobody: give namespace labels, pod labels or a CIDR"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkRule:
-    """Peers and the ports on which they are reached. No ports: every port of every protocol."""
+    """Peers and the ports on which they are reached. No peers: every address; no ports: every port."""
 
     peers: tuple[NetworkPeer, ...]
     tcp_ports: tuple[int, ...] = ()

@@ -23,9 +23,9 @@ def digest_of(manifest: Manifest) -> str:
 
     Left out: apiVersion, kind, metadata.name and metadata.namespace, which are the object's address
     and never appear in managedFields; and `spec.replicas` of a Deployment, which planner and adapter
-    compare on its own. Map entries that are None, "", {} or [] do not count, because the API server
-    drops most of them when it stores an object; builders therefore give no such value a meaning
-    (the pod template, where a user's affinity may hold some, carries its own hash).
+    compare on its own. Map entries that are None, {} or [] do not count, because the API server drops
+    most of them when it stores an object; builders therefore give no such value a meaning (the pod
+    template, where a user's affinity may hold some, carries its own hash).
     """
     owned = {key: value for key, value in manifest.items() if key not in {"apiVersion", "kind"}}
     metadata = owned.get("metadata")
@@ -67,6 +67,8 @@ def _sha(value: object) -> str:
 
 def _without_empty(value: object) -> object:
     """The value without map entries that are empty; items of lists stay where they are."""
+    if isinstance(value, str | int):  # most values, and the test of an abstract class is slow
+        return value
     if isinstance(value, Mapping):
         kept = {key: _without_empty(item) for key, item in value.items()}
         return {key: item for key, item in kept.items() if not _is_empty(item)}
@@ -76,4 +78,4 @@ def _without_empty(value: object) -> object:
 
 
 def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, str | list | dict) and not value)
+    return value is None or (isinstance(value, list | dict) and not value)

@@ -92,12 +92,15 @@ _MEANT_WHEN_EMPTY: Final = frozenset({"labelSelector", "preference"})
 
 
 def without_empty(written: Mapping[str, object]) -> Manifest:
-    """What a user wrote, in the API server's form: entries that are "", {} or [] left out."""
+    """What a user wrote, in the API server's form: entries that are {} or [] left out.
+
+    An empty text stays: as the value of a label it says something.
+    """
     kept = {key: _without_empty(item) for key, item in written.items()}
     return {
         key: item
         for key, item in kept.items()
-        if item not in ("", {}, []) or (item == {} and key in _MEANT_WHEN_EMPTY)
+        if item not in ({}, []) or (item == {} and key in _MEANT_WHEN_EMPTY)
     }
 
 

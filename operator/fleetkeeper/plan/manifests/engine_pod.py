@@ -19,6 +19,7 @@ from fleetkeeper.api.profile import (
     EngineProfile,
     effective_resources,
 )
+from fleetkeeper.api.scheduling import Toleration
 from fleetkeeper.api.types import InferenceServiceSpec, Placement
 from fleetkeeper.plan.context import PlanContext
 from fleetkeeper.plan.digest import template_hash_of
@@ -219,7 +220,7 @@ def _environment(
     if token is not None:
         references["HF_TOKEN"] = {"secretKeyRef": {"name": token.name, "key": token.key}}
     entries: dict[str, Manifest] = {
-        **{name: {"value": value} for name, value in values.items() if value},
+        **{name: {"value": value} if value else {} for name, value in values.items()},
         **{name: {"valueFrom": source} for name, source in references.items()},
     }
     return [{"name": name, **entry} for name, entry in sorted(entries.items())]
@@ -266,16 +267,24 @@ def _mounts(profile: EngineProfile, models: ModelVolumes) -> list[Manifest]:
 
 def _placement(service: InferenceService) -> Manifest:
     placement = service.spec.placement
-    written: Manifest = {
-        "nodeSelector": dict(placement.node_selector),
-        "tolerations": [taint.to_manifest() for taint in placement.tolerations],
-        "affinity": placement.affinity.to_manifest(),
-        "priorityClassName": placement.priority_class_name or "",
-        "runtimeClassName": placement.runtime_class_name or "",
-        "schedulerName": placement.scheduler_name or "",
-        "topologySpreadConstraints": _spread(service.name, placement),
+    names = {
+        "priorityClassName": placement.priority_class_name,
+        "runtimeClassName": placement.runtime_class_name,
+        "schedulerName": placement.scheduler_name,
     }
-    return without_empty(written)
+    return without_empty(
+        {
+            "nodeSelector": dict(placement.node_selector),
+            "tolerations": [_toleration(taint) for taint in placement.tolerations],
+            "affinity": placement.affinity.to_manifest(),
+            "topologySpreadConstraints": _spread(service.name, placement),
+            **{key: name for key, name in names.items() if name},
+        }
+    )
+
+
+def _toleration(taint: Toleration) -> Manifest:
+    return {key: item for key, item in taint.to_manifest().items() if item != ""}
 
 
 def _spread(service_name: str, placement: Placement) -> list[Manifest]:
