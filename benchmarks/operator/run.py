@@ -49,6 +49,7 @@ def main() -> None:
             "--set", f"operator={args.operator}", "--set", f"port={_free_port()}",
             "--set", f"crds={ROOT / 'crds'}", "--set", f"routing={args.routing}",
             *(["--rest-only"] if args.rest_only else []),
+            *(["--lock", str(args.lock)] if args.lock else []),
         ]  # fmt: skip
         path = f"{program_path('kubectl').parent}{os.pathsep}{os.environ['PATH']}"
         subprocess.run(command, check=True, env={**os.environ, "PATH": path})
@@ -70,6 +71,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--settle", type=float, default=60)
     parser.add_argument("--rest", type=float, default=120)
     parser.add_argument("--rest-only", action="store_true")
+    parser.add_argument("--lock", type=Path, help="held in busy phases, against parallel runs")
     parser.add_argument("--no-floor", action="store_true")
     return parser.parse_args()
 
