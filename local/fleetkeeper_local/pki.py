@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -38,9 +39,12 @@ class Authority:
         """The PEM file of the private key, mode 0600."""
         return self.folder / f"{self.name}.key"
 
+    def _own(self) -> Identity:
+        return Identity(self.certificate, self.key)
+
     def ensure(self) -> Authority:
-        """Makes the authority unless both files exist."""
-        if self.certificate.exists() and self.key.exists():
+        """Makes the authority unless it is there and good for another day."""
+        if self._own().usable():
             return self
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _subject(f"fleetkeeper-local {self.name}", ())
@@ -77,7 +81,9 @@ class Authority:
         hosts: Sequence[str] = (),
         server: bool = False,
     ) -> Identity:
-        """A certificate signed by this authority, in `NAME.crt` and `NAME.key`; kept when it exists.
+        """A certificate signed by this authority, in `NAME.crt` and `NAME.key`.
+
+        One that is there is kept while it is whole, signed by this authority and good for another day.
 
         Args:
             name: base name of the two files.
@@ -87,7 +93,7 @@ class Authority:
             server: whether it may be used by a server as well as by a client.
         """
         identity = Identity(self.folder / f"{name}.crt", self.folder / f"{name}.key")
-        if identity.certificate.exists() and identity.key.exists():
+        if identity.usable(self._own()):
             return identity
         issuer = x509.load_pem_x509_certificate(self.certificate.read_bytes())
         signer = serialization.load_pem_private_key(self.key.read_bytes(), password=None)
@@ -123,11 +129,28 @@ class Identity:
     certificate: Path
     key: Path
 
+    def usable(self, issuer: Identity | None = None) -> bool:
+        """Whether both files are whole, belong together, are good for a day and have this issuer."""
+        try:
+            certificate = x509.load_pem_x509_certificate(self.certificate.read_bytes())
+            key = serialization.load_pem_private_key(self.key.read_bytes(), password=None)
+            if issuer is not None:
+                certificate.verify_directly_issued_by(
+                    x509.load_pem_x509_certificate(issuer.certificate.read_bytes())
+                )
+        except (OSError, ValueError, TypeError, InvalidSignature):
+            return False  # absent, or cut short by a crash, or of an earlier authority
+        tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+        return (
+            certificate.not_valid_after_utc > tomorrow
+            and key.public_key() == certificate.public_key()
+        )
+
 
 def ensure_signing_key(folder: Path, name: str) -> Identity:
     """A key pair that signs ServiceAccount tokens: `NAME.key` and its public half `NAME.pub`."""
     pair = Identity(folder / f"{name}.pub", folder / f"{name}.key")
-    if not (pair.certificate.exists() and pair.key.exists()):
+    if not _is_pair(pair):
         key = ec.generate_private_key(ec.SECP256R1())
         public = key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -135,6 +158,15 @@ def ensure_signing_key(folder: Path, name: str) -> Identity:
         _write_key(pair.key, key)
         _write(pair.certificate, public, 0o644)
     return pair
+
+
+def _is_pair(pair: Identity) -> bool:
+    try:
+        key = serialization.load_pem_private_key(pair.key.read_bytes(), password=None)
+        public = serialization.load_pem_public_key(pair.certificate.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return key.public_key() == public
 
 
 def _builder(
