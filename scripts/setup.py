@@ -225,6 +225,8 @@ def lock() -> None:
         ("build", "build.in"),
         ("engine-nodeps", "engine-nodeps.in"),
         ("engine", "engine.in"),
+        ("engine-package", "engine-package.in"),
+        ("router", "router.in"),
     ):
         if (REQUIREMENTS / source).exists():
             extra = ["--no-deps"] if target == "engine-nodeps" else []

@@ -50,6 +50,7 @@ RECIPES = {
     for recipe in (
         Recipe("operator", "operator/Containerfile"),
         Recipe("engine", "engine_image/Containerfile.cpu"),
+        Recipe("inject", "engine_image/Containerfile.inject"),
         Recipe("router", "engine_image/Containerfile.router"),
     )
 }
