@@ -14,7 +14,7 @@ from fleetkeeper.api.names import API_VERSION, KIND
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.plain_words import FieldError, in_plain_words
 from fleetkeeper.api.rules import broken_name_rules, broken_rules, floating_revisions
-from fleetkeeper.api.types import InferenceServiceSpec
+from fleetkeeper.api.types import OPTION_VALUE_MAX_LENGTH, InferenceServiceSpec
 
 __all__ = ["FieldError", "InferenceService", "InvalidService", "parse_service"]
 
@@ -70,10 +70,9 @@ def parse_service(
     errors += broken_name_rules(name)
     spec, spec_errors = _parse_spec(manifest.get("spec"))
     errors += spec_errors
-    if spec is not None:
-        errors += option_errors(spec.engine.options)
-        if not allow_floating_revisions:
-            errors += floating_revisions(spec)
+    errors += option_errors(_options_of(manifest.get("spec")))
+    if spec is not None and not allow_floating_revisions:
+        errors += floating_revisions(spec)
     if errors or spec is None:
         raise InvalidService(tuple(errors))
     return InferenceService(
@@ -101,6 +100,19 @@ def _parse_spec(spec: object) -> tuple[InferenceServiceSpec | None, list[FieldEr
             spec
         )
     return parsed, broken_rules(parsed, "spec")
+
+
+def _options_of(spec: object) -> dict[str, str]:
+    """The engine options as far as they are text; what is not was told already."""
+    engine = spec.get("engine") if isinstance(spec, Mapping) else None
+    options = engine.get("options") if isinstance(engine, Mapping) else None
+    if not isinstance(options, Mapping):
+        return {}
+    return {str(key): value for key, value in options.items() if _is_option_text(value)}
+
+
+def _is_option_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= OPTION_VALUE_MAX_LENGTH
 
 
 def _rules_of_sound_parts(spec: Mapping[str, Any]) -> list[FieldError]:

@@ -34,7 +34,8 @@ ServedName = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")
 ]
 EnvironmentValue = Annotated[str, Field(max_length=1024, pattern=r"^[ -~]*$")]
-OptionValue = Annotated[str, Field(max_length=253)]
+OPTION_VALUE_MAX_LENGTH = 253
+OptionValue = Annotated[str, Field(max_length=OPTION_VALUE_MAX_LENGTH)]
 AnnotationValue = Annotated[str, Field(max_length=4096)]
 ProfileName = Annotated[
     str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")

@@ -1,0 +1,100 @@
+"""`fleetkeeper check`: what would be refused and why, and what a service will need."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleetkeeper.commands.exit_codes import ExitCode
+from fleetkeeper.commands.inputs import Checked, plan_inputs, read_inputs
+from fleetkeeper.commands.needs import Needs, advice_of, needs_of
+from fleetkeeper.commands.render import FILES, NAMESPACE, SETTINGS
+
+
+def check(
+    file: Annotated[list[str], FILES],
+    namespace: Annotated[str, NAMESPACE] = "default",
+    settings: Annotated[Path | None, SETTINGS] = None,
+) -> None:
+    """Say what would be refused and why, and what each service will need. No cluster is needed.
+
+    \b
+    Examples:
+      fleetkeeper check -f chat.yaml
+      fleetkeeper check -f a.yaml -f b.yaml --settings operator.yaml
+      helm template my-chart | fleetkeeper check -f -
+    """  # noqa: D301 - \b keeps the lines of the examples apart
+    inputs = read_inputs(file, plan_inputs(settings), namespace)
+    for other in inputs.others:
+        name = (other.manifest.get("metadata") or {}).get("name", "")
+        typer.echo(f"{other.place('')}: {other.manifest.get('kind')} {name}: not ours, skipped")
+    for one in inputs.checked:
+        typer.echo("\n".join(report(one)))
+    if inputs.complaints:
+        mistakes = len(inputs.complaints)
+        typer.echo(f"{mistakes} mistake{'s' * (mistakes > 1)}", err=True)
+        raise typer.Exit(ExitCode.BAD_INPUT.value)
+
+
+def report(one: Checked) -> list[str]:
+    """What to say of one service."""
+    if one.service is None or one.profile is None:
+        return one.complaints
+    service, needs = one.service, needs_of(one.service, one.profile)
+    lines = [
+        f"{one.document.place('')}: {service.namespace}/{service.name}: good",
+        f"  engine       vLLM {needs.profile.vllm_version}, profile {needs.profile.name}",
+        f"  replicas     {_span(needs)}",
+        *_accelerator_lines(needs),
+        f"  cores        {_times(needs, _plain(needs.cores(1)), _plain(needs.cores(needs.most)))}",
+        f"  memory       {_times(needs, _gib(needs.memory_gib(1)), _gib(needs.memory_gib(needs.most)))}",
+        f"  memory cap   {_cap(needs)}",
+    ]
+    return [*lines, *(f"  note         {text}" for text in advice_of(service))]
+
+
+def _span(needs: Needs) -> str:
+    if needs.least == needs.most:
+        return f"{needs.most}" + (" (stopped)" if needs.most == 0 else "")
+    return f"{needs.least} to {needs.most}"
+
+
+def _accelerator_lines(needs: Needs) -> list[str]:
+    accelerator = needs.resources.accelerator
+    if accelerator is None:
+        return []
+    most = needs.accelerators(needs.most)
+    lines = [
+        f"  accelerators {needs.most} x {accelerator.count} = {most} {accelerator.resource} at most"
+    ]
+    if needs.surge and needs.most:
+        more = needs.accelerators(needs.surge)
+        lines.append(
+            f"               {more} more during a roll-out (rollout.maxSurge {needs.surge}); none with rollout.strategy Replace"
+        )
+    return lines
+
+
+def _times(needs: Needs, one: str, all_of_them: str) -> str:
+    return f"{needs.most} x {one} = {all_of_them} at most"
+
+
+def _cap(needs: Needs) -> str:
+    whole = needs.memory_gib(1)
+    capped = needs.capped_memory_gib
+    if capped is None:
+        return (
+            f"{needs.cap_percent}% of each accelerator's memory, for weights, KV cache and all else"
+        )
+    return f"{needs.cap_percent}% x {_gib(whole)} = {_gib(capped)} in each replica, for weights, KV cache and all else"
+
+
+def _plain(value: Decimal) -> str:
+    return f"{value.normalize():f}"
+
+
+def _gib(value: Decimal) -> str:
+    return f"{float(value):.1f} GiB"

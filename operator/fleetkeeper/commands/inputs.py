@@ -1,0 +1,104 @@
+"""What `render` and `check` have in common: files in, services and mistakes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fleetkeeper.api.parse import InferenceService, InvalidService
+from fleetkeeper.api.plain_words import FieldError
+from fleetkeeper.api.profile import EngineProfile, UnknownProfile, profile_errors
+from fleetkeeper.commands.exit_codes import ExitCode, stop
+from fleetkeeper.commands.service_files import Document, UnreadableFile, read_documents
+from fleetkeeper.plan.context import PlanContext, default_context
+
+NO_UID = "00000000-0000-0000-0000-000000000000"
+"""Stands where the API server will put the service's UID."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One InferenceService of a file: either sound, with its profile, or with its mistakes."""
+
+    document: Document
+    service: InferenceService | None = None
+    profile: EngineProfile | None = None
+    errors: tuple[FieldError, ...] = ()
+
+    @property
+    def complaints(self) -> list[str]:
+        """`FILE:LINE: FIELD: what is wrong and what to do`, in the order of the file."""
+        placed = [(self.document.place(error.path), str(error)) for error in self.errors]
+        placed.sort(key=lambda pair: int(pair[0].rpartition(":")[2]))
+        return [f"{place}: {text}" for place, text in placed]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All services of all files, and the objects that are none of ours."""
+
+    checked: tuple[Checked, ...] = ()
+    others: tuple[Document, ...] = field(default_factory=tuple)
+
+    @property
+    def complaints(self) -> list[str]:
+        """Every mistake of every service."""
+        return [text for one in self.checked for text in one.complaints]
+
+
+def plan_inputs(settings: Path | None) -> PlanContext:
+    """The operator's context: from its settings file, else that of a chart with its defaults."""
+    if settings is None:
+        return default_context()
+    from fleetkeeper.runtime.settings import (  # noqa: PLC0415 - pulls in the operator's settings
+        SettingsError,
+        load_settings,
+        plan_context,
+    )
+
+    try:
+        return plan_context(load_settings(settings))
+    except SettingsError as problem:
+        stop(ExitCode.BAD_INPUT, str(problem))
+
+
+def read_inputs(files: list[str], context: PlanContext, namespace: str | None) -> Inputs:
+    """Reads and checks every InferenceService in the files; ends the command when there is none."""
+    checked: list[Checked] = []
+    others: list[Document] = []
+    for file in files:
+        try:
+            documents = read_documents(file)
+        except UnreadableFile as problem:
+            stop(ExitCode.NO_INPUT, str(problem))
+        for document in documents:
+            if document.is_service:
+                checked.append(_checked(document, context, namespace))
+            else:
+                others.append(document)
+    if not checked:
+        stop(ExitCode.NO_INPUT, f"{', '.join(files)}: no InferenceService of fleetkeeper.io in it")
+    return Inputs(tuple(checked), tuple(others))
+
+
+def _checked(document: Document, context: PlanContext, namespace: str | None) -> Checked:
+    try:
+        service = document.service(allow_floating_revisions=context.floating_revisions)
+    except InvalidService as problem:
+        return Checked(document, errors=problem.errors)
+    try:
+        profile = context.catalog.resolve(_profile_name(service))
+    except UnknownProfile as problem:
+        return Checked(document, errors=(FieldError("spec.engine.profile", str(problem)),))
+    errors = tuple(profile_errors(service.spec, profile))
+    if errors:
+        return Checked(document, errors=errors)
+    if not (document.manifest.get("metadata") or {}).get("namespace") and namespace:
+        service = replace(service, namespace=namespace)
+    return Checked(document, replace(service, uid=service.uid or NO_UID), profile)
+
+
+def _profile_name(service: InferenceService) -> str:
+    """The profile in force of a live service, as long as the spec asks for the same alias."""
+    asked, engine = service.spec.engine.profile, service.status.get("engine") or {}
+    return str(engine.get("profile") or asked) if engine.get("requested") == asked else asked

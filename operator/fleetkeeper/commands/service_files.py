@@ -1,0 +1,143 @@
+"""Reads InferenceServices from YAML files and remembers on which line each field stands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleetkeeper.api.names import GROUP, KIND
+from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
+from fleetkeeper.api.plain_words import FieldError, path_text
+
+STANDARD_INPUT = "-"
+
+
+class UnreadableFile(ValueError):
+    """The file cannot be read or is no YAML; the message says where and why."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Kubernetes reads it: a date stays text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [entry for entry in resolvers if entry[0] != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One object of a file. `lines` holds, by path (`spec.model.source`), the line of its key."""
+
+    file: str
+    manifest: Mapping[str, Any]
+    lines: Mapping[str, int]
+    repeated: tuple[FieldError, ...]
+
+    @property
+    def is_service(self) -> bool:
+        """Whether it is an InferenceService of ours, of whatever version."""
+        api_version = str(self.manifest.get("apiVersion") or "")
+        return self.manifest.get("kind") == KIND and api_version.startswith(f"{GROUP}/")
+
+    def place(self, path: str) -> str:
+        """`FILE:LINE` of a field, or of the nearest part of its path that is there."""
+        while path and path not in self.lines:
+            cut = max(path.rfind("."), path.rfind("["))
+            path = path[:cut] if cut > 0 else ""
+        return f"{self.file}:{self.lines.get(path, self.lines[''])}"
+
+    def service(self, *, allow_floating_revisions: bool) -> InferenceService:
+        """The service that it describes.
+
+        Raises:
+            InvalidService: with every mistake, also keys that are given twice.
+        """
+        errors: tuple[FieldError, ...] = self.repeated
+        try:
+            service = parse_service(
+                self.manifest, allow_floating_revisions=allow_floating_revisions
+            )
+        except InvalidService as problem:
+            raise InvalidService((*errors, *problem.errors)) from problem
+        if errors:
+            raise InvalidService(errors)
+        return service
+
+
+def read_documents(file: str) -> list[Document]:
+    """Every object in a file, or in standard input for `-`. Lists are opened.
+
+    Raises:
+        UnreadableFile: it cannot be read, or is no YAML.
+    """
+    shown = "standard input" if file == STANDARD_INPUT else file
+    try:
+        text = sys.stdin.read() if file == STANDARD_INPUT else Path(file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UnreadableFile(f"{shown}: cannot be read: {_why(problem)}") from problem
+    try:
+        nodes = [node for node in yaml.compose_all(text, Loader=_Loader) if node is not None]
+        return [document for node in nodes for document in _documents(shown, node)]
+    except yaml.MarkedYAMLError as problem:
+        line = problem.problem_mark.line + 1 if problem.problem_mark else 1
+        raise UnreadableFile(f"{shown}:{line}: is no YAML: {problem.problem}") from problem
+    except yaml.YAMLError as problem:
+        raise UnreadableFile(f"{shown}: is no YAML: {problem}") from problem
+
+
+def _why(problem: Exception) -> str:
+    return str(problem.strerror) if isinstance(problem, OSError) else "it is not UTF-8 text"
+
+
+def _documents(file: str, node: yaml.Node) -> Iterator[Document]:
+    if not isinstance(node, yaml.MappingNode):
+        line = node.start_mark.line + 1
+        raise UnreadableFile(f"{file}:{line}: must be a map with apiVersion, kind, metadata, spec")
+    manifest = _Loader("").construct_document(node)
+    items = _items(node) if str(manifest.get("kind", "")).endswith("List") else None
+    if items is not None:
+        for item in items:
+            yield from _documents(file, item)
+        return
+    lines: dict[str, int] = {"": node.start_mark.line + 1}
+    repeated: list[FieldError] = []
+    _note_lines(node, (), lines, repeated)
+    yield Document(file, manifest, lines, tuple(repeated))
+
+
+def _items(node: yaml.MappingNode) -> list[yaml.Node] | None:
+    for key, value in node.value:
+        if key.value == "items" and isinstance(value, yaml.SequenceNode):
+            return list(value.value)
+    return None
+
+
+def _note_lines(
+    node: yaml.Node,
+    path: tuple[str | int, ...],
+    lines: dict[str, int],
+    repeated: list[FieldError],
+) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = (*path, str(key.value))
+            text = path_text(*inner)
+            if text in lines:
+                repeated.append(
+                    FieldError(text, f"is given twice, first on line {lines[text]}; remove one")
+                )
+                continue
+            lines[text] = key.start_mark.line + 1
+            _note_lines(value, inner, lines, repeated)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            inner = (*path, index)
+            lines[path_text(*inner)] = value.start_mark.line + 1
+            _note_lines(value, inner, lines, repeated)
