@@ -46,6 +46,8 @@ class Launch:
     package_path: str
     """The directory that holds fleetkeeper_engine and its entry points."""
     internal_token: str
+    eager: bool = False
+    """Nothing can be compiled here: vLLM on CPU needs a C++ compiler for that."""
     threads: int | None = None
     """CPUs that the pod may use at once; None: as many as there are."""
 
@@ -70,12 +72,16 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
         ("middleware", MIDDLEWARE),
         ("api-server-count", 1),
         ("shutdown-timeout", 0),
+        # The supervisor asks these all the time.
+        ("disable-access-log-for-endpoints", "/health,/metrics"),
         ("kv-cache-memory-bytes", _per_rank(plan.kv_cache_bytes, engine.tensor_parallel_size)),
         ("gpu-memory-utilization", _share(plan.gpu_memory_utilization)),
     ]
     words = [launch.python, "-m", launch.entry]
     words += [f"--{name}={value}" for name, value in options if value is not None]
     words.append(f"--{'' if engine.prefix_caching else 'no-'}enable-prefix-caching")
+    if launch.eager and "enforce-eager" not in engine.options:
+        words.append("--enforce-eager")
     words += _adapter_words(launch.adapters, launch.lora_rank)
     words += [_option_word(name, value) for name, value in sorted(engine.options.items())]
     return words

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import secrets
+import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -95,6 +96,7 @@ async def prepare(
         page=str(run_directory / "page"),
         package_path=PACKAGE_PATH,
         internal_token=secrets.token_urlsafe(24),
+        eager=document.accelerator is Accelerator.CPU and shutil.which("g++") is None,
         threads=_threads(),
     )
     return Prepared(

@@ -1,0 +1,279 @@
+"""A whole engine on this machine, without Kubernetes: the supervisor and its vLLM on the tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jwt
+import psutil
+import requests
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from prometheus_client.parser import text_string_to_metric_families
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ENGINE_PYTHON = REPOSITORY / ".venv-engine" / "bin" / "python"
+STOCK_PYTHON = REPOSITORY / ".venv-engine" / "base" / "bin" / "python"
+"""The environment with vLLM and nothing of ours: what a stock vLLM image looks like."""
+ISSUER = "fleetkeeper"
+START_TIMEOUT_S = 400.0
+LOOK_S = 0.1
+
+Document = dict[str, Any]
+
+
+def make_tiny_model(directory: Path) -> Path:
+    """Writes the tiny model into a directory, once; returns the directory."""
+    if not (directory / "tokenizer_config.json").exists():
+        subprocess.run(
+            [STOCK_PYTHON, REPOSITORY / "scripts" / "tiny_model.py", directory], check=True
+        )
+    return directory
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def desired_document(model: Path, keys: Path, **sections: Document) -> Document:
+    """A document for the tiny model; each section given replaces single fields of the default."""
+    document: Document = {
+        "contract": 1,
+        "accelerator": "cpu",
+        "model": {"source": str(model), "servedName": "tiny"},
+        "engine": {
+            "dtype": "float32",
+            "maxModelLength": 2048,
+            "options": {"enforce-eager": "true"},
+        },
+        "memory": {"limitBytes": 4 * 1024**3},
+        "batching": {
+            "maxSequences": 64,
+            "minSequences": 1,
+            "maxTokens": 2048,
+            "minTokens": 256,
+        },
+        "drain": {"seconds": 60, "noticeSeconds": 1},
+        "ports": {"host": "127.0.0.1", "serving": free_port(), "control": free_port()},
+        "control": {"issuer": ISSUER, "keysDirectory": str(keys)},
+    }
+    for name, section in sections.items():
+        document[name] = {**document.get(name, {}), **section}
+    return document
+
+
+class Signer:
+    """An operator's key: writes its public half for the pod and signs orders."""
+
+    def __init__(self, directory: Path, kid: str = "one") -> None:
+        self.directory = directory
+        self.kid = kid
+        self.epoch = 1
+        self._key = Ed25519PrivateKey.generate()
+        directory.mkdir(parents=True, exist_ok=True)
+        public = json.loads(jwt.algorithms.OKPAlgorithm.to_jwk(self._key.public_key()))
+        self.jwk = {**public, "kid": kid, "alg": "EdDSA", "use": "sig"}
+        (directory / "jwks.json").write_text(json.dumps({"keys": [self.jwk]}))
+
+    def token(self, audience: str, **claims: object) -> str:
+        """A fresh token for one pod; claims given replace the usual ones."""
+        usual: dict[str, object] = {
+            "iss": ISSUER,
+            "aud": audience,
+            "iat": time.time(),
+            "jti": secrets.token_urlsafe(16),
+            "epoch": self.epoch,
+        }
+        return jwt.encode(
+            {**usual, **claims}, self._key, algorithm="EdDSA", headers={"kid": self.kid}
+        )
+
+
+@dataclass
+class RunningEngine:
+    """A supervisor and its vLLM."""
+
+    document: Document
+    signer: Signer
+    directory: Path
+    process: subprocess.Popen[bytes]
+    uid: str
+    session: requests.Session = field(default_factory=requests.Session)
+    generation: int = 0
+
+    @property
+    def url(self) -> str:
+        """Of vLLM's API."""
+        return f"http://127.0.0.1:{self.document['ports']['serving']}"
+
+    @property
+    def control_url(self) -> str:
+        """Of the control port."""
+        return f"http://127.0.0.1:{self.document['ports']['control']}"
+
+    @property
+    def log(self) -> str:
+        """Everything the supervisor and vLLM wrote."""
+        return (self.directory / "log").read_text(errors="replace")
+
+    def termination(self) -> dict[str, Any]:
+        """The termination line, parsed."""
+        lines = (self.directory / "termination").read_text().splitlines()
+        if len(lines) != 1:
+            raise AssertionError(f"the termination log has {len(lines)} lines, one was expected")
+        parsed: dict[str, Any] = json.loads(lines[0])
+        return parsed
+
+    def health(self, name: str) -> int:
+        """The status of /healthz/NAME; 0 when nothing answers."""
+        try:
+            return self.session.get(f"{self.control_url}/healthz/{name}", timeout=5).status_code
+        except requests.RequestException:
+            return 0
+
+    def wait_for(self, holds: Callable[[], object], what: str, timeout_s: float) -> float:
+        """Waits until something holds; returns the seconds it took.
+
+        Raises:
+            AssertionError: when it does not in time, or the engine ended.
+        """
+        began = time.monotonic()
+        while not holds():
+            if time.monotonic() - began > timeout_s:
+                raise AssertionError(f"waited {timeout_s:.0f} s for {what}\n{self.log[-3000:]}")
+            if self.process.poll() is not None:
+                raise AssertionError(
+                    f"the engine ended with {self.process.returncode} before {what}\n{self.log[-3000:]}"
+                )
+            time.sleep(LOOK_S)
+        return time.monotonic() - began
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> float:
+        """Waits until the pod would get requests."""
+        return self.wait_for(lambda: self.health("ready") == 200, "ready", timeout_s)
+
+    def wait_end(self, timeout_s: float = 60.0) -> int:
+        """Waits until the supervisor ended; its exit code."""
+        return self.process.wait(timeout_s)
+
+    def metrics(self) -> dict[str, float]:
+        """Samples by name and labels: `name{label="value",...}` with sorted labels."""
+        text = self.session.get(f"{self.control_url}/metrics", timeout=10).text
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return found
+
+    def limits(self, method: str, token: str | None, body: object = None) -> requests.Response:
+        """A request for /v1/limits with the given token."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return self.session.request(
+            method, f"{self.control_url}/v1/limits", headers=headers, json=body, timeout=10
+        )
+
+    def put_limits(
+        self, sequences: int, tokens: int, lease_s: int = 120, **more: object
+    ) -> requests.Response:
+        """Orders limits with a valid token and the next generation."""
+        self.generation += 1
+        body = {
+            "sequences": sequences,
+            "tokens": tokens,
+            "leaseSeconds": lease_s,
+            "generation": self.generation,
+            **more,
+        }
+        return self.limits("PUT", self.signer.token(self.uid), body)
+
+    def complete(self, tokens: int = 8, **body: object) -> requests.Response:
+        """One completion, awaited."""
+        asked = {"model": "tiny", "prompt": "The queue", "max_tokens": tokens, "ignore_eos": True}
+        return self.session.post(f"{self.url}/v1/completions", json={**asked, **body}, timeout=300)
+
+    def vllm_process(self, title: str) -> psutil.Process:
+        """The process of vLLM whose title contains a word: APIServer, EngineCore, Worker.
+
+        Raises:
+            AssertionError: when there is none.
+        """
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                words = " ".join(process.cmdline())
+                if title in words or (title == "APIServer" and "api_server" in words):
+                    return process
+        raise AssertionError(f"there is no process {title}")
+
+    def stop(self, timeout_s: float = 60.0) -> int:
+        """Ends it as Kubernetes does (SIGTERM, then SIGKILL); the exit code."""
+        if self.process.poll() is None:
+            family = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+            for process in family:
+                with suppress(psutil.Error):
+                    process.kill()
+        self.session.close()
+        return self.process.wait(10)
+
+
+def start_engine(
+    document: Document,
+    signer: Signer,
+    directory: Path,
+    *,
+    python: Path = ENGINE_PYTHON,
+    launcher: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    before_exec: Callable[[], None] | None = None,
+) -> RunningEngine:
+    """Starts a supervisor with a document, as its container would.
+
+    Args:
+        document: what FLEETKEEPER_ENGINE holds.
+        signer: whose orders it takes.
+        directory: for its log, its page and its termination line.
+        python: which environment runs it.
+        launcher: the script of an installed copy instead of the module.
+        environment: more variables.
+        before_exec: runs in the new process, before the supervisor (to enter a cgroup).
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    run_directory = Path("/dev/shm") / f"fleetkeeper-{secrets.token_hex(4)}"
+    uid = f"pod-{secrets.token_hex(8)}"
+    variables = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "FLEETKEEPER_"))},
+        "FLEETKEEPER_ENGINE": json.dumps(document),
+        "FLEETKEEPER_RUN": str(run_directory),
+        "FLEETKEEPER_TERMINATION_LOG": str(directory / "termination"),
+        "POD_UID": uid,
+        **(environment or {}),
+    }
+    argv = [python, launcher] if launcher else [python, "-m", "fleetkeeper_engine.cli"]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(word) for word in argv],
+            env=variables,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=before_exec,  # noqa: PLW1509 - a cgroup must be entered before exec
+        )
+    return RunningEngine(document, signer, directory, process, uid)
