@@ -1,0 +1,68 @@
+"""A real node for the tests of this folder: started once a session, removed at its end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from fleetkeeper_local import images
+from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.lock import machine_owner
+from fleetkeeper_local.node import Node
+from fleetkeeper_local.paths import cache_dir
+from fleetkeeper_local.settings import NodeSettings
+from node_world import MachineState, Pods, machine_state, until
+
+DATA = cache_dir() / "e2e-node"
+"""In the cache: the next session finds its images there."""
+KEEP = os.environ.get("FLEETKEEPER_E2E_KEEP") == "1"
+"""By hand: use a node that runs, and leave it running."""
+
+
+@pytest.fixture(scope="session")
+def machine_before() -> MachineState:
+    """The machine before the session's node was started on it."""
+    return machine_state(DATA)
+
+
+@pytest.fixture(scope="session")
+def node(machine_before: MachineState) -> Iterator[Node]:
+    """A running node with containers, DNS and Prometheus."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip("a node needs root on Debian")
+    owner = machine_owner()
+    if owner is not None and owner != DATA.resolve():
+        pytest.fail(f"a node of {owner} runs here; remove it: fleetkeeper local down --dir {owner}")
+    running = Node(NodeSettings(directory=DATA))
+    running.up()
+    yield running
+    if not KEEP:
+        running.down()
+
+
+@pytest.fixture(scope="session")
+def cluster(node: Node) -> ControlPlane:
+    """The node's API: kubectl, and plain GETs as the administrator."""
+    return node.plane
+
+
+@pytest.fixture(scope="session")
+def python_image(node: Node) -> str:
+    """An image with a shell and Python, in the node's registry."""
+    return images.base_image().push(node.settings.registry_port)
+
+
+@pytest.fixture
+def pods(cluster: ControlPlane) -> Iterator[Pods]:
+    """A namespace of the test's own, in which only hardened pods are admitted."""
+    name = f"e2e-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", name)
+    cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+    until(lambda: cluster.get(account), "the namespace's ServiceAccount")
+    yield Pods(cluster, name)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")

@@ -1,0 +1,121 @@
+"""A node comes up once, heals, refuses clearly, and goes without a trace."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fleetkeeper_local import images, lock
+from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.node import STOP_ORDER, Node
+from fleetkeeper_local.settings import NodeSettings
+from node_world import MachineState, Pods, machine_state, pod_manifest, until
+
+SLEEP = "import time; print('up'); time.sleep(3600)"
+
+
+def _pids(node: Node) -> dict[str, int]:
+    return {
+        name: process.pid
+        for name in node.processes.names()
+        if (process := node.processes.running(name)) is not None
+    }
+
+
+def test_a_second_up_does_nothing(node: Node) -> None:
+    """It is a no-op: the same processes run before and after, and it says so within seconds."""
+    before = _pids(node)
+    began = time.monotonic()
+    assert node.up() is False
+    assert time.monotonic() - began < 5
+    assert _pids(node) == before
+
+
+@pytest.mark.parametrize("victims", [["kubelet"], ["containerd"], ["kube-apiserver", "etcd"], None])
+def test_up_heals_after_kill_and_pods_live_on(
+    node: Node, pods: Pods, python_image: str, victims: list[str] | None
+) -> None:
+    """After kill -9 of any component or of all, `up` brings it back; the pods never restarted."""
+    pods.create(pod_manifest("survivor", python_image, SLEEP))
+    pods.await_ready("survivor")
+    before = pods.container("survivor")["containerID"]
+    wanted = victims or list(_pids(node))
+    assert set(wanted) <= {*STOP_ORDER, "containerd"}
+    for name in wanted:
+        process = node.processes.running(name)
+        assert process is not None
+        process.kill()
+    until(lambda: not node.healthy(), "the damage shows")
+    assert node.up() is True
+    assert node.healthy()
+    status = pods.container("survivor")
+    assert (status["containerID"], status["restartCount"]) == (before, 0)
+    # The healed node still starts and ends pods.
+    assert pods.run("fresh", python_image, "print('works')").strip() == "works"
+
+
+def test_a_second_node_is_refused_and_the_first_is_named(node: Node, tmp_path: Path) -> None:
+    """There is one node a machine: cgroups and packet filter tables are the machine's."""
+    with pytest.raises(LocalError, match=str(node.directory)):
+        Node(NodeSettings(directory=tmp_path / "other")).up()
+    assert node.healthy()
+
+
+def test_a_command_at_work_locks_others_out_and_its_death_frees_the_lock(
+    node: Node, tmp_path: Path
+) -> None:
+    """The holder is named; a lock file that a killed command left behind is no lock."""
+    script = (
+        "import sys; from pathlib import Path; from fleetkeeper_local.lock import exclusive\n"
+        f"with exclusive(Path({str(node.directory)!r})):\n"
+        "    print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(LocalError, match=f"pid {holder.pid}"):
+            node.up()
+        holder.kill()
+    assert node.up() is False
+
+
+def test_down_leaves_nothing_behind_and_the_next_up_finds_its_images(
+    node: Node, python_image: str, machine_before: MachineState
+) -> None:
+    """No process, mount, namespace, interface, packet filter table, cgroup or setting stays. Twice."""
+    for _ in range(2):
+        pods = Pods(node.plane, "default")
+        pods.create(pod_manifest("last", python_image, SLEEP))
+        pods.await_ready("last")
+        during = machine_state(node.directory)
+        assert during.interfaces > machine_before.interfaces
+        began = time.monotonic()
+        node.down()
+        down_s = time.monotonic() - began
+        assert machine_state(node.directory) == machine_before
+        assert lock.machine_owner() is None
+        began = time.monotonic()
+        assert node.up() is True
+        print(f"\ndown {down_s:.1f} s, up again {time.monotonic() - began:.1f} s")
+        assert images.base_image().push(node.settings.registry_port) == python_image
+
+
+def test_down_after_everything_was_killed_leaves_nothing_behind(
+    node: Node, python_image: str, machine_before: MachineState
+) -> None:
+    """Shims and containers whose containerd is dead are found and ended too."""
+    pods = Pods(node.plane, "default")
+    pods.create(pod_manifest("orphan", python_image, SLEEP))
+    pods.await_ready("orphan")
+    node.processes.kill(node.processes.names())
+    try:
+        node.down()
+        assert machine_state(node.directory) == machine_before
+    finally:
+        node.up()
