@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from fleetkeeper.adapters.kubernetes.fields import owned_digest, owned_fields
-from fleetkeeper.api.names import API_VERSION, FIELD_MANAGER, KIND
+from fleetkeeper.api.names import API_VERSION, FIELD_MANAGER, KIND, LABEL_SERVICE
 from fleetkeeper.plan.context import default_context
 from fleetkeeper.plan.digest import digest_of
 from fleetkeeper.plan.manifests.children import desired_children
+from fleetkeeper.plan.manifests.engine import desired_engine_deployment
+from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
 from fleetkeeper.plan.model import Manifest
 from fleetkeeper_local.controlplane import ControlPlane
 from golden_services import CASES
@@ -124,3 +126,54 @@ def test_a_second_apply_changes_no_object(
         assert new["metadata"].get("generation") == old["metadata"].get("generation"), key
         if key[0] not in {"Deployment", "PodDisruptionBudget"}:
             assert new["metadata"]["resourceVersion"] == old["metadata"]["resourceVersion"], key
+
+
+def _engine(plane: ControlPlane, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        plane.kubectl(
+            "-n", NAMESPACE, "get", "deployment", name, "--show-managed-fields", "-o", "json"
+        )
+    )
+    return found
+
+
+def _rolled_out(plane: ControlPlane, name: str, revision: str) -> None:
+    path = "{.metadata.annotations.deployment\\.kubernetes\\.io/revision}"
+    plane.kubectl(
+        "-n", NAMESPACE, "wait", f"deployment/{name}", f"--for=jsonpath={path}={revision}"
+    )
+
+
+def test_a_return_to_an_old_template_uses_the_old_replica_set(
+    control_plane: ControlPlane, applied: tuple[list[Manifest], Live]
+) -> None:
+    """What the API server filled into the template comes back with it and makes no third one."""
+    (owner,) = {child["metadata"]["ownerReferences"][0]["uid"] for child in applied[0]}
+    case, name = CASES["minimal-cuda"], "returning"
+    service = replace(case.service(), name=name, namespace=NAMESPACE, uid=owner)
+    profile = case.context.catalog.resolve("cuda")
+
+    def desired(tuning: EngineTuning, template: Manifest | None = None) -> Manifest:
+        deployment = desired_engine_deployment(
+            service, profile, case.context, replicas=0, tuning=tuning, template=template
+        )
+        deployment["metadata"]["ownerReferences"][0]["name"] = "owner"
+        return deployment
+
+    _apply(control_plane, [desired(AS_SPECIFIED)])
+    _rolled_out(control_plane, name, "1")
+    _apply(control_plane, [desired(EngineTuning(max_sequences=8))])
+    _rolled_out(control_plane, name, "2")
+    selector = ("-n", NAMESPACE, "get", "replicasets", "-l", f"{LABEL_SERVICE}={name}")
+    first, _ = sorted(
+        json.loads(control_plane.kubectl(*selector, "-o", "json"))["items"],
+        key=lambda item: item["metadata"]["annotations"]["deployment.kubernetes.io/revision"],
+    )
+    template = first["spec"]["template"]
+    del template["metadata"]["labels"]["pod-template-hash"]
+    back = desired(AS_SPECIFIED, template)
+    _apply(control_plane, [back])
+    _rolled_out(control_plane, name, "3")
+    names = control_plane.kubectl(*selector, "-o", "name").split()
+    assert len(names) == 2
+    assert owned_digest(_engine(control_plane, name)) == digest_of(back)

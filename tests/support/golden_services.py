@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
+from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH, LABEL_COMPONENT
 from fleetkeeper.api.parse import InferenceService, parse_service
 from fleetkeeper.api.types import RolloutStrategy
 from fleetkeeper.plan.context import (
@@ -351,20 +351,20 @@ def golden_text(name: str) -> str:
     return head + yaml.safe_dump_all(own, sort_keys=True, width=100, default_flow_style=None)
 
 
-def template_hash(case: GoldenCase) -> str:
-    """The hash of the engines' pod template."""
-    (engine,) = (
-        child
+def template_hashes(case: GoldenCase) -> dict[str, str]:
+    """The hashes of the pod templates, by component."""
+    return {
+        child["metadata"]["labels"][LABEL_COMPONENT]: child["spec"]["template"]["metadata"][
+            "annotations"
+        ][ANNOTATION_TEMPLATE_HASH]
         for child in case.children()
-        if child["kind"] == "Deployment" and child["metadata"]["name"] == case.name
-    )
-    annotations: dict[str, str] = engine["spec"]["template"]["metadata"]["annotations"]
-    return annotations[ANNOTATION_TEMPLATE_HASH]
+        if child["kind"] == "Deployment"
+    }
 
 
-def pinned_hashes() -> dict[str, str]:
-    """The hashes that must not change, by case."""
-    pinned: dict[str, str] = yaml.safe_load(HASHES.read_text()) if HASHES.exists() else {}
+def pinned_hashes() -> dict[str, dict[str, str]]:
+    """The hashes that must not change, by case and component."""
+    pinned: dict[str, dict[str, str]] = yaml.safe_load(HASHES.read_text())
     return pinned
 
 
@@ -379,7 +379,7 @@ def regenerate(*, accept_restarts: bool) -> list[str]:
     for name in CASES:
         (FOLDER / f"{name}.yaml").write_text(golden_text(name))
     pinned = pinned_hashes()
-    now = {name: template_hash(case) for name, case in CASES.items()}
+    now = {name: template_hashes(case) for name, case in CASES.items()}
     changed = sorted(name for name in now.keys() & pinned.keys() if now[name] != pinned[name])
     kept = {} if accept_restarts else pinned
     HASHES.write_text(yaml.safe_dump({name: kept.get(name, now[name]) for name in sorted(now)}))
@@ -392,5 +392,7 @@ if __name__ == "__main__":
     print(f"{len(CASES)} golden files written to {FOLDER}")
     if restarts:
         print(f"template hash changed: {', '.join(restarts)}")
-        print("every engine restarts on an upgrade of the operator" + ("; accepted" * accepted))
+        print(
+            "engines and routers restart on an upgrade of the operator" + ("; accepted" * accepted)
+        )
         sys.exit(0 if accepted else 1)
