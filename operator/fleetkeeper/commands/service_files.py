@@ -128,13 +128,14 @@ def _note_lines(
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*path, str(key.value))
-            text = path_text(*inner)
-            if text in lines:
+            text, line = path_text(*inner), key.start_mark.line + 1
+            first = lines.get(text)
+            lines[text] = line
+            if first is not None:
                 repeated.append(
-                    FieldError(text, f"is given twice, first on line {lines[text]}; remove one")
+                    FieldError(text, f"is given twice, first on line {first}; remove one")
                 )
                 continue
-            lines[text] = key.start_mark.line + 1
             _note_lines(value, inner, lines, repeated)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):

@@ -1,0 +1,317 @@
+"""The command line: what each command prints, on which line a mistake is, how it ends."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from fleetkeeper import cli
+from fleetkeeper.api.crd import crd_text
+from fleetkeeper.commands.exit_codes import MEANING, ExitCode
+from fleetkeeper.commands.needs import needs_of
+from fleetkeeper.commands.service_files import UnreadableFile, read_documents
+from fleetkeeper.plan.context import default_context
+
+GOOD = """\
+apiVersion: fleetkeeper.io/v1alpha1
+kind: InferenceService
+metadata:
+  name: chat
+  namespace: team-a
+spec:
+  model:
+    source: pvc://models/llama-3.1-8b
+  scaling: {minReplicas: 2, maxReplicas: 6}
+  engine:
+    tensorParallelSize: 4
+  resources:
+    cpu: 7500m
+    memory: 64Gi
+"""
+BAD = """\
+# a comment moves the lines
+apiVersion: fleetkeeper.io/v1alpha1
+kind: InferenceService
+metadata:
+  name: chat
+spec:
+  model:
+    source: hf://meta/llama
+  scalng: {}
+  scaling:
+    minReplicas: 12
+  engine:
+    dtype: half
+    options:
+      trust-remote-code: "true"
+  placement:
+    tolerations:
+      - {key: a, operator: Exists}
+      - {value: x}
+  resources: {cpu: 4}
+"""
+BAD_LINES = {
+    7: "spec.model.revision",
+    9: "spec.scalng",
+    10: "spec.scaling.maxReplicas",
+    13: "spec.engine.dtype",
+    15: "spec.engine.options.trust-remote-code",
+    19: "spec.placement.tolerations[1].key",
+    20: "spec.resources.cpu",
+}
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def invoked(*words: str, stdin: str | None = None, **files: str) -> Result:
+        for name, text in files.items():
+            (tmp_path / f"{name}.yaml").write_text(text)
+        return CliRunner().invoke(cli.app, list(words), input=stdin)
+
+    return invoked
+
+
+def test_render_prints_every_child_in_order_and_names_no_owner_without_a_uid(run: Run) -> None:
+    """An owner reference with a made-up UID would have the children collected at once."""
+    done = run("render", "-f", "good.yaml", good=GOOD)
+    assert done.exit_code == 0
+    children = list(yaml.safe_load_all(done.stdout))
+    assert [(child["kind"], child["metadata"]["name"]) for child in children] == [
+        ("ConfigMap", "chat-fk-control"),
+        ("NetworkPolicy", "chat-fk-engine"),
+        ("PodDisruptionBudget", "chat-fk-engine"),
+        ("Deployment", "chat"),
+        ("NetworkPolicy", "chat-fk-router"),
+        ("ServiceAccount", "chat-fk-router"),
+        ("RoleBinding", "chat-fk-router"),
+        ("Deployment", "chat-fk-router"),
+        ("Service", "chat"),
+    ]
+    assert {child["metadata"]["namespace"] for child in children} == {"team-a"}
+    assert all("ownerReferences" not in child["metadata"] for child in children)
+    assert "&id" not in done.stdout
+    engine = next(
+        c for c in children if c["kind"] == "Deployment" and c["metadata"]["name"] == "chat"
+    )
+    assert engine["spec"]["replicas"] == 2
+
+
+def test_render_takes_replicas_namespace_and_standard_input(run: Run) -> None:
+    text = GOOD.replace("  namespace: team-a\n", "")
+    done = run("render", "-f", "-", "--replicas", "5", "-n", "elsewhere", stdin=text)
+    children = list(yaml.safe_load_all(done.stdout))
+    assert children[3]["spec"]["replicas"] == 5
+    assert {child["metadata"]["namespace"] for child in children} == {"elsewhere"}
+
+
+def test_render_of_a_live_service_keeps_its_owner_and_its_profile(run: Run) -> None:
+    live = yaml.safe_load(GOOD)
+    live["metadata"]["uid"] = "8f3c"
+    live["spec"]["engine"]["profile"] = "cuda"
+    live["status"] = {"engine": {"requested": "cuda", "profile": "cuda-0.31.0-1"}}
+    done = run("render", "-f", "live.yaml", live=json.dumps(live))
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert "no engine profile 'cuda-0.31.0-1'" in done.stderr
+    del live["status"]
+    done = run("render", "-f", "live.yaml", live=json.dumps(live))
+    owners = [c["metadata"]["ownerReferences"][0]["uid"] for c in yaml.safe_load_all(done.stdout)]
+    assert set(owners) == {"8f3c"}
+
+
+@pytest.mark.parametrize("command", ["render", "check"])
+def test_every_mistake_is_told_with_file_line_and_field(run: Run, command: str) -> None:
+    done = run(command, "-f", "bad.yaml", bad=BAD)
+    assert done.exit_code == ExitCode.BAD_INPUT == 64
+    told = done.stderr if command == "render" else done.stdout
+    places = [line.split(": ")[:2] for line in told.splitlines() if line.startswith("bad.yaml")]
+    assert places == [[f"bad.yaml:{line}", path] for line, path in BAD_LINES.items()]
+    if command == "render":
+        assert done.stdout == ""
+
+
+def test_a_key_given_twice_is_told_with_both_lines(run: Run) -> None:
+    text = GOOD + "  scaling:\n    maxReplicas: 1\n"
+    done = run("check", "-f", "twice.yaml", twice=text)
+    assert done.exit_code == 64
+    assert "twice.yaml:15: spec.scaling: is given twice, first on line 9; remove one" in done.stdout
+
+
+def test_check_tells_what_a_service_needs(run: Run) -> None:
+    done = run("check", "-f", "good.yaml", good=GOOD)
+    assert done.exit_code == 0, done.output
+    for words in (
+        "good.yaml:1: team-a/chat: good",
+        "vLLM 0.32.0, profile cuda-0.32.0-1",
+        "2 to 6",
+        "6 x 4 = 24 nvidia.com/gpu at most",
+        "4 more during a roll-out (rollout.maxSurge 1)",
+        "6 x 7.5 = 45 at most",
+        "6 x 64.0 GiB = 384.0 GiB at most",
+        "80% of each accelerator's memory",
+    ):
+        assert words in done.stdout
+
+
+def test_check_does_the_memory_arithmetic_of_a_cpu_service(run: Run) -> None:
+    text = GOOD.replace("    tensorParallelSize: 4\n", "    profile: cpu\n")
+    done = run("check", "-f", "cpu.yaml", cpu=text)
+    assert "80% x 64.0 GiB = 51.2 GiB in each replica" in done.stdout
+    assert "accelerators" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("  disruption: {maxUnavailable: 0}\n", "node drains wait for ever"),
+        ("  replicas: 3\n", "Fleetkeeper does not scale while it is set"),
+        ("  replicas: 0\n", "0 (stopped)"),
+    ],
+)
+def test_check_tells_what_surprises_people(run: Run, change: str, words: str) -> None:
+    done = run("check", "-f", "good.yaml", good=GOOD + change)
+    assert done.exit_code == 0
+    assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("    env: {LD_PRELOAD: /x}\n", "spec.engine.env.LD_PRELOAD: is not allowed by the engine profile"),
+        ("    profile: rocm\n", "no engine profile 'rocm'; there are cpu, cpu-0.32.0-1, cuda"),
+        ("    profile: cpu\n", "spec.engine.tensorParallelSize: must be 1 with the engine profile cpu-0.32.0-1"),
+    ],
+)  # fmt: skip
+def test_what_the_profile_cannot_give_is_told(run: Run, change: str, words: str) -> None:
+    text = GOOD.replace("    tensorParallelSize: 4\n", f"    tensorParallelSize: 4\n{change}")
+    done = run("check", "-f", "x.yaml", x=text)
+    assert done.exit_code == 64
+    assert words in done.stdout
+
+
+def test_settings_bring_other_profiles_and_allow_floating_revisions(
+    run: Run, tmp_path: Path
+) -> None:
+    text = GOOD.replace("pvc://models/llama-3.1-8b", "hf://a/b\n    revision: main")
+    assert run("check", "-f", "hf.yaml", hf=text).exit_code == 64
+    done = run("check", "-f", "hf.yaml", "--settings", "s.yaml", s="floatingRevisions: true\n")
+    assert done.exit_code == 0, done.output
+    assert "every new pod downloads the model again" in done.stdout
+    done = run("check", "-f", "hf.yaml", "--settings", "s.yaml", s="floatingRevision: true\n")
+    assert done.exit_code == 64
+    assert "floatingRevision" in done.stderr
+
+
+def test_other_objects_are_named_and_skipped_and_lists_are_opened(run: Run) -> None:
+    inside = "".join(f"  {line}\n" for line in GOOD.splitlines()).replace(
+        "  apiVersion", "- apiVersion", 1
+    )
+    text = f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: x}}\n---\napiVersion: v1\nkind: List\nitems:\n{inside}"
+    done = run("check", "-f", "many.yaml", many=text)
+    assert done.exit_code == 0, done.output
+    assert "many.yaml:1: ConfigMap x: not ours, skipped" in done.stdout
+    assert "many.yaml:8: team-a/chat: good" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [1\n", "x.yaml:2: is no YAML"),
+        ("- 1\n", "x.yaml:1: must be a map"),
+        ("", "no InferenceService"),
+        ("kind: Pod\n", "no InferenceService"),
+    ],
+)
+def test_a_file_that_is_none_is_told_and_ends_with_66(run: Run, text: str, words: str) -> None:
+    done = run("render", "-f", "x.yaml", x=text)
+    assert (done.exit_code, done.stdout) == (66, "")
+    assert words in done.stderr
+
+
+def test_a_missing_file_is_told_and_ends_with_66(run: Run) -> None:
+    done = run("check", "-f", "nowhere.yaml")
+    assert done.exit_code == 66
+    assert "nowhere.yaml: cannot be read: No such file or directory" in done.stderr
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UnreadableFile, match="UTF-8"):
+        read_documents(str(tmp_path / "b.yaml"))
+
+
+def test_dates_and_numbers_in_names_stay_what_they_were(tmp_path: Path) -> None:
+    (tmp_path / "d.yaml").write_text(GOOD.replace("name: chat", "name: 2026-01-01"))
+    (document,) = read_documents(str(tmp_path / "d.yaml"))
+    assert document.manifest["metadata"]["name"] == "2026-01-01"
+
+
+def test_crds_prints_the_generated_file(run: Run) -> None:
+    assert run("crds").stdout == crd_text()
+
+
+def test_version_names_what_it_works_with(run: Run) -> None:
+    assert "engine contract 1, vLLM 0.32.0" in run("version").stdout
+
+
+def test_wrong_use_ends_with_2_and_help_tells_the_exit_codes_and_examples(run: Run) -> None:
+    assert run("render").exit_code == ExitCode.USAGE
+    assert run("frobnicate").exit_code == ExitCode.USAGE
+    text = " ".join(run("--help").stdout.split())
+    for code, meaning in MEANING.items():
+        assert f"{code.value} {meaning}" in text
+    for command in ("render", "check", "crds", "run"):
+        assert f"fleetkeeper {command}" in run(command, "--help").stdout.partition("Examples:")[2]
+
+
+def test_completion_is_offered(run: Run) -> None:
+    assert "--install-completion" in run("--help").stdout
+
+
+def test_without_the_local_extra_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "fleetkeeper_local.cli", None)
+    try:
+        fresh = importlib.reload(cli)
+        done = CliRunner().invoke(fresh.app, ["local", "up", "--dir", "x"])
+    finally:
+        monkeypatch.undo()
+        importlib.reload(cli)
+    assert done.exit_code == ExitCode.NOT_INSTALLED
+    assert "pip install 'fleetkeeper[local]'" in done.stderr
+
+
+def test_run_tells_bad_settings_before_anything_starts(run: Run) -> None:
+    done = run("run", "--config", "s.yaml", s="logLevel: loud\n")
+    assert done.exit_code == 64
+    assert "logLevel" in done.stderr or "log_level" in done.stderr
+
+
+def test_offline_commands_load_neither_kopf_nor_the_cluster_client() -> None:
+    """`render` in a pipeline should not wait for what it does not use."""
+    code = "import sys, fleetkeeper.cli; print([m for m in ('kopf', 'kubernetes', 'aiohttp', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_needs_of_a_replace_rollout_have_no_surge(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(GOOD + "  rollout: {strategy: Replace}\n")
+    (document,) = read_documents(str(tmp_path / "r.yaml"))
+    service = document.service(allow_floating_revisions=False)
+    needs = needs_of(service, default_context().catalog.resolve("cuda"))
+    assert (needs.surge, needs.accelerators(6)) == (0, 24)
