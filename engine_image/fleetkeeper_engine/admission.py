@@ -14,10 +14,13 @@ from fleetkeeper_engine.arrivals import Arrivals
 from fleetkeeper_engine.inside import InsideSettings
 from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.priority import PriorityRule, Turn, microseconds
-from fleetkeeper_engine.scheduler_limits import LimitRange, lease_holds, limits_in_force
+from fleetkeeper_engine.scheduler_limits import (
+    RESERVE_KEPT_S,
+    LimitRange,
+    lease_holds,
+    limits_in_force,
+)
 
-RESERVE_KEPT_S = 30.0
-"""The reserve for realtime is kept so long after the last realtime arrival; without any it idles."""
 _REOPEN_RATIO = 0.5
 
 

@@ -24,6 +24,7 @@ from fleetkeeper_engine.page_layout import SupervisorBlock, Tier
 from fleetkeeper_engine.priority import PriorityRule, goes_first, microseconds
 from fleetkeeper_engine.scheduler_limits import (
     PREFILL_QUANTUM_TOKENS,
+    RESERVE_KEPT_S,
     LimitRange,
     active_sequences,
     limits_in_force,
@@ -39,8 +40,6 @@ from fleetkeeper_engine.scheduler_record import (
 logger = logging.getLogger("vllm.fleetkeeper")
 
 NEEDED = ("max_num_active_reqs", "max_num_scheduled_tokens")
-RESERVE_KEPT_S = 30.0
-"""The reserve for realtime is kept so long after the last realtime request; without any it idles."""
 _WAITING_EVERY_S = 0.05
 
 T = TypeVar("T")

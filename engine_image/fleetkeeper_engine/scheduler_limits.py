@@ -11,6 +11,8 @@ RETURN_S = 30.0
 """After the lease has ended, limits are back at their start-up values after so long."""
 NOTCHES = 10
 """In so many steps, equal in ratio: a dead operator causes no cliff."""
+RESERVE_KEPT_S = 10.0
+"""The reserve for realtime is kept so long after the last realtime request; without any it would idle."""
 PREFILL_QUANTUM_TOKENS = 256
 """Tokens that a step keeps for prefills beyond one decode token a running sequence."""
 

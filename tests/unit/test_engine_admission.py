@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.admission import RESERVE_KEPT_S, Admission, Refusal, Ticket
+from fleetkeeper_engine.admission import Admission, Refusal, Ticket
 from fleetkeeper_engine.admission_rules import DrainRate, Head, Room, decide_next
 from fleetkeeper_engine.arrivals import RETRY_MEMORY_S, Arrivals
 from fleetkeeper_engine.inside import InsideSettings
 from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.priority import PriorityRule, Turn, goes_first, request_of
-from fleetkeeper_engine.scheduler_limits import look_ahead_of, reserve_of
+from fleetkeeper_engine.scheduler_limits import RESERVE_KEPT_S, look_ahead_of, reserve_of
 
 RULE = PriorityRule(standard_offset_us=0, batch_ageing_us=30_000_000)
 SECOND = 1_000_000

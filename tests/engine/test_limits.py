@@ -1,0 +1,177 @@
+"""Live batch limits on a real vLLM: they follow at the next step, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from fleetkeeper_engine.histogram import BATCH_SEQUENCES_EDGES
+from fleetkeeper_engine.page_layout import Tier
+from inside_engine import InsideEngine, client, shared_engine
+
+STREAMS = 64
+CHANGES = 200
+PATIENCE = 5
+"""Machines under test are shared: what is promised holds here within this factor."""
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> InsideEngine:
+    found = shared_engine(request.config)
+    found.free_all()
+    return found
+
+
+async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_nothing(
+    engine: InsideEngine,
+) -> None:
+    """99% are read within max(100 ms, 2 steps); every stream ends whole; never above start-up."""
+    dice = random.Random(7)
+    over = False
+    ends: list[int] = []
+
+    async def keep_streaming() -> None:
+        async with client() as session:
+            while not over:
+                answer = await engine.stream(session, 24)
+                assert answer.status == 200
+                ends.append(answer.tokens)
+
+    streams = [asyncio.create_task(keep_streaming()) for _ in range(STREAMS)]
+    await engine.until(lambda: sum(engine.scheduler().running) >= STREAMS // 2)
+    before = engine.scheduler()
+    latencies, limits = [], set()
+    for _ in range(CHANGES):
+        orders = engine.order(
+            sequences=dice.choice([1, 2, 4, 8, 16, 32, 64, 128]),
+            tokens=dice.choice([64, 256, 512, 1024, 2048, 4096]),
+        )
+        latencies.append(
+            await engine.until(lambda n=orders.generation: engine.scheduler().generation >= n)  # type: ignore[misc]
+        )
+        block = engine.scheduler()
+        limits.add((block.limit_sequences, block.limit_tokens))
+        await asyncio.sleep(dice.uniform(0.0, 0.04))
+    engine.free_all()
+    over = True
+    await asyncio.gather(*streams)
+    after = engine.scheduler()
+
+    steps = after.worked_steps - before.worked_steps
+    step_s = (after.batch_time_sum - before.batch_time_sum) / steps
+    latencies.sort()
+    promised = max(0.1, 2 * step_s)
+    p99 = latencies[int(0.99 * len(latencies)) - 1]
+    print(f"read within: p50 {latencies[100]:.4f} s, p99 {p99:.4f} s, step {step_s:.4f} s")
+    assert p99 <= PATIENCE * promised
+    assert len(ends) >= STREAMS
+    assert set(ends) == {24}
+    assert all(sequences <= 64 and tokens <= 2048 for sequences, tokens in limits)
+    assert {sequences for sequences, _ in limits} >= {1, 64}
+    above = [n for n, edge in enumerate(BATCH_SEQUENCES_EDGES) if edge > 72]
+    assert not any(after.batch_sequences_buckets[n] for n in above)
+    assert after.preemptions == before.preemptions
+
+
+async def test_a_lower_limit_drains_and_a_higher_one_fills(engine: InsideEngine) -> None:
+    """Lowering kills nothing: what runs ends, and then no step holds more than the limit."""
+    async with client() as session:
+        tasks = [asyncio.create_task(engine.stream(session, 100)) for _ in range(32)]
+        await engine.until(lambda: sum(engine.scheduler().running) >= 24)
+        engine.order(sequences=4)
+        await engine.until(lambda: engine.scheduler().limit_sequences == 4)
+        assert sum(engine.scheduler().running) >= 16, "what runs goes on"
+        answers = await asyncio.gather(*tasks)
+        assert {answer.tokens for answer in answers} == {100}
+        before = engine.scheduler()
+        await asyncio.gather(*(engine.stream(session, 8) for _ in range(24)))
+        after = engine.scheduler()
+        grown = [
+            BATCH_SEQUENCES_EDGES[n]
+            for n, (was, now) in enumerate(
+                zip(before.batch_sequences_buckets, after.batch_sequences_buckets, strict=True)
+            )
+            if now > was
+        ]
+        assert max(grown) == 4
+        engine.free_all()
+        tasks = [asyncio.create_task(engine.stream(session, 64)) for _ in range(32)]
+        await engine.until(lambda: sum(engine.scheduler().running) >= 24)
+        await asyncio.gather(*tasks)
+
+
+async def test_an_ended_lease_returns_start_up_values_notch_by_notch(engine: InsideEngine) -> None:
+    """Read from the engine 0, 6, 15, 27 and 31 s after the end: rising, at last the start-up values."""
+    seen = []
+    async with client() as session:
+        for since_end_s in (-60.0, 1.0, 6.5, 15.5, 27.5, 31.0):
+            engine.order(sequences=4, tokens=128, lease_deadline=time.monotonic() - since_end_s)
+            await engine.stream(session, 4)
+            seen.append(engine.scheduler().limit_sequences)
+    assert seen[:2] == [4, 4]
+    assert seen == sorted(seen)
+    assert 4 < seen[2] < seen[3] < seen[4] < 64
+    assert seen[5] == 64
+
+
+async def test_an_idle_engine_reads_new_limits_with_its_next_request(engine: InsideEngine) -> None:
+    """An idle core never schedules: that it has not read them is no failure, and they still count."""
+    await engine.until_idle()
+    calls = engine.scheduler().schedule_calls
+    orders = engine.order(sequences=2)
+    await asyncio.sleep(0.3)
+    assert engine.scheduler().schedule_calls == calls
+    async with client() as session:
+        await asyncio.gather(*(engine.stream(session, 4) for _ in range(4)))
+    block = engine.scheduler()
+    assert (block.generation, block.limit_sequences) == (orders.generation, 2)
+
+
+async def test_above_the_memory_cap_nothing_new_starts_and_what_runs_ends(
+    engine: InsideEngine,
+) -> None:
+    """The supervisor's flag stops new sequences only; when it falls, the waiting ones run."""
+    async with client() as session:
+        running = asyncio.create_task(engine.stream(session, 150))
+        await engine.until(lambda: sum(engine.scheduler().running) == 1)
+        engine.order(cap_exceeded=True)
+        waiting = asyncio.create_task(engine.stream(session, 4))
+        assert (await running).tokens == 150
+        await engine.until(lambda: sum(engine.middleware().waiting) == 1)
+        assert sum(engine.scheduler().running) == 0
+        assert not waiting.done()
+        engine.order(cap_exceeded=False)
+        assert (await waiting).tokens == 4
+
+
+async def test_what_the_scheduler_counts_adds_up(engine: InsideEngine) -> None:
+    """Tokens, steps, batch time and the sums for the step-time model tell of the same steps."""
+    await engine.until_idle()
+    before = engine.scheduler()
+    started = time.monotonic()
+    async with client() as session:
+        answers = await asyncio.gather(
+            *(engine.stream(session, 10, prompt=list(range(10, 110))) for _ in range(6))
+        )
+    took = time.monotonic() - started
+    await engine.until_idle()
+    after = engine.scheduler()
+    assert {answer.tokens for answer in answers} == {10}
+    assert after.prompt_tokens - before.prompt_tokens == 600
+    assert after.generation_tokens - before.generation_tokens == 60
+    steps = after.worked_steps - before.worked_steps
+    assert 10 <= steps <= 60
+    sums = [now - was for was, now in zip(before.step_model, after.step_model, strict=True)]
+    decode, prefill = sums[:15], sums[15:]
+    assert decode[0] + prefill[0] == steps
+    assert decode[1] == 0
+    assert prefill[1] == 600
+    seconds = after.batch_time_sum - before.batch_time_sum
+    assert decode[4] + prefill[4] == pytest.approx(seconds)
+    assert 0 < seconds < took
+    assert sum(after.queue_wait_of(Tier.STANDARD)) - sum(before.queue_wait_of(Tier.STANDARD)) == 6
+    assert after.kv_capacity_tokens > 2048
+    assert after.kv_resident_tokens == 0

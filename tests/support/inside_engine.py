@@ -1,0 +1,298 @@
+"""A real vLLM for CPU with our code inside, and no supervisor around it: tests write the page themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from fleetkeeper_engine.inside import (
+    ENVIRONMENT,
+    INTERNAL_HEADER,
+    MIDDLEWARE,
+    SCHEDULER_FACTORY,
+    InsideSettings,
+)
+from fleetkeeper_engine.page import ENVIRONMENT as PAGE_ENVIRONMENT
+from fleetkeeper_engine.page import Page
+from fleetkeeper_engine.page_layout import MiddlewareBlock, SchedulerBlock, SupervisorBlock
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv-engine" / "bin" / "python"
+MODEL = "tiny"
+TOKEN = "internal-token-of-a-test"
+START_S = 240.0
+
+SETTINGS = InsideSettings(
+    max_sequences=64,
+    min_sequences=1,
+    max_tokens=2048,
+    min_tokens=64,
+    realtime_queue_limit=64,
+    standard_queue_limit=96,
+    batch_queue_limit=256,
+    batch_ageing_s=3.0,
+    queue_wait_objective_s=30.0,
+    internal_token=TOKEN,
+)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def tiny_model(directory: Path) -> Path:
+    """The tiny model, made once a directory."""
+    if not (directory / "config.json").exists():
+        subprocess.run([PYTHON, ROOT / "scripts" / "tiny_model.py", directory], check=True)
+    return directory
+
+
+def vllm_argv(model: Path, port: int, settings: InsideSettings, *, ours: bool) -> list[str]:
+    """The words that start vLLM, with or without our code inside, else the same."""
+    words = [
+        str(PYTHON),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        f"--model={model}",
+        f"--served-model-name={MODEL}",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        "--dtype=float32",
+        "--enforce-eager",
+        "--max-model-len=2048",
+        f"--max-num-seqs={settings.max_sequences}",
+        f"--max-num-batched-tokens={settings.max_tokens}",
+        f"--kv-cache-memory-bytes={512 * 1024**2}",
+        "--scheduling-policy=priority",
+        "--api-server-count=1",
+        "--shutdown-timeout=0",
+        "--no-enable-prefix-caching",
+        "--disable-uvicorn-access-log",
+    ]
+    if ours:
+        words += [f"--scheduler-cls={SCHEDULER_FACTORY}", f"--middleware={MIDDLEWARE}"]
+    return words
+
+
+@dataclass
+class Answer:
+    """What a streamed request came to."""
+
+    status: int
+    tokens: int = 0
+    times: list[float] = field(default_factory=list)
+    """When each chunk came, by time.monotonic."""
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class InsideEngine:
+    """A vLLM process and, when our code is inside, its page."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: InsideSettings = SETTINGS,
+        *,
+        ours: bool = True,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._page: Page | None = None
+        env = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            **(environment or {}),
+        }
+        if ours:
+            path = Path(tempfile.mkdtemp(prefix="fleetkeeper-", dir="/dev/shm")) / "page"
+            self._page = Page.create(path)
+            env[PAGE_ENVIRONMENT] = str(path)
+            env[ENVIRONMENT] = settings.to_json()
+        directory.mkdir(parents=True, exist_ok=True)
+        self.log = directory / f"vllm-{self.port}.log"
+        model = tiny_model(directory / "model")
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                vllm_argv(model, self.port, settings, ours=ours),
+                env=env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._await_health()
+
+    @property
+    def page(self) -> Page:
+        """The page; only when our code is inside."""
+        assert self._page is not None
+        return self._page
+
+    def stop(self) -> None:
+        """Ends vLLM and its session."""
+        try:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(10)
+        except ProcessLookupError:
+            self._process.wait(10)
+
+    def scheduler(self) -> SchedulerBlock:
+        """What the engine says now."""
+        block = self.page.read_scheduler()
+        assert block is not None
+        return block
+
+    def middleware(self) -> MiddlewareBlock:
+        """What the middleware says now."""
+        block = self.page.read_middleware()
+        assert block is not None
+        return block
+
+    def order(self, **changes: object) -> SupervisorBlock:
+        """Puts orders into force, of the next generation, with a lease of an hour unless told."""
+        last = self.page.read_supervisor()
+        orders = SupervisorBlock(
+            generation=1 if last is None else last.generation + 1,
+            lease_deadline=time.monotonic() + 3600,
+        )
+        orders = replace(orders, **changes)  # type: ignore[arg-type]
+        self.page.write_supervisor(orders)
+        return orders
+
+    def free_all(self) -> None:
+        """No orders: start-up values."""
+        self.order(lease_deadline=0.0)
+
+    async def stream(
+        self,
+        session: aiohttp.ClientSession,
+        max_tokens: int,
+        *,
+        tier: str = "standard",
+        prompt: str | list[int] = "one two three",
+        **body: object,
+    ) -> Answer:
+        """One streamed completion of exactly `max_tokens` tokens, unless it is refused."""
+        request = {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **body,
+        }
+        headers = {"X-Inference-Tier": tier}
+        async with session.post(
+            f"{self.url}/v1/completions", json=request, headers=headers
+        ) as response:
+            answer = Answer(response.status, headers=dict(response.headers))
+            if response.status != 200:
+                answer.body = await response.read()
+                return answer
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    answer.times.append(time.monotonic())
+                    usage = json.loads(line[6:]).get("usage")
+                    if usage:
+                        answer.tokens = usage["completion_tokens"]
+            return answer
+
+    async def until(self, true: Callable[[], bool], within_s: float = 30.0) -> float:
+        """Waits until something is true of the page; returns how long that took."""
+        started = time.monotonic()
+        while not true():
+            waited = time.monotonic() - started
+            assert waited < within_s, f"not so within {within_s} s: {self.scheduler()}"
+            await asyncio.sleep(0.002)
+        return time.monotonic() - started
+
+    async def until_idle(self) -> None:
+        """Waits until nothing is queued, running or on its way."""
+
+        def idle() -> bool:
+            block, queue = self.scheduler(), self.middleware()
+            return not any(
+                (
+                    *block.running,
+                    *block.waiting,
+                    block.flight_steps,
+                    *queue.waiting,
+                    *queue.released,
+                )
+            )
+
+        await self.until(idle, 60.0)
+
+    def _await_health(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                break
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+                    if answer.status == 200:
+                        self._warm()
+                        return
+            except OSError:
+                time.sleep(0.25)
+        tail = self.log.read_text(errors="replace")[-3000:]
+        self.stop()
+        raise AssertionError(f"vLLM did not start:\n{tail}")
+
+    def _warm(self) -> None:
+        """The first steps are slow: kernels are chosen and threads started."""
+        body = {"model": MODEL, "prompt": ["one two three"] * 8, "max_tokens": 8, "temperature": 0}
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", INTERNAL_HEADER: TOKEN},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status == 200
+
+
+@asynccontextmanager
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    """A session without limits; each request on a connection of its own, as routers' clients are."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        yield session
+
+
+_SHARED = pytest.StashKey[InsideEngine]()
+
+
+def shared_engine(config: pytest.Config) -> InsideEngine:
+    """One engine for all tests of a run; ended with it."""
+    if _SHARED not in config.stash:
+        directory = Path(tempfile.mkdtemp(prefix="fleetkeeper-inside-"))
+        config.stash[_SHARED] = InsideEngine(directory)
+        config.add_cleanup(config.stash[_SHARED].stop)
+    return config.stash[_SHARED]
