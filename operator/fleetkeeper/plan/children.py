@@ -69,7 +69,6 @@ def decide_children(
     *,
     service: str,
     owner_uid: str,
-    is_new_generation: bool,
     now: float,
     live_bound: frozenset[Key] = frozenset(),
     untouched: frozenset[Key] = frozenset(),
@@ -92,7 +91,7 @@ def decide_children(
         if action is not None and not is_withheld:
             actions.append(action)
     actions += _prunings({key_of(item) for item in desired}, snapshot, service, owner_uid)
-    due, again = _without_refused(actions, snapshot.failures, is_new_generation, now)
+    due, again = _without_refused(actions, snapshot.failures, now)
     return ChildrenDecision(due, conflicts, again)
 
 
@@ -171,26 +170,29 @@ def _prunings(wanted: set[Key], snapshot: Snapshot, service: str, owner_uid: str
 
 
 def _without_refused(
-    actions: list[Apply | Delete],
-    failures: tuple[WriteFailure, ...],
-    is_new_generation: bool,
-    now: float,
+    actions: list[Apply | Delete], failures: tuple[WriteFailure, ...], now: float
 ) -> tuple[tuple[Apply | Delete, ...], float | None]:
-    """The actions that are due, and in how many seconds the next refused one is.
-
-    A change of the spec makes all of them due.
-    """
+    """The actions that are due, and in how many seconds the next refused one is."""
     refused = {
-        (item.kind, item.name): item.tried
+        (item.kind, item.name): item
         for item in failures
         if item.problem is not WriteProblem.UNAVAILABLE
     }
     due, waits = [], []
     for action in actions:
-        tried = refused.get((action.kind, action.name))
-        left = 0.0 if tried is None or is_new_generation else tried + TRY_AGAIN_AFTER_S - now
+        left = _wait(action, refused.get((action.kind, action.name)), now)
         if left > 0:
             waits.append(left)
         else:
             due.append(action)
     return tuple(due), min(waits, default=None)
+
+
+def _wait(action: Apply | Delete, failure: WriteFailure | None, now: float) -> float:
+    """Seconds until the write is due: at once when it is not the one that was refused."""
+    if failure is None:
+        return 0.0
+    digest = action.digest if isinstance(action, Apply) else ""
+    if failure.digest and failure.digest != digest:
+        return 0.0
+    return failure.tried + TRY_AGAIN_AFTER_S - now

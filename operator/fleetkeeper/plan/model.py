@@ -182,8 +182,9 @@ class WriteProblem(StrEnum):
 class WriteFailure:
     """The last write of a child that failed and has not succeeded since.
 
-    `since` is the time of the first failure in a row, `tried` that of the last attempt: the planner
-    asks for the same write again no sooner than 30 s after it.
+    `since` is the time of the first failure in a row, `tried` that of the last attempt, `digest` that
+    of the refused apply ("" for other writes). The planner asks for the same write again no sooner
+    than 30 s after `tried`, and for another one at once.
     """
 
     kind: str
@@ -192,6 +193,7 @@ class WriteFailure:
     message: str
     since: float
     tried: float = 0.0
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,7 +319,6 @@ def _decide_children(
         scene.snapshot,
         service=service.name,
         owner_uid=service.uid,
-        is_new_generation=scene.is_new_generation,
         now=scene.now,
         live_bound=frozenset({engine_key}) if replicas.rests_on_live_value else frozenset(),
         untouched=frozenset({engine_key}) if is_waiting else frozenset(),

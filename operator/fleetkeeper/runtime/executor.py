@@ -224,7 +224,13 @@ class Executor:
         kind, now = _kind(action), self._now()
         before = outcome.failures.get((kind, action.name))
         failure = WriteFailure(
-            kind=kind, name=action.name, problem=problem, message=message, since=now, tried=now
+            kind=kind,
+            name=action.name,
+            problem=problem,
+            message=message,
+            since=now,
+            tried=now,
+            digest=action.digest if isinstance(action, Apply) else "",
         )
         if before is not None and before.problem is problem:
             failure = replace(failure, since=before.since)
