@@ -1,0 +1,536 @@
+"""Limits in force, and our code mixed into a scheduler: it limits, observes, and never ends the engine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetkeeper_engine import plugin
+from fleetkeeper_engine.histogram import QUEUE_WAIT_EDGES_S
+from fleetkeeper_engine.inside import ENVIRONMENT, InsideSettings
+from fleetkeeper_engine.page import ENVIRONMENT as PAGE_ENVIRONMENT
+from fleetkeeper_engine.page import Page
+from fleetkeeper_engine.page_layout import CapBlock, SupervisorBlock, Tier
+from fleetkeeper_engine.priority import PriorityRule
+from fleetkeeper_engine.scheduler import LiveScheduling, chosen_class, live_scheduler, mixed_into
+from fleetkeeper_engine.scheduler_limits import (
+    NOTCHES,
+    RESERVE_KEPT_S,
+    RETURN_S,
+    LimitRange,
+    active_sequences,
+    lease_holds,
+    limits_in_force,
+    progressing_tokens,
+    reserve_of,
+)
+from fleetkeeper_engine.scheduler_record import (
+    Flight,
+    SchedulerRecord,
+    prefill_tokens_of,
+)
+
+RULE = PriorityRule(0, 30_000_000)
+SEQUENCES, TOKENS = LimitRange(4, 64), LimitRange(256, 2048)
+
+
+# --- limits in force
+
+
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 2**31),
+    st.floats(0, 1000),
+    st.floats(0, 2000),
+)
+def test_limits_stay_between_floor_and_ceiling(
+    wanted_sequences: int, wanted_tokens: int, deadline: float, now: float
+) -> None:
+    """Whatever is ordered and whenever: buffers are sized by the ceiling, never beyond."""
+    orders = SupervisorBlock(
+        sequences=wanted_sequences, tokens=wanted_tokens, lease_deadline=deadline
+    )
+    limits = limits_in_force(orders, SEQUENCES, TOKENS, now)
+    assert SEQUENCES.floor <= limits.sequences <= SEQUENCES.ceiling
+    assert TOKENS.floor <= limits.tokens <= TOKENS.ceiling
+
+
+def test_without_orders_start_up_values_hold() -> None:
+    """A missing or torn page, or a supervisor without orders."""
+    for orders in (None, SupervisorBlock(), SupervisorBlock(sequences=8, tokens=512)):
+        limits = limits_in_force(orders, SEQUENCES, TOKENS, 5.0)
+        assert (limits.sequences, limits.tokens) == (64, 2048)
+        assert not lease_holds(orders, 5.0)
+
+
+@given(st.integers(4, 64), st.lists(st.floats(0, 40), min_size=2))
+def test_after_the_lease_limits_only_rise_by_notches_to_the_ceiling(
+    wanted: int, times: list[float]
+) -> None:
+    """Ten steps of equal ratio over 30 s; a dead operator causes no cliff."""
+    orders = SupervisorBlock(sequences=wanted, lease_deadline=100.0)
+    seen = [
+        limits_in_force(orders, SEQUENCES, TOKENS, 100.0 + since).sequences
+        for since in sorted(times)
+    ]
+    assert seen == sorted(seen)
+    end = limits_in_force(orders, SEQUENCES, TOKENS, 100.0 + RETURN_S)
+    assert end.sequences == SEQUENCES.ceiling
+    every = [
+        limits_in_force(orders, SEQUENCES, TOKENS, 100.01 + RETURN_S * n / NOTCHES).sequences
+        for n in range(NOTCHES + 1)
+    ]
+    ratio = (64 / wanted) ** (1 / NOTCHES)
+    for low, high in pairwise(every):
+        assert high <= low * ratio + 1
+
+
+@given(st.integers(1, 8192), st.integers(0, 512), st.integers(0, 8))
+def test_a_step_has_a_token_for_every_running_sequence_and_room_for_a_prefill(
+    wanted: int, running: int, drafts: int
+) -> None:
+    """Unless the start-up value itself is smaller: then it is that."""
+    tokens = progressing_tokens(wanted, 8192, running, drafts)
+    assert tokens <= 8192
+    assert tokens >= min(8192, running * (1 + drafts) + 256)
+    assert tokens >= min(8192, wanted)
+
+
+@given(st.integers(1, 512), st.integers(0, 512), st.integers(0, 64))
+def test_the_reserve_is_filled_by_realtime_only(limit: int, running: int, first: int) -> None:
+    """Others fill up to the limit less the reserve; realtime, one for one, up to the limit."""
+    active = active_sequences(limit, running, first, reserved=True)
+    assert active <= limit
+    assert active >= limit - reserve_of(limit) >= 1
+    admitted_beyond = max(0, active - max(running, limit - reserve_of(limit)))
+    assert admitted_beyond <= first
+    assert active_sequences(limit, running, first, reserved=False) == limit
+
+
+# --- a scheduler to mix into
+
+
+@dataclass
+class Request:
+    request_id: str
+    priority: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass
+class Step:
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    scheduled_new_reqs: list[Any] = field(default_factory=list)
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())
+
+
+class StandIn:
+    """The part of vLLM's scheduler that ours touches, with vLLM's names."""
+
+    def __init__(self, **_: Any) -> None:
+        self.max_num_running_reqs = 64
+        self.max_num_active_reqs = 64
+        self.max_num_scheduled_tokens = 2048
+        self.num_spec_tokens = 0
+        self.scheduler_config = SimpleNamespace(
+            enable_chunked_prefill=True, disable_chunked_mm_input=False
+        )
+        self.cache_config = SimpleNamespace(kv_cache_size_tokens=10_000, num_gpu_blocks=1)
+        self.kv_cache_manager = SimpleNamespace(usage=0.25)
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.requests: dict[str, Request] = {}
+        self.seen: list[tuple[int, int, int]] = []
+        self.next = Step()
+
+    def schedule(self) -> Step:
+        self.seen.append(
+            (self.max_num_active_reqs, self.max_num_scheduled_tokens, self.max_num_running_reqs)
+        )
+        return self.next
+
+    def update_from_output(self, *_: Any) -> str:
+        return "outputs"
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def _preempt_request(self, request: Request, _: float) -> str:
+        return request.request_id
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Page:
+    path = tmp_path / "page"
+    monkeypatch.setenv(PAGE_ENVIRONMENT, str(path))
+    settings = InsideSettings(min_sequences=4, min_tokens=256, max_sequences=64, max_tokens=2048)
+    monkeypatch.setenv(ENVIRONMENT, settings.to_json())
+    return Page.create(path)
+
+
+def made(page: Page) -> tuple[Any, Clock]:
+    scheduler: Any = mixed_into(StandIn)()
+    clock = Clock()
+    scheduler._live = LiveScheduling(scheduler, page, InsideSettings.of_environment(), clock)
+    return scheduler, clock
+
+
+def block(page: Page) -> Any:
+    found = page.read_scheduler()
+    assert found is not None
+    return found
+
+
+def test_orders_are_in_force_at_the_next_schedule_and_nothing_else_is_touched(page: Page) -> None:
+    """Sequences and tokens follow; the attribute whose lowering ends vLLM's core stays."""
+    scheduler, clock = made(page)
+    scheduler.schedule()
+    page.write_supervisor(
+        SupervisorBlock(generation=9, sequences=8, tokens=512, lease_deadline=clock.now + 1)
+    )
+    scheduler.schedule()
+    scheduler.running = [Request(str(n)) for n in range(40)]
+    page.write_supervisor(
+        SupervisorBlock(generation=10, sequences=1, tokens=1, lease_deadline=clock.now + 1)
+    )
+    scheduler.schedule()
+    assert scheduler.seen == [(64, 2048, 64), (8, 512, 64), (4, 40 + 256, 64)]
+    assert (block(page).generation, block(page).limit_sequences, block(page).limit_tokens) == (
+        10,
+        4,
+        296,
+    )
+    clock.now += 100
+    scheduler.schedule()
+    assert scheduler.seen[-1] == (64, 2048, 64)
+
+
+def test_without_chunked_prefill_tokens_stay_at_start_up(page: Page) -> None:
+    """A prompt longer than the step's tokens would block vLLM's queue."""
+    scheduler, clock = made(page)
+    scheduler.scheduler_config.enable_chunked_prefill = False
+    scheduler._live = LiveScheduling(scheduler, page, InsideSettings(), clock)
+    page.write_supervisor(SupervisorBlock(tokens=256, sequences=8, lease_deadline=2000.0))
+    scheduler.schedule()
+    assert scheduler.seen == [(8, 2048, 64)]
+    assert block(page).floor_tokens == 2048
+
+
+def test_whole_blocks_and_undivided_media_widen_the_prefill_quantum(page: Page) -> None:
+    """A hybrid model's prefill goes in whole blocks: with less to spare it would never progress."""
+    scheduler, clock = made(page)
+    scheduler.need_mamba_block_aligned_split = True
+    scheduler.cache_config.block_size = 1024
+    scheduler._live = LiveScheduling(
+        scheduler, page, InsideSettings(min_tokens=64, max_tokens=2048), clock
+    )
+    page.write_supervisor(SupervisorBlock(tokens=64, lease_deadline=2000.0))
+    scheduler.running = [Request("a")]
+    scheduler.schedule()
+    assert scheduler.seen[-1][1] == 1 + 1024
+
+
+def test_above_the_memory_cap_no_new_sequence_is_let_in(page: Page) -> None:
+    """Nothing new, while what runs keeps its tokens."""
+    scheduler, _ = made(page)
+    page.write_supervisor(SupervisorBlock(cap_exceeded=True))
+    scheduler.schedule()
+    assert scheduler.seen == [(0, 2048, 64)]
+
+
+def test_the_reserve_is_kept_while_realtime_comes(page: Page) -> None:
+    """After a realtime request 60 of 64 slots are for all; 10 s later all 64 are again."""
+    scheduler, clock = made(page)
+    request = Request("r", RULE.number(Tier.REALTIME, 999_000_000))
+    scheduler.requests["r"] = request
+    scheduler.next = Step({"r": 1}, [SimpleNamespace(req_id="r")])
+    scheduler.schedule()
+    scheduler.next = Step()
+    scheduler.schedule()
+    scheduler.running = [Request(str(n)) for n in range(60)]
+    scheduler.waiting = [request, Request("s", RULE.number(Tier.STANDARD, 1))]
+    scheduler.schedule()
+    clock.now += RESERVE_KEPT_S
+    scheduler.schedule()
+    assert [seen[0] for seen in scheduler.seen] == [64, 60, 61, 64]
+
+
+def test_queue_wait_is_counted_once_a_request_at_its_first_schedule(page: Page) -> None:
+    """From arrival in the middleware; a second sequence, a resumed one or the supervisor's own: not again."""
+    scheduler, clock = made(page)
+    number = RULE.number(Tier.BATCH, 998_000_000)
+    for name, priority, preempted in (
+        ("a", number, 0),
+        ("b", number, 0),
+        ("c", 0, 0),
+        ("d", RULE.number(Tier.BATCH, 5), 1),
+    ):
+        scheduler.requests[name] = Request(name, priority, preempted)
+    scheduler.next = Step(
+        dict.fromkeys("abcd", 3), [SimpleNamespace(req_id=name) for name in "abcd"]
+    )
+    scheduler.schedule()
+    scheduler.schedule()
+    assert clock.now == 1000.0
+    buckets = block(page).queue_wait_of(Tier.BATCH)
+    assert sum(buckets) == 1
+    assert QUEUE_WAIT_EDGES_S[buckets.index(1)] == 2.0
+    assert block(page).queue_wait_sum == (0.0, 0.0, pytest.approx(2.0))
+
+
+def test_batch_time_is_the_time_between_updates_while_there_is_work(page: Page) -> None:
+    """Idle time is not in it; a step under way is told before it runs."""
+    scheduler, clock = made(page)
+    scheduler.running = [Request("a")]
+    first, second = Step({"a": 7}), Step({"a": 1})
+    output = SimpleNamespace(sampled_token_ids=[[5]])
+    scheduler.next = first
+    scheduler.schedule()
+    assert (block(page).flight_steps, block(page).flight_tokens) == (1, 7)
+    assert block(page).flight_since == 1000.0
+    clock.now = 1000.2
+    assert scheduler.update_from_output(first, output) == "outputs"
+    clock.now = 1000.25
+    scheduler.next = second
+    scheduler.schedule()
+    scheduler.running = []
+    clock.now = 1000.5
+    scheduler.update_from_output(second, output)
+    clock.now = 2000.0
+    scheduler.running = [Request("a")]
+    third = Step({"a": 1})
+    scheduler.next = third
+    scheduler.schedule()
+    clock.now = 2000.1
+    scheduler.update_from_output(third, output)
+    found = block(page)
+    assert (found.worked_steps, found.generation_tokens, found.flight_steps) == (3, 3, 0)
+    assert found.batch_time_sum == pytest.approx(0.2 + 0.3 + 0.1)
+    assert found.prompt_tokens == 7
+    assert found.kv_resident_tokens == 2500
+
+
+def test_with_two_steps_under_way_time_is_not_counted_twice() -> None:
+    """Asynchronous scheduling sends step n+1 before the output of n is there."""
+    record = SchedulerRecord()
+    steps = [object() for _ in range(4)]
+    flights = [Flight(step, 0, 1, 1, 10, 0.1 * n) for n, step in enumerate(steps)]
+    record.sent(flights[0])
+    record.sent(flights[1])
+    record.came_back(steps[0], 1, 0.3, work_left=True)
+    record.sent(flights[2])
+    record.came_back(steps[2], 1, 0.9, work_left=False)
+    record.came_back(object(), 1, 1.0, work_left=False)
+    assert record._real[record._at["batch_time_sum"]] == pytest.approx(0.9)
+    assert record._whole[record._at["worked_steps"]] == 2
+    assert record._whole[record._at["flight_steps"]] == 0
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "new", "expected"),
+    [([1, 1, 1], [], 0), ([1, 300, 1], [], 300), ([1, 300, 2], [300, 2], 302), ([2], [2], 2)],
+)
+def test_prefill_tokens_are_told_from_decodes(
+    scheduled: list[int], new: list[int], expected: int
+) -> None:
+    """New sequences prefill, and so does any chunk larger than a decode."""
+    assert prefill_tokens_of(scheduled, new, 1, only_decodes=False) == expected
+    assert prefill_tokens_of(scheduled, new, 1, only_decodes=True) == 0
+
+
+def test_preemptions_are_counted_and_the_call_is_passed_on(page: Page) -> None:
+    """Shown with the next step."""
+    scheduler, _ = made(page)
+    assert scheduler._preempt_request(Request("x"), 1.0) == "x"
+    scheduler.schedule()
+    assert block(page).preemptions == 1
+
+
+def test_a_scheduler_without_the_attributes_runs_as_it_is_and_says_so(page: Page) -> None:
+    """Another vLLM: live limits are not supported, nothing is set, counting goes on."""
+
+    class Other(StandIn):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.max_num_scheduled_tokens = None  # type: ignore[assignment]
+
+    scheduler: Any = mixed_into(Other)()
+    page.write_supervisor(SupervisorBlock(sequences=8, lease_deadline=1e12))
+    scheduler.schedule()
+    assert scheduler.seen == [(64, None, 64)]
+    assert not block(page).supported
+    assert block(page).schedule_calls == 1
+
+
+def test_a_fault_of_ours_never_ends_the_engine(
+    page: Page, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scheduling goes on at start-up limits, and the page says that live limits are off."""
+    scheduler, clock = made(page)
+    page.write_supervisor(SupervisorBlock(sequences=8, lease_deadline=clock.now + 1))
+    scheduler.schedule()
+    assert block(page).supported
+    del scheduler.kv_cache_manager
+    step = scheduler.schedule()
+    assert scheduler.update_from_output(step, None) == "outputs"
+    scheduler.schedule()
+    assert [seen[0] for seen in scheduler.seen] == [8, 8, 64]
+    assert not block(page).supported
+    assert "live batch limits are off" in caplog.text
+
+
+def test_without_a_page_the_engine_runs_at_start_up_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing page is start-up values, not a failure."""
+    monkeypatch.delenv(PAGE_ENVIRONMENT, raising=False)
+    scheduler: Any = mixed_into(StandIn)()
+    scheduler.schedule()
+    assert scheduler.seen == [(64, 2048, 64)]
+
+
+class _Config(SimpleNamespace):
+    def get_scheduler_cls(self) -> type[Any]:
+        return {None: StandIn, "ours": dict}.get(self.scheduler_cls, type(self.scheduler_cls))
+
+
+def test_the_factory_takes_the_class_that_vllm_would_have_chosen(page: Page) -> None:
+    """Sync, async or diffusion is vLLM's own choice; its configuration is left as it was."""
+    config = SimpleNamespace(scheduler_config=_Config(scheduler_cls="ours", async_scheduling=False))
+    assert chosen_class(config) is StandIn
+    assert config.scheduler_config.scheduler_cls == "ours"
+    scheduler = live_scheduler(vllm_config=config)
+    assert isinstance(scheduler, StandIn)
+    assert type(scheduler).__name__ == "LiveStandIn"
+    assert block(page).supported
+
+
+# --- the memory cap of CUDA workers
+
+
+class FakeDevice:
+    """torch for one device of 80 GiB, of which 2 GiB lie outside the allocator."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.fractions: list[float] = []
+
+    def memory(self) -> tuple[int, int]:
+        return 77 * 2**30, 80 * 2**30
+
+    def reserved_bytes(self) -> int:
+        return 2**30
+
+    def allocated_bytes(self) -> int:
+        return 2**29
+
+    def set_fraction(self, fraction: float) -> None:
+        self.fractions.append(fraction)
+
+
+class Worker:
+    """A vLLM worker with the names that ours touches."""
+
+    def __init__(self, kind: str = "cuda") -> None:
+        self.kind = kind
+        self.rank = 0
+        self.device: Any = None
+
+    def init_device(self) -> str:
+        self.device = SimpleNamespace(type=self.kind, index=0)
+        return "initialised"
+
+
+def test_the_cap_is_armed_after_the_device_is_set_and_said_on_the_page(page: Page) -> None:
+    """(0.8 x 80 - 2) / 80 = 0.775 of the device for the allocator; a second wrap changes nothing."""
+    devices: list[FakeDevice] = []
+
+    def make(index: int) -> FakeDevice:
+        devices.append(FakeDevice(index))
+        return devices[-1]
+
+    class Wrapped(Worker):
+        pass
+
+    for _ in range(2):
+        plugin.wrap(Wrapped, lambda worker: plugin.arm_worker(worker, make))
+    assert not page.caps_armed()
+    assert Wrapped().init_device() == "initialised"
+    assert [device.fractions for device in devices] == [[pytest.approx(0.775)]]
+    assert page.caps_armed()
+    cap = page.read_cap(0)
+    assert cap is not None
+    assert (cap.total_bytes, cap.non_torch_bytes) == (80 * 2**30, 2 * 2**30)
+    assert (cap.reserved_bytes, cap.allocated_bytes) == (2**30, 2**29)
+
+
+def test_a_cap_that_cannot_be_armed_is_left_unarmed_and_logged(
+    page: Page, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker starts, the pod never turns ready."""
+
+    class Full(FakeDevice):
+        def memory(self) -> tuple[int, int]:
+            return 2**30, 80 * 2**30
+
+    class Wrapped(Worker):
+        pass
+
+    plugin.wrap(Wrapped, lambda worker: plugin.arm_worker(worker, Full))
+    assert Wrapped().init_device() == "initialised"
+    assert not page.caps_armed()
+    assert page.read_cap(0) is None
+    assert "more than the cap of 80%" in caplog.text
+
+
+def test_on_cpu_there_is_no_allocator_to_hold(page: Page) -> None:
+    """Plan and watch hold the cap there."""
+    worker = Worker("cpu")
+    worker.init_device()
+    plugin.arm_worker(worker, FakeDevice)
+    assert page.read_cap(0) is None
+
+
+@given(st.floats(0.1, 0.95), st.integers(2**30, 2**38), st.floats(0.0, 1.0))
+def test_allocator_and_the_rest_stay_within_the_cap(cap: float, total: int, other: float) -> None:
+    """What torch may take plus what lies outside it is at most the cap, or it is refused."""
+    non_torch = int(other * total)
+    try:
+        fraction = plugin.allocator_fraction(cap, total, non_torch)
+    except plugin.CapTooLowError:
+        assert non_torch / total >= cap
+        return
+    assert 0.0 < fraction <= 1.0
+    assert fraction * total + non_torch <= cap * total * (1 + 1e-9)
+
+
+def test_fragmentation_figures_are_refreshed(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reporter writes what the allocator says now, keeping what was armed."""
+    rounds = iter([None])
+
+    def sleep(_: float) -> None:
+        next(rounds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(StopIteration):
+        plugin.report_for_ever(page, 0, FakeDevice(0), CapBlock(armed=True, fraction=0.7))
+    cap = page.read_cap(0)
+    assert cap is not None
+    assert (cap.armed, cap.fraction, cap.reserved_bytes) == (True, 0.7, 2**30)
