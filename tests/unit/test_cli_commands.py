@@ -136,7 +136,7 @@ def test_render_of_a_live_service_keeps_its_owner_and_its_profile(run: Run) -> N
 @pytest.mark.parametrize("command", ["render", "check"])
 def test_every_mistake_is_told_with_file_line_and_field(run: Run, command: str) -> None:
     done = run(command, "-f", "bad.yaml", bad=BAD)
-    assert done.exit_code == ExitCode.BAD_INPUT == 64
+    assert done.exit_code == 64
     told = done.stderr if command == "render" else done.stdout
     places = [line.split(": ")[:2] for line in told.splitlines() if line.startswith("bad.yaml")]
     assert places == [[f"bad.yaml:{line}", path] for line, path in BAD_LINES.items()]
