@@ -13,7 +13,7 @@ from fleetkeeper.api.fields import aliases, bare
 from fleetkeeper.api.names import API_VERSION, KIND
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.plain_words import FieldError, in_plain_words
-from fleetkeeper.api.rules import broken_name_rules, broken_rules, floating_revisions
+from fleetkeeper.api.rule_check import broken_name_rules, broken_rules, floating_revisions
 from fleetkeeper.api.types import OPTION_VALUE_MAX_LENGTH, InferenceServiceSpec
 
 __all__ = ["FieldError", "InferenceService", "InvalidService", "parse_service"]

@@ -7,7 +7,7 @@ runs every case through both and holds the messages equal.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,6 @@ from fleetkeeper.api import scheduling as s
 from fleetkeeper.api import types as t
 from fleetkeeper.api.base import LABEL_KEY
 from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
-from fleetkeeper.api.plain_words import FieldError, path_text
 from fleetkeeper.api.quantity import parse_quantity
 
 S = TypeVar("S")
@@ -36,7 +35,6 @@ class Rule(Generic[S]):
     message: str
 
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
 _KEY = re.compile(LABEL_KEY)
 _ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
 
@@ -59,7 +57,8 @@ def _cel_reserved(field: str) -> str:
     return f"self.{field}.all(k, !k.startsWith('fleetkeeper.io/') && k != 'app.kubernetes.io/managed-by')"
 
 
-def _is_hf(source: str) -> bool:
+def is_hub_source(source: str) -> bool:
+    """Whether the source is downloaded from Hugging Face."""
     return source.startswith("hf://")
 
 
@@ -108,13 +107,13 @@ _ONE_SOURCE: tuple[Rule[Any], ...] = (
     Rule(
         "revision",
         "!self.source.startsWith('hf://') || has(self.revision)",
-        lambda of: not _is_hf(of.source) or of.revision is not None,
+        lambda of: not is_hub_source(of.source) or of.revision is not None,
         "an hf:// source needs a revision: the commit's 40 hexadecimal digits, as the model's page shows them",
     ),
     Rule(
         "revision",
         "self.source.startsWith('hf://') || !has(self.revision)",
-        lambda of: _is_hf(of.source) or of.revision is None,
+        lambda of: is_hub_source(of.source) or of.revision is None,
         "a revision belongs to an hf:// source; remove it, and name the version in the pvc:// path",
     ),
 )
@@ -157,7 +156,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "!has(self.cache) || self.source.startsWith('hf://') || self.adapters.exists(a, a.source.startsWith('hf://'))",
             lambda of: (
                 of.cache is None
-                or any(_is_hf(one) for one in (of.source, *(a.source for a in of.adapters)))
+                or any(is_hub_source(one) for one in (of.source, *(a.source for a in of.adapters)))
             ),
             "a cache is for hf:// sources; remove it, a pvc:// model is read where it is",
         ),
@@ -166,7 +165,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "!has(self.tokenSecret) || self.source.startsWith('hf://') || self.adapters.exists(a, a.source.startsWith('hf://'))",
             lambda of: (
                 of.token_secret is None
-                or any(_is_hf(one) for one in (of.source, *(a.source for a in of.adapters)))
+                or any(is_hub_source(one) for one in (of.source, *(a.source for a in of.adapters)))
             ),
             "a token is for hf:// sources; remove tokenSecret",
         ),
@@ -410,51 +409,3 @@ NAME_RULES: tuple[Rule[str], ...] = (
     ),
 )
 """About the resource's own name, at the schema's root."""
-
-FLOATING_REVISION = "must be a commit of 40 hexadecimal digits; this operator's settings do not allow branches and tags (floating revisions)"
-
-
-def broken_name_rules(name: str) -> list[FieldError]:
-    """What is wrong with the resource's own name."""
-    return [
-        FieldError("metadata.name", rule.message) for rule in NAME_RULES if not rule.holds(name)
-    ]
-
-
-def broken_rules(section: BaseModel, *at: str | int) -> list[FieldError]:
-    """The rules that a section and all within it break; `at` is the section's path."""
-    errors = [
-        FieldError(path_text(*at, *([rule.field] if rule.field else [])), rule.message)
-        for rule in RULES.get(type(section), ())
-        if not rule.holds(section)
-    ]
-    for path, inner in _sections_in(section):
-        errors += broken_rules(inner, *at, *path)
-    return errors
-
-
-def _sections_in(section: BaseModel) -> Iterator[tuple[tuple[str | int, ...], BaseModel]]:
-    for name, info in type(section).model_fields.items():
-        value, key = getattr(section, name), info.alias or name
-        if isinstance(value, BaseModel):
-            yield (key,), value
-        elif isinstance(value, tuple):
-            for index, item in enumerate(value):
-                if isinstance(item, BaseModel):
-                    yield (key, index), item
-
-
-def floating_revisions(spec: t.InferenceServiceSpec) -> list[FieldError]:
-    """The revisions that are no commits: a branch or a tag moves, and new pods would differ."""
-    sources: list[tuple[str, str, str | None]] = [
-        ("spec.model.revision", spec.model.source, spec.model.revision),
-        *(
-            (f"spec.model.adapters[{index}].revision", adapter.source, adapter.revision)
-            for index, adapter in enumerate(spec.model.adapters)
-        ),
-    ]
-    return [
-        FieldError(path, FLOATING_REVISION)
-        for path, source, revision in sources
-        if _is_hf(source) and revision is not None and not COMMIT.fullmatch(revision)
-    ]
