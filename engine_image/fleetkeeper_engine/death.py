@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from fleetkeeper_engine.exitcodes import EXIT_CODES, DeathClass
 
 DETAIL_BYTES = 2048
+MESSAGE_BYTES = 500
+LINE_BYTES = 4000
+"""Kubernetes keeps 4096 bytes; escaped characters take up to six each."""
 
 _RULES: tuple[tuple[DeathClass, str, str], ...] = (
     (
@@ -97,16 +100,20 @@ class Death:
 
     def termination_line(self) -> str:
         """One JSON line for the termination log, with up to 2 KiB of the last output."""
-        return json.dumps(
-            {
-                "class": self.death.value,
-                "code": self.code,
-                "phase": self.phase,
-                "message": self.message,
-                "detail": _last_bytes(self.detail, DETAIL_BYTES),
-            },
-            ensure_ascii=False,
-        )
+        detail = _last_bytes(self.detail, DETAIL_BYTES)
+        while len(line := self._line(detail).encode()) > LINE_BYTES:
+            detail = _last_bytes(detail, len(detail.encode()) // 2)
+        return line.decode()
+
+    def _line(self, detail: str) -> str:
+        fields = {
+            "class": self.death.value,
+            "code": self.code,
+            "phase": self.phase,
+            "message": _last_bytes(self.message, MESSAGE_BYTES),
+            "detail": detail,
+        }
+        return json.dumps(fields, ensure_ascii=False)
 
 
 def classify_death(

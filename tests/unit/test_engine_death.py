@@ -1,0 +1,94 @@
+"""The class of a death, from output that vLLM, torch and huggingface_hub really wrote."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetkeeper_engine.death import DETAIL_BYTES, classify_death
+from fleetkeeper_engine.exitcodes import EXIT_CODES, DeathClass
+
+CASES = [
+    (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB",
+        DeathClass.CUDA_OUT_OF_MEMORY,
+    ),
+    (
+        "(EngineCore pid=9) ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
+        DeathClass.CUDA_OUT_OF_MEMORY,
+    ),
+    (
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 68719476736 bytes.",
+        DeathClass.HOST_OUT_OF_MEMORY,
+    ),
+    (
+        "(EngineCore pid=1) ValueError: Available memory on node 0 (3.1/4.0 GiB) on kv cache allocation is less than requested memory for kv (9.0 GiB).",
+        DeathClass.HOST_OUT_OF_MEMORY,
+    ),
+    (
+        "(APIServer pid=1) Value error, Model architectures ['NoSuchForCausalLM'] are not supported for now. Supported architectures: dict_keys(['A'])",
+        DeathClass.UNSUPPORTED_ARCHITECTURE,
+    ),
+    (
+        "PermissionError: [Errno 13] Permission denied: '/models/m/config.json'",
+        DeathClass.MODEL_NOT_READABLE,
+    ),
+    (
+        "huggingface_hub.errors.GatedRepoError: 401 Client Error.",
+        DeathClass.MODEL_NOT_READABLE,
+    ),
+    (
+        "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error.",
+        DeathClass.MODEL_NOT_FOUND,
+    ),
+    (
+        "OSError: /models/x does not appear to have a file named tokenizer.json",
+        DeathClass.MODEL_NOT_FOUND,
+    ),
+    (
+        "api_server.py: error: unrecognized arguments: --no-such-option=1",
+        DeathClass.BAD_ENGINE_OPTION,
+    ),
+    (
+        "api_server.py: error: argument --block-size: invalid choice: 7",
+        DeathClass.BAD_ENGINE_OPTION,
+    ),
+    ("RuntimeError: Worker proc VllmWorker-0 died with exit code -4", DeathClass.BAD_ENGINE_OPTION),
+    ("something else", DeathClass.UNKNOWN),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), CASES)
+def test_the_output_tells_the_class(line: str, expected: DeathClass) -> None:
+    death = classify_death(["INFO before", line, "after"], status=1, phase="start")
+    assert death.death is expected
+    assert death.code == EXIT_CODES[expected]
+    assert "\n" not in death.message
+
+
+def test_the_kernels_verdict_and_our_own_count_more_than_the_output() -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory."
+    killed = classify_death([line], status=-9, phase="serve", oom_kills=1)
+    assert killed.death is DeathClass.HOST_OUT_OF_MEMORY
+    assert classify_death([line], status=-9, phase="serve", hung=True).death is DeathClass.HUNG
+
+
+def test_an_end_by_a_signal_names_it() -> None:
+    assert "SIGKILL" in classify_death([], status=-9, phase="serve").message
+    assert classify_death([], status=-4, phase="serve").death is DeathClass.BAD_ENGINE_OPTION
+
+
+@given(st.lists(st.text(max_size=400) | st.just("\x00" * 400), max_size=60))
+def test_the_termination_line_is_one_line_of_json_that_kubernetes_keeps_whole(
+    lines: list[str],
+) -> None:
+    """Kubernetes keeps 4096 bytes of a termination message."""
+    line = classify_death(lines, status=1, phase="serve").termination_line()
+    assert "\n" not in line
+    parsed = json.loads(line)
+    assert parsed["code"] == EXIT_CODES[DeathClass(parsed["class"])]
+    assert len(parsed["detail"].encode()) <= DETAIL_BYTES
+    assert len(line.encode()) <= 4096

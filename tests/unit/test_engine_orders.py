@@ -1,0 +1,254 @@
+"""Orders, health, drain, memory watch and death: the supervisor's decisions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetkeeper_engine.document import Batching
+from fleetkeeper_engine.drain import DrainClock, DrainPhase, decide_drain
+from fleetkeeper_engine.health import (
+    PRIOR_TOKEN_S,
+    Progress,
+    Readiness,
+    decide_progress,
+    is_live,
+    is_moving,
+    stalled_s,
+)
+from fleetkeeper_engine.memorywatch import MemoryState, MemoryUse, decide_memory
+from fleetkeeper_engine.orders import (
+    Orders,
+    RefusedOrderError,
+    allowed_ranges,
+    decide_orders,
+    parse_order,
+)
+from fleetkeeper_engine.page_layout import MiddlewareBlock, SchedulerBlock
+from fleetkeeper_engine.step_model import TERMS
+
+RANGES = allowed_ranges(Batching(max_sequences=64, min_sequences=2, max_tokens=2048))
+
+
+def body(**changes: object) -> bytes:
+    order = {"sequences": 16, "tokens": 512, "leaseSeconds": 60, "generation": 1, **changes}
+    return json.dumps({k: v for k, v in order.items() if v is not None}).encode()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sequences": 1},
+        {"sequences": 65},
+        {"sequences": 16.5},
+        {"sequences": "16"},
+        {"sequences": True},
+        {"sequences": None},
+        {"tokens": 255},
+        {"tokens": 4096},
+        {"leaseSeconds": 0},
+        {"leaseSeconds": 601},
+        {"generation": 0},
+        {"admit": {"realtime": 1.5}},
+        {"admit": {"vip": 1.0}},
+        {"shares": {"batch": -0.1}},
+        {"surprise": 1},
+    ],
+)
+def test_an_order_outside_the_ranges_is_422_with_the_ranges(changes: dict[str, object]) -> None:
+    with pytest.raises(RefusedOrderError) as refused:
+        parse_order(body(**changes), RANGES)
+    assert refused.value.status == 422
+    assert refused.value.detail["allowed"]["sequences"] == {"min": 2, "max": 64}
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b'{"sequences": NaN}', b"null"])
+def test_what_is_no_order_is_422(text: bytes) -> None:
+    with pytest.raises(RefusedOrderError) as refused:
+        parse_order(text, RANGES)
+    assert refused.value.status == 422
+
+
+def test_tiers_that_an_order_leaves_out_keep_what_holds_without_orders() -> None:
+    order = parse_order(body(admit={"batch": 0}, shares={"batch": 0.2}), RANGES)
+    assert order.admit.filled((1.0, 1.0, 1.0)) == (1.0, 1.0, 0.0)
+    assert order.shares.filled((1.0, 1.0, 0.0)) == (1.0, 1.0, 0.2)
+
+
+def test_generations_rise_and_the_same_one_renews_its_lease() -> None:
+    first = decide_orders(Orders(), parse_order(body(generation=7), RANGES), epoch=1, now=100.0)
+    assert first.lease_left_s(100.0) == 60.0
+    renewed = decide_orders(
+        first, parse_order(body(generation=7, leaseSeconds=90), RANGES), epoch=1, now=110.0
+    )
+    assert renewed.lease_deadline == 200.0
+    for stale in (body(generation=6), body(generation=7, sequences=17)):
+        with pytest.raises(RefusedOrderError) as refused:
+            decide_orders(renewed, parse_order(stale, RANGES), epoch=1, now=111.0)
+        assert (refused.value.status, refused.value.detail["generation"]) == (409, 7)
+
+
+def test_a_new_leader_may_count_from_one_again() -> None:
+    held = decide_orders(Orders(), parse_order(body(generation=900), RANGES), epoch=3, now=0.0)
+    taken = decide_orders(held, parse_order(body(generation=1), RANGES), epoch=4, now=1.0)
+    assert (taken.epoch, taken.order and taken.order.generation) == (4, 1)
+
+
+# Health ---------------------------------------------------------------------------------------
+
+
+def scheduler(calls: int = 0, steps: int = 0, running: int = 0, **more: object) -> SchedulerBlock:
+    block = SchedulerBlock(schedule_calls=calls, worked_steps=steps, running=(0, running, 0))
+    return replace(block, **more)  # type: ignore[arg-type]
+
+
+def looked(*looks: tuple[float, SchedulerBlock | None, MiddlewareBlock | None]) -> Progress:
+    progress = Progress()
+    for now, inside, outside in looks:
+        progress = decide_progress(progress, inside, outside, now)
+    return progress
+
+
+def test_an_idle_engine_is_never_stalled() -> None:
+    """An idle core never calls schedule."""
+    progress = looked((0.0, scheduler(10, 10), MiddlewareBlock()))
+    assert stalled_s(progress, 1e6) == 0.0
+    assert is_live(progress, 1e6, 60.0)
+
+
+def test_work_without_a_schedule_call_is_a_hang_after_the_stall_time() -> None:
+    progress = looked((0.0, scheduler(10, 10, 4), None), (1.0, scheduler(11, 11, 4), None))
+    assert is_moving(progress, 10.9, 60.0)
+    assert not is_moving(progress, 11.1, 60.0)
+    assert is_live(progress, 60.9, 60.0)
+    assert not is_live(progress, 61.1, 60.0)
+
+
+def test_schedule_calls_without_a_worked_step_are_a_wedge() -> None:
+    looks = [(float(t), scheduler(10 + t, 10, 4), None) for t in range(62)]
+    progress = looked(*looks)
+    assert not is_live(progress, 61.0, 60.0)
+
+
+def test_a_request_that_never_reached_the_core_counts_as_work() -> None:
+    """The core was stopped while idle: only the middleware knows of the request."""
+    released = MiddlewareBlock(released=(0, 1, 0))
+    progress = looked(
+        (100.0, scheduler(10, 10), MiddlewareBlock()), (200.0, scheduler(10, 10), released)
+    )
+    assert is_live(progress, 259.0, 60.0)
+    assert not is_live(progress, 261.0, 60.0)
+
+
+def test_the_clock_of_a_stall_starts_with_the_work_not_with_the_last_step() -> None:
+    progress = looked(
+        (0.0, scheduler(10, 10), None),
+        (5000.0, scheduler(10, 10, 1), None),
+    )
+    assert stalled_s(progress, 5003.0) == pytest.approx(3.0)
+
+
+def test_a_long_prefill_in_flight_is_no_stall() -> None:
+    """2048 tokens at the 40 ms that a token took so far may last 4 x 82 s; at 20 ms before any was seen, 4 x 41 s."""
+    sums = [0.0] * (2 * len(TERMS))
+    sums[len(TERMS) + TERMS.index("prefill")] = 1000.0
+    sums[len(TERMS) + TERMS.index("seconds")] = 40.0
+    flight = {"flight_steps": 1, "flight_tokens": 2048, "flight_since": 0.0}
+    known = looked((0.0, scheduler(10, 10, 1, step_model=tuple(sums), **flight), None))
+    assert is_live(known, 300.0, 60.0)
+    assert is_moving(known, 300.0, 60.0)
+    assert not is_live(known, 330.0, 60.0)
+    unknown = looked((0.0, scheduler(10, 10, 1, **flight), None))
+    assert is_live(unknown, 4 * 2048 * PRIOR_TOKEN_S - 1, 60.0)
+
+
+def test_a_page_that_cannot_be_read_changes_nothing() -> None:
+    before = looked((0.0, scheduler(10, 10, 4), None))
+    assert decide_progress(before, None, None, 5.0) == before
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.01, 5.0), st.integers(0, 3), st.integers(0, 3), st.integers(0, 5)),
+        max_size=60,
+    )
+)
+def test_progress_within_the_stall_time_is_never_called_dead(
+    ticks: list[tuple[float, int, int, int]],
+) -> None:
+    """Whatever moves: with at least one call and one step each 5 s the engine is live."""
+    progress, now, calls, steps = Progress(), 0.0, 0, 0
+    for pause, more_calls, more_steps, work in ticks:
+        now += pause
+        calls += max(1, more_calls)
+        steps += max(1, more_steps)
+        progress = decide_progress(progress, scheduler(calls, steps, work), None, now)
+        assert is_live(progress, now, 5.0 + 1e-6)
+
+
+def test_readiness_names_every_obstacle() -> None:
+    good = Readiness(started=True, cap_armed=True, draining=False, moving=True, child_alive=True)
+    assert good.obstacles == ()
+    bad = Readiness(started=False, cap_armed=False, draining=True, moving=False, child_alive=False)
+    assert len(bad.obstacles) == 5
+
+
+# Drain ----------------------------------------------------------------------------------------
+
+
+@given(
+    seconds=st.floats(0, 600),
+    notice=st.floats(0, 60),
+    busy_until=st.floats(0, 1200),
+)
+def test_a_drain_always_ends_never_early_and_never_late(
+    seconds: float, notice: float, busy_until: float
+) -> None:
+    """Nothing is stopped while work runs before the deadline, and at the deadline everything is."""
+    clock = DrainClock(1000.0, seconds, notice)
+    phases: list[DrainPhase] = []
+    now = 1000.0
+    while now <= clock.deadline + 0.5:
+        unfinished = int(now - 1000.0 < busy_until)
+        phase = decide_drain(clock, unfinished=unfinished, stop_sent=None, now=now)
+        if phase is DrainPhase.STOPPING:
+            assert not unfinished or now >= clock.deadline
+            break
+        assert not phases or phases[-1] in {phase, DrainPhase.NOTICE}
+        phases.append(phase)
+        now += 0.25
+    else:
+        pytest.fail("the drain did not end by its deadline")
+    assert decide_drain(clock, unfinished=1, stop_sent=now, now=now + 9.9) is DrainPhase.STOPPING
+    assert decide_drain(clock, unfinished=1, stop_sent=now, now=now + 10.0) is DrainPhase.KILLING
+
+
+def test_a_drain_of_120_s_gives_routers_5_s_first() -> None:
+    clock = DrainClock(0.0, 120.0, 5.0)
+    assert decide_drain(clock, unfinished=0, stop_sent=None, now=4.9) is DrainPhase.NOTICE
+    assert decide_drain(clock, unfinished=3, stop_sent=None, now=5.1) is DrainPhase.CLOSING
+    assert decide_drain(clock, unfinished=0, stop_sent=None, now=5.6) is DrainPhase.STOPPING
+    assert DrainClock(0.0, 2.0, 5.0).notice_ends == 0.5
+
+
+# Memory ---------------------------------------------------------------------------------------
+
+
+def test_above_the_cap_for_10_s_new_sequences_stop_until_one_sample_is_below() -> None:
+    state = MemoryState(cap_ratio=0.8)
+    seen = []
+    for tenth in range(131):
+        used = 79 if tenth == 50 else 81
+        state = decide_memory(state, MemoryUse(used, 100), tenth / 10)
+        seen.append(state.over_cap)
+    assert not any(seen)
+    for tenth in range(131, 160):
+        state = decide_memory(state, MemoryUse(81, 100), tenth / 10)
+    assert state.over_cap
+    state = decide_memory(state, MemoryUse(80, 100), 16.0)
+    assert not state.over_cap
+    assert (state.peak_ratio, state.peak_bytes) == (0.81, 81)
