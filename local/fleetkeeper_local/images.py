@@ -121,7 +121,7 @@ def base_layout() -> Path:
     Raises:
         LocalError: packages or network are missing.
     """
-    recipe = f"{SUITE} {' '.join(BASE_PACKAGES)} 1"
+    recipe = f"{SUITE} {' '.join(BASE_PACKAGES)} 2"
     key = hashlib.sha256(recipe.encode()).hexdigest()[:16]
     home = cache_dir() / "images" / f"base-{key}"
     with exclusive(cache_dir() / "images"):
@@ -152,6 +152,7 @@ def _bootstrap(home: Path) -> None:
             root,
             "",
             Path(scratch) / "layer",
+            keep_rights=True,
             # Caches, and what names the machine it was made on.
             exclude=(
                 "./var/cache/apt/*",

@@ -22,6 +22,8 @@ from fleetkeeper_local.errors import LocalError
 CHUNK_BYTES = 1 << 20
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+zstd"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+READABLE_BY_ALL = ("--owner=0", "--group=0", "--mode=a+rX,u+w,go-w")
+EPOCH = "1970-01-01T00:00:00Z"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 
 
@@ -51,10 +53,17 @@ class ImageConfig:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def write_layer(source: Path, prefix: str, target: Path, *, exclude: Sequence[str] = ()) -> Layer:
+def write_layer(
+    source: Path,
+    prefix: str,
+    target: Path,
+    *,
+    exclude: Sequence[str] = (),
+    keep_rights: bool = False,
+) -> Layer:
     """Packs a folder's content under `prefix` into a layer; same content, same digest.
 
-    Owner 0:0, time 0, readable by all, sorted: nothing of this machine is in it. A finished layer
+    Time 0, sorted and, unless asked otherwise, owner 0:0 and readable by all: nothing of this machine is in it. A finished layer
     with the same `target` is taken as it is.
 
     Args:
@@ -62,6 +71,7 @@ def write_layer(source: Path, prefix: str, target: Path, *, exclude: Sequence[st
         prefix: where it appears in the image, without leading slash; "" for the root.
         target: the file to write; a small JSON with the digests is kept beside it.
         exclude: tar patterns of what is left out.
+        keep_rights: whether owners and modes stay as they are (a whole root file system).
     """
     known = target.with_name(target.name + ".json")
     if target.exists() and known.exists():
@@ -69,7 +79,8 @@ def write_layer(source: Path, prefix: str, target: Path, *, exclude: Sequence[st
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        diff_id = _pack(source, prefix, draft, exclude)
+        rights = () if keep_rights else READABLE_BY_ALL
+        diff_id = _pack(source, prefix, draft, [*rights, *(f"--exclude={p}" for p in exclude)])
         digest = _sha256(draft)
         draft.replace(target)
     finally:
@@ -100,7 +111,8 @@ def write_image(
             {"mediaType": LAYER_TYPE, "digest": layer.digest, "size": layer.size_bytes}
         )
         settings["rootfs"]["diff_ids"].append(layer.diff_id)
-    settings.pop("history", None)  # it would have to name every layer, and tells nothing here
+    # buildah refuses a base whose history does not name each of its layers.
+    settings["history"] += [{"created": EPOCH, "created_by": "files"} for _ in layers]
     _merge(settings["config"], config)
     manifest["config"] = {"mediaType": CONFIG_TYPE, **_blob(blobs, settings)}
     index = {
@@ -125,11 +137,10 @@ def image_digest(layout: Path) -> str:
     return digest
 
 
-def _pack(source: Path, prefix: str, target: Path, exclude: Sequence[str]) -> str:
+def _pack(source: Path, prefix: str, target: Path, options: Sequence[str]) -> str:
     """Runs tar through a hash into zstd and returns the hash of the uncompressed stream."""
-    argv = ["tar", "-C", str(source), "--sort=name", "--owner=0", "--group=0", "--numeric-owner"]
-    argv += ["--mode=a+rX,u+w,go-w", "--mtime=@0", "--format=gnu"]
-    argv += [f"--exclude={pattern}" for pattern in exclude]
+    argv = ["tar", "-C", str(source), "--sort=name", "--numeric-owner", "--mtime=@0"]
+    argv += ["--format=gnu", *options]
     if prefix:
         argv.append(rf"--transform=s,^\./,{prefix.strip('/')}/,")
     hashed = hashlib.sha256()
@@ -163,7 +174,9 @@ def _empty() -> tuple[dict[str, Any], dict[str, Any]]:
     settings = {
         "architecture": _architecture(),
         "os": "linux",
+        "created": EPOCH,
         "config": {},
+        "history": [],
         "rootfs": {"type": "layers", "diff_ids": []},
     }
     return manifest, settings
@@ -181,6 +194,7 @@ def _base_of(base: Path, blobs: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for layer in manifest["layers"]:
         _link(blob(layer["digest"]), blobs / layer["digest"].removeprefix("sha256:"))
     settings.setdefault("config", {})
+    settings.setdefault("history", [])
     return manifest, settings
 
 

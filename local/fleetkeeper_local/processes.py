@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -48,7 +47,7 @@ class Processes:
         self._records = folder / "run"
         self._logs = folder / "logs"
         self._tied = tied
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: set[int] = set()
 
     def log_file(self, name: str) -> Path:
         """Where a component's output goes."""
@@ -63,9 +62,7 @@ class Processes:
         record = self._record(name)
         if record is None:
             return None
-        child = self._children.get(name)
-        if child is not None and child.poll() is not None:
-            return None
+        self._reap()
         try:
             process = psutil.Process(record.pid)
             same = abs(process.create_time() - record.create_time) < 0.05
@@ -86,19 +83,11 @@ class Processes:
             self.stop([name])
         self._records.mkdir(parents=True, exist_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
-        with self.log_file(name).open("ab") as log:
-            child = subprocess.Popen(
-                [*self._tie(), *words],
-                env=_environment(env),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._children[name] = child
-        created = psutil.Process(child.pid).create_time()
+        pid = _spawn([*self._tie(), *words], _environment(env), self.log_file(name))
+        self._children.add(pid)
+        created = psutil.Process(pid).create_time()
         draft = self._records / f".{name}.draft"
-        draft.write_text(json.dumps(asdict(_Record(child.pid, created, words))))
+        draft.write_text(json.dumps(asdict(_Record(pid, created, words))))
         draft.replace(self._records / f"{name}.json")
         return True
 
@@ -158,9 +147,6 @@ class Processes:
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:
-            child = self._children.pop(name, None)
-            if child is not None:
-                child.wait()
             (self._records / f"{name}.json").unlink(missing_ok=True)
 
     def _wait(self, processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
@@ -168,12 +154,22 @@ class Processes:
         deadline = time.monotonic() + timeout_s
         alive = processes
         while alive:
-            ended = {child.pid for child in self._children.values() if child.poll() is not None}
-            alive = [p for p in alive if p.pid not in ended and _lives(p)]
+            self._reap()
+            alive = [process for process in alive if _lives(process)]
             if not alive or time.monotonic() > deadline:
                 break
             time.sleep(POLL_S)
         return alive
+
+    def _reap(self) -> None:
+        """Collects those of our own children that have ended, so that no zombie stays."""
+        for pid in list(self._children):
+            try:
+                ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+            except ChildProcessError:
+                ended = True
+            if ended:
+                self._children.discard(pid)
 
     def _record(self, name: str) -> _Record | None:
         try:
@@ -188,6 +184,25 @@ class Processes:
         if setpriv is None:
             raise LocalError("setpriv is not on the PATH; install util-linux")
         return [setpriv, "--pdeathsig", "KILL", "--"]
+
+
+def _spawn(argv: list[str], env: dict[str, str], log: Path) -> int:
+    """Starts a program in a session of its own, its output appended to `log`; returns its pid."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    try:
+        return os.posix_spawnp(
+            argv[0],
+            argv,
+            env,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+    except FileNotFoundError as error:
+        raise LocalError(f"{argv[0]} is not on the PATH") from error
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:

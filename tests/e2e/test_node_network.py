@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.parse
 import urllib.request
+from typing import Any
 
 from fleetkeeper_local.node import Node
 from node_world import Pods, pod_manifest, until
