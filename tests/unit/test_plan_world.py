@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fleetkeeper.api.conditions import Reason
-from fleetkeeper.plan.model import Apply, Delete, Kind, Plan, ReplicaOrder
+from fleetkeeper.plan.model import Apply, Delete, Kind, Manifest, Plan, ReplicaOrder
 from plan_world import (
     Behaviour,
     World,
@@ -19,11 +20,13 @@ from plan_world import (
     live,
     new_world,
     plan_of,
+    service,
     settle,
     step,
     with_spec,
     without_child,
 )
+from random_specs import random_spec
 
 ENGINE = (Kind.DEPLOYMENT, "chat")
 MODELS = ("pvc://models/llama", "pvc://models/mistral", "pvc://models/qwen")
@@ -261,3 +264,29 @@ def test_applying_the_same_manifest_again_writes_nothing() -> None:
     assert plan_of(again).is_empty
     writes = world.writes
     assert live(again, 600).writes == writes
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_spec_that_the_schema_accepts_comes_to_rest(seed: int) -> None:
+    """A chain of random specs: no plan breaks, each ends at rest with a closed reason."""
+    rng = random.Random(seed)
+    world = World(resource=random_service(rng))
+    for _ in range(3):
+        spec = random_service(rng)["spec"]
+        world = replace(world, next_behaviour=rng.choice(list(Behaviour)))
+        changed = {**dict.fromkeys(world.resource["spec"]), **spec}
+        world = settle(with_spec(world, **changed), 20_000)
+        ready = world.condition("Ready")
+        assert ready is not None
+        assert ready[0] in {"True", "False"}
+        assert ready[1] in set(Reason)
+        assert_harmless(world, plan_of(world))
+
+
+def random_service(rng: random.Random) -> Manifest:
+    """A random spec on the service `chat`: few replicas, and a start that gives up in minutes."""
+    spec = {**random_spec(rng), "paused": False, "scaling": {"minReplicas": rng.randint(1, 3)}}
+    spec["rollout"] = {**spec.get("rollout", {}), "startupSeconds": rng.randint(60, 900)}
+    if "replicas" in spec:
+        spec["replicas"] = rng.randint(0, 4)
+    return service(**spec)
