@@ -1,0 +1,367 @@
+"""The tier middleware at its seams: what reaches vLLM, what is answered before, what a hang-up frees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetkeeper_engine.asgi import Message, Receive, Scope, Send
+from fleetkeeper_engine.inside import INTERNAL_HEADER, InsideSettings
+from fleetkeeper_engine.middleware import TierMiddleware
+from fleetkeeper_engine.page import Page
+from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.priority import PriorityRule
+from fleetkeeper_engine.request_shape import Route, Shape, route_of, shape_of, with_priority
+
+COMPLETIONS = "/v1/completions"
+BODY = b'{"model": "tiny", "prompt": "hello"}'
+
+
+class StandInVllm:
+    """Takes requests like vLLM's application and answers when told."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[Scope, bytes]] = []
+        self.go = asyncio.Event()
+        self.go.set()
+        self.aborted = 0
+        self.stream = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return
+        message = await receive()
+        self.taken.append((scope, message.get("body", b"")))
+        kind = b"text/event-stream" if self.stream else b"application/json"
+        if self.stream:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(b"content-type", kind)],
+                }
+            )
+            await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        gone = asyncio.ensure_future(receive())
+        ended = asyncio.ensure_future(self.go.wait())
+        try:
+            await asyncio.wait((gone, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.aborted += not ended.done()
+            gone.cancel()
+            ended.cancel()
+        if not self.stream:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done", "more_body": False})
+
+
+class Call:
+    """One request of a client."""
+
+    def __init__(self, app: Callable[..., Any], body: bytes = BODY, **scope: Any) -> None:
+        self.sent: list[Message] = []
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        half = len(body) // 2
+        for part, more in ((body[:half], True), (body[half:], False)):
+            self._inbox.put_nowait({"type": "http.request", "body": part, "more_body": more})
+        self.scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": COMPLETIONS,
+            "headers": [],
+            "client": ("10.0.0.9", 1234),
+            **scope,
+        }
+        self.task = asyncio.ensure_future(app(self.scope, self._inbox.get, self._take))
+
+    async def _take(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def hang_up(self) -> None:
+        self._inbox.put_nowait({"type": "http.disconnect"})
+
+    async def answer(self) -> tuple[int, dict[str, str], Any]:
+        await self.task
+        start = self.sent[0]
+        body = b"".join(message.get("body", b"") for message in self.sent[1:])
+        assert not self.sent[-1].get("more_body", False)
+        headers = {str(k, "latin-1"): str(v, "latin-1") for k, v in start["headers"]}
+        return start["status"], headers, json.loads(body) if body.startswith(b"{") else body
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Page:
+    return Page.create(tmp_path / "page")
+
+
+@pytest.fixture
+def vllm() -> StandInVllm:
+    return StandInVllm()
+
+
+@pytest.fixture
+async def make(vllm: StandInVllm, page: Page) -> AsyncIterator[Callable[..., TierMiddleware]]:
+    made: list[TierMiddleware] = []
+
+    def build(**changes: Any) -> TierMiddleware:
+        settings = InsideSettings(
+            **{"max_sequences": 4, "min_sequences": 1, "internal_token": "secret", **changes}
+        )
+        made.append(TierMiddleware(vllm, settings, page))
+        return made[-1]
+
+    yield build
+    for middleware in made:
+        if middleware._ticker is not None:
+            middleware._ticker.cancel()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110 - memory shared with other code has no event
+            await asyncio.sleep(0.001)
+
+
+def headers(**values: str) -> list[tuple[bytes, bytes]]:
+    return [(name.replace("_", "-").encode(), value.encode()) for name, value in values.items()]
+
+
+async def test_the_priority_is_ours_in_body_and_header_whatever_the_client_sent(
+    make: Any, vllm: StandInVllm, page: Page
+) -> None:
+    """vLLM takes a header before the body: neither way lets a client jump the queue."""
+    app = make()
+    body = b'{"prompt": "x", "priority": -999999999999, "n": 2}'
+    call = Call(app, body, headers=headers(x_vllm_priority="-9", x_inference_tier="Batch", a="b"))
+    assert (await call.answer())[0] == 200
+    scope, taken = vllm.taken[0]
+    fields = json.loads(taken)
+    origin = PriorityRule(0, 30_000_000).origin(fields["priority"])
+    assert origin is not None
+    assert origin.tier is Tier.BATCH
+    found = dict(scope["headers"])
+    assert found[b"x-vllm-priority"] == str(fields["priority"]).encode()
+    assert found[b"content-length"] == str(len(taken)).encode()
+    assert found[b"a"] == b"b"
+    assert len(scope["headers"]) == 4
+    block = page.read_middleware()
+    assert block is not None
+    assert block.outcomes[Tier.BATCH * 5 + Outcome.ADMITTED] == 1
+    assert block.released == (0, 0, 0)
+
+
+async def test_the_api_key_is_checked_before_the_queue(
+    make: Any, vllm: StandInVllm, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No key, no place in the queue; /health needs none, as kubelets send none."""
+    monkeypatch.setenv("VLLM_API_KEY", "k1")
+    app = make()
+    for given_key in ("", "Bearer wrong", "Basic k1"):
+        status, _, body = await Call(app, headers=headers(authorization=given_key)).answer()
+        assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+    assert vllm.taken == []
+    assert (await Call(app, headers=headers(authorization="Bearer k1")).answer())[0] == 200
+    assert (await Call(app, path="/health", method="GET").answer())[0] == 200
+    block = page.read_middleware()
+    assert block is not None
+    assert (block.unauthorized, sum(block.arrivals)) == (3, 1)
+
+
+async def test_the_supervisors_own_requests_skip_everything(
+    make: Any, vllm: StandInVllm, page: Page
+) -> None:
+    """With its token, also while draining: untouched, uncounted, and the token goes no further."""
+    app = make()
+    page.write_supervisor(SupervisorBlock(draining=True))
+    own = [(INTERNAL_HEADER.encode(), b"secret")]
+    assert (await Call(app, headers=own).answer())[0] == 200
+    assert vllm.taken[0] == (
+        {**Call(app, headers=own).scope, "headers": []},
+        BODY[: len(BODY) // 2],
+    )
+    wrong = [(INTERNAL_HEADER.encode(), b"guess")]
+    assert (await Call(app, headers=wrong).answer())[0] == 503
+    block = page.read_middleware()
+    assert block is not None
+    assert sum(block.outcomes) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "status"),
+    [
+        ("/metrics", "10.0.0.9", 404),
+        ("/metrics", "127.0.0.1", 200),
+        ("/docs", "127.0.0.1", 404),
+        ("/v1/load_lora_adapter", "127.0.0.1", 404),
+        ("/v1/models", "10.0.0.9", 200),
+        ("/v1/completions/render", "10.0.0.9", 404),
+    ],
+)
+async def test_paths_are_an_allow_list(make: Any, path: str, host: str, status: int) -> None:
+    """The router passes every path on; vLLM's own metrics are for the pod itself."""
+    answer = await Call(make(), path=path, method="GET", client=(host, 1)).answer()
+    assert answer[0] == status
+
+
+async def test_websockets_are_refused(make: Any, vllm: StandInVllm) -> None:
+    """They would pass the queue by."""
+    call = Call(make(), type="websocket")
+    await call.task
+    assert call.sent == [{"type": "websocket.close", "code": 1008}]
+    assert vllm.taken == []
+
+
+async def test_requests_wait_in_order_and_are_released_as_others_end(
+    make: Any, vllm: StandInVllm, page: Page
+) -> None:
+    """4 sequences and a look-ahead of 2 are inside; the seventh waits, realtime passes standard."""
+    app = make()
+    vllm.go.clear()
+    calls = [Call(app) for _ in range(7)]
+    await until(lambda: len(vllm.taken) == 6)
+    late = Call(app, b'{"prompt": "late"}', headers=headers(x_inference_tier="realtime"))
+    await until(lambda: (b := page.read_middleware()) is not None and b.waiting == (1, 1, 0))
+    calls[0].hang_up()
+    await until(lambda: len(vllm.taken) == 7)
+    assert b"late" in vllm.taken[6][1]
+    vllm.go.set()
+    answers = await asyncio.gather(*(call.answer() for call in [*calls, late]))
+    assert {status for status, _, _ in answers} == {200}
+    block = page.read_middleware()
+    assert block is not None
+    assert (block.released, block.waiting) == ((0, 0, 0), (0, 0, 0))
+
+
+async def test_a_hang_up_in_the_queue_never_reaches_vllm(
+    make: Any, vllm: StandInVllm, page: Page
+) -> None:
+    """Its place is free at once and it counts as cancelled."""
+    app = make()
+    vllm.go.clear()
+    calls = [Call(app) for _ in range(7)]
+    await until(lambda: (b := page.read_middleware()) is not None and b.waiting == (0, 1, 0))
+    calls[6].hang_up()
+    await calls[6].task
+    assert calls[6].sent == []
+    vllm.go.set()
+    await asyncio.gather(*(call.task for call in calls))
+    block = page.read_middleware()
+    assert block is not None
+    assert block.outcomes[Tier.STANDARD * 5 + Outcome.CANCELLED] == 1
+    assert len(vllm.taken) == 6
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_at_the_end_of_a_drain_answers_end_whole(
+    make: Any, vllm: StandInVllm, page: Page, streaming: bool
+) -> None:
+    """The queue gets 503; a stream ends with an error event and DONE, an unanswered request with 503."""
+    app = make()
+    vllm.go.clear()
+    vllm.stream = streaming
+    calls = [Call(app) for _ in range(7)]
+    await until(lambda: len(vllm.taken) == 6)
+    page.write_supervisor(SupervisorBlock(draining=True, drain_deadline=1.0))
+    answers = [await call.answer() for call in calls]
+    assert vllm.aborted == 6
+    status, found, body = answers[6]
+    assert (status, found["connection"], body["error"]["code"]) == (503, "close", "draining")
+    for status, _, body in answers[:6]:
+        if streaming:
+            assert status == 200
+            assert body.startswith(b"data: 1\n\ndata: {")
+            assert body.endswith(b"\n\ndata: [DONE]\n\n")
+        else:
+            assert (status, body["error"]["code"]) == (503, "draining")
+
+
+async def test_a_lease_that_ends_lets_waiting_requests_in_without_a_new_one(
+    make: Any, vllm: StandInVllm, page: Page
+) -> None:
+    """The middleware looks by itself: nobody has to arrive for a higher limit to count."""
+    app = make(max_sequences=16)
+    page.write_supervisor(SupervisorBlock(sequences=1, lease_deadline=1e12))
+    vllm.go.clear()
+    calls = [Call(app) for _ in range(10)]
+    await until(lambda: len(vllm.taken) == 3)
+    page.write_supervisor(SupervisorBlock(sequences=1, lease_deadline=1.0))
+    await until(lambda: len(vllm.taken) == 10)
+    vllm.go.set()
+    await asyncio.gather(*(call.task for call in calls))
+
+
+async def test_a_body_that_is_no_json_is_left_to_vllm(make: Any, vllm: StandInVllm) -> None:
+    """vLLM says best what is wrong with it; no slot is taken."""
+    assert (await Call(make(), b"{oops").answer())[0] == 200
+    assert vllm.taken[0][1] == b"{oops"
+
+
+@pytest.mark.parametrize(
+    ("fields", "sequences"),
+    [
+        ({}, 1),
+        ({"prompt": "a", "n": 3}, 3),
+        ({"prompt": ["a", "b"], "n": 3}, 6),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": [[1, 2], [3]]}, 2),
+        ({"prompt": "a", "n": 2, "best_of": 5}, 5),
+        ({"input": ["a", "b", "c"]}, 3),
+        ({"input": [{"role": "user"}, {"role": "user"}]}, 1),
+        ({"query": "q", "documents": ["a", "b"]}, 2),
+        ({"n": None, "prompt": []}, 1),
+        ({"n": "many", "prompt": 5}, 1),
+    ],
+)
+def test_slots_are_counted_in_sequences(fields: dict[str, Any], sequences: int) -> None:
+    """Choices times prompts; nonsense counts as one, and vLLM refuses it."""
+    assert shape_of(json.dumps(fields).encode()) == Shape(sequences, has_priority=False)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"5", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_what_is_no_object_has_no_shape(body: bytes) -> None:
+    """Also not a body that is nested without end."""
+    assert shape_of(body) is None
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5) | st.just("priority"), st.integers() | st.text(max_size=5), max_size=4
+    ),
+    st.integers(-(2**63), 2**63 - 1),
+    st.sampled_from([b"", b" ", b"\n\n"]),
+)
+def test_a_body_keeps_all_but_its_priority(
+    fields: dict[str, Any], priority: int, space: bytes
+) -> None:
+    """However it is written, only `priority` differs."""
+    body = space + json.dumps(fields).encode() + space
+    shape = shape_of(body)
+    assert shape is not None
+    assert json.loads(with_priority(body, shape, priority)) == {**fields, "priority": priority}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "route"),
+    [
+        ("POST", "/v1/chat/completions", Route.GENERATION),
+        ("GET", "/v1/chat/completions", Route.PLAIN),
+        ("POST", "/v1/embeddings", Route.GENERATION),
+        ("POST", "/tokenize", Route.PLAIN),
+        ("GET", "/health", Route.OPEN),
+        ("GET", "/v1/responses/abc", Route.PLAIN),
+        ("POST", "/sleep", Route.UNKNOWN),
+        ("POST", "/v1/unload_lora_adapter", Route.UNKNOWN),
+        ("POST", "/v1/completions/", Route.UNKNOWN),
+        ("POST", "//v1/completions", Route.UNKNOWN),
+    ],
+)
+def test_routes(method: str, path: str, route: Route) -> None:
+    """What is work for the engine, what is not, and what is not known."""
+    assert route_of(method, path) is route
