@@ -58,20 +58,24 @@ class Order:
 class _Left:
     """Accelerators left while orders are made; lives inside one call."""
 
-    total: float
-    by_namespace: dict[str, float]
+    total: int | None
+    by_namespace: dict[str, int]
 
-    def most(self, namespace: str, gpus: int) -> tuple[float, str]:
-        """How many replicas still fit, and which budget says so."""
+    def most(self, missing: int, namespace: str, gpus: int) -> tuple[int, str]:
+        """How many of `missing` replicas still fit, and which budget says so."""
+        fits, by = missing, ""
         if gpus <= 0:
-            return float("inf"), ""
-        own = self.by_namespace.get(namespace, float("inf"))
-        if own < self.total:
-            return max(0.0, own // gpus), f"the namespace's budget of accelerators ({namespace})"
-        return max(0.0, self.total // gpus), "the fleet's budget of accelerators"
+            return fits, by
+        if self.total is not None and self.total // gpus < fits:
+            fits, by = max(0, self.total // gpus), "the fleet's budget of accelerators"
+        own = self.by_namespace.get(namespace)
+        if own is not None and own // gpus < fits:
+            fits, by = max(0, own // gpus), f"the budget of accelerators of namespace {namespace}"
+        return fits, by
 
     def take(self, namespace: str, gpus: int) -> None:
-        self.total -= gpus
+        if self.total is not None:
+            self.total -= gpus
         if namespace in self.by_namespace:
             self.by_namespace[namespace] -= gpus
 
@@ -88,10 +92,7 @@ def arbitrate(wants: Iterable[Want], budget: Budget) -> dict[tuple[str, str], Or
     realtime gets 3, batch keeps 1 and is told which budget limits it.
     """
     asked = sorted(wants, key=lambda want: want.key)
-    left = _Left(
-        float("inf") if budget.total_gpus is None else float(budget.total_gpus),
-        {namespace: float(gpus) for namespace, gpus in budget.gpus_by_namespace.items()},
-    )
+    left = _Left(budget.total_gpus, dict(budget.gpus_by_namespace))
     granted: dict[tuple[str, str], Order] = {}
     for want in asked:
         kept = _kept(want)
@@ -116,7 +117,6 @@ def _grant(want: Want, order: Order, up_to: int, left: _Left) -> Order:
     missing = up_to - order.replicas
     if missing <= 0:
         return order
-    fits, by = left.most(want.namespace, want.gpus_per_replica)
-    given = int(min(missing, fits))
+    given, by = left.most(missing, want.namespace, want.gpus_per_replica)
     left.take(want.namespace, given * want.gpus_per_replica)
-    return Order(order.replicas + given, by if given < missing else "")
+    return Order(order.replicas + given, by)

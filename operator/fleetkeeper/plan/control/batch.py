@@ -204,11 +204,18 @@ def _follow(
         return None
     if down and now - memory.changed < DOWN_EVERY_S:
         return None
-    if not down and not _raise_allowed(view, memory, now, need_use=False):
+    if not down and not _may_follow_up(view, memory, now):
         return None
     followed = Limits(targets.sequences, targets.tokens or held.tokens)
     detail = f"modelled capacity {targets.capacity:.0f} sequences at {0.9 * view.settings.batch_time_objective_s * 1e3:.0f} ms"
     return Move(wanted, "FollowsModel", detail, replace(memory, followed=followed))
+
+
+def _may_follow_up(view: BatchView, memory: BatchMemory, now: float) -> bool:
+    """Up with the model: at once when it is known for the first time (we began at a guess)."""
+    if memory.followed is None:
+        return view.may_raise and now >= memory.rest_until
+    return _raise_allowed(view, memory, now, need_use=False)
 
 
 def _shifted(
@@ -335,7 +342,8 @@ def decide_limits(
 ) -> tuple[Decision[Limits], BatchMemory]:
     """The limits for all pods, and what to remember. Holds when signals are stale."""
     settings = view.settings
-    memory = replace(memory, replicas_wait_ticks=max(0, memory.replicas_wait_ticks - 1))
+    if memory.replicas_wait_ticks:
+        memory = replace(memory, replicas_wait_ticks=memory.replicas_wait_ticks - 1)
     if settings.batching_mode is BatchingMode.FIXED:
         limits = start_up(settings)
         return act(limits, "Fixed", "batching.mode is Fixed"), replace(memory, limits=limits)
@@ -344,7 +352,8 @@ def decide_limits(
         first = replace(memory, limits=limits, changed=now)
         return act(limits, "Starting", "no model yet: the middle of floor and ceiling"), first
     held = clamped(memory.limits, settings)
-    memory = replace(memory, limits=held)
+    if held != memory.limits:
+        memory = replace(memory, limits=held)
     if not view.signals.known:
         return hold(held, "SignalsStale", "no signals: limits stay"), memory
     for rule in RULES:

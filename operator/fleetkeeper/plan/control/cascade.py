@@ -247,7 +247,7 @@ def _needed(scene: Scene, in_force: Limits) -> tuple[int | None, int | None]:
     expected = expected_per_s(scene.forecast, signals.arrivals_per_s, scene.cold_start_s)
     silent = float(max(0, signals.ready_pods - signals.reporting_pods))
     up = _load(scene, in_force, expected, 0.0)
-    down = _load(scene, in_force, expected, silent)
+    down = _load(scene, in_force, expected, silent) if silent else up
     if up is None or down is None:
         return None, None
     by_running = max(1, -int(-signals.gauges.running // max(down.capacity, 1.0)))
@@ -261,6 +261,13 @@ def fallback_floor(scene: Scene) -> int:
     if not scene.control_acts or scene.control.state is not BreakerState.OPEN:
         return 0
     return max(scene.inputs.replicas, scene.settings.fallback_replicas or 0)
+
+
+def _steers_by_model(scene: Scene, memory: BatchMemory) -> bool:
+    """Whether capacity is the model's: known, and limits have followed it where we set them."""
+    if scene.targets is None:
+        return False
+    return memory.followed is not None or not scene.settings.tunes_limits
 
 
 def replica_view(scene: Scene, memory: BatchMemory, in_force: Limits, now: float) -> ReplicaView:
@@ -279,7 +286,7 @@ def replica_view(scene: Scene, memory: BatchMemory, in_force: Limits, now: float
         needed_up=needed_up,
         needed_down=needed_down,
         capacity=min(scene.capacity, float(in_force.sequences)),
-        model_trusted=scene.targets is not None,
+        model_trusted=_steers_by_model(scene, memory),
         wait_broken=broken,
         batch_at_limit=not step_up_possible(view, memory),
         demand=at_floor_and_slow(view, memory),

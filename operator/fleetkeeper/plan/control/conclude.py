@@ -74,14 +74,16 @@ def conclude(
     changes, notices = _changes(decision, memory, scaling, batching, now)
     peak = max(memory.peak_percent, round(100 * decision.signals.memory_peak_ratio))
     over = _over_cap_pod(decision, memory)
-    memory = replace(
-        memory,
-        shown_scaling=scaling,
-        shown_batching=batching,
-        changes=changes,
-        peak_percent=peak,
-        over_cap_pod=over,
-    )
+    told = (scaling, batching, changes, peak, over)
+    if told != _told_before(memory):
+        memory = replace(
+            memory,
+            shown_scaling=scaling,
+            shown_batching=batching,
+            changes=changes,
+            peak_percent=peak,
+            over_cap_pod=over,
+        )
     shown_memory = {"capPercent": decision.settings.cap_percent}
     if peak:
         shown_memory["peakPercent"] = peak
@@ -95,8 +97,18 @@ def conclude(
     }
     if decision.remedy.value is not None:
         status["remedy"] = _remedy_status(decision)
-    told = (*decision.notices, *notices)
-    return Conclusion(replicas_order, status, told, _metrics(decision, desired)), memory
+    notices = (*decision.notices, *notices)
+    return Conclusion(replicas_order, status, notices, _metrics(decision, desired)), memory
+
+
+def _told_before(memory: ControlMemory) -> tuple[Any, ...]:
+    return (
+        memory.shown_scaling,
+        memory.shown_batching,
+        memory.changes,
+        memory.peak_percent,
+        memory.over_cap_pod,
+    )
 
 
 def _order(decision: ControlDecision, order: Order) -> ReplicaOrder | None:

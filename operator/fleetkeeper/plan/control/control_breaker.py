@@ -176,6 +176,9 @@ def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> Control
         since = now
     elif now - since >= GOOD_S:
         good = limits
+    held = (breaker.lost, breaker.failures, breaker.attained_since, breaker.attained_limits)
+    if held == (lost, failures, since, limits) and good == breaker.last_good:
+        return breaker
     return replace(
         breaker,
         lost=lost,

@@ -98,12 +98,11 @@ def updated(fit: Fit, n: float, sxx: Matrix, sxy: Vector, syy: float) -> tuple[F
             if fit.refused + 1 < GATE_REFUSALS:
                 return replace(fit, refused=fit.refused + 1), relative
             fit = replace(fit, covariance=_diagonal(len(sxy), COVARIANCE_MAX))
+    coefficients, covariance = fit.coefficients, fit.covariance
     for row, value in pseudo_observations(sxx, sxy):
-        fit = _observed(fit, row, value, noise)
-    coefficients = tuple(max(0.0, c) for c in fit.coefficients)
-    return replace(
-        fit, coefficients=coefficients, noise=noise, steps=fit.steps + n, refused=0
-    ), relative
+        coefficients, covariance = _observed(coefficients, covariance, row, value, noise)
+    coefficients = tuple([max(0.0, c) for c in coefficients])
+    return Fit(coefficients, _bounded(covariance), noise, fit.steps + n), relative
 
 
 def _noise(fit: Fit, mean_y: float, sxx: Matrix, sxy: Vector, syy: float) -> float:
@@ -116,22 +115,24 @@ def _noise(fit: Fit, mean_y: float, sxx: Matrix, sxy: Vector, syy: float) -> flo
     return max(floor, fit.noise + 0.1 * (min(residual, 4 * fit.noise) - fit.noise))
 
 
-def _observed(fit: Fit, x: Vector, y: float, noise: float) -> Fit:
-    """One step of recursive least squares with forgetting along `x` only."""
-    size = len(x)
-    p = fit.covariance
-    px = [sum(p[i][j] * x[j] for j in range(size)) for i in range(size)]
-    spread = sum(a * b for a, b in zip(x, px, strict=True))
+def _observed(held: Vector, p: Matrix, x: Vector, y: float, noise: float) -> tuple[Vector, Matrix]:
+    """One step of recursive least squares with forgetting along `x` only: coefficients, covariance."""
+    px = [sum([a * b for a, b in zip(row, x, strict=True)]) for row in p]
+    spread = sum([a * b for a, b in zip(x, px, strict=True)])
     if spread <= 0.0:
-        return fit
+        return held, p
     gain = 1.0 / (noise + spread)
-    error = y - fit.predict(x)
-    coefficients = tuple(c + g * gain * error for c, g in zip(fit.coefficients, px, strict=True))
+    error = y - sum([c * a for c, a in zip(held, x, strict=True)])
     shrink = gain - (1.0 / FORGETTING - 1.0) * (noise * gain) / spread
-    covariance = tuple(
-        tuple(p[i][j] - shrink * px[i] * px[j] for j in range(size)) for i in range(size)
+    return (
+        tuple([c + g * gain * error for c, g in zip(held, px, strict=True)]),
+        tuple(
+            [
+                tuple([v - shrink * a * b for v, b in zip(row, px, strict=True)])
+                for row, a in zip(p, px, strict=True)
+            ]
+        ),
     )
-    return replace(fit, coefficients=coefficients, covariance=_bounded(covariance))
 
 
 def _bounded(p: Matrix) -> Matrix:

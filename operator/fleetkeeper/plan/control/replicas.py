@@ -79,7 +79,10 @@ def remembered_wish(
     kept = [held for held in memory.wishes if held[0] > now - delay_s - slot_s and held[0] < start]
     last = max((w for s, w in memory.wishes if s >= start), default=wish)
     since = now if memory.since is None else memory.since
-    return replace(memory, wishes=(*kept, (start, max(wish, last))), since=since)
+    wishes = (*kept, (start, max(wish, last)))
+    if wishes == memory.wishes and since == memory.since:
+        return memory
+    return replace(memory, wishes=wishes, since=since)
 
 
 def most_replicas_now(memory: ReplicasMemory, replicas: int, now: float) -> int:

@@ -80,26 +80,26 @@ class Gauges(NamedTuple):
 
 
 class StepSums(NamedTuple):
-    """Sums of products over the steps of one class, as the engine exports them.
+    """Sums of products over the steps of one class, named as the engine exports them.
 
-    `tokens` = all tokens of the step (prefill and decode), `sequences` = sequences in it, `kv` =
-    resident KV tokens, `seconds` = batch time.
+    `prefill` = prefill tokens P of the step, `sequences` = sequences B in it, `kv` = resident KV
+    tokens, `seconds` = batch time; `a_b` sums the product of a and b.
     """
 
     steps: float = 0.0
-    seconds: float = 0.0
-    tokens: float = 0.0
+    prefill: float = 0.0
     sequences: float = 0.0
     kv: float = 0.0
-    tokens_tokens: float = 0.0
-    tokens_sequences: float = 0.0
-    tokens_kv: float = 0.0
+    seconds: float = 0.0
+    prefill_prefill: float = 0.0
+    prefill_sequences: float = 0.0
+    prefill_kv: float = 0.0
+    prefill_seconds: float = 0.0
     sequences_sequences: float = 0.0
     sequences_kv: float = 0.0
+    sequences_seconds: float = 0.0
     kv_kv: float = 0.0
-    seconds_tokens: float = 0.0
-    seconds_sequences: float = 0.0
-    seconds_kv: float = 0.0
+    kv_seconds: float = 0.0
     seconds_seconds: float = 0.0
 
 

@@ -111,8 +111,7 @@ def decide_service(
         live_replicas=inputs.replicas,
         pod_load=_pod_load(signals),
     )
-    memory = replace(
-        memory,
+    memory = ControlMemory(
         signals=signals_memory,
         model=model,
         targets=targets,
@@ -128,6 +127,11 @@ def decide_service(
         replaced_at=now if replacement.valid else memory.replaced_at,
         order_late_since=late_since,
         source_lost=inputs.prometheus_lost,
+        shown_scaling=memory.shown_scaling,
+        shown_batching=memory.shown_batching,
+        peak_percent=memory.peak_percent,
+        over_cap_pod=memory.over_cap_pod,
+        changes=memory.changes,
     )
     return decision, memory
 

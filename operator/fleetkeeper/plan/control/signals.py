@@ -7,7 +7,7 @@ successive samples itself. Numbers are hostile until checked (`samples.why_impos
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from types import MappingProxyType
 from typing import Final
@@ -121,6 +121,20 @@ class Signals:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was found out about the pods before their numbers are summed."""
+
+    memory: SignalsMemory
+    grade: Grade
+    coverage: float
+    ready_pods: int
+    hung: tuple[str, ...]
+    rejections: tuple[tuple[str, str], ...]
+    missing: tuple[str, ...]
+    window: Window | None
+
+
 def observe_service(
     samples: Sequence[PodSample], pods: Sequence[PodView], memory: SignalsMemory, now: float
 ) -> tuple[Signals, SignalsMemory]:
@@ -143,22 +157,20 @@ def observe_service(
     ]
     hung = tuple(name for name in usable if is_hung(tracks[name]))
     usable = [name for name in usable if name not in hung]
-    memory, window = _windows(replace(memory, tracks=tracks), usable, now)
+    memory, window = _windows(memory, tracks, usable, now)
     fresh = sum(1 for name in usable if graded[name] is Grade.FRESH)
     grade = _service_grade(len(usable) + len(hung), fresh + len(hung), len(grown))
-    signals = _signals(memory, usable, grade)
-    signals = replace(
-        signals,
-        coverage=len(usable) / len(ready) if ready else 0.0,
-        ready_pods=len(ready),
-        hung_pods=hung,
-        rejections=tuple(
-            (n, tracks[n].rejection) for n in grown if n in tracks and tracks[n].rejected
-        ),
-        missing=_missing(tracks, grown),
-        window=window,
+    seen = _Seen(
+        memory,
+        grade,
+        len(usable) / len(ready) if ready else 0.0,
+        len(ready),
+        hung,
+        tuple([(n, tracks[n].rejection) for n in grown if n in tracks and tracks[n].rejected]),
+        _missing(tracks, grown),
+        window,
     )
-    return signals, memory
+    return _signals(seen, usable), memory
 
 
 def _newest(track: PodTrack) -> PodSample:
@@ -212,40 +224,32 @@ def _work(gauges: Gauges) -> float:
 
 
 def _windows(
-    memory: SignalsMemory, usable: Sequence[str], now: float
+    memory: SignalsMemory, tracks: dict[str, PodTrack], usable: Sequence[str], now: float
 ) -> tuple[SignalsMemory, Window | None]:
     """Closes the window when its time is over and marks the start of the next."""
+    windows, slowest, tokens = memory.windows, memory.slowest_step_s, memory.tokens
     if now - memory.window_start < WINDOW_S - 0.5:
-        return memory, None
-    window = close_window(memory.tracks, usable)
-    tracks = {
+        return SignalsMemory(tracks, windows, memory.window_start, slowest, tokens), None
+    window = close_window(tracks, usable)
+    marked = {
         name: PodTrack(name, t.history, t.newest, t.rejected, t.rejection, t.out_until)
-        for name, t in memory.tracks.items()
+        for name, t in tracks.items()
     }
-    memory = replace(memory, tracks=tracks, window_start=now)
     if window is None:
-        return memory, None
-    slowest = memory.slowest_step_s * REFERENCE_DECAY
+        return SignalsMemory(marked, windows, now, slowest, tokens), None
+    slowest *= REFERENCE_DECAY
     if window.steps > 0:
         slowest = max(slowest, window.seconds / window.steps)
-    return (
-        replace(
-            memory,
-            windows=(*memory.windows, window)[-WINDOWS_KEPT:],
-            slowest_step_s=slowest,
-            tokens=_token_use(memory.tokens, window),
-        ),
-        window,
-    )
+    windows = (*windows, window)[-WINDOWS_KEPT:]
+    return SignalsMemory(marked, windows, now, slowest, _token_use(tokens, window)), window
 
 
 def _token_use(held: TokenUse, window: Window) -> TokenUse:
     keep = max(0.0, 1.0 - (window.end - window.start) / TOKENS_EWMA_S)
-    requests = sum_requests = window.requests
     return TokenUse(
-        requests=held.requests * keep + requests,
-        prompt=held.prompt * keep + (window.prompt_tokens if sum_requests else 0.0),
-        generation=held.generation * keep + (window.generation_tokens if sum_requests else 0.0),
+        requests=held.requests * keep + window.scheduled,
+        prompt=held.prompt * keep + window.prompt_tokens,
+        generation=held.generation * keep + window.generation_tokens,
     )
 
 
@@ -270,9 +274,17 @@ def _with_medians(rows: list[Sequence[float]], doubted: Sequence[bool]) -> list[
     return [middle if doubt else row for row, doubt in zip(rows, doubted, strict=True)]
 
 
-def _signals(memory: SignalsMemory, usable: Sequence[str], grade: Grade) -> Signals:
+def _signals(seen: _Seen, usable: Sequence[str]) -> Signals:
+    memory = seen.memory
     if not usable:
-        return Signals(grade=grade, windows=memory.windows)
+        return Signals(
+            grade=seen.grade,
+            ready_pods=seen.ready_pods,
+            hung_pods=seen.hung,
+            rejections=seen.rejections,
+            missing=seen.missing,
+            windows=memory.windows,
+        )
     tracks = [memory.tracks[name] for name in usable]
     doubted = [0 < track.rejected < REJECTIONS_STALE for track in tracks]
     rate_rows: list[Sequence[float]] = [_rates_of(track) for track in tracks]
@@ -290,8 +302,14 @@ def _signals(memory: SignalsMemory, usable: Sequence[str], grade: Grade) -> Sign
     tokens = memory.tokens
     direct = any(_newest(track).source is Source.DIRECT for track in tracks)
     return Signals(
-        grade=grade,
+        grade=seen.grade,
+        coverage=seen.coverage,
+        ready_pods=seen.ready_pods,
         reporting_pods=len(usable),
+        hung_pods=seen.hung,
+        rejections=seen.rejections,
+        missing=seen.missing,
+        window=seen.window,
         source=Source.DIRECT if direct else Source.PROMETHEUS,
         rates=rates,
         gauges=gauges,

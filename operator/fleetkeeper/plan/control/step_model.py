@@ -128,8 +128,8 @@ def _learn_decode(fit: Fit, sums: StepSums) -> tuple[Fit, float]:
     )
     sxy: Vector = (
         sums.seconds * MS,
-        sums.seconds_sequences * MS / SEQUENCES,
-        sums.seconds_kv * MS / KV,
+        sums.sequences_seconds * MS / SEQUENCES,
+        sums.kv_seconds * MS / KV,
     )
     return updated(fit, n, sxx, sxy, sums.seconds_seconds * MS**2)
 
@@ -139,16 +139,22 @@ def _learn_prefill(model: StepModel, sums: StepSums) -> tuple[Fit, float]:
     _, b, c = model.decode.coefficients
     b, c = b / SEQUENCES, c / KV  # milliseconds a sequence and a KV token
     rest = sums.seconds * MS - b * sums.sequences - c * sums.kv
-    rest_tokens = sums.seconds_tokens * MS - b * sums.tokens_sequences - c * sums.tokens_kv
+    tokens = sums.prefill + sums.sequences
+    tokens_tokens = sums.prefill_prefill + 2 * sums.prefill_sequences + sums.sequences_sequences
+    rest_tokens = (
+        (sums.prefill_seconds + sums.sequences_seconds) * MS
+        - b * (sums.prefill_sequences + sums.sequences_sequences)
+        - c * (sums.prefill_kv + sums.sequences_kv)
+    )
     rest_rest = (
         sums.seconds_seconds * MS**2
-        - 2 * MS * (b * sums.seconds_sequences + c * sums.seconds_kv)
+        - 2 * MS * (b * sums.sequences_seconds + c * sums.kv_seconds)
         + b * b * sums.sequences_sequences
         + 2 * b * c * sums.sequences_kv
         + c * c * sums.kv_kv
     )
-    tokens = sums.tokens / TOKENS
-    sxx: Matrix = ((sums.steps, tokens), (tokens, sums.tokens_tokens / TOKENS**2))
+    scaled = tokens / TOKENS
+    sxx: Matrix = ((sums.steps, scaled), (scaled, tokens_tokens / TOKENS**2))
     return updated(model.prefill, sums.steps, sxx, (rest, rest_tokens / TOKENS), rest_rest)
 
 

@@ -25,12 +25,13 @@ class PodWindow:
 class Window:
     """What happened between `start` and `end` (scrape times, seconds).
 
-    `requests` and `waited_within` count the judged tiers: realtime and standard, or batch when there
+    `scheduled` counts requests of all tiers. `requests` and `waited_within` count the judged tiers: realtime and standard, or batch when there
     was nothing else.
     """
 
     start: float
     end: float
+    scheduled: float = 0.0
     requests: float = 0.0
     waited_within: float = 0.0
     steps: float = 0.0
@@ -112,6 +113,9 @@ def close_window(tracks: Mapping[str, PodTrack], usable: Iterable[str]) -> Windo
     return Window(
         start=min(start.time for start, _ in spans),
         end=max(end.time for _, end in spans),
+        scheduled=delta_all.wait_count_realtime
+        + delta_all.wait_count_standard
+        + delta_all.wait_count_batch,
         requests=requests,
         waited_within=within,
         steps=delta_all.batch_time_count,

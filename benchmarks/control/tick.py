@@ -1,0 +1,91 @@
+"""CPU time of one control tick over many services: pure decisions, no I/O.
+
+    python benchmarks/control/tick.py [--services 1000] [--pods 2] [--ticks 12]
+
+Prints milliseconds of CPU a tick (median) and microseconds a service. Samples are those of modelled
+engines under load, so every branch of a busy tick runs; idle services cost less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import replace
+from random import Random
+
+from fleetkeeper.plan.control.arbitrate import Budget, arbitrate
+from fleetkeeper.plan.control.conclude import conclude
+from fleetkeeper.plan.control.memory import ControlMemory
+from fleetkeeper.plan.control.samples import PodSample
+from fleetkeeper.plan.control.service import decide_service
+from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, PodView, PutOutcome
+from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
+
+START_S = 1_000_000.0
+
+
+def scrapes(pods: int, ticks: int) -> list[tuple[PodSample, ...]]:
+    """Scrapes of `pods` loaded engines, one row a tick of 5 s."""
+    random = Random(1)
+    engines = [EnginePod(H100_8B, f"chat-{i}", START_S - 600) for i in range(pods)]
+    rows, now = [], START_S
+    for tick in range(ticks * 20):
+        for engine in engines:
+            if random.random() < 0.9:
+                engine.arrive(Request(now, 1, 800.0, random.uniform(50, 300)), 0.0)
+            engine.advance(now, 0.25)
+        now += 0.25
+        if tick % 20 == 19:
+            rows.append(tuple(engine.sample(now) for engine in engines))
+    return rows
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--services", type=int, default=1000)
+    parser.add_argument("--pods", type=int, default=2)
+    parser.add_argument("--ticks", type=int, default=24)
+    asked = parser.parse_args()
+    rows = scrapes(asked.pods, asked.ticks)
+    views = tuple(
+        PodView(f"chat-{i}", f"uid-{i}", START_S - 700, True, START_S - 600, ip="127.0.0.1")
+        for i in range(asked.pods)
+    )
+    settings = ControlSettings()
+    memories = [ControlMemory() for _ in range(asked.services)]
+    outcomes: list[tuple[PutOutcome, ...]] = [()] * asked.services
+    spent = []
+    for number, samples in enumerate(rows):
+        now = START_S + 5.0 * (number + 1)
+        began = time.process_time()
+        decisions = []
+        for i in range(asked.services):
+            inputs = ControlInputs(
+                "team",
+                f"service-{i}",
+                settings,
+                asked.pods,
+                START_S,
+                views,
+                samples,
+                put_outcomes=outcomes[i],
+            )
+            decision, memories[i] = decide_service(inputs, memories[i], now)
+            decisions.append(decision)
+        orders = arbitrate([decision.want for decision in decisions], Budget(total_gpus=10_000))
+        for i, decision in enumerate(decisions):
+            _, memories[i] = conclude(decision, orders[decision.want.key], memories[i], now)
+            outcomes[i] = tuple(PutOutcome(p.pod, p.generation, True) for p in decision.puts)
+            memories[i] = replace(memories[i])
+        spent.append(time.process_time() - began)
+    median_s = statistics.median(spent[2:])
+    print(
+        f"{asked.services} services x {asked.pods} pods: median {median_s * 1e3:.0f} ms CPU a tick, "
+        f"worst {max(spent[2:]) * 1e3:.0f} ms, {median_s / asked.services * 1e6:.0f} us a service"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Makers of pods, samples and services for the tests of the control loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from fleetkeeper.plan.control.memory import ControlMemory
+from fleetkeeper.plan.control.outcome import ControlDecision
+from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample
+from fleetkeeper.plan.control.service import decide_service
+from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, PodView
+
+NOW = 1_000_000.0
+
+
+def pod_view(
+    name: str = "chat-0", *, age_s: float = 3600.0, ready: bool = True, now: float = NOW
+) -> PodView:
+    """A pod created 60 s before it turned ready `age_s` ago."""
+    return PodView(
+        name,
+        f"uid-{name}",
+        now - age_s - 60.0,
+        ready=ready,
+        ready_since=now - age_s if ready else None,
+        ip="127.0.0.1",
+    )
+
+
+def steady_counters(seconds: float, **per_second: float) -> Counters:
+    """Counters after `seconds` of a steady pod: 4 requests/s, 25 steps/s of 40 ms, all within."""
+    rates = {
+        "wait_count_standard": 4.0,
+        "wait_sum_s_standard": 0.04,
+        "wait_within_standard": 4.0,
+        "arrivals_standard": 4.0,
+        "arrivals_squared": 20.0,
+        "batch_time_count": 25.0,
+        "batch_time_sum_s": 1.0,
+        "batch_time_within": 25.0,
+        "steps": 25.0,
+        "schedule_calls": 25.0,
+        "prompt_tokens": 4000.0,
+        "generation_tokens": 800.0,
+    } | per_second
+    return Counters(**{name: rate * seconds for name, rate in rates.items()})
+
+
+def sample(
+    time: float,
+    pod: str = "chat-0",
+    *,
+    gauges: Gauges | None = None,
+    origin: float = NOW - 3600.0,
+    **per_second: float,
+) -> PodSample:
+    """A sample of a steady pod at `time`."""
+    held = gauges or Gauges(
+        running=20.0,
+        limit_sequences=32.0,
+        limit_tokens=1024.0,
+        kv_capacity_tokens=400_000.0,
+        kv_resident_tokens=100_000.0,
+        memory_used_ratio=0.7,
+        memory_peak_ratio=0.75,
+    )
+    return PodSample(pod, time, steady_counters(time - origin, **per_second), held)
+
+
+@dataclass
+class Loop:
+    """A service driven tick by tick with given samples."""
+
+    settings: ControlSettings = field(default_factory=ControlSettings)
+    replicas: int = 2
+    now: float = NOW
+    started: float = NOW - 7200.0
+    memory: ControlMemory = field(default_factory=ControlMemory)
+    pods: tuple[PodView, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.pods:
+            self.pods = tuple(pod_view(f"chat-{i}") for i in range(self.replicas))
+
+    def tick(self, samples: Sequence[PodSample] = (), **inputs: object) -> ControlDecision:
+        """One tick of 5 s; replicas follow the decision where the loop orders."""
+        base = ControlInputs(
+            "team-a", "chat", self.settings, self.replicas, self.started, self.pods, tuple(samples)
+        )
+        decision, self.memory = decide_service(replace(base, **inputs), self.memory, self.now)  # type: ignore[arg-type]
+        self.now += 5.0
+        return decision
+
+    def steady(self, ticks: int, **per_second: float) -> ControlDecision:
+        """Ticks with fresh samples of every pod."""
+        decision = self.tick(self.samples(**per_second))
+        for _ in range(ticks - 1):
+            decision = self.tick(self.samples(**per_second))
+        return decision
+
+    def samples(self, gauges: Gauges | None = None, **per_second: float) -> list[PodSample]:
+        """Samples of now of every ready pod."""
+        return [
+            sample(self.now, pod.name, gauges=gauges, **per_second)
+            for pod in self.pods
+            if pod.ready
+        ]
