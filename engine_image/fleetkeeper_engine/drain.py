@@ -13,6 +13,8 @@ from enum import StrEnum
 
 STOP_PATIENCE_S = 10.0
 """After SIGTERM vLLM gets so long; it ends in 1-3 s when nothing runs."""
+CUT_S = 0.5
+"""The middleware gets so long to end answers cleanly before vLLM is stopped."""
 SETTLE_S = 0.5
 """After closing, before "nothing runs" is believed: a request may be on its way in."""
 NOTICE_SHARE = 0.25
@@ -43,8 +45,13 @@ class DrainClock:
 
     @property
     def deadline(self) -> float:
-        """When what still runs is given up."""
+        """When vLLM is stopped whatever still runs."""
         return self.began + self.seconds
+
+    @property
+    def cut_at(self) -> float:
+        """When the middleware ends what still runs, each answer at a whole frame: just before that."""
+        return max(self.notice_ends, self.deadline - CUT_S)
 
 
 def decide_drain(

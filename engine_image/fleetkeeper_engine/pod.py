@@ -43,6 +43,8 @@ class PodState:
     child_alive: bool = False
     draining: bool = False
     admission_closed: bool = False
+    drain_deadline: float = 0.0
+    """When answers that still run are ended at a whole frame; 0 without a drain."""
     server_answered: float | None = None
     """When vLLM's API server answered last; None before it started."""
     control_answers: dict[int, int] = field(
@@ -63,6 +65,7 @@ class PodState:
             admit=order.admit.filled(OPEN_ADMIT) if order else OPEN_ADMIT,
             shares=order.shares.filled(SETTINGS_SHARES) if order else SETTINGS_SHARES,
             draining=self.admission_closed,
+            drain_deadline=self.drain_deadline,
             cap_exceeded=self.memory.over_cap,
             written=now,
         )

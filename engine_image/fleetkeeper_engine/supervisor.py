@@ -119,6 +119,7 @@ class Supervisor:
             time.monotonic(), float(settings.seconds), float(settings.notice_seconds)
         )
         self._pod.draining = True
+        self._pod.drain_deadline = self._drain.cut_at
         self._drain_began.set()
         logger.info("draining: at most %d s", settings.seconds)
 
