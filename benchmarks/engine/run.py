@@ -1,0 +1,327 @@
+"""What live limits and tiers cost, and what the limits do: on vLLM for CPU with the tiny model.
+
+    .venv/bin/python benchmarks/engine/run.py throughput   # against stock vLLM, same flags, side by side
+    .venv/bin/python benchmarks/engine/run.py added        # time a request spends in the middleware
+    .venv/bin/python benchmarks/engine/run.py table        # sequences in a batch -> tok/s, waits, step time
+
+Each writes its figures into results.json next to this file and RESULTS.md anew. `--lock FILE` holds a
+lock while something is measured, for machines that are shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
+
+import aiohttp  # noqa: E402 - the path to the shared engine starter stands above
+
+from fleetkeeper_engine.asgi import App, Message, Receive, Scope, Send  # noqa: E402
+from fleetkeeper_engine.middleware import TierMiddleware  # noqa: E402
+from fleetkeeper_engine.page import Page  # noqa: E402
+from inside_engine import SETTINGS, InsideEngine, client  # noqa: E402
+
+ROUNDS = 7
+CONCURRENCIES = {1: 12, 8: 64, 32: 192, 64: 320}
+"""Clients in a closed loop, and requests of a round."""
+TOKENS = 32
+TABLE_SEQUENCES = (1, 4, 8, 16, 32, 64)
+TABLE_ROUNDS = 5
+TABLE_CLIENTS = 64
+TABLE_TOKENS = 16
+TABLE_WINDOW_S = 4.0
+
+
+@contextlib.contextmanager
+def locked(path: Path | None) -> Iterator[None]:
+    """Holds the lock, if there is one."""
+    if path is None:
+        yield
+        return
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+async def closed_loop(
+    engine: InsideEngine, session: aiohttp.ClientSession, clients: int, requests: int
+) -> dict[str, float]:
+    """Tokens a second and latencies of `requests` requests by `clients` at a time."""
+    left = iter(range(requests))
+    latencies: list[float] = []
+    body = {
+        "model": "tiny",
+        "prompt": list(range(20, 36)),
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+
+    async def one_client() -> None:
+        for _ in left:
+            started = time.perf_counter()
+            async with session.post(f"{engine.url}/v1/completions", json=body) as response:
+                answer = await response.json()
+            if response.status != 200 or answer["usage"]["completion_tokens"] != TOKENS:
+                raise RuntimeError(f"status {response.status}: {answer}")
+            latencies.append(time.perf_counter() - started)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(one_client() for _ in range(clients)))
+    took = time.perf_counter() - started
+    return {
+        "tokens_per_s": requests * TOKENS / took,
+        "p50_s": median(latencies),
+        "p99_s": sorted(latencies)[int(0.99 * len(latencies))],
+    }
+
+
+async def throughput(directory: Path, lock: Path | None) -> dict[str, Any]:
+    """Stock vLLM and ours, in turn, the order changing from round to round."""
+    found: dict[str, Any] = {}
+    engines = {ours: InsideEngine(directory, ours=ours) for ours in (False, True)}
+    try:
+        async with client() as session:
+            for clients, requests in CONCURRENCIES.items():
+                with locked(lock):
+                    found[str(clients)] = await side_by_side(engines, session, clients, requests)
+                print(clients, json.dumps(found[str(clients)]["summary"]), flush=True)
+    finally:
+        for engine in engines.values():
+            engine.stop()
+    return found
+
+
+async def side_by_side(
+    engines: dict[bool, InsideEngine], session: aiohttp.ClientSession, clients: int, requests: int
+) -> dict[str, Any]:
+    """Medians over the rounds, and the median of the rounds' ratios."""
+    rounds: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    for ours in (False, True):
+        await closed_loop(engines[ours], session, clients, clients)
+    for number in range(ROUNDS):
+        for ours in (False, True) if number % 2 else (True, False):
+            rounds[ours].append(await closed_loop(engines[ours], session, clients, requests))
+    summary = {
+        f"{name}_{key}": median(r[key] for r in rounds[ours])
+        for name, ours in (("stock", False), ("ours", True))
+        for key in rounds[ours][0]
+    }
+    ratios = [
+        ours["tokens_per_s"] / stock["tokens_per_s"]
+        for stock, ours in zip(rounds[False], rounds[True], strict=True)
+    ]
+    summary["ratio"] = summary["ours_tokens_per_s"] / summary["stock_tokens_per_s"]
+    summary["median_ratio"] = median(ratios)
+    summary["lowest_ratio"], summary["highest_ratio"] = min(ratios), max(ratios)
+    return {"summary": summary, "rounds": [rounds[False], rounds[True]]}
+
+
+async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
+    """Time of one request in the middleware alone, around an application that answers at once."""
+    page = Page.create(directory / "page")
+    body = json.dumps(
+        {"model": "tiny", "messages": [{"role": "user", "content": "x " * 500}], "max_tokens": 5}
+    ).encode()
+
+    async def application(_: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+
+    middleware = TierMiddleware(application, SETTINGS, page)
+    scope: Scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [(b"x-inference-tier", b"realtime"), (b"x-request-id", b"1")],
+        "client": ("10.0.0.1", 1),
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(_: Message) -> None:
+        return
+
+    async def timed(app: App) -> list[float]:
+        times = []
+        for _ in range(4000):
+            started = time.perf_counter()
+            await app(scope, receive, send)
+            times.append(time.perf_counter() - started)
+        return times
+
+    with locked(lock):
+        rounds = [(await timed(middleware), await timed(application)) for _ in range(ROUNDS)]
+    inside = [median(ours) - median(bare) for ours, bare in rounds]
+    high = [sorted(ours)[int(0.99 * len(ours))] for ours, _ in rounds]
+    return {"p50_s": median(inside), "p99_s": median(high), "body_bytes": len(body)}
+
+
+async def table(directory: Path, lock: Path | None) -> dict[str, Any]:
+    """One running engine; the limit is changed between windows, never the process."""
+    rounds: dict[int, list[dict[str, float]]] = {n: [] for n in TABLE_SEQUENCES}
+    engine = InsideEngine(directory)
+    try:
+        async with client() as session:
+            for number in range(TABLE_ROUNDS):
+                with locked(lock):
+                    for sequences, figures in (await one_round(engine, session)).items():
+                        rounds[sequences].append(figures)
+                print("round", number + 1, flush=True)
+    finally:
+        engine.stop()
+    return {
+        str(sequences): {key: median(r[key] for r in found) for key in found[0]}
+        for sequences, found in rounds.items()
+    }
+
+
+async def one_round(
+    engine: InsideEngine, session: aiohttp.ClientSession
+) -> dict[int, dict[str, float]]:
+    """Every limit once, 64 clients always there."""
+    over = False
+
+    async def one_client() -> None:
+        while not over:
+            answer = await engine.stream(session, TABLE_TOKENS)
+            if answer.tokens != TABLE_TOKENS:
+                raise RuntimeError(f"status {answer.status}")
+
+    clients = [asyncio.create_task(one_client()) for _ in range(TABLE_CLIENTS)]
+    found = {}
+    for sequences in reversed(TABLE_SEQUENCES):
+        engine.order(sequences=sequences)
+        scheduled = sum(engine.scheduler().queue_wait_buckets)
+        # Every client has come once under this limit: its wait is the limit's own.
+        due = scheduled + TABLE_CLIENTS
+        await engine.until(
+            lambda due=due: sum(engine.scheduler().queue_wait_buckets) >= due,  # type: ignore[misc]
+            120.0,
+        )
+        found[sequences] = await window(engine)
+    over = True
+    engine.free_all()
+    await asyncio.gather(*clients)
+    return found
+
+
+async def window(engine: InsideEngine) -> dict[str, float]:
+    """What the engine says of a few seconds."""
+    before, started = engine.scheduler(), time.perf_counter()
+    await asyncio.sleep(TABLE_WINDOW_S)
+    after, took = engine.scheduler(), time.perf_counter() - started
+    steps = after.worked_steps - before.worked_steps
+    waits = sum(after.queue_wait_buckets) - sum(before.queue_wait_buckets)
+    return {
+        "tokens_per_s": (after.generation_tokens - before.generation_tokens) / took,
+        "batch_time_s": (after.batch_time_sum - before.batch_time_sum) / steps,
+        "batch_sequences": (after.batch_sequences_sum - before.batch_sequences_sum) / steps,
+        "queue_wait_s": (sum(after.queue_wait_sum) - sum(before.queue_wait_sum)) / waits,
+    }
+
+
+def render(results: dict[str, Any]) -> str:
+    """The report: one section a part that was measured."""
+    parts = ["# The engine's inside: what it costs, what it does\n"]
+    parts.append(
+        "vLLM 0.32.0 for CPU, the tiny model (3.1 M parameters, float32, eager), 64 sequences and 2,048 "
+        "tokens at start-up, prefix caching off. Made by `benchmarks/engine/run.py`; single rounds are in "
+        "`results.json`. Clients run on the same machine as the engine.\n"
+    )
+    for name, section in (("throughput", _throughput), ("added", _added), ("table", _table)):
+        if name in results:
+            part = results[name]
+            parts.append(section(part["figures"]))
+            parts.append(
+                f"Measured {part['measured']} on {part['machine']}; "
+                f"load average meanwhile {part['load_average']:.1f}.\n"
+            )
+    return "\n".join(parts)
+
+
+def _throughput(figures: dict[str, Any]) -> str:
+    lines = [
+        "## Against stock vLLM, same flags, both running, rounds in turn\n",
+        "| clients | stock tok/s | ours tok/s | ratio of medians | median of ratios (lowest..highest) | stock p50 / p99 ms | ours p50 / p99 ms |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for clients, part in sorted(figures.items(), key=lambda item: int(item[0])):
+        s = part["summary"]
+        lines.append(
+            f"| {clients} | {s['stock_tokens_per_s']:.0f} | {s['ours_tokens_per_s']:.0f} "
+            f"| {s['ratio']:.3f} | {s['median_ratio']:.3f} ({s['lowest_ratio']:.3f}..{s['highest_ratio']:.3f}) "
+            f"| {1e3 * s['stock_p50_s']:.0f} / {1e3 * s['stock_p99_s']:.0f} "
+            f"| {1e3 * s['ours_p50_s']:.0f} / {1e3 * s['ours_p99_s']:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _added(figures: dict[str, Any]) -> str:
+    return (
+        "## Added by the middleware\n\n"
+        f"A request with a body of {figures['body_bytes']} bytes, around an application that answers at "
+        f"once: **{1e3 * figures['p50_s']:.3f} ms** at p50, {1e3 * figures['p99_s']:.3f} ms at p99.\n"
+    )
+
+
+def _table(figures: dict[str, Any]) -> str:
+    lines = [
+        "## Sequences in a batch, changed while the engine runs (64 clients, 16 tokens a request)\n",
+        "| limit | sequences in a step | tok/s | queue wait | batch time |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for sequences, f in sorted(figures.items(), key=lambda item: int(item[0])):
+        lines.append(
+            f"| {sequences} | {f['batch_sequences']:.1f} | {f['tokens_per_s']:.0f} "
+            f"| {f['queue_wait_s']:.3f} s | {1e3 * f['batch_time_s']:.1f} ms |"
+        )
+    gain = figures["64"]["tokens_per_s"] / figures["1"]["tokens_per_s"]
+    return "\n".join(lines) + f"\n\n64 against 1: {gain:.1f} times the tokens a second.\n"
+
+
+def main() -> None:
+    """Measures one part and writes the report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["throughput", "added", "table"])
+    parser.add_argument("--lock", type=Path)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    part = {"throughput": throughput, "added": added, "table": table}[arguments.what]
+    with tempfile.TemporaryDirectory() as directory:
+        figures = asyncio.run(part(Path(directory), arguments.lock))
+    file = HERE / "results.json"
+    results = json.loads(file.read_text()) if file.exists() else {}
+    results[arguments.what] = {
+        "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
+        "load_average": os.getloadavg()[1],
+        "figures": figures,
+    }
+    file.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    (HERE / "RESULTS.md").write_text(render(results))
+    print(render(results))
+
+
+if __name__ == "__main__":
+    main()
