@@ -7,8 +7,9 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+LOCAL := $(BIN)/python -m fleetkeeper_local
 
-.PHONY: help setup setup-engine check fmt generate lock test test-unit test-cluster test-engine test-e2e clean
+.PHONY: help setup setup-engine check fmt generate lock programs images up down test test-unit test-cluster test-engine test-e2e clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -25,6 +26,9 @@ check: setup ## Format, lint, types, layers, generated files (under 2 minutes)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python scripts/generate.py --check
+	@$(BIN)/python scripts/check_go.py
+	@if [ -f charts/fleetkeeper/Chart.yaml ]; then \
+		$$($(LOCAL) program helm) lint --quiet --strict charts/fleetkeeper; fi
 
 fmt: setup ## Format and mend what ruff can mend
 	@$(BIN)/ruff format .
@@ -36,18 +40,31 @@ generate: setup ## Write the generated files (CRD, reference) anew
 lock: ## Pin the dependencies anew, with hashes
 	@$(PYTHON) scripts/setup.py lock
 
-test: check test-unit test-cluster test-engine test-e2e ## Everything
+programs: setup ## Build the cluster's programs from Go modules (10 minutes the first time)
+	@$(LOCAL) build
+
+images: setup programs ## Build the images (operator, engine for CPU, router) for the local node
+	@$(LOCAL) images
+
+up: setup ## Start a real single-node Kubernetes on this machine (root)
+	@$(LOCAL) up
+
+down: setup ## Remove it
+	@$(LOCAL) down
+
+test: check setup-engine programs ## Everything, in one run of pytest
+	@$(PYTEST) tests/unit tests/cluster tests/engine tests/e2e
 
 test-unit: setup ## Pure tests
 	@$(PYTEST) tests/unit
 
-test-cluster: setup ## Tests on a real API server (etcd, kube-apiserver, controller-manager, kwok)
+test-cluster: setup programs ## Tests on a real API server (etcd, kube-apiserver, controller-manager, kwok)
 	@$(PYTEST) tests/cluster
 
 test-engine: setup setup-engine ## Tests on a real vLLM for CPU
 	@$(PYTEST) tests/engine
 
-test-e2e: setup setup-engine ## Tests on a real node: containers, Helm, Prometheus, router, load
+test-e2e: setup setup-engine programs ## Tests on a real node: containers, Helm, Prometheus, router, load
 	@$(PYTEST) tests/e2e
 
 clean: ## Remove what was built in this checkout (caches outside it stay)

@@ -11,13 +11,14 @@ from typing import Annotated, TypeVar
 import psutil
 import typer
 
-from fleetkeeper_local import controlplane, lock, nodeflags
+from fleetkeeper_local import controlplane, images, lock, nodeflags
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.images import BUILDERS
 from fleetkeeper_local.node import Node
 from fleetkeeper_local.paths import data_dir
 from fleetkeeper_local.processes import Processes
-from fleetkeeper_local.programs import program_path
+from fleetkeeper_local.programs import PROGRAMS, build_programs, program_path
 from fleetkeeper_local.report import say
 from fleetkeeper_local.settings import NodeSettings
 
@@ -177,7 +178,32 @@ def load_image(
     )
 
 
-@app.command("program")
+@app.command()
+def build() -> None:
+    """Build every program the cluster is made of, side by side; what is built already stays."""
+    _orderly(lambda: build_programs(PROGRAMS))
+
+
+@app.command("images")
+def build_images(
+    directory: Dir,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"{', '.join(sorted(BUILDERS))}; all of them when left out."),
+    ] = None,
+) -> None:
+    """Build images; push them to the node's registry where it runs, and print their names."""
+    settings = nodeflags.read_settings(directory)
+    serves = Processes(directory, tied=False).running("registry") is not None
+    for name in names or sorted(BUILDERS):
+        image = _orderly(lambda name=name: images.build(name))  # type: ignore[misc]
+        if serves:
+            typer.echo(_orderly(lambda image=image: image.push(settings.registry_port)))  # type: ignore[misc]
+        else:
+            say(f"{name} is built; `fleetkeeper local up`, then this command again, pushes it")
+
+
+@app.command()
 def program(
     name: Annotated[str, typer.Argument(help="kubectl, helm, kwok, prometheus, ...")],
 ) -> None:

@@ -40,7 +40,7 @@ def pod_manifest(name: str, image: str, script: str, **container: Any) -> Manife
         "metadata": {"name": name, "labels": {"app": name}},
         "spec": {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 20,
+            "terminationGracePeriodSeconds": 2,
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": 1000,

@@ -1,0 +1,101 @@
+"""The engine's CPU image from an environment that lies ready on disk, without any build step.
+
+The content of `engine_image/Containerfile.cpu`: the pinned site-packages with compiled byte code as
+one layer, our own package as a small one above it. The first layer is packed once for each lock
+file; a change of our code makes the second one only, in about a second.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from fleetkeeper_local import oci
+from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.paths import REPOSITORY, cache_dir
+from fleetkeeper_local.report import say
+from fleetkeeper_local.shell import run
+
+VENV = "opt/venv"
+COMPILE_TIMEOUT_S = 600.0
+PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+SITE = f"{VENV}/lib/{PYTHON}/site-packages"
+ENTRYPOINT = "fleetkeeper-engine"
+
+
+def engine_layers() -> list[oci.Layer]:
+    """The layers above the base: environment, dependencies, our package.
+
+    Raises:
+        LocalError: `make setup-engine` was not run, or its Python is not the base's.
+    """
+    environment = (REPOSITORY / ".venv-engine" / "base").resolve()
+    stock = environment / "lib" / PYTHON / "site-packages"
+    if not (environment / ".fleetkeeper-stamp").exists() or not stock.is_dir():
+        raise LocalError("the engine environment is not there; run: make setup-engine")
+    layers = cache_dir() / "images" / "layers"
+    return [_dependencies(environment.name, stock, layers), _own_package(layers)]
+
+
+def _dependencies(key: str, stock: Path, layers: Path) -> oci.Layer:
+    target = layers / f"{key}.tar.zst"
+    if not target.exists():
+        say("packing the engine environment into a layer (a minute, once for each lock file)")
+        _compile(stock)
+    # Byte code that records a source's time would be invalid: all times in a layer are 0.
+    return oci.write_layer(stock, SITE, target, exclude=("*.opt-1.pyc", "*.opt-2.pyc"))
+
+
+def _own_package(layers: Path) -> oci.Layer:
+    """The virtual environment's frame and our package; packed anew each time, it weighs nothing."""
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch) / "root"
+        site = root / SITE
+        binaries = root / VENV / "bin"
+        binaries.mkdir(parents=True)
+        shutil.copytree(
+            REPOSITORY / "engine_image" / "fleetkeeper_engine",
+            site / "fleetkeeper_engine",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        _compile(site)
+        (root / VENV / "pyvenv.cfg").write_text(
+            "home = /usr/bin\ninclude-system-site-packages = false\n"
+        )
+        for name in ("python", "python3", PYTHON):
+            (binaries / name).symlink_to("/usr/bin/python3")
+        script = binaries / ENTRYPOINT
+        script.write_text(
+            f"#!/{VENV}/bin/python3\n"
+            "import sys\nfrom fleetkeeper_engine.cli import main\nsys.exit(main())\n"
+        )
+        script.chmod(0o755)
+        layer = oci.write_layer(root, "", Path(scratch) / "layer")
+        target = layers / f"own-{layer.digest.removeprefix('sha256:')[:16]}.tar.zst"
+        shutil.copyfile(layer.path, target)
+    return oci.Layer(target, layer.digest, layer.diff_id)
+
+
+def _compile(folder: Path) -> None:
+    """Compiles to byte code that is valid whatever the sources' times are."""
+    run(
+        *(sys.executable, "-m", "compileall", "-q", "-j2", "--invalidation-mode", "unchecked-hash"),
+        folder,
+        timeout_s=COMPILE_TIMEOUT_S,
+    )
+
+
+def engine_config() -> oci.ImageConfig:
+    """How the image's containers start; the same as the Containerfile says."""
+    return oci.ImageConfig(
+        entrypoint=[ENTRYPOINT],
+        user="65532:65532",
+        working_dir="/tmp",  # noqa: S108 - the container's own
+        env={
+            "PATH": f"/{VENV}/bin:/usr/local/bin:/usr/bin:/bin",
+            "PYTHONUNBUFFERED": "1",
+            "HOME": "/tmp",  # noqa: S108 - as above
+        },
+    )
