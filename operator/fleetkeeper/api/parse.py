@@ -70,7 +70,7 @@ def parse_service(
     errors += broken_name_rules(name)
     spec, spec_errors = _parse_spec(manifest.get("spec"))
     errors += spec_errors
-    errors += option_errors(_options_of(manifest.get("spec")))
+    errors += option_errors(spec.engine.options if spec else _options_of(manifest.get("spec")))
     if spec is not None and not allow_floating_revisions:
         errors += floating_revisions(spec)
     if errors or spec is None:
@@ -79,15 +79,23 @@ def parse_service(
         namespace=str(metadata.get("namespace") or "default"),
         name=name,
         uid=str(metadata.get("uid") or ""),
-        generation=int(metadata.get("generation") or 0),
+        generation=_whole(metadata.get("generation")),
         resource_version=str(metadata.get("resourceVersion") or ""),
         deleting=bool(metadata.get("deletionTimestamp")),
         created=str(metadata.get("creationTimestamp") or ""),
         spec=spec,
-        status=manifest.get("status") or {},
-        labels=metadata.get("labels") or {},
-        annotations=metadata.get("annotations") or {},
+        status=_map(manifest.get("status")),
+        labels=_map(metadata.get("labels")),
+        annotations=_map(metadata.get("annotations")),
     )
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _parse_spec(spec: object) -> tuple[InferenceServiceSpec | None, list[FieldError]]:
@@ -132,7 +140,7 @@ def _rules_of_sound_parts(spec: Mapping[str, Any]) -> list[FieldError]:
 
 def _validated(section: type[S], raw: object) -> S:
     """As JSON and strictly, so that only what the API server takes is taken: no "3" for 3."""
-    text = json.dumps(_without_nulls(section, raw))
+    text = json.dumps(_without_nulls(section, raw), default=str)
     return section.model_validate_json(text, strict=True, by_alias=True, by_name=False)
 
 

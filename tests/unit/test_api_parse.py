@@ -1,0 +1,204 @@
+"""Parsing: all mistakes at once, in plain words; nothing hostile gets further; values stay frozen."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fleetkeeper.api.names import API_VERSION, KIND
+from fleetkeeper.api.parse import InvalidService, parse_service
+from fleetkeeper.api.plain_words import FieldError, path_text
+from fleetkeeper.api.types import Dtype, InferenceServiceSpec, RoutingPolicy
+from service_cases import cases
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+FIELDS = sorted(info.alias or name for name, info in InferenceServiceSpec.model_fields.items())
+
+
+def manifest(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "chat", "namespace": "team-a"},
+        "spec": {"model": {"source": "pvc://models/llama"}, **spec},
+    }
+
+
+def told(broken: dict[str, Any]) -> list[str]:
+    with pytest.raises(InvalidService) as problem:
+        parse_service(broken)
+    return [str(error) for error in problem.value.errors]
+
+
+def test_every_mistake_is_told_at_once_also_between_fields_of_sound_sections() -> None:
+    broken = manifest(
+        enginee={},
+        scaling={"minReplicas": 9},
+        rollout={"maxSurge": 0},
+        batching={"mode": "auto"},
+        engine={"options": {"host": "x"}, "tensorParallelSize": 0},
+    )
+    broken["metadata"]["name"] = "7-fk-x"
+    broken["apiVersion"] = "fleetkeeper.io/v2"
+    lines = told(broken)
+    for words in (
+        "apiVersion: must be fleetkeeper.io/v1alpha1",
+        "metadata.name: metadata.name must have at most 50",
+        "metadata.name: metadata.name must not contain -fk-",
+        "spec.enginee: is no field; did you mean engine?",
+        "spec.batching.mode: must be one of 'Auto', 'Advisory' or 'Fixed', is 'auto'",
+        "spec.engine.tensorParallelSize: must be at least 1, is 0",
+        "spec.engine.options.host: is set by Fleetkeeper itself",
+        "spec.scaling.maxReplicas: must not be less than minReplicas",
+        "spec.rollout.maxSurge: maxSurge and maxUnavailable are both 0",
+    ):
+        assert any(line.startswith(words) for line in lines), (words, lines)
+    assert len(lines) == 9
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ({"resources": {"cpu": 4}}, 'spec.resources.cpu: must be text; write "4" in quotes'),
+        ({"engine": {"options": {"enforce-eager": True}}}, 'spec.engine.options.enforce-eager: must be text; write "true" in quotes'),
+        ({"replicas": "3"}, "spec.replicas: must be a whole number, is '3'"),
+        ({"replicas": 3.5}, "spec.replicas: must be a whole number, is 3.5"),
+        ({"replicas": 10**30}, "spec.replicas: must be at most 1000, is 1000000000000000000000000000000"),
+        ({"paused": 1}, "spec.paused: must be true or false, is 1"),
+        ({"scaling": []}, "spec.scaling: must be a map of fields, is []"),
+        ({"imagePullSecrets": {}}, "spec.imagePullSecrets: must be a list, is {}"),
+        ({"scaling": {"minReplica": 2}}, "spec.scaling.minReplica: is no field; did you mean minReplicas?"),
+        ({"disruption": {"x": 1}}, "spec.disruption.x: is no field; known here: maxUnavailable"),
+        ({"resources": {"memory": "32GB"}}, "spec.resources.memory: '32GB' is no quantity; write a number with a unit, such as 32Gi, 500m or 4"),
+        ({"podMetadata": {"labels": {"a": None}}}, "spec.podMetadata.labels.a: must be text; leave the field out rather than writing null"),
+        ({"memory": {"capPercent": 90}}, "spec.memory.capPercent: must be at most 80, is 90"),
+        ({"model": {"source": "pvc://m/x", "servedName": "a" * 129}}, "spec.model.servedName: must have at most 128 characters"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_in_plain_words(spec: dict[str, Any], line: str) -> None:
+    assert told(manifest(**spec)) == [line]
+
+
+@pytest.mark.parametrize("spec", [None, [], "x", 3])
+def test_a_spec_that_is_none_is_told(spec: object) -> None:
+    broken = manifest()
+    broken["spec"] = spec
+    assert told(broken) == ["spec: is missing; give at least spec.model.source"]
+
+
+def test_metadata_that_is_none_is_told() -> None:
+    broken = manifest()
+    broken["metadata"] = None
+    assert told(broken)[0] == "metadata: is missing; give at least metadata.name"
+
+
+@given(field=st.sampled_from(FIELDS), value=JSON)
+def test_whatever_stands_in_a_field_it_is_parsed_or_told_and_nothing_else(
+    field: str, value: Any
+) -> None:
+    """No input makes the parser fail in another way: a worker would try it for ever."""
+    errors: tuple[FieldError, ...] = ()
+    try:
+        assert parse_service(manifest(**{field: value})).name == "chat"
+    except InvalidService as problem:
+        errors = problem.errors
+    assert all(error.path.startswith("spec") and error.message for error in errors)
+
+
+@given(value=JSON)
+def test_whatever_the_manifest_is_made_of_it_is_told(value: Any) -> None:
+    with pytest.raises(InvalidService):
+        parse_service({"apiVersion": API_VERSION, "kind": KIND, "metadata": value, "spec": value})
+
+
+def test_parsing_changes_nothing_in_the_manifest() -> None:
+    for case in cases():
+        given_, before = case.manifest(), case.manifest()
+        with contextlib.suppress(InvalidService):
+            parse_service(given_)
+        assert given_ == before
+
+
+def test_what_is_written_out_parses_to_the_same_values() -> None:
+    """Also without the defaults, and with every default written out."""
+    for case in cases():
+        if case.reject is not None:
+            continue
+        spec = parse_service(case.manifest()).spec
+        again = {**case.manifest(), "spec": json.loads(json.dumps(spec.to_manifest()))}
+        assert parse_service(again).spec == spec
+
+
+def test_the_object_around_the_spec_is_read() -> None:
+    live = manifest() | {"status": {"url": "x"}}
+    live["metadata"] |= {
+        "uid": "u",
+        "generation": 7,
+        "resourceVersion": "12",
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "creationTimestamp": "2025-01-01T00:00:00Z",
+        "labels": {"a": "b"},
+        "annotations": {"c": "d"},
+    }
+    service = parse_service(live)
+    assert (service.namespace, service.name, service.uid) == ("team-a", "chat", "u")
+    assert (service.generation, service.resource_version, service.deleting) == (7, "12", True)
+    assert (service.status, service.labels, service.annotations) == (
+        {"url": "x"},
+        {"a": "b"},
+        {"c": "d"},
+    )
+
+
+def test_values_cannot_be_changed() -> None:
+    spec = parse_service(manifest(podMetadata={"labels": {"a": "b"}})).spec
+    with pytest.raises(ValidationError):
+        spec.engine.dtype = Dtype.FLOAT16  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        spec.pod_metadata.labels["a"] = "c"  # type: ignore[index]
+
+
+def test_maps_are_sorted_so_that_order_in_the_file_changes_nothing() -> None:
+    one = parse_service(manifest(podMetadata={"labels": {"b": "1", "a": "2"}})).spec
+    assert list(one.pod_metadata.labels) == ["a", "b"]
+
+
+def test_the_routing_policy_none_is_a_word_and_no_absence() -> None:
+    spec = parse_service(manifest(routing={"policy": "None"})).spec
+    assert spec.routing.policy is RoutingPolicy.NONE
+
+
+def test_floating_revisions_are_taken_where_settings_allow_them() -> None:
+    service = copy.deepcopy(manifest(model={"source": "hf://a/b", "revision": "main"}))
+    assert "must be a commit" in told(service)[0]
+    assert parse_service(service, allow_floating_revisions=True).spec.model.revision == "main"
+
+
+def test_paths_are_written_as_kubernetes_writes_them() -> None:
+    assert path_text("spec", "model", "adapters", 0, "name") == "spec.model.adapters[0].name"
+
+
+def test_what_only_yaml_can_write_is_told_and_breaks_nothing() -> None:
+    odd = manifest(replicas=float("nan"), engine={"options": {"seed": b"1"}, "env": {1: {2}}})
+    odd["metadata"] |= {"generation": "x", "labels": [], "annotations": 3}
+    assert [line.partition(":")[0] for line in told(odd)] == ["spec.replicas", "spec.engine.env"]
+    del odd["spec"]["replicas"], odd["spec"]["engine"]["env"]
+    assert [line.partition(":")[0] for line in told(odd)] == ["spec.engine.options.seed"]
+    odd["spec"]["engine"] = {}
+    service = parse_service(odd)
+    assert (service.generation, service.labels, service.annotations) == (0, {}, {})
