@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import jwt
 import psutil
 import requests
@@ -28,6 +29,7 @@ STOCK_PYTHON = REPOSITORY / ".venv-engine" / "base" / "bin" / "python"
 ISSUER = "fleetkeeper"
 START_TIMEOUT_S = 400.0
 LOOK_S = 0.1
+GIB = 1024**3
 
 Document = dict[str, Any]
 
@@ -103,6 +105,31 @@ class Signer:
 
 
 @dataclass
+class Stream:
+    """What a client got of a streamed answer."""
+
+    status: int = 0
+    body: bytes = b""
+    broken: str = ""
+    """How the connection failed, when it did."""
+
+    @property
+    def events(self) -> list[bytes]:
+        """The whole events; each ends with an empty line."""
+        return self.body.split(b"\n\n")[:-1]
+
+    @property
+    def rest(self) -> bytes:
+        """What follows the last whole event: empty unless a frame was cut in half."""
+        return self.body.rpartition(b"\n\n")[2]
+
+    @property
+    def tokens(self) -> int:
+        """Events that carry text."""
+        return sum(b'"choices":[{' in event for event in self.events)
+
+
+@dataclass
 class RunningEngine:
     """A supervisor and its vLLM."""
 
@@ -113,6 +140,8 @@ class RunningEngine:
     uid: str
     session: requests.Session = field(default_factory=requests.Session)
     generation: int = 0
+    cgroup: Path | None = None
+    """The directory of its memory cgroup, when it has one of its own."""
 
     @property
     def url(self) -> str:
@@ -218,6 +247,27 @@ class RunningEngine:
                     return process
         raise AssertionError(f"there is no process {title}")
 
+    async def stream(
+        self, session: aiohttp.ClientSession, tokens: int, prompt: str = "one two"
+    ) -> Stream:
+        """One streamed completion, read to its end, whatever the end is."""
+        body = {
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        found = Stream()
+        try:
+            async with session.post(f"{self.url}/v1/completions", json=body) as response:
+                found.status = response.status
+                async for chunk in response.content.iter_any():
+                    found.body += chunk
+        except aiohttp.ClientError as error:
+            found.broken = repr(error)
+        return found
+
     def stop(self, timeout_s: float = 60.0) -> int:
         """Ends it as Kubernetes does (SIGTERM, then SIGKILL); the exit code."""
         if self.process.poll() is None:
@@ -277,3 +327,7 @@ def start_engine(
             preexec_fn=before_exec,  # noqa: PLW1509 - a cgroup must be entered before exec
         )
     return RunningEngine(document, signer, directory, process, uid)
+
+
+StartEngine = Callable[..., RunningEngine]
+"""The fixture `start`: `start(document, sections={...}, pod_bytes=..., **of start_engine)`."""
