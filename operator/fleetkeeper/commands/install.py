@@ -1,0 +1,180 @@
+"""What an installation needs beside manifests: control keys, and profiles that stay while in use."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from fleetkeeper.commands.exit_codes import ExitCode, stop
+
+if TYPE_CHECKING:
+    from fleetkeeper.adapters.kubernetes.client import KubernetesClient
+    from fleetkeeper.api.profile import ProfileCatalog
+
+T = TypeVar("T")
+
+
+def keys(
+    directory: Annotated[
+        Path | None, typer.Option("--directory", help="Write key.pem and jwks.json there.")
+    ] = None,
+    secret: Annotated[
+        str, typer.Option("--secret", help="Make a Secret of this name, unless there is one.")
+    ] = "",
+    namespace: Annotated[
+        str, typer.Option("--namespace", help="The Secret's namespace.")
+    ] = "default",
+) -> None:
+    """Make a new pair of control keys. What exists is never written over.
+
+    \b
+    Examples:
+      fleetkeeper keys --directory ./control-keys
+      fleetkeeper keys --secret fleetkeeper-control-keys --namespace fleetkeeper-system
+    """  # noqa: D301 - \b keeps the lines of the examples apart
+    if (directory is None) == (not secret):
+        stop(ExitCode.USAGE, "give exactly one of --directory and --secret")
+    if directory is not None:
+        _write_keys(directory)
+        return
+    typer.echo(_run(lambda client: _create_secret(client, namespace, secret)))
+
+
+def profiles_in_use(
+    profiles: Annotated[
+        Path, typer.Option("--profiles", help="The engine profiles that shall be in force (YAML).")
+    ],
+    namespaces: Annotated[
+        list[str] | None,
+        typer.Option("--namespace", help="Look here only; may be repeated. Absent: everywhere."),
+    ] = None,
+) -> None:
+    """Fail when a running service is on an engine profile that the file lacks.
+
+    Meant to be run before an upgrade: a service without its profile could not be repaired.
+
+    \b
+    Examples:
+      fleetkeeper profiles-in-use --profiles profiles.yaml
+    """  # noqa: D301 - \b keeps the lines of the examples apart
+    catalog = _read_catalog(profiles)
+    missing = _run(lambda client: _lost(client, catalog, tuple(namespaces or ())))
+    for line in missing:
+        typer.echo(line, err=True)
+    if missing:
+        stop(
+            ExitCode.FAILED,
+            f"{len(missing)} services would lose their engine profile; keep it, or move them first",
+        )
+    typer.echo("every engine profile in use is kept")
+
+
+def _write_keys(directory: Path) -> None:
+    from fleetkeeper.adapters.keys import PRIVATE_FILE, new_control_keys  # noqa: PLC0415 - heavy
+
+    directory.mkdir(parents=True, exist_ok=True)
+    files = new_control_keys().files()
+    taken = sorted(name for name in files if (directory / name).exists())
+    if taken:
+        stop(ExitCode.FAILED, f"{directory} already holds {', '.join(taken)}; nothing was written")
+    for name, text in files.items():
+        path = directory / name
+        path.touch(mode=0o600 if name == PRIVATE_FILE else 0o644, exist_ok=False)
+        path.write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {', '.join(sorted(files))} to {directory}")
+
+
+async def _create_secret(client: KubernetesClient, namespace: str, name: str) -> str:
+    """Creates and never reads: the right to create one is all that the caller needs."""
+    from fleetkeeper.adapters.keys import new_control_keys  # noqa: PLC0415 - heavy
+    from fleetkeeper.adapters.kubernetes.errors import ApiError  # noqa: PLC0415
+
+    body = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {"app.kubernetes.io/name": "fleetkeeper"},
+        },
+        "type": "Opaque",
+        "stringData": new_control_keys().files(),
+    }
+    try:
+        await client.request("POST", f"/api/v1/namespaces/{namespace}/secrets", body=body)
+    except ApiError as problem:
+        if problem.reason == "AlreadyExists":
+            return f"the Secret {namespace}/{name} is there already; it stays as it is"
+        raise
+    return f"made the Secret {namespace}/{name}"
+
+
+async def _lost(
+    client: KubernetesClient, catalog: ProfileCatalog, namespaces: tuple[str, ...]
+) -> list[str]:
+    """What would be lost; nothing where the cluster does not know our resource yet."""
+    from fleetkeeper.adapters.kubernetes.errors import ApiError  # noqa: PLC0415 - heavy
+    from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE  # noqa: PLC0415
+
+    kept = {profile.name for profile in catalog.profiles}
+    found: list[str] = []
+    try:
+        for namespace in namespaces or (None,):
+            async for page in client.list_pages(INFERENCE_SERVICE, namespace):
+                found += [line for item in page["items"] if (line := _loss(item, kept))]
+    except ApiError as problem:
+        if not problem.is_absent:
+            raise
+    return found
+
+
+def _loss(service: dict[str, Any], kept: set[str]) -> str:
+    profile = ((service.get("status") or {}).get("engine") or {}).get("profile")
+    if profile is None or profile in kept:
+        return ""
+    metadata = service["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']} runs on the engine profile {profile}"
+
+
+def _read_catalog(path: Path) -> ProfileCatalog:
+    import yaml  # noqa: PLC0415 - heavy
+    from pydantic import ValidationError  # noqa: PLC0415
+
+    from fleetkeeper.api.profile import ProfileCatalog  # noqa: PLC0415
+
+    try:
+        return ProfileCatalog.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as problem:
+        stop(ExitCode.NO_INPUT, f"cannot read {path}: {problem.strerror}")
+    except (yaml.YAMLError, ValidationError) as problem:
+        stop(ExitCode.BAD_INPUT, f"{path}: {problem}")
+
+
+def _run(task: Callable[[KubernetesClient], Awaitable[T]]) -> T:
+    """Runs with a client of the kubeconfig that KUBECONFIG names, else of the pod's account."""
+    import asyncio  # noqa: PLC0415 - heavy, with all that it is for
+    import os  # noqa: PLC0415
+
+    from fleetkeeper.adapters.kubernetes.client import (  # noqa: PLC0415
+        KubernetesClient,
+        NoCredentials,
+        load_configuration,
+    )
+    from fleetkeeper.adapters.kubernetes.errors import ApiError  # noqa: PLC0415
+
+    named = os.environ.get("KUBECONFIG")
+
+    async def run() -> T:
+        client = KubernetesClient(await load_configuration(Path(named) if named else None))
+        try:
+            return await task(client)
+        finally:
+            await client.close()
+
+    try:
+        return asyncio.run(run())
+    except (ApiError, NoCredentials) as problem:
+        stop(ExitCode.FAILED, str(problem))
