@@ -75,14 +75,14 @@ def test_the_supervisors_own_requests_are_not_counted(engine: RunningEngine) -> 
     assert after[name] - before[name] == 1
 
 
-def test_an_order_is_read_by_the_scheduler_and_ends_with_its_lease(engine: RunningEngine) -> None:
+def test_an_order_is_in_force_while_requests_run(engine: RunningEngine) -> None:
     with ThreadPoolExecutor(16) as pool:
         streams = [pool.submit(engine.complete, 150) for _ in range(16)]
         engine.wait_for(
             lambda: engine.metrics()['fleetkeeper_running{tier="standard"}'] >= 12, "load", 60
         )
         began = time.monotonic()
-        answer = engine.put_limits(4, 512, lease_s=2)
+        answer = engine.put_limits(4, 512)
         took = time.monotonic() - began
         state = answer.json()
         assert answer.status_code == 200, state
@@ -90,10 +90,17 @@ def test_an_order_is_read_by_the_scheduler_and_ends_with_its_lease(engine: Runni
         engine.wait_for(
             lambda: engine.metrics()['fleetkeeper_limit_sequences{kind="effective"}'] == 4,
             "the limit in force",
-            5,
+            10,
         )
         print(f"PUT took {1000 * took:.0f} ms, applied {state['applied']} of {state['accepted']}")
+        told = engine.limits("GET", engine.signer.token(engine.uid)).json()
+        assert told["applied"] == told["accepted"] == engine.generation
+        assert told["effective"]["sequences"] == 4
         assert {stream.result().status_code for stream in streams} == {200}
+
+
+def test_when_the_lease_ends_limits_return_notch_by_notch(engine: RunningEngine) -> None:
+    assert engine.put_limits(4, 512, lease_s=1).status_code == 200
     engine.wait_for(
         lambda: engine.metrics()["fleetkeeper_limit_lease_seconds"] == 0, "the lease's end", 5
     )
@@ -103,7 +110,8 @@ def test_an_order_is_read_by_the_scheduler_and_ends_with_its_lease(engine: Runni
         wanted.append(engine.metrics()['fleetkeeper_limit_sequences{kind="wanted"}'])
         return wanted[-1] == 64
 
-    engine.wait_for(back, "the start-up value", 45)
+    took = engine.wait_for(back, "the start-up value", 45)
+    assert took > 20
     assert wanted == sorted(wanted)
     assert len(set(wanted)) >= 6, "back in notches, not at once"
 
