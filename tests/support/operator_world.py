@@ -376,6 +376,17 @@ class World:
             timeout_s=30,
         )
 
+    async def patch_or_create(self, resource: Resource, manifest: Live) -> Live:
+        """A server-side apply by a person."""
+        return await self.client.request(
+            "PATCH",
+            resource.path(self.namespace, manifest["metadata"]["name"])
+            + "?fieldManager=restore&force=true",
+            body=manifest,
+            content_type="application/apply-patch+yaml",
+            timeout_s=30,
+        )
+
     async def change(self, name: str = "chat", **spec: Any) -> Live:
         """A merge patch of a service's spec."""
         return await self.patch(INFERENCE_SERVICE, name, {"spec": spec})

@@ -92,13 +92,16 @@ class Executor:
         """Does what the plan says, in its order; `failures` is kept up to date.
 
         After a refused write the other actions still run, but the status waits for a new plan, which
-        knows of the refusal.
+        knows of the refusal. Where a name turns out to be taken nothing more is created: half a
+        service would only hold accelerators.
 
         Raises:
             LeaseLost: this process may not write any more.
         """
         outcome = Outcome(failures=failures)
         for action in plan.actions:
+            if _is_creation(action) and _meets_conflict(outcome):
+                continue
             await self._act(key, resource, action, outcome)
             if outcome.wait or outcome.gone:
                 return outcome
@@ -314,6 +317,17 @@ def event_manifest(
 
 def _timestamp(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _is_creation(action: Action) -> bool:
+    return isinstance(action, Apply) and action.create_only
+
+
+def _meets_conflict(outcome: Outcome) -> bool:
+    """Whether a name was found taken in this plan."""
+    return outcome.plan_again and any(
+        failure.problem is WriteProblem.CONFLICT for failure in outcome.failures.values()
+    )
 
 
 def _kind(action: Action) -> str:

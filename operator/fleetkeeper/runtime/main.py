@@ -217,27 +217,26 @@ class Operator:
                     name="watch inferenceservices",
                 )
             )
-            await all_synced(self.reflectors)
             await self._until_done(self.resync.once)
+            await all_synced(self.reflectors)
             self.vitals.synced = True
             _settle_memory()
             log.info("caches complete", services=len(self.cache), records=self.cache.records)
             helpers.append(group.create_task(self.resync.run(), name="resync"))
-            helpers += await self._lead(group)
+            await self._lead()
+            if self._settings.leader.enabled:
+                helpers.append(group.create_task(self.lease.keep(), name="lease"))
             self.controller.settled_since = self._clock.now()
             await self.controller.run(self._settings.workers)
             for helper in helpers:
                 helper.cancel()
 
-    async def _lead(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Waits for the lease, and has it kept."""
-        if not self._settings.leader.enabled:
-            self.metrics.leader.set(1)
-            return []
-        await self.lease.acquire()
+    async def _lead(self) -> None:
+        """Waits for the lease."""
+        if self._settings.leader.enabled:
+            await self.lease.acquire()
+            log.info("leading", lease=self._settings.leader.lease_name)
         self.metrics.leader.set(1)
-        log.info("leading", lease=self._settings.leader.lease_name)
-        return [group.create_task(self.lease.keep(), name="lease")]
 
     async def _end(self, work: asyncio.Task[None]) -> None:
         """No new looks; those under way finish or are cut off."""

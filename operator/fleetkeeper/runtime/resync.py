@@ -78,7 +78,6 @@ class Resync:
         """
         for namespace in self._namespaces:
             await self._compare(namespace)
-        await self._also()
         for key in self._cache.services():
             self._queue.add(key, Urgency.RESYNC)
         self.last_ended = self._clock.monotonic()
@@ -88,18 +87,24 @@ class Resync:
         """Never ends."""
         pause_s = self.period_s
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._wanted.wait()
-                    await asyncio.sleep(SETTLE_S)
-            self._wanted.clear()
+            await self._wait(pause_s)
             try:
                 await self.once()
+                await self._also()
                 pause_s = self.period_s
             except ApiError as problem:
                 self._metrics.errors.labels(problem.reason).inc()
                 log.warning("resync failed", error=str(problem))
                 pause_s = self._clock.jitter(RETRY_S)
+
+    async def _wait(self, pause_s: float) -> None:
+        """Until the pause is over or a resync is wanted; then until no more of it is heard."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._wanted.wait()
+        while self._wanted.is_set():
+            self._wanted.clear()
+            await asyncio.sleep(SETTLE_S)
 
     async def _compare(self, namespace: str | None) -> None:
         found: dict[Key, int] = {}
