@@ -173,6 +173,68 @@ def test_a_refused_write_waits_half_a_minute_or_for_the_spec() -> None:
     assert plan_of(replace(world, failures=(other,))).actions
 
 
+def test_pods_are_created_last() -> None:
+    """A name that is taken is found before a Deployment holds accelerators."""
+    kinds = [item.kind for item in applies(new_world())]
+    assert kinds[-2:] == [Kind.DEPLOYMENT, Kind.DEPLOYMENT]
+
+
+def test_a_router_is_ready_before_the_address_leads_to_it() -> None:
+    """From routing None to a router without a moment in which nobody answers."""
+    world = settle(new_world(routing={"policy": "None"}))
+    world = with_spec(world, routing={"policy": "LeastLoaded"})
+    plan = plan_of(world)
+    assert "create Deployment chat-fk-router" in [
+        f"{item.why} {item.kind} {item.name}" for item in plan.actions if isinstance(item, Apply)
+    ]
+    assert ADDRESS not in {(item.kind, item.name) for item in applies(world)}
+    before = world.children[ADDRESS].digest
+    world = act(world, plan)
+    assert world.children[ADDRESS].digest == before
+    assert world.condition("Available") == ("True", "Answering")
+    assert world.condition("Ready") == ("True", "RollingOut")
+    world = settle(world)
+    assert world.children[ADDRESS].digest != before
+    assert world.condition("Ready") == ("True", "AllReplicasReady")
+
+
+def test_a_role_binding_that_cannot_change_is_made_anew() -> None:
+    """The role that it names is immutable: the API server finds the change invalid."""
+    key = (Kind.ROLE_BINDING, "chat-fk-router")
+    world = edited(RESTING, key, digest="another role")
+    (write,) = applies(world)
+    refusal = WriteFailure(
+        *key, WriteProblem.INVALID, "immutable", world.now, world.now, write.digest
+    )
+    (removal,) = plan_of(replace(world, failures=(refusal,))).actions
+    assert isinstance(removal, Delete)
+    world = settle(replace(without_child(world, key), failures=(refusal,)))
+    assert world.children[key].digest == write.digest
+    assert not world.failures
+
+
+def test_a_child_that_cannot_be_written_makes_the_service_not_ready() -> None:
+    """It answers, but without the access rules that the spec asks for, say."""
+    world = with_spec(RESTING, access={"from": "SameNamespace"})
+    (write,) = applies(world)
+    refusal = WriteFailure(
+        write.kind,
+        write.name,
+        WriteProblem.ADMISSION,
+        "denied: no",
+        world.now,
+        world.now,
+        write.digest,
+    )
+    world = replace(world, failures=(refusal,))
+    world = act(world, plan_of(world))
+    assert world.condition("Available") == ("True", "Answering")
+    assert world.condition("Ready") == ("False", "AdmissionDenied")
+    assert world.condition("Stalled") == ("True", "AdmissionDenied")
+    assert world.condition("Degraded") == ("True", "AdmissionDenied")
+    assert plan_of(world).is_empty
+
+
 def test_an_outage_is_no_refusal() -> None:
     """The queue backs off by itself; the plan stays the same."""
     world = edited(RESTING, ADDRESS, digest="edited")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleetkeeper.api.conditions import ConditionType, Reason, Status
+from fleetkeeper.api.conditions import ConditionType, Status
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.plan.facts import Facts
 from fleetkeeper.plan.model import Manifest
@@ -20,8 +20,9 @@ class Assessment:
     """What is, what is wanted and what stands between.
 
     `blocked` is why no child is written at all. `engine_problems` are those of engine pods that are
-    not ready, the current revision's first; `creation_problem` why pods or children cannot be made;
-    `flapping` a ready pod that keeps ending. `service` is None when the spec cannot be read.
+    not ready, the current revision's first; `creation_problem` why engine pods cannot be made;
+    `write_problem` why a child cannot be written; `is_router_bypassed` says that the address still
+    leads to the engines, because no router is ready yet; `flapping` a ready pod that keeps ending. `service` is None when the spec cannot be read.
     """
 
     generation: int
@@ -35,6 +36,8 @@ class Assessment:
     engine_problems: tuple[Problem, ...] = ()
     router_problem: Problem | None = None
     creation_problem: Problem | None = None
+    write_problem: Problem | None = None
+    is_router_bypassed: bool = False
     flapping: Problem | None = None
     control: Manifest | None = None
 
@@ -58,6 +61,8 @@ class Assessment:
         """Whether requests come through a router: as the spec says, else as what runs says."""
         if self.service is None:
             return self.facts.router is not None
+        if self.is_router_bypassed:
+            return False
         return str(self.service.spec.routing.policy) != "None"
 
     @property
@@ -105,7 +110,9 @@ class Assessment:
 
         Once it did, a replica that fails later does not make the generation "not rolled out".
         """
-        if self.blocked or self.rollout.rollback or not self.is_on_target:
+        if self.blocked or self.write_problem or self.is_router_bypassed:
+            return False
+        if self.rollout.rollback or not self.is_on_target:
             return False
         if self.is_stopped:
             return self.facts.live_replicas == 0
@@ -126,16 +133,7 @@ class Assessment:
         """The first cause that keeps replicas from being ready."""
         if self.engine_problems:
             return self.engine_problems[0]
-        return self.creation_problem
-
-    @property
-    def stalled_reason(self) -> Reason | None:
-        """The reason of Stalled, None when time alone may still help."""
-        if self.blocked:
-            return self.blocked.reason
-        if self.rollout.rollback:
-            return Reason.ROLLED_BACK
-        return None
+        return self.creation_problem or self.write_problem
 
 
 def previous_condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any] | None:

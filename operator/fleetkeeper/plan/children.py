@@ -73,7 +73,10 @@ def decide_children(
     live_bound: frozenset[Key] = frozenset(),
     untouched: frozenset[Key] = frozenset(),
 ) -> ChildrenDecision:
-    """Creations, repairs, adoptions and removals, in the order of `desired`, removals last.
+    """Creations, repairs, adoptions and removals, each in the order of `desired`.
+
+    Deployments are created after all else, so that a taken name is found before pods hold
+    accelerators.
 
     `live_bound` names Deployments whose number of replicas rests on the live one, so that a write
     holds only for the object as it was seen. `untouched` names children that are wanted but not
@@ -86,13 +89,43 @@ def decide_children(
         key = key_of(manifest)
         if key in untouched:
             continue
-        action = _write(manifest, snapshot.children.get(key), owner_uid, key in live_bound)
+        child = snapshot.children.get(key)
+        if child is not None and _cannot_change(child, snapshot.failures, owner_uid):
+            actions.append(_removal(child, Why.REPAIR))
+            continue
+        action = _write(manifest, child, owner_uid, key in live_bound)
         is_withheld = action is not None and action.create_only and _is_held_back(key, conflicts)
         if action is not None and not is_withheld:
             actions.append(action)
+    actions.sort(key=_turn)
     actions += _prunings({key_of(item) for item in desired}, snapshot, service, owner_uid)
     due, again = _without_refused(actions, snapshot.failures, now)
     return ChildrenDecision(due, conflicts, again)
+
+
+def _turn(action: Apply | Delete) -> int:
+    """Creations first, those of Deployments after the others."""
+    if not (isinstance(action, Apply) and action.create_only):
+        return 2
+    return 1 if action.kind is Kind.DEPLOYMENT else 0
+
+
+def _cannot_change(child: Child, failures: tuple[WriteFailure, ...], owner_uid: str) -> bool:
+    """Whether the child has to be made anew: the role that a RoleBinding names is immutable."""
+    return (
+        child.kind is Kind.ROLE_BINDING
+        and child.controller_uid == owner_uid
+        and not child.deleting
+        and any(
+            item.problem is WriteProblem.INVALID
+            and (item.kind, item.name) == (child.kind, child.name)
+            for item in failures
+        )
+    )
+
+
+def _removal(child: Child, why: Why) -> Delete:
+    return Delete(child.kind, child.name, child.uid, child.resource_version, why)
 
 
 def _conflicts(
@@ -160,7 +193,7 @@ def _write(
 def _prunings(wanted: set[Key], snapshot: Snapshot, service: str, owner_uid: str) -> list[Delete]:
     """Removals of what a changed mode no longer needs: our labels and our owner UID, nothing else."""
     return [
-        Delete(child.kind, child.name, child.uid, child.resource_version, Why.PRUNE)
+        _removal(child, Why.PRUNE)
         for key, child in sorted(snapshot.children.items())
         if key not in wanted
         and child.controller_uid == owner_uid

@@ -152,6 +152,10 @@ def _failed(look: Assessment) -> Value | None:
     return _because(look.rollout.failure) if look.rollout.failure else None
 
 
+def _refused(look: Assessment) -> Value | None:
+    return _because(look.write_problem) if look.write_problem else None
+
+
 def _rolling_out_while_ready(look: Assessment) -> Value | None:
     text = "It answers while the current generation is rolled out."
     return _true(Reason.ROLLING_OUT, text) if look.was_ready else None
@@ -222,8 +226,9 @@ def stalled(look: Assessment) -> Value | None:
         return _true(Reason.ROLLED_BACK, rolled_back_message(look))
     if look.rollout.failure:
         return _stalled_by_failure(look, look.rollout.failure)
-    if look.creation_problem and not look.is_available:
-        return _true(look.creation_problem.reason, look.creation_problem.message)
+    refused = look.write_problem or (None if look.is_available else look.creation_problem)
+    if refused:
+        return _true(refused.reason, refused.message)
     return None
 
 
@@ -264,8 +269,9 @@ def degraded(look: Assessment) -> Value:
 
 
 def _degraded_by_pods(look: Assessment) -> Value:
-    if look.creation_problem:
-        return _true(Reason.WRITE_FAILED, look.creation_problem.message)
+    refused = look.write_problem or look.creation_problem
+    if refused:
+        return _true(refused.reason, refused.message)
     failing = look.rollout.failure or look.problem or look.flapping or look.router_problem
     if failing:
         text = f"{failing.reason}: {failing.message}"
@@ -357,6 +363,7 @@ _WHY_READY_OR_NOT: tuple[_Check, ...] = (
     _rolled_back,
     _rolled_out,
     _failed,
+    _refused,
     _paused,
     _rolling_out_while_ready,
     _failing,

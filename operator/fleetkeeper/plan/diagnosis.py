@@ -8,6 +8,7 @@ from fleetkeeper.api.conditions import Reason
 from fleetkeeper.plan.facts import Facts
 from fleetkeeper.plan.model import Pod, Snapshot, Workload, WriteFailure, WriteProblem
 from fleetkeeper.plan.reasons import (
+    FLAPPING_S,
     SET_UP_S,
     Problem,
     flapping_problem,
@@ -33,6 +34,7 @@ class Diagnosis:
     by_pod: tuple[tuple[str, Problem], ...] = ()
     router_problem: Problem | None = None
     creation_problem: Problem | None = None
+    write_problem: Problem | None = None
     flapping: Problem | None = None
     wants_events: tuple[str, ...] = ()
     again_after_s: float | None = None
@@ -45,7 +47,7 @@ def decide_diagnosis(snapshot: Snapshot, facts: Facts, now: float) -> Diagnosis:
     current = {pod.name for pod in facts.pods_of(facts.current)}
     of_current = [problem for pod, problem in problems if pod.name in current]
     of_older = [problem for pod, problem in problems if pod.name not in current]
-    creation = _creation_problem(snapshot, facts)
+    creation = _failed_creation(facts.engine, facts.current.created if facts.current else None)
     routers = [problem_of_pod(pod, snapshot.events) for pod in facts.router_pods]
     router = next((problem for problem in routers if problem), None)
     pods = (*facts.engine_pods, *facts.router_pods)
@@ -56,9 +58,12 @@ def decide_diagnosis(snapshot: Snapshot, facts: Facts, now: float) -> Diagnosis:
         by_pod=tuple((pod.name, problem) for pod, problem in problems),
         router_problem=router or _failed_creation(facts.router, None),
         creation_problem=creation,
+        write_problem=_write_problem(snapshot),
         flapping=next((problem for problem in flapping if problem), None),
         wants_events=_wanted_events(pods, snapshot, now),
-        again_after_s=_next_set_up(pods, now),
+        again_after_s=min(
+            (*_until_set_up(pods, now), *_until_forgiven(facts.engine_pods, now)), default=None
+        ),
     )
 
 
@@ -67,23 +72,32 @@ def _wanted_events(pods: tuple[Pod, ...], snapshot: Snapshot, now: float) -> tup
     return tuple(pod.uid for pod in pods if pod.uid not in known and needs_events(pod, now))
 
 
-def _next_set_up(pods: tuple[Pod, ...], now: float) -> float | None:
-    """When the next pod that is being set up will have taken too long."""
-    waits = [
+def _until_set_up(pods: tuple[Pod, ...], now: float) -> list[float]:
+    """When pods that are being set up will have taken too long."""
+    return [
         pod.created + SET_UP_S - now
         for pod in pods
         if pod.scheduled and not pod.ready and now - pod.created < SET_UP_S
     ]
-    return min(waits, default=None)
 
 
-def _creation_problem(snapshot: Snapshot, facts: Facts) -> Problem | None:
-    """Why children or engine pods cannot be made."""
-    for failure in snapshot.failures:
-        problem = _of_failure(failure)
-        if problem:
-            return problem
-    return _failed_creation(facts.engine, facts.current.created if facts.current else None)
+def _until_forgiven(pods: tuple[Pod, ...], now: float) -> list[float]:
+    """When ready pods that kept ending will have lasted long enough."""
+    return [
+        container.last_terminated.finished + FLAPPING_S - now
+        for pod in pods
+        if flapping_problem(pod, now)
+        for container in pod.containers
+        if container.last_terminated
+        and container.last_terminated.finished is not None
+        and container.last_terminated.finished + FLAPPING_S > now
+    ]
+
+
+def _write_problem(snapshot: Snapshot) -> Problem | None:
+    """Why a child cannot be written."""
+    problems = (_of_failure(failure) for failure in snapshot.failures)
+    return next((problem for problem in problems if problem), None)
 
 
 def _failed_creation(workload: Workload | None, since: float | None) -> Problem | None:

@@ -16,13 +16,16 @@ from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.parse import FieldError, InferenceService, InvalidService, parse_service
 from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.types import RoutingPolicy
 from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.children import ChildrenDecision, Conflict, decide_children
 from fleetkeeper.plan.context import PlanContext
 from fleetkeeper.plan.deletion import decide_marks
 from fleetkeeper.plan.diagnosis import Diagnosis, decide_diagnosis
+from fleetkeeper.plan.digest import digest_of
 from fleetkeeper.plan.engine_choice import EngineDecision, decide_engine, parse_engine
 from fleetkeeper.plan.facts import Facts, facts_of
+from fleetkeeper.plan.manifests.address import desired_address
 from fleetkeeper.plan.manifests.children import desired_children
 from fleetkeeper.plan.manifests.engine_document import EngineOptionRefused
 from fleetkeeper.plan.manifests.engine_pod import desired_engine_template
@@ -164,6 +167,7 @@ def _look(scene: Scene) -> Assessment:
         engine_problems=found.engine_problems,
         router_problem=found.router_problem,
         creation_problem=found.creation_problem,
+        write_problem=found.write_problem,
         flapping=found.flapping,
         control=scene.snapshot.control_status,
     )
@@ -255,8 +259,15 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
         now=now,
     )
     replicas = _decide_replicas(scene, spec_of=wanted.service, problems=problems)
-    look = replace(look, wanted_hash=wanted_hash, rollout=rollout, replicas=replicas)
-    children, strategy_again = _decide_children(scene, wanted, rollout, replicas)
+    is_bypassed = _is_router_bypassed(scene, wanted.service)
+    look = replace(
+        look,
+        wanted_hash=wanted_hash,
+        rollout=rollout,
+        replicas=replicas,
+        is_router_bypassed=is_bypassed,
+    )
+    children, strategy_again = _decide_children(scene, wanted, rollout, replicas, is_bypassed)
     look = _with_conflicts(look, children.conflicts)
     is_contested = CONTEST_LOOK_S if replicas.contested_by else None
     again = (
@@ -295,7 +306,11 @@ def _decide_replicas(
 
 
 def _decide_children(
-    scene: Scene, wanted: Wanted, rollout: RolloutDecision, replicas: ReplicaDecision
+    scene: Scene,
+    wanted: Wanted,
+    rollout: RolloutDecision,
+    replicas: ReplicaDecision,
+    is_router_bypassed: bool,
 ) -> tuple[ChildrenDecision, float | None]:
     """The writes of children; the engine Deployment waits while its old template is not read yet."""
     service = wanted.service
@@ -313,7 +328,9 @@ def _decide_children(
         template=template,
     )
     engine_key = (Kind.DEPLOYMENT, names.engine_name(service.name))
-    is_waiting = rollout.is_new or (rollout.rollback is not None and template is None)
+    untouched = {(Kind.SERVICE, names.address_name(service.name))} if is_router_bypassed else set()
+    if rollout.is_new or (rollout.rollback is not None and template is None):
+        untouched.add(engine_key)
     children = decide_children(
         desired,
         scene.snapshot,
@@ -321,9 +338,24 @@ def _decide_children(
         owner_uid=service.uid,
         now=scene.now,
         live_bound=frozenset({engine_key}) if replicas.rests_on_live_value else frozenset(),
-        untouched=frozenset({engine_key}) if is_waiting else frozenset(),
+        untouched=frozenset(untouched),
     )
     return children, again
+
+
+def _is_router_bypassed(scene: Scene, service: InferenceService) -> bool:
+    """Whether the address leads to the engines and has to, until the first router is ready.
+
+    A switch from routing None at once would leave the address without an endpoint. The live
+    Kubernetes Service is recognised by the digest that it has without a router.
+    """
+    routing = service.spec.routing
+    address = scene.snapshot.children.get((Kind.SERVICE, names.address_name(service.name)))
+    if routing.policy is RoutingPolicy.NONE or address is None or scene.facts.ready_routers:
+        return False
+    plain = routing.model_copy(update={"policy": RoutingPolicy.NONE})
+    unrouted = replace(service, spec=service.spec.model_copy(update={"routing": plain}))
+    return address.digest == digest_of(desired_address(unrouted))
 
 
 def _scales(children: ChildrenDecision, service: str) -> bool:

@@ -32,6 +32,8 @@ IMAGE_REASONS = frozenset(
 CONFIG_REASONS = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
 )
+FLAPPING_S = 600.0
+"""A pod that ended three times is not trusted again before it lasted for so long."""
 SET_UP_S = 20.0
 """Volumes and sandbox of a pod are set up in this time; a longer one has a cause worth telling."""
 VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
@@ -132,7 +134,7 @@ def flapping_problem(pod: Pod, now: float) -> Problem | None:
         return None
     for container in pod.containers:
         end = container.last_terminated
-        recent = end is not None and end.finished is not None and end.finished > now - 600
+        recent = end is not None and end.finished is not None and end.finished > now - FLAPPING_S
         if end and recent and container.restarts >= 3:
             return _problem_of_end(pod, container, end)
     return None
