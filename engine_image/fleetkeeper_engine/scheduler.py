@@ -16,6 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from fleetkeeper_engine.inside import InsideSettings
@@ -93,7 +94,9 @@ class LiveScheduling:
         reserved = now < self._reserved_until
         first = 0
         if reserved and scheduler.waiting:
-            first = sum(goes_first(request.priority) for request in scheduler.waiting)
+            # The queue iterates in the order of priority: no more than the first band is looked at.
+            band = takewhile(goes_first, (request.priority for request in scheduler.waiting))
+            first = sum(1 for _ in band)
         active = active_sequences(limits.sequences, running, first, reserved=reserved)
         if orders is not None and orders.cap_exceeded:
             active = 0
@@ -182,7 +185,8 @@ class LiveScheduling:
         self._waiting_due = now + _WAITING_EVERY_S
         scheduler = self._scheduler
         running, _ = self._by_tier(scheduler.running)
-        waiting, oldest = self._by_tier(scheduler.waiting)
+        # Its iteration sorts; the heap itself does as well here, and costs nothing.
+        waiting, oldest = self._by_tier(getattr(scheduler.waiting, "_heap", scheduler.waiting))
         self.record.saw_waiting(Waiting(running, waiting, oldest))
 
     def _by_tier(
@@ -226,9 +230,17 @@ class LiveLimits:
             self._guarded(self._live.after_schedule, step)
         return step
 
-    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:  # noqa: ANN401 - as vLLM's
+    def update_from_output(
+        self,
+        scheduler_output: Any,  # noqa: ANN401 - as vLLM's
+        model_runner_output: Any,  # noqa: ANN401 - as vLLM's
+        *args: Any,  # noqa: ANN401 - as vLLM's
+        **kwargs: Any,  # noqa: ANN401 - as vLLM's
+    ) -> Any:  # noqa: ANN401 - as vLLM's
         """Updates as vLLM does, and takes the time."""
-        result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        result = super().update_from_output(  # type: ignore[misc] # the class vLLM chose
+            scheduler_output, model_runner_output, *args, **kwargs
+        )
         if self._live is not None:
             self._guarded(self._live.after_update, scheduler_output, model_runner_output)
         return result

@@ -8,7 +8,7 @@ import pytest
 
 from inside_engine import InsideEngine, client, shared_engine
 
-LONG_PROMPT = [10 + n % 900 for n in range(900)]
+LONG_PROMPT = [10 + n % 900 for n in range(700)]
 
 
 @pytest.fixture
@@ -18,13 +18,13 @@ async def engine(request: pytest.FixtureRequest) -> InsideEngine:
     return found
 
 
-@pytest.mark.parametrize("sequences", [1, 2, 16, 64])
+@pytest.mark.parametrize("sequences", [1, 8, 64])
 async def test_long_and_short_requests_end_at_every_pair(
     engine: InsideEngine, sequences: int
 ) -> None:
     """Prompts longer than the step's tokens next to short ones, from the floor to the ceiling."""
     async with client() as session:
-        for tokens in (64, 256, 1024, 2048):
+        for tokens in (64, 512, 2048):
             engine.order(sequences=sequences, tokens=tokens)
             answers = await asyncio.gather(
                 engine.stream(session, 4, prompt=LONG_PROMPT),

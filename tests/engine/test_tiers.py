@@ -93,7 +93,7 @@ async def test_at_twice_the_capacity_realtime_hardly_waits_and_batch_keeps_its_f
             engine,
             session,
             {Tier.REALTIME: 0.2 * rate, Tier.STANDARD: 1.0 * rate, Tier.BATCH: 0.8 * rate},
-            8.0,
+            min(30.0, 40 / (0.2 * rate)),
         )
         after = engine.scheduler()
     step_s = (after.batch_time_sum - before.batch_time_sum) / (
@@ -189,8 +189,10 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
         short = [asyncio.create_task(engine.stream(session, 24)) for _ in range(2)]
         long = [asyncio.create_task(engine.stream(session, 1800)) for _ in range(2)]
         queued = [asyncio.create_task(engine.stream(session, 8)) for _ in range(6)]
-        await engine.until(lambda: sum(engine.middleware().released) == 4)
-        await engine.until(lambda: sum(engine.middleware().waiting) == 6)
+        await engine.until(lambda: sum(engine.middleware().released) >= 3)
+        await engine.until(
+            lambda: sum(engine.middleware().released) + sum(engine.middleware().waiting) == 10
+        )
         engine.order(sequences=2, draining=True, drain_deadline=time.monotonic() + 3600)
         assert {answer.tokens for answer in await asyncio.gather(*short)} == {24}
         engine.order(sequences=2, draining=True, drain_deadline=time.monotonic())

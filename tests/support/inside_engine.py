@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -118,6 +119,7 @@ class InsideEngine:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._page: Page | None = None
+        self._shared_memory: Path | None = None
         env = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
@@ -126,9 +128,9 @@ class InsideEngine:
             **(environment or {}),
         }
         if ours:
-            path = Path(tempfile.mkdtemp(prefix="fleetkeeper-", dir="/dev/shm")) / "page"
-            self._page = Page.create(path)
-            env[PAGE_ENVIRONMENT] = str(path)
+            self._shared_memory = Path(tempfile.mkdtemp(prefix="fleetkeeper-", dir="/dev/shm"))
+            self._page = Page.create(self._shared_memory / "page")
+            env[PAGE_ENVIRONMENT] = str(self._shared_memory / "page")
             env[ENVIRONMENT] = settings.to_json()
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / f"vllm-{self.port}.log"
@@ -159,6 +161,8 @@ class InsideEngine:
             self._process.wait(10)
         except ProcessLookupError:
             self._process.wait(10)
+        if self._shared_memory is not None:
+            shutil.rmtree(self._shared_memory, ignore_errors=True)
 
     def scheduler(self) -> SchedulerBlock:
         """What the engine says now."""

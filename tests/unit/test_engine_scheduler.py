@@ -534,3 +534,12 @@ def test_fragmentation_figures_are_refreshed(page: Page, monkeypatch: pytest.Mon
     cap = page.read_cap(0)
     assert cap is not None
     assert (cap.armed, cap.fraction, cap.reserved_bytes) == (True, 0.7, 2**30)
+
+
+def test_settings_survive_the_environment_and_another_version_is_told_apart() -> None:
+    """The supervisor writes them, vLLM's processes read them; unknown fields are two versions in one pod."""
+    settings = InsideSettings(max_sequences=7, internal_token="t")
+    assert InsideSettings.of_environment({ENVIRONMENT: settings.to_json()}) == settings
+    assert InsideSettings.of_environment({}) == InsideSettings()
+    with pytest.raises(ValueError, match="another version of fleetkeeper_engine"):
+        InsideSettings.of_environment({ENVIRONMENT: '{"later_field": 1}'})
