@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fleetkeeper.api import crd
+from fleetkeeper.api import crd, reference
 from fleetkeeper_engine import document, exitcodes, metrictable
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATORS: list[Callable[[], dict[str, str]]] = [
     crd.generated_files,
+    reference.generated_files,
     document.contract_files,
     exitcodes.contract_files,
     metrictable.contract_files,

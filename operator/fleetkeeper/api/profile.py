@@ -17,7 +17,7 @@ from fleetkeeper.api.base import Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.plain_words import FieldError
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
-from fleetkeeper.api.types import Accelerator, InferenceServiceSpec, ProfileName
+from fleetkeeper.api.types import Accelerator, InferenceServiceSpec, ProfileName, ResourceName
 
 EXACT_NAME = re.compile(r"[a-z][-a-z0-9]*-[0-9]+\.[0-9]+\.[0-9]+-[0-9]+")
 IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?$"
@@ -25,6 +25,7 @@ Image = Annotated[str, Field(min_length=1, max_length=512, pattern=IMAGE)]
 EnvironmentName = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[A-Z_][A-Z0-9_]*\*?$")
 ]
+OptionName = Annotated[str, Field(min_length=2, max_length=63, pattern=r"^[a-z][a-z0-9-]*$")]
 
 CONTRACTS = (1,)
 """The versions of the engine contract that this operator speaks: the newest and the one before."""
@@ -47,7 +48,7 @@ class Delivery(StrEnum):
 class ResourceDefaults(Section):
     """What a replica asks for where the spec says nothing."""
 
-    accelerator_resource: str | None = Field(
+    accelerator_resource: ResourceName | None = Field(
         None, description="The extended resource of an accelerator, on cuda profiles."
     )
     cpu: Quantity = Field("4", description="Cores.")
@@ -85,7 +86,7 @@ class EngineProfile(Section):
     resources: ResourceDefaults = Field(
         default_factory=ResourceDefaults, description="What a replica asks for by default."
     )
-    options: tuple[str, ...] | None = Field(
+    options: tuple[OptionName, ...] | None = Field(
         None,
         max_length=512,
         description="Engine options that services may set, by name. Absent means the whole allow-list of the vLLM version.",

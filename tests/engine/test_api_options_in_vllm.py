@@ -1,0 +1,94 @@
+"""The allow-list against vLLM's own parser: every option exists, takes its values, and means one thing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetkeeper.api.option_values import OWN, SET_BY_FIELD
+from fleetkeeper.api.options import ALLOWED, VLLM_VERSIONS, Toggle, argument
+from fleetkeeper.api.types import Quantization
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import json, sys
+import vllm
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+parser = make_arg_parser(FlexibleArgumentParser())
+flags = {flag: action.dest for action in parser._actions for flag in action.option_strings}
+answers = []
+for name, word in json.load(sys.stdin):
+    try:
+        parsed = vars(parser.parse_args(["--model", "x", word]))
+        answers.append([name, word, repr(parsed.get(flags.get("--" + name)))])
+    except SystemExit:
+        answers.append([name, word, None])
+print("\\n" + json.dumps({
+    "version": vllm.__version__, "flags": flags, "answers": answers,
+    "quantizations": list(QUANTIZATION_METHODS),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def vllm() -> dict[str, Any]:
+    """What vLLM's parser makes of every option of the list with every example of its values."""
+    words = [
+        (name, argument(name, value))
+        for name, option in ALLOWED.items()
+        for value in option.takes.examples()
+    ]
+    done = subprocess.run(
+        [ROOT / ".venv-engine" / "bin" / "python", "-c", PROGRAM],
+        input=json.dumps(words),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def test_the_list_was_made_for_this_version(vllm: dict[str, Any]) -> None:
+    assert any(vllm["version"].startswith(version) for version in VLLM_VERSIONS)
+
+
+def test_every_option_is_one_of_vllms_own_by_its_whole_name(vllm: dict[str, Any]) -> None:
+    assert [name for name in ALLOWED if f"--{name}" not in vllm["flags"]] == []
+
+
+def test_every_value_of_the_list_is_taken_by_vllms_parser(vllm: dict[str, Any]) -> None:
+    refused = [word for _, word, value in vllm["answers"] if value is None]
+    assert refused == []
+
+
+def test_toggles_switch_on_and_off(vllm: dict[str, Any]) -> None:
+    for name, word, value in vllm["answers"]:
+        if isinstance(ALLOWED[name].takes, Toggle):
+            assert value == ("False" if word.startswith("--no-") else "True"), word
+
+
+def test_a_value_arrives_as_it_was_written(vllm: dict[str, Any]) -> None:
+    for name, word, value in vllm["answers"]:
+        if not isinstance(ALLOWED[name].takes, Toggle):
+            written = word.partition("=")[2]
+            assert written in value or float(written) == float(value.strip("'")), (word, value)
+
+
+def test_what_fields_and_fleetkeeper_set_exists_too(vllm: dict[str, Any]) -> None:
+    """Names that no longer exist there would be a guard against nothing."""
+    missing = [name for name in (*SET_BY_FIELD, *OWN) if f"--{name}" not in vllm["flags"]]
+    assert missing == []
+
+
+def test_every_quantization_of_the_schema_is_known(vllm: dict[str, Any]) -> None:
+    assert [word for word in Quantization if word not in vllm["quantizations"]] == []
