@@ -14,8 +14,20 @@ from fleetkeeper.api import crd, reference
 from fleetkeeper_engine import document, exitcodes, metrictable
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def chart_crds() -> dict[str, str]:
+    """The CRDs once more, where the chart can read them: Helm reads nothing outside its folder."""
+    return {
+        f"charts/fleetkeeper/files/{name}": text
+        for name, text in crd.generated_files().items()
+        if name.startswith("crds/")
+    }
+
+
 GENERATORS: list[Callable[[], dict[str, str]]] = [
     crd.generated_files,
+    chart_crds,
     reference.generated_files,
     document.contract_files,
     exitcodes.contract_files,

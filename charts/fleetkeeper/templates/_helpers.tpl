@@ -1,0 +1,237 @@
+{{- define "fleetkeeper.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "fleetkeeper.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "fleetkeeper.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "fleetkeeper.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fleetkeeper.selector" -}}
+app.kubernetes.io/name: {{ include "fleetkeeper.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "fleetkeeper.labels" -}}
+{{ include "fleetkeeper.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "fleetkeeper.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "fleetkeeper.fullname" .) -}}
+{{- else -}}
+{{- required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fleetkeeper.controlSecretName" -}}
+{{- if not .Values.controlKeys.create -}}
+{{- required "controlKeys.secretName is needed when controlKeys.create is false" .Values.controlKeys.secretName -}}
+{{- else -}}
+{{- .Values.controlKeys.secretName | default (printf "%s-control-keys" (include "fleetkeeper.fullname" .)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fleetkeeper.routerRoleName" -}}
+{{ include "fleetkeeper.fullname" . }}-router
+{{- end -}}
+
+{{- define "fleetkeeper.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- /* Engine profiles as the operator reads them: a list, by name. */ -}}
+{{- define "fleetkeeper.profiles" -}}
+{{- $profiles := list -}}
+{{- range $name, $profile := .Values.engineProfiles -}}
+{{- if $profile -}}
+{{- $profiles = append $profiles (merge (dict "name" $name) $profile) -}}
+{{- end -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range $profiles }}{{ $names = append $names .name }}{{ end -}}
+{{- range $alias, $name := .Values.engineAliases -}}
+{{- if and $name (not (has $name $names)) -}}
+{{- fail (printf "engineAliases.%s points to %s, which is not among engineProfiles" $alias $name) -}}
+{{- end -}}
+{{- end -}}
+{{- $aliases := dict -}}
+{{- range $alias, $name := .Values.engineAliases }}{{ if $name }}{{ $_ := set $aliases $alias $name }}{{ end }}{{ end -}}
+{{- toYaml (dict "profiles" $profiles "aliases" $aliases) -}}
+{{- end -}}
+
+{{- /* The operator's settings, with the keys that it reads. */ -}}
+{{- define "fleetkeeper.settings" -}}
+namespaces: {{ toJson .Values.namespaces }}
+operatorNamespace: {{ .Release.Namespace }}
+listenPort: 8080
+logLevel: {{ .Values.log.level }}
+logFormat: {{ .Values.log.format }}
+workers: {{ .Values.workers }}
+requestsInFlight: {{ .Values.requestsInFlight }}
+resyncS: {{ .Values.resyncSeconds }}
+leader:
+  leaseName: {{ include "fleetkeeper.fullname" . }}
+  durationS: {{ .Values.leader.durationSeconds }}
+  renewDeadlineS: {{ .Values.leader.renewDeadlineSeconds }}
+  retryS: {{ .Values.leader.retrySeconds }}
+prometheusUrl: {{ .Values.prometheus.url | quote }}
+controlKeyFile: /etc/fleetkeeper/control-keys/key.pem
+controlJwksFile: /etc/fleetkeeper/control-keys/jwks.json
+profilesFile: /etc/fleetkeeper/settings/profiles.yaml
+router:
+  image: {{ .Values.router.image }}
+  cpu: {{ .Values.router.cpu | quote }}
+  memory: {{ .Values.router.memory | quote }}
+  roleKind: {{ ternary "Role" "ClusterRole" (gt (len .Values.namespaces) 0) }}
+  roleName: {{ include "fleetkeeper.routerRoleName" . }}
+  requestTimeoutS: {{ .Values.router.requestTimeoutSeconds }}
+security:
+  user: {{ toJson .Values.pods.user }}
+  group: {{ toJson .Values.pods.group }}
+imagePullSecrets: {{ toJson .Values.pods.imagePullSecrets }}
+operatorPeers:
+  - namespaceLabels:
+      kubernetes.io/metadata.name: {{ .Release.Namespace }}
+    podLabels:
+      {{- include "fleetkeeper.selector" . | nindent 6 }}
+prometheusPeers: {{ toJson .Values.prometheus.peers }}
+{{- with .Values.network.dns }}
+dnsRule: {{ toJson . }}
+{{- end }}
+{{- with .Values.network.apiServer }}
+apiServerRule: {{ toJson . }}
+{{- end }}
+{{- with .Values.network.modelHub }}
+modelHubRule: {{ toJson . }}
+{{- end }}
+maxAccelerators: {{ toJson .Values.accelerators.max }}
+maxAcceleratorsByNamespace: {{ toJson .Values.accelerators.maxByNamespace }}
+floatingRevisions: {{ .Values.floatingRevisions }}
+{{- end -}}
+
+{{- /* Security of our own containers and pods: Pod Security restricted. */ -}}
+{{- define "fleetkeeper.podSecurity" -}}
+runAsNonRoot: true
+seccompProfile: {type: RuntimeDefault}
+{{- with .Values.securityContext.runAsUser }}
+runAsUser: {{ . }}
+{{- end }}
+{{- with .Values.securityContext.runAsGroup }}
+runAsGroup: {{ . }}
+fsGroup: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "fleetkeeper.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- /* What the operator does in the namespaces that it serves; every verb is used. */ -}}
+{{- define "fleetkeeper.rules" -}}
+- apiGroups: [fleetkeeper.io]
+  resources: [inferenceservices]
+  verbs: [get, list, watch]
+- apiGroups: [fleetkeeper.io]
+  resources: [inferenceservices/status]
+  verbs: [patch]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [replicasets]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [services, serviceaccounts, configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [rolebindings]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [{{ ternary "roles" "clusterroles" (gt (len .Values.namespaces) 0) }}]
+  resourceNames: [{{ include "fleetkeeper.routerRoleName" . }}]
+  verbs: [bind]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch, patch, delete]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, create]
+{{- end -}}
+
+{{- /* What a router may do in its own namespace. */ -}}
+{{- define "fleetkeeper.routerRules" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+{{- end -}}
+
+{{- /* Peers of the values as those of a NetworkPolicy. */ -}}
+{{- define "fleetkeeper.peers" -}}
+{{- range . }}
+{{- if .cidr }}
+- ipBlock:
+    cidr: {{ .cidr }}
+    {{- with .cidrExcept }}
+    except: {{ toJson . }}
+    {{- end }}
+{{- else if .namespaceLabels }}
+- namespaceSelector:
+    matchLabels: {{ toJson .namespaceLabels }}
+  {{- with .podLabels }}
+  podSelector:
+    matchLabels: {{ toJson . }}
+  {{- end }}
+{{- else }}
+- podSelector:
+    matchLabels: {{ toJson .podLabels }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "fleetkeeper.egressRule" -}}
+{{- with .peers }}
+to: {{- include "fleetkeeper.peers" . | nindent 2 }}
+{{- end }}
+ports:
+  {{- range .tcpPorts }}
+  - {port: {{ . }}, protocol: TCP}
+  {{- end }}
+  {{- range .udpPorts }}
+  - {port: {{ . }}, protocol: UDP}
+  {{- end }}
+{{- end -}}
+
+{{- /* Where our own jobs run: as the operator. */ -}}
+{{- define "fleetkeeper.jobPlacement" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
