@@ -15,20 +15,22 @@ from pathlib import Path
 
 from fleetkeeper_engine.page_layout import (
     CAP,
-    HEADER,
     MIDDLEWARE,
-    MOST_RANKS,
     SCHEDULER,
-    SLOT_HEAD,
     SUPERVISOR,
     Block,
     CapBlock,
     Cells,
     Layout,
     MiddlewareBlock,
-    Place,
     SchedulerBlock,
     SupervisorBlock,
+)
+from fleetkeeper_engine.page_slots import (
+    HEADER,
+    MOST_RANKS,
+    SLOT_HEAD,
+    Place,
     pack_header,
     places,
     seal,

@@ -37,12 +37,8 @@ from fleetkeeper_engine.page_layout import (
     SchedulerBlock,
     SupervisorBlock,
     Tier,
-    pack_header,
-    places,
-    seal,
-    unpack_header,
-    unseal,
 )
+from fleetkeeper_engine.page_slots import pack_header, places, seal, unpack_header, unseal
 from fleetkeeper_engine.step_model import TERMS, products
 
 LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, CAP)
