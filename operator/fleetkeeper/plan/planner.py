@@ -30,7 +30,7 @@ from fleetkeeper.plan.manifests.children import desired_children
 from fleetkeeper.plan.manifests.engine_document import EngineOptionRefused
 from fleetkeeper.plan.manifests.engine_pod import desired_engine_template
 from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
-from fleetkeeper.plan.model import Action, Kind, Plan, Snapshot
+from fleetkeeper.plan.model import Action, Kind, Manifest, Plan, Snapshot
 from fleetkeeper.plan.notices import decide_notices
 from fleetkeeper.plan.reasons import Problem, say
 from fleetkeeper.plan.replicas import ReplicaDecision, contesting_manager, decide_replicas
@@ -208,11 +208,8 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _template_hash(
-    scene: Scene, service: InferenceService, profile: EngineProfile, tuning: EngineTuning
-) -> str:
-    """The hash of the pod template that the spec asks for on this profile."""
-    template = desired_engine_template(service, profile, scene.context, tuning)
+def _hash_of(template: Manifest) -> str:
+    """The hash that a pod template of ours carries."""
     return str(template["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH])
 
 
@@ -226,9 +223,10 @@ def _decide_engine(scene: Scene, service: InferenceService, tuning: EngineTuning
 
     def runs_unchanged_on(profile: EngineProfile) -> bool:
         try:
-            return _template_hash(scene, service, profile, tuning) in known_hashes
+            template = desired_engine_template(service, profile, scene.context, tuning)
         except EngineOptionRefused:
             return False
+        return _hash_of(template) in known_hashes
 
     return decide_engine(
         service.spec,
@@ -244,7 +242,8 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
     """The roll-out, the number of replicas and the children of a service that can be written."""
     facts, now, spec = scene.facts, scene.now, wanted.service.spec
     problems = scene.diagnosis.current_problems
-    wanted_hash = _template_hash(scene, wanted.service, wanted.profile, wanted.tuning)
+    by_spec = desired_engine_template(wanted.service, wanted.profile, scene.context, wanted.tuning)
+    wanted_hash = _hash_of(by_spec)
     last_good, good_again = decide_last_good(
         facts, parse_last_good(scene.status), wanted_hash, scene.generation, now
     )
@@ -267,7 +266,15 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
         replicas=replicas,
         is_router_bypassed=is_bypassed,
     )
-    children, strategy_again = _decide_children(scene, wanted, rollout, replicas, is_bypassed)
+    templates = scene.snapshot.templates
+    template = templates.get(rollout.revision) if rollout.revision else by_spec
+    children, strategy_again = _decide_children(
+        scene,
+        wanted,
+        replicas,
+        template=None if rollout.is_new else template,
+        is_router_bypassed=is_bypassed,
+    )
     look = _with_conflicts(look, children.conflicts)
     is_contested = CONTEST_LOOK_S if replicas.contested_by else None
     again = (
@@ -308,16 +315,16 @@ def _decide_replicas(
 def _decide_children(
     scene: Scene,
     wanted: Wanted,
-    rollout: RolloutDecision,
     replicas: ReplicaDecision,
+    *,
+    template: Manifest | None,
     is_router_bypassed: bool,
 ) -> tuple[ChildrenDecision, float | None]:
-    """The writes of children; the engine Deployment waits while its old template is not read yet."""
+    """The writes of children; without a pod template the engine Deployment waits."""
     service = wanted.service
     strategy, again = decide_strategy(
         scene.facts, dict(scene.diagnosis.by_pod), service.spec.rollout, scene.now
     )
-    template = scene.snapshot.templates.get(rollout.revision or "")
     desired = desired_children(
         service,
         wanted.profile,
@@ -329,7 +336,7 @@ def _decide_children(
     )
     engine_key = (Kind.DEPLOYMENT, names.engine_name(service.name))
     untouched = {(Kind.SERVICE, names.address_name(service.name))} if is_router_bypassed else set()
-    if rollout.is_new or (rollout.rollback is not None and template is None):
+    if template is None:
         untouched.add(engine_key)
     children = decide_children(
         desired,
