@@ -7,10 +7,10 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fleetkeeper_engine import byhand, doctor, install
+from fleetkeeper_engine import byhand, doctor, install, ordering
 from fleetkeeper_engine.death import Death
 from fleetkeeper_engine.document import InvalidDocumentError, parse_document, read_document
 from fleetkeeper_engine.exitcodes import DeathClass
@@ -37,6 +37,10 @@ def main(words: Sequence[str] | None = None) -> None:
         commands.add_parser("doctor", help="say what is here and what would be started")
     )
     install.add_arguments(commands.add_parser("install", help="copy this package into a directory"))
+    ordering.add_keys_arguments(commands.add_parser("keys", help="make a key for orders by hand"))
+    ordering.add_order_arguments(
+        commands.add_parser("order", help="order live limits, signed with that key")
+    )
     given = parser.parse_args(words)
     logging.basicConfig(
         level=logging.INFO,
@@ -47,16 +51,28 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    if given.command == "install":
-        return install.run(given)
-    if given.command == "doctor":
-        return doctor.run(given)
-    if given.command == "drain":
-        return asyncio.run(_drain(_run_directory(os.environ)))
-    if given.command == "serve":
-        with byhand.run_directory() as directory:
-            return supervise(byhand.desired_document_text(given), os.environ, directory)
+    commands: dict[str | None, Callable[[argparse.Namespace], int]] = {
+        "serve": _serve,
+        "drain": _ask_to_drain,
+        "doctor": doctor.run,
+        "install": install.run,
+        "keys": ordering.make_keys,
+        "order": ordering.send_order,
+    }
+    return commands.get(given.command, _run_pod)(given)
+
+
+def _run_pod(_given: argparse.Namespace) -> int:
     return supervise(None, os.environ, _run_directory(os.environ))
+
+
+def _serve(given: argparse.Namespace) -> int:
+    with byhand.run_directory() as directory:
+        return supervise(byhand.desired_document_text(given), os.environ, directory)
+
+
+def _ask_to_drain(_given: argparse.Namespace) -> int:
+    return asyncio.run(_drain(_run_directory(os.environ)))
 
 
 def supervise(text: str | None, environment: Mapping[str, str], run_directory: Path) -> int:
