@@ -26,7 +26,7 @@ class Case:
     spec: dict[str, Any]
     reject: str | None
     says: str
-    by: Literal["both", "operator", "server"]
+    by: Literal["both", "operator", "profile"]
 
     @property
     def refused_by_operator(self) -> bool:
@@ -36,7 +36,7 @@ class Case:
     @property
     def refused_by_server(self) -> bool:
         """Whether the API server shall refuse it."""
-        return self.reject is not None and self.by in {"both", "server"}
+        return self.reject is not None and self.by == "both"
 
     def manifest(self, namespace: str = "team-a") -> dict[str, Any]:
         """The InferenceService."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetkeeper.api.parse import InvalidService, parse_service
+from fleetkeeper.api.profile import profile_errors
+from fleetkeeper.plan.profiles import default_catalog
 from service_cases import Case, cases
 
 
@@ -35,8 +37,23 @@ def test_a_bad_service_is_refused_with_its_field_and_what_to_do(case: Case) -> N
     assert case.says in told[str(case.reject)]
 
 
-def test_where_only_the_operator_refuses_settings_or_the_engine_version_decide() -> None:
-    fields = {str(c.reject).split(".")[-1] for c in cases() if c.by == "operator"}
-    assert fields <= {"revision", "dtype", "policy"} | {
-        str(c.reject).rpartition("options.")[2] for c in cases() if "options." in str(c.reject)
-    }
+@pytest.mark.parametrize("case", [c for c in cases() if c.by == "profile"], ids=named)
+def test_what_only_the_engine_profile_can_judge_is_refused_by_it(case: Case) -> None:
+    profile = default_catalog().resolve("cuda")
+    (error,) = profile_errors(parse_service(case.manifest()).spec, profile)
+    assert error.path == case.reject
+    assert case.says in error.message
+
+
+@pytest.mark.parametrize("case", [c for c in cases() if c.reject is None], ids=named)
+def test_a_good_service_is_what_its_profile_can_give(case: Case) -> None:
+    spec = parse_service(case.manifest()).spec
+    names = {"cuda-0.32.0-1": "cuda"}
+    profile = default_catalog().resolve(names.get(spec.engine.profile, spec.engine.profile))
+    assert profile_errors(spec, profile) == []
+
+
+def test_only_settings_and_profiles_refuse_what_the_api_server_takes() -> None:
+    fields = {str(c.reject).rpartition(".")[2] for c in cases() if c.by == "operator"}
+    assert fields == {"revision"}
+    assert all("engine.options" in str(c.reject) for c in cases() if c.by == "profile")

@@ -236,6 +236,7 @@ ALLOWED: Mapping[str, EngineOption] = _table(
 )  # fmt: skip
 """Every option that a service may set, by name, sorted."""
 
+VALUE_MAX_LENGTH = 253
 _TOKEN = re.compile(r"[A-Za-z0-9._/:@-]{1,253}", re.ASCII)
 
 
@@ -264,6 +265,19 @@ def option_errors(
         if problem:
             errors.append(FieldError(f"spec.engine.options.{_shown(name)}", problem))
     return errors or _missing_partners(options)
+
+
+def options_as_written(spec: object) -> dict[str, str]:
+    """The engine options of an unparsed spec, as far as they are text; what is not, the parser tells."""
+    engine = spec.get("engine") if isinstance(spec, Mapping) else None
+    options = engine.get("options") if isinstance(engine, Mapping) else None
+    if not isinstance(options, Mapping):
+        return {}
+    return {str(key): value for key, value in options.items() if _is_written(value)}
+
+
+def _is_written(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= VALUE_MAX_LENGTH
 
 
 def _missing_partners(options: Mapping[str, str]) -> list[FieldError]:

@@ -11,10 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 from fleetkeeper.api.fields import aliases, bare
 from fleetkeeper.api.names import API_VERSION, KIND
-from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.plain_words import FieldError, in_plain_words
 from fleetkeeper.api.rule_check import broken_name_rules, broken_rules, floating_revisions
-from fleetkeeper.api.types import OPTION_VALUE_MAX_LENGTH, InferenceServiceSpec
+from fleetkeeper.api.types import InferenceServiceSpec
 
 __all__ = ["FieldError", "InferenceService", "InvalidService", "parse_service"]
 
@@ -53,7 +52,8 @@ def parse_service(
     """The service that a manifest describes; defaults are filled in as the API server fills them.
 
     The rules are those of the CRD, checked again here: admission may have been older. With
-    `allow_floating_revisions` an hf:// model may name a branch or a tag.
+    `allow_floating_revisions` an hf:// model may name a branch or a tag. What only the engine
+    profile can judge (options, variables, accelerators), `profile_errors` judges.
 
     Raises:
         InvalidService: with every mistake that was found.
@@ -70,7 +70,6 @@ def parse_service(
     errors += broken_name_rules(name)
     spec, spec_errors = _parse_spec(manifest.get("spec"))
     errors += spec_errors
-    errors += option_errors(spec.engine.options if spec else _options_of(manifest.get("spec")))
     if spec is not None and not allow_floating_revisions:
         errors += floating_revisions(spec)
     if errors or spec is None:
@@ -108,19 +107,6 @@ def _parse_spec(spec: object) -> tuple[InferenceServiceSpec | None, list[FieldEr
             spec
         )
     return parsed, broken_rules(parsed, "spec")
-
-
-def _options_of(spec: object) -> dict[str, str]:
-    """The engine options as far as they are text; what is not was told already."""
-    engine = spec.get("engine") if isinstance(spec, Mapping) else None
-    options = engine.get("options") if isinstance(engine, Mapping) else None
-    if not isinstance(options, Mapping):
-        return {}
-    return {str(key): value for key, value in options.items() if _is_option_text(value)}
-
-
-def _is_option_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= OPTION_VALUE_MAX_LENGTH
 
 
 def _rules_of_sound_parts(spec: Mapping[str, Any]) -> list[FieldError]:

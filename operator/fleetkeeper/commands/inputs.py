@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fleetkeeper.api.options import option_errors, options_as_written
 from fleetkeeper.api.parse import InferenceService, InvalidService
 from fleetkeeper.api.plain_words import FieldError
 from fleetkeeper.api.profile import EngineProfile, UnknownProfile, profile_errors
@@ -85,7 +86,8 @@ def _checked(document: Document, context: PlanContext, namespace: str | None) ->
     try:
         service = document.service(allow_floating_revisions=context.floating_revisions)
     except InvalidService as problem:
-        return Checked(document, errors=problem.errors)
+        options = option_errors(options_as_written(document.manifest.get("spec")))
+        return Checked(document, errors=(*problem.errors, *options))
     try:
         profile = context.catalog.resolve(_profile_name(service))
     except UnknownProfile as problem:
