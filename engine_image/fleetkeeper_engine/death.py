@@ -77,6 +77,10 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
         "vLLM refuses an option",
     ),
 )
+_HUNG = {
+    "start": "no token was generated before the deadline of the start (startupSeconds)",
+    "serve": "the engine had work and made no step for stallSeconds",
+}
 _COMPILED = tuple((death, re.compile(pattern), message) for death, pattern, message in _RULES)
 _ILLEGAL_INSTRUCTION = re.compile(
     r"died with exit code -4|exitcode[=: ]+-4\b|SIGILL|Illegal instruction"
@@ -130,7 +134,7 @@ def classify_death(
     """
     detail = "\n".join(lines)
     if hung:
-        return Death(DeathClass.HUNG, "the engine had work and made no step", phase, detail)
+        return Death(DeathClass.HUNG, _HUNG.get(phase, _HUNG["serve"]), phase, detail)
     if oom_kills:
         return Death(
             DeathClass.HOST_OUT_OF_MEMORY,

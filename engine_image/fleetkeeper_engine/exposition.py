@@ -60,7 +60,7 @@ def _families(
 ) -> Iterator[Metric]:
     scheduler, middleware = pod.scheduler(), pod.middleware()
     yield from _engine(pod, scheduler, engine_up=engine_up)
-    yield from _memory(pod)
+    yield from _memory(pod, now)
     yield from _limits(pod, scheduler, kids, now)
     yield from _load(scheduler, middleware, now)
     if middleware is not None:
@@ -87,10 +87,10 @@ def _engine(
     )
 
 
-def _memory(pod: PodState) -> Iterator[Metric]:
+def _memory(pod: PodState, now: float) -> Iterator[Metric]:
     memory = pod.memory
     yield _gauge("fleetkeeper_memory_cap_ratio", memory.cap_ratio)
-    if memory.samples:
+    if memory.is_fresh(now):
         yield _gauge("fleetkeeper_memory_used_ratio", memory.used_ratio)
         yield _gauge("fleetkeeper_memory_peak_ratio", memory.peak_ratio)
         yield _gauge("fleetkeeper_memory_over_cap", memory.over_cap)

@@ -14,6 +14,8 @@ SAMPLE_PERIOD_S = 0.1
 OVER_CAP_PATIENCE_S = 10.0
 """New sequences stop when memory was above its cap for so long without a break."""
 
+FRESH_S = 5.0
+"""An older sample is not exported: absent is not the same as unchanged."""
 FAMILY_EVERY = 10
 """Samples between two looks at who descends from the supervisor (by hand)."""
 
@@ -47,7 +49,12 @@ class MemoryState:
     peak_bytes: int = 0
     above_since: float | None = None
     over_cap: bool = False
-    samples: int = 0
+    sampled_at: float | None = None
+    """When memory was measured last; None: never."""
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether the last sample is young enough to be shown."""
+        return self.sampled_at is not None and now - self.sampled_at <= FRESH_S
 
 
 def decide_memory(state: MemoryState, use: MemoryUse, now: float) -> MemoryState:
@@ -68,7 +75,7 @@ def decide_memory(state: MemoryState, use: MemoryUse, now: float) -> MemoryState
         peak_bytes=max(state.peak_bytes, use.used_bytes),
         above_since=above_since,
         over_cap=above_since is not None and now - above_since >= OVER_CAP_PATIENCE_S,
-        samples=state.samples + 1,
+        sampled_at=now,
     )
 
 

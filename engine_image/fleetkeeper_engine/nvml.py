@@ -62,11 +62,19 @@ class DeviceReader:
 
     def __init__(self, nvml: Nvml, environment: Mapping[str, str], ranks: int) -> None:
         self._nvml = nvml
+        self._error: type[Exception] = getattr(nvml, "NVMLError", OSError)
         self._handles = [nvml_handle(nvml, name) for name in _visible(nvml, environment)[:ranks]]
 
     def read(self) -> list[DeviceMemory]:
-        """Memory of each device now. Total is what the driver reports; used includes every process."""
-        infos = [self._nvml.nvmlDeviceGetMemoryInfo(handle) for handle in self._handles]
+        """Memory of each device now. Total is what the driver reports; used includes every process.
+
+        Raises:
+            OSError: when the driver does not answer.
+        """
+        try:
+            infos = [self._nvml.nvmlDeviceGetMemoryInfo(handle) for handle in self._handles]
+        except self._error as error:
+            raise OSError(f"NVML: {error}") from error
         return [DeviceMemory(int(info.used), int(info.total)) for info in infos]
 
 

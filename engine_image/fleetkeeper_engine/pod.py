@@ -7,6 +7,7 @@ from typing import Any
 
 from fleetkeeper_engine.document import Accelerator, EngineDocument
 from fleetkeeper_engine.health import (
+    SERVER_PERIOD_S,
     Progress,
     Readiness,
     decide_progress,
@@ -24,6 +25,8 @@ from fleetkeeper_engine.page_layout import (
     SupervisorBlock,
 )
 
+SERVER_PATIENCE_S = 20.0
+"""Not ready when vLLM's API server has not answered for so long after its turn."""
 OPEN_ADMIT = (1.0, 1.0, 1.0)
 SETTINGS_SHARES = (1.0, 1.0, 0.0)
 """What the page means by "as the settings say"."""
@@ -137,7 +140,8 @@ class PodState:
             started=self.started,
             cap_armed=self.cap_armed(),
             draining=self.draining,
-            moving=is_moving(self.progress, now, self._stall_s) and not self.server_silent(now, 10),
+            moving=is_moving(self.progress, now, self._stall_s)
+            and not self.server_silent(now, SERVER_PATIENCE_S),
             child_alive=self.child_alive,
         )
 
@@ -151,7 +155,8 @@ class PodState:
 
     def server_silent(self, now: float, patience_s: float) -> bool:
         """Whether vLLM's API server has missed its turn by more than `patience_s`."""
-        return self.server_answered is not None and now - self.server_answered > patience_s + 10.0
+        answered = self.server_answered
+        return answered is not None and now - answered > patience_s + SERVER_PERIOD_S
 
     @property
     def _stall_s(self) -> float:

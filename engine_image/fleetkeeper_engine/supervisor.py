@@ -21,10 +21,12 @@ from fleetkeeper_engine.control import ControlPort, serve_control
 from fleetkeeper_engine.death import Death, classify_death
 from fleetkeeper_engine.document import EngineDocument
 from fleetkeeper_engine.drain import DrainClock, DrainPhase, decide_drain
+from fleetkeeper_engine.exitcodes import DeathClass
 from fleetkeeper_engine.health import SERVER_PERIOD_S
 from fleetkeeper_engine.memorywatch import (
     SAMPLE_PERIOD_S,
     MemoryState,
+    MemoryUse,
     Reader,
     cgroup_reader,
     device_reader,
@@ -72,7 +74,7 @@ class Supervisor:
         self._drain_began = asyncio.Event()
         self._drained = asyncio.Event()
         self._hung = False
-        self._over: asyncio.Future[Death | None] = asyncio.get_running_loop().create_future()
+        self._over: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Death | None:
         """Runs until the engine ended: None after a drain, else what it died of."""
@@ -83,9 +85,13 @@ class Supervisor:
         self._trust_keys()
         self._pod.write(time.monotonic())
         ports = self.document.ports
-        runner = await serve_control(
-            ControlPort(self._pod, self._verifier, self._scrape), ports.host, ports.control
-        )
+        try:
+            runner = await serve_control(
+                ControlPort(self._pod, self._verifier, self._scrape), ports.host, ports.control
+            )
+        except OSError as error:
+            told = f"the control port {ports.host}:{ports.control} cannot be opened: {error}"
+            return Death(DeathClass.UNKNOWN, told, "start")
         tasks = [asyncio.create_task(self._keep(self._serve_drain_socket(), "drain socket"))]
         try:
             prepared = await self._prepared()
@@ -163,7 +169,8 @@ class Supervisor:
         except Exception as error:
             logger.exception("the %s loop failed", name)
             if not self._over.done():
-                self._over.set_exception(error)
+                told = f"the supervisor's {name} loop failed: {type(error).__name__} {error}"
+                self._over.set_result(Death(DeathClass.UNKNOWN, told, self._phase))
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -181,17 +188,26 @@ class Supervisor:
         return process_reader(os.getpid(), total)
 
     async def _watch_memory(self, read: Reader) -> None:
+        told = ""
         while True:
-            now = time.monotonic()
-            if self._pod.saw_memory(read(), now):
-                memory = self._pod.memory
-                logger.warning(
-                    "memory %.1f%%, cap %.0f%%: %s",
-                    100 * memory.used_ratio,
-                    100 * memory.cap_ratio,
-                    "new sequences stop" if memory.over_cap else "new sequences are taken again",
-                )
+            try:
+                self._see_memory(read())
+            except OSError as error:
+                # Without a measurement the metric goes absent; requests are served on.
+                if str(error) != told:
+                    logger.warning("memory cannot be measured: %s", error)
+                told = str(error)
             await asyncio.sleep(SAMPLE_PERIOD_S)
+
+    def _see_memory(self, use: MemoryUse) -> None:
+        if self._pod.saw_memory(use, time.monotonic()):
+            memory = self._pod.memory
+            logger.warning(
+                "memory %.1f%%, cap %.0f%%: %s",
+                100 * memory.used_ratio,
+                100 * memory.cap_ratio,
+                "new sequences stop" if memory.over_cap else "new sequences are taken again",
+            )
 
     async def _watch_startup(self, prepared: Prepared) -> None:
         while (problem := await self._first_token()) is not None:
@@ -311,19 +327,23 @@ class Supervisor:
         if child is None:
             return None
         self._pod.child_alive = False
-        if not child.alive:
-            status: int | None = child.ended.result()
-        else:
-            status = None
+        status = None if child.alive else child.ended.result()
         child.kill_session()
         if child.tee is not None:
             await asyncio.wait([child.tee], timeout=OUTPUT_PATIENCE_S)
         if self._over.done():
-            await self._over
+            return self._over.result()
         if self._drain is not None and not self._hung:
             self._drained.set()
             return None
-        phase = "serve" if self._pod.started else "start"
         return classify_death(
-            list(child.lines), status=status, phase=phase, oom_kills=oom_kills, hung=self._hung
+            list(child.lines),
+            status=status,
+            phase=self._phase,
+            oom_kills=oom_kills,
+            hung=self._hung,
         )
+
+    @property
+    def _phase(self) -> str:
+        return "serve" if self._pod.started else "start"

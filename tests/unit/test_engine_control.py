@@ -182,7 +182,7 @@ async def test_everything_in_the_table_is_exported_with_its_type_and_labels(benc
     )
     bench.page.write_middleware(MiddlewareBlock(waiting=(1, 2, 3), arrivals=(4, 5, 6)))
     bench.page.write_cap(0, CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75))
-    bench.pod.saw_memory(MemoryUse(60, 100), 1.0)
+    bench.pod.saw_memory(MemoryUse(60, 100), time.monotonic())
     _, text = await bench.status("/metrics")
     families = {f.name: f for f in text_string_to_metric_families(text)}
     assert "vllm:x" in families, "vLLM's own metrics follow"
