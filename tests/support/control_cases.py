@@ -9,7 +9,7 @@ from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.outcome import ControlDecision
 from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample
 from fleetkeeper.plan.control.service import decide_service
-from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, PodView
+from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, PodView, PutOutcome
 
 NOW = 1_000_000.0
 
@@ -78,6 +78,8 @@ class Loop:
     started: float = NOW - 7200.0
     memory: ControlMemory = field(default_factory=ControlMemory)
     pods: tuple[PodView, ...] = ()
+    generation: float = 0.0
+    outcomes: tuple[PutOutcome, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.pods:
@@ -90,6 +92,8 @@ class Loop:
         )
         decision, self.memory = decide_service(replace(base, **inputs), self.memory, self.now)  # type: ignore[arg-type]
         self.now += 5.0
+        self.outcomes = tuple(PutOutcome(put.pod, put.generation, True) for put in decision.puts)
+        self.generation = max([self.generation, *(float(put.generation) for put in decision.puts)])
         return decision
 
     def steady(self, ticks: int, **per_second: float) -> ControlDecision:
@@ -100,9 +104,13 @@ class Loop:
         return decision
 
     def samples(self, gauges: Gauges | None = None, **per_second: float) -> list[PodSample]:
-        """Samples of now of every ready pod."""
-        return [
+        """Samples of now of every ready pod; its engine has read the newest limits."""
+        rows = [
             sample(self.now, pod.name, gauges=gauges, **per_second)
             for pod in self.pods
             if pod.ready
+        ]
+        return [
+            replace(row, gauges=row.gauges._replace(limit_generation=self.generation))
+            for row in rows
         ]

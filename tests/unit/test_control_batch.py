@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from control_cases import NOW
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from control_cases import NOW
 from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.plan.control.batch import (
     BatchMemory,

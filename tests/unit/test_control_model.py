@@ -230,7 +230,7 @@ def test_notches_begin_and_end_at_the_bounds(low: int, high: int) -> None:
         pytest.skip("no such bounds")
     bounds = ControlSettings(min_tokens=low, max_tokens=high)
     allowed = notches(bounds)
-    assert allowed[0] == (low if high > low else high)
+    assert allowed[0] == (min(high, low))
     assert allowed[-1] == high
     assert list(allowed) == sorted(set(allowed))
     assert moved_notch(high, 1, bounds) == high

@@ -49,10 +49,10 @@ class _Look:
 def _shown(held: Shown, value: str, decision: Decision[Any], now: float) -> Shown:
     """What the status says: renewed when the value changes or a standing reason comes or goes."""
     if value != held.value or not held.reason:
-        return Shown(value, decision.reason, decision.detail, now)
+        return Shown(value, decision.reason, _capital(decision.detail), now)
     stands, stood = decision.reason in STANDING, held.reason in STANDING
     if (stands and decision.reason != held.reason) or (stood and not stands):
-        return Shown(value, decision.reason, decision.detail, held.since)
+        return Shown(value, decision.reason, _capital(decision.detail), held.since)
     return held
 
 
@@ -148,7 +148,8 @@ def _changes(
         change = Change(now, what, before.value, after.value, after.reason)
         changes = with_change(changes, change)
         if what == "replicas":
-            text = f"Replicas {before.value} -> {after.value}: {after.message}"
+            why = after.message[:1].lower() + after.message[1:]
+            text = f"Replicas {before.value} -> {after.value}: {why}"
             notices.append(Notice("Normal", after.reason, text))
     for notice in decision.notices:
         if "Breaker" in notice.reason:
@@ -164,7 +165,7 @@ def _scaling_status(decision: ControlDecision, shown: Shown, desired: int) -> di
     status: dict[str, Any] = {
         "desired": desired,
         "reason": shown.reason,
-        "message": _capital(shown.message),
+        "message": shown.message,
         "since": timestamp(shown.since),
     }
     if decision.settings.scaling_mode is ScalingMode.ADVISORY:
@@ -184,7 +185,7 @@ def _batching_status(
         "tokens": limits.tokens,
         "appliedReplicas": applied,
         "reason": shown.reason,
-        "message": _capital(shown.message),
+        "message": shown.message,
         "since": timestamp(shown.since),
     }
 

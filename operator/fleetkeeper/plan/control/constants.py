@@ -20,6 +20,10 @@ FRESH_S: Final = 15.0
 """A sample not older than three scrapes decides in both directions."""
 AGEING_S: Final = 60.0
 """A sample not older than this may only raise; an older one is not known."""
+OVERDUE_SCRAPES: Final = 1.4
+"""A pod whose newest sample is older than this many of its own scrape intervals is overdue ..."""
+OVERDUE_S: Final = 2.5
+"""... plus half a tick of jitter; while one is, no replica goes."""
 FUTURE_S: Final = 5.0
 """A sample may be this far ahead of our clock (skew between nodes); further ahead it is rejected."""
 YOUNG_S: Final = 60.0

@@ -103,6 +103,11 @@ def _unknown(view: ReplicaView) -> str:
     return ""
 
 
+def _overdue(view: ReplicaView) -> str:
+    count = view.signals.overdue_pods
+    return f"{count} replicas have sent nothing new" if count else ""
+
+
 def _fallback_source(view: ReplicaView) -> str:
     return "Prometheus is silent" if view.signals.source is Source.DIRECT else ""
 
@@ -139,6 +144,7 @@ def _carry(view: ReplicaView) -> str:
 
 OBJECTIONS: tuple[Callable[[ReplicaView], str], ...] = (
     _unknown,
+    _overdue,
     _fallback_source,
     _breakers,
     _pending,

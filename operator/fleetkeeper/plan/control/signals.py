@@ -22,7 +22,14 @@ from fleetkeeper.plan.control.constants import (
     WINDOWS_KEPT,
 )
 from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample, Source
-from fleetkeeper.plan.control.tracks import PodTrack, accept, grade_of, has_rates, is_grown
+from fleetkeeper.plan.control.tracks import (
+    PodTrack,
+    accept,
+    grade_of,
+    has_rates,
+    is_grown,
+    is_overdue,
+)
 from fleetkeeper.plan.control.values import Grade, PodView
 from fleetkeeper.plan.control.windows import Window, close_window, judged_waits
 
@@ -56,7 +63,7 @@ class Signals:
 
     `rates` are per second over 30 s, summed over pods; `gauges` are present values, summed, except
     oldest waits (mean over pods). `coverage` = reporting / ready pods. `window` is the window that
-    closed in this tick, if one did. `reporting` pods are those that rates were made from.
+    closed in this tick, if one did. `overdue_pods`: reporting pods whose next scrape should have come. `reporting` pods are those that rates were made from.
     """
 
     grade: Grade = Grade.STALE
@@ -86,6 +93,7 @@ class Signals:
     missing: tuple[str, ...] = ()
     windows: tuple[Window, ...] = ()
     window: Window | None = None
+    overdue_pods: int = 0
 
     @property
     def known(self) -> bool:
@@ -133,6 +141,7 @@ class _Seen:
     rejections: tuple[tuple[str, str], ...]
     missing: tuple[str, ...]
     window: Window | None
+    overdue: int
 
 
 def observe_service(
@@ -169,6 +178,7 @@ def observe_service(
         tuple([(n, tracks[n].rejection) for n in grown if n in tracks and tracks[n].rejected]),
         _missing(tracks, grown),
         window,
+        sum([is_overdue(tracks[name], now) for name in usable]),
     )
     return _signals(seen, usable), memory
 
@@ -310,6 +320,7 @@ def _signals(seen: _Seen, usable: Sequence[str]) -> Signals:
         rejections=seen.rejections,
         missing=seen.missing,
         window=seen.window,
+        overdue_pods=seen.overdue,
         source=Source.DIRECT if direct else Source.PROMETHEUS,
         rates=rates,
         gauges=gauges,

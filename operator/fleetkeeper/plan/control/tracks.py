@@ -10,6 +10,8 @@ from fleetkeeper.plan.control.constants import (
     FRESH_S,
     FUTURE_S,
     MIN_SPAN_S,
+    OVERDUE_S,
+    OVERDUE_SCRAPES,
     RATE_S,
     REJECTIONS_STALE,
     RESET_S,
@@ -80,6 +82,17 @@ def grade_of(track: PodTrack | None, now: float) -> Grade:
     if age_s <= FRESH_S:
         return Grade.FRESH
     return Grade.AGEING if age_s <= AGEING_S else Grade.STALE
+
+
+def is_overdue(track: PodTrack, now: float) -> bool:
+    """Whether the next scrape should have come by now, or the last one was refused.
+
+    Example: scraped every 5 s, a sample is overdue when the newest is older than 9.5 s.
+    """
+    if track.rejected or len(track.history) < 2:
+        return True
+    newest, before = track.history[-1].time, track.history[-2].time
+    return now - newest > OVERDUE_SCRAPES * (newest - before) + OVERDUE_S
 
 
 def is_grown(pod: PodView, now: float) -> bool:

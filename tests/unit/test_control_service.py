@@ -1,0 +1,513 @@
+"""One service, tick by tick: holds, modes, status, restart, and nothing lost on missing data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from control_cases import NOW, Loop, pod_view, sample
+from fleetkeeper.api.conditions import ConditionType, Reason
+from fleetkeeper.api.parse import parse_service
+from fleetkeeper.api.status import InferenceServiceStatus
+from fleetkeeper.api.types import BatchingMode, ScalingMode
+from fleetkeeper.plan.control.arbitrate import Order
+from fleetkeeper.plan.control.conclude import conclude
+from fleetkeeper.plan.control.control_breaker import ControlBreaker
+from fleetkeeper.plan.control.memory import (
+    ControlMemory,
+    memory_from_status,
+    parse_timestamp,
+    timestamp,
+)
+from fleetkeeper.plan.control.outcome import Conclusion, ControlDecision
+from fleetkeeper.plan.control.remedies import Remedy
+from fleetkeeper.plan.control.replicas import ReplicasMemory
+from fleetkeeper.plan.control.samples import Gauges, PodSample, Source
+from fleetkeeper.plan.control.settings import settings_of
+from fleetkeeper.plan.control.values import (
+    BreakerState,
+    ControlSettings,
+    Limits,
+    PutOutcome,
+)
+
+
+def concluded(loop: Loop, decision: ControlDecision, order: Order | None = None) -> Conclusion:
+    """The conclusion with the want granted, memory carried on."""
+    given = order or Order(decision.want.replicas)
+    conclusion, loop.memory = conclude(decision, given, loop.memory, loop.now)
+    return conclusion
+
+
+def condition(conclusion: Conclusion, kind: ConditionType) -> tuple[str, str, str]:
+    """Status, reason, message."""
+    row = next(row for row in conclusion.status["conditions"] if row["type"] == kind)
+    return row["status"], row["reason"], row["message"]
+
+
+def test_same_inputs_same_answer() -> None:
+    """Decisions are pure."""
+    one, two = Loop(), Loop()
+    assert one.steady(20) == two.steady(20)
+    assert one.memory == two.memory
+
+
+def test_nothing_is_known_at_first_and_everything_is_held() -> None:
+    """No sample yet: no zero, no change."""
+    decision = Loop().tick()
+    assert not decision.replicas.valid
+    assert decision.replicas.value == 2
+    assert decision.puts == () or all(put.limits == decision.in_force for put in decision.puts)
+
+
+def test_a_calm_service_is_left_alone() -> None:
+    """An hour of steady load within the objectives: no change of replicas, one order of limits a pod, then leases."""
+    loop = Loop()
+    puts = 0
+    for _ in range(720):
+        decision = loop.tick(loop.samples(), put_outcomes=())
+        puts += len(decision.puts)
+        assert decision.replicas.value == 2
+    assert puts <= 2 * (3600 / 60 + 3)
+
+
+SILENCES = ["nothing", "stale", "nan", "future", "gone back", "half", "unknown pods"]
+
+
+@pytest.mark.parametrize("silence", SILENCES)
+def test_signals_lost_for_three_ticks_open_the_control_breaker(silence: str) -> None:
+    """However they are lost; replicas stay, the start-up limits come back, and it recovers."""
+    loop = Loop()
+    loop.steady(10)
+    lost_at = loop.now
+    states = []
+    for _ in range(24):
+        decision = loop.tick(silent_samples(loop, silence, lost_at))
+        states.append(decision.control.state)
+        assert decision.replicas.value == 2
+    if silence != "half":
+        assert BreakerState.OPEN in states
+        assert decision.in_force == Limits(256, 8192)
+    for _ in range(80):
+        decision = loop.tick(loop.samples())
+    assert decision.control.state is BreakerState.CLOSED
+
+
+def silent_samples(loop: Loop, silence: str, lost_at: float) -> list[PodSample]:
+    """Samples of a tick in which signals are lost in one way."""
+    rows = loop.samples()
+    match silence:
+        case "stale":
+            return [sample(lost_at - 5, row.pod) for row in rows]
+        case "nan":
+            return [replace(row, gauges=row.gauges._replace(running=math.nan)) for row in rows]
+        case "future":
+            return [replace(row, time=row.time + 3600) for row in rows]
+        case "gone back":
+            return [sample(loop.now, row.pod, origin=loop.now - 1) for row in rows]
+        case "half":
+            return rows[:1]
+        case "unknown pods":
+            return [replace(row, pod=f"ghost-{row.pod}") for row in rows]
+    return []
+
+
+def test_no_replica_goes_on_missing_data_in_100_000_random_ticks() -> None:
+    """Random outages, garbage and silence of every kind: never one scale-down in a tick without full, fresh data."""
+    random = Random(20)
+    ticks = lowered = 0
+    while ticks < 100_000:
+        settings = ControlSettings(
+            min_replicas=1, max_replicas=8, scale_down_delay_s=random.choice([30.0, 60.0, 300.0])
+        )
+        replicas = random.randint(1, 4)
+        loop = Loop(settings=settings, replicas=replicas, started=NOW)
+        kind, left, last_well = "nothing", 0, NOW - 1e9
+        for _ in range(250):
+            if left == 0:
+                kind, left = (
+                    random.choice([*SILENCES, "one pod", "well", "well"]),
+                    random.randint(1, 40),
+                )
+            left -= 1
+            quiet = {
+                "wait_count_standard": 0.0,
+                "arrivals_standard": 0.0,
+                "batch_time_count": 0.0,
+                "batch_time_sum_s": 0.0,
+                "batch_time_within": 0.0,
+                "steps": 0.0,
+                "wait_within_standard": 0.0,
+                "wait_sum_s_standard": 0.0,
+                "prompt_tokens": 0.0,
+                "generation_tokens": 0.0,
+                "arrivals_squared": 0.0,
+                "schedule_calls": 0.0,
+            }
+            rows = [
+                replace(row, counters=row.counters._replace(steps=1e6))
+                for row in loop.samples(gauges=Gauges(kv_capacity_tokens=1e5), **quiet)
+            ]
+            if kind == "well" or (kind == "one pod" and loop.replicas == 1):
+                last_well = loop.now
+            if kind == "one pod":
+                rows = rows[:1]
+            elif kind != "well":
+                rows = silent_rows(loop, kind, rows)
+            decision = loop.tick(rows, prometheus_lost=kind == "nothing")
+            ticks += 1
+            if decision.replicas.value < loop.replicas:
+                lowered += 1
+                assert loop.now - 5 - last_well <= 5.0, kind
+                assert kind not in {"nan", "future", "gone back"}, kind
+                assert decision.signals.coverage == 1.0
+            assert 1 <= decision.replicas.value <= 8
+            loop.replicas = decision.replicas.value
+            loop.pods = loop.pods[: loop.replicas]
+    assert lowered > 100, "the loop must also be able to go down when all is known"
+
+
+def silent_rows(loop: Loop, kind: str, rows: list[PodSample]) -> list[PodSample]:
+    """The given samples, spoilt in one way."""
+    match kind:
+        case "nothing":
+            return []
+        case "stale":
+            return [replace(row, time=loop.now - 120) for row in rows]
+        case "nan":
+            return [replace(row, gauges=row.gauges._replace(running=math.nan)) for row in rows]
+        case "future":
+            return [replace(row, time=row.time + 3600) for row in rows]
+        case "gone back":
+            return [
+                replace(row, counters=row.counters._replace(steps=2e6 - loop.now)) for row in rows
+            ]
+        case "half":
+            return rows[: len(rows) // 2]
+    return [replace(row, pod=f"ghost-{row.pod}") for row in rows]
+
+
+def test_no_scale_down_for_one_delay_after_the_operators_start() -> None:
+    """Also when the memory before the restart said otherwise."""
+    settings = ControlSettings(scale_down_delay_s=300.0)
+    loop = Loop(settings=settings, replicas=3, started=NOW)
+    loop.memory = replace(loop.memory, replicas=ReplicasMemory(((NOW - 200, 1),), since=NOW - 9999))
+    first = None
+    for _ in range(120):
+        decision = loop.tick(
+            loop.samples(wait_count_standard=0.1, arrivals_standard=0.1, wait_within_standard=0.1),
+        )
+        if decision.replicas.value < 3 and first is None:
+            first = loop.now - NOW
+    assert first is None or first >= 300
+
+
+@pytest.mark.parametrize(
+    ("mode", "pinned", "paused"),
+    [
+        (ScalingMode.ADVISORY, None, False),
+        (ScalingMode.EXTERNAL, 2, False),
+        (ScalingMode.AUTO, 3, False),
+        (ScalingMode.AUTO, None, True),
+    ],
+)
+def test_modes_that_do_not_act_give_no_order(
+    mode: ScalingMode, pinned: int | None, paused: bool
+) -> None:
+    """Computed and reported, nothing done."""
+    settings = ControlSettings(scaling_mode=mode, pinned_replicas=pinned, paused=paused)
+    loop = Loop(settings=settings)
+    waiting = Gauges(
+        running=60,
+        waiting_standard=90,
+        oldest_wait_s_standard=9.0,
+        limit_sequences=32,
+        kv_capacity_tokens=4e5,
+    )
+    for _ in range(12):
+        decision = loop.tick(loop.samples(gauges=waiting, batch_time_sum_s=1.2))
+        assert concluded(loop, decision).order is None
+    if mode is ScalingMode.ADVISORY:
+        conclusion = concluded(loop, decision)
+        assert conclusion.status["scaling"]["wanted"] > 2
+        assert condition(conclusion, ConditionType.SCALING_LIMITED)[1] == Reason.ADVISORY
+
+
+@pytest.mark.parametrize("mode", [BatchingMode.FIXED, BatchingMode.ADVISORY])
+def test_limits_are_not_sent_where_batching_does_not_act(mode: BatchingMode) -> None:
+    """Unless a load breaker has something to say."""
+    loop = Loop(settings=ControlSettings(batching_mode=mode))
+    assert all(not loop.tick(loop.samples()).puts for _ in range(10))
+    waiting = Gauges(
+        running=60, waiting_standard=90, oldest_wait_s_standard=9.0, kv_capacity_tokens=4e5
+    )
+    puts = [put for _ in range(10) for put in loop.tick(loop.samples(gauges=waiting)).puts]
+    assert puts
+    assert all(put.limits == Limits(256, 8192) for put in puts)
+    assert all(put.admission.admit[2] < 1.0 for put in puts)
+
+
+def test_engines_without_live_limits_are_steered_by_replicas_only() -> None:
+    """The engine runs as it is."""
+    loop = Loop()
+    gauges = Gauges(running=20, live_limits=0.0, kv_capacity_tokens=4e5)
+    loop.tick(loop.samples(gauges=gauges))
+    assert all(not loop.tick(loop.samples(gauges=gauges)).puts for _ in range(10))
+
+
+def test_first_action_within_fifteen_seconds_of_a_broken_objective() -> None:
+    """Limit, gate or replicas."""
+    loop = Loop()
+    before = loop.steady(30)
+    broken_at = loop.now
+    waiting = Gauges(
+        running=64,
+        waiting_standard=40,
+        oldest_wait_s_standard=1.9,
+        limit_sequences=32,
+        kv_capacity_tokens=4e5,
+        kv_resident_tokens=1e5,
+    )
+    for _ in range(10):
+        decision = loop.tick(loop.samples(gauges=waiting))
+        if (decision.in_force, decision.admission, decision.replicas.value) != (
+            before.in_force,
+            before.admission,
+            2,
+        ):
+            break
+    assert loop.now - 5 - broken_at <= 15
+
+
+def test_failed_puts_open_the_control_breaker() -> None:
+    """Three ticks of refused PUTs within five minutes."""
+    loop = Loop()
+    outcomes: tuple[PutOutcome, ...] = ()
+    for _ in range(20):
+        decision = loop.tick(loop.samples(), put_outcomes=outcomes)
+        outcomes = tuple(PutOutcome(put.pod, put.generation, False) for put in decision.puts)
+    assert decision.control.state is BreakerState.OPEN
+    assert decision.control.reason == "ActuatorFailed"
+
+
+@pytest.mark.parametrize(("fallback", "want"), [(None, 2), (1, 2), (5, 5), (99, 8)])
+def test_fallback_replicas_while_the_control_breaker_is_open(
+    fallback: int | None, want: int
+) -> None:
+    """max(current, fallback), within the maximum."""
+    loop = Loop(settings=ControlSettings(fallback_replicas=fallback))
+    loop.steady(6)
+    for _ in range(30):
+        decision = loop.tick()
+    assert decision.control.state is BreakerState.OPEN
+    assert decision.replicas.value == want
+
+
+def test_disabled_breakers_only_report() -> None:
+    """States are shown, nothing is refused, limits are not reset."""
+    loop = Loop(settings=ControlSettings(breakers_act=False))
+    loop.steady(10)
+    held = loop.tick(loop.samples()).in_force
+    for _ in range(30):
+        decision = loop.tick()
+    assert decision.control.state is BreakerState.OPEN
+    assert decision.in_force == held
+    assert decision.admission.admit == (1.0, 1.0, 1.0)
+
+
+def test_the_lost_prometheus_is_told_while_pods_are_read_directly() -> None:
+    """Decisions go on, nothing is lowered, and both changes are told once."""
+    loop = Loop()
+    loop.steady(10)
+    told = []
+    for i in range(40):
+        direct = [replace(row, source=Source.DIRECT) for row in loop.samples()]
+        decision = loop.tick(direct if i < 20 else loop.samples(), prometheus_lost=i < 20)
+        told += [notice.reason for notice in decision.notices]
+        assert decision.control.state is BreakerState.CLOSED
+        conclusion = concluded(loop, decision)
+        assert condition(conclusion, ConditionType.METRICS_AVAILABLE)[0] == "True"
+    assert told == ["PrometheusLost", "PrometheusBack"]
+
+
+def test_replica_changes_are_told_in_plain_words() -> None:
+    """Replicas 2 -> 3: queue wait 1.9 s against 0.5 s, batch at its limit."""
+    loop = Loop()
+    concluded(loop, loop.steady(20, batch_time_within=24.5))
+    waiting = Gauges(
+        running=64,
+        waiting_standard=40,
+        oldest_wait_s_standard=1.9,
+        limit_sequences=32,
+        kv_capacity_tokens=4e5,
+        kv_resident_tokens=1e5,
+    )
+    told: list[str] = []
+    for _ in range(6):
+        decision = loop.tick(loop.samples(gauges=waiting, batch_time_within=24.5))
+        conclusion = concluded(loop, decision)
+        told += [
+            notice.message for notice in conclusion.notices if notice.message.startswith("Replicas")
+        ]
+        if conclusion.order is not None:
+            loop.replicas = conclusion.order.replicas
+    assert told[0].startswith("Replicas 2 -> ")
+    assert "queue wait 1.9 s against 0.5 s, batch at its limit" in told[0]
+
+
+def test_the_status_fits_the_published_schema_and_is_quiet() -> None:
+    """Every piece parses; an hour of calm changes nothing in it."""
+    loop = Loop()
+    conclusion = concluded(loop, loop.steady(60))
+    InferenceServiceStatus.model_validate(
+        {key: value for key, value in conclusion.status.items() if key != "conditions"}
+    )
+    first = None
+    for _ in range(200):
+        status = concluded(loop, loop.tick(loop.samples())).status
+        first = first or status
+        assert status == first
+
+
+def test_budget_and_bounds_are_named_in_scaling_limited() -> None:
+    """Which of them limits."""
+    loop = Loop()
+    decision = loop.steady(20)
+    wanted = replace(decision, replicas=replace(decision.replicas, value=4))
+    limited, _ = conclude(
+        wanted, Order(2, "the fleet's budget of accelerators"), loop.memory, loop.now
+    )
+    assert condition(limited, ConditionType.SCALING_LIMITED)[:2] == ("True", Reason.GPU_BUDGET)
+    assert "2 of 4" in condition(limited, ConditionType.SCALING_LIMITED)[2]
+    free, _ = conclude(decision, Order(2), loop.memory, loop.now)
+    assert condition(free, ConditionType.SCALING_LIMITED)[0] == "False"
+
+
+def test_missing_metrics_turn_metrics_compatible_false() -> None:
+    """And are named."""
+    loop = Loop()
+    for _ in range(5):
+        rows = [replace(row, missing=("fleetkeeper_steps_total",)) for row in loop.samples()]
+        decision = loop.tick(rows)
+    status, reason, message = condition(concluded(loop, decision), ConditionType.METRICS_COMPATIBLE)
+    assert (status, reason) == ("False", Reason.METRICS_MISSING)
+    assert "fleetkeeper_steps_total" in message
+
+
+@pytest.mark.parametrize(("peak", "status"), [(0.75, "True"), (0.80, "True"), (0.83, "False")])
+def test_memory_above_the_cap_is_told_with_pod_and_share(peak: float, status: str) -> None:
+    """From the measured peak."""
+    loop = Loop()
+    gauges = Gauges(
+        running=20, memory_peak_ratio=peak, memory_used_ratio=0.5, kv_capacity_tokens=4e5
+    )
+    for _ in range(6):
+        decision = loop.tick(loop.samples(gauges=gauges))
+    got, _, message = condition(concluded(loop, decision), ConditionType.MEMORY_WITHIN_CAP)
+    assert got == status
+    if status == "False":
+        assert "chat-" in message
+        assert "83%" in message
+
+
+def test_memory_is_rebuilt_from_the_status() -> None:
+    """Limits, breakers, remedy and decisions survive a restart; open breakers are open from now."""
+    loop = Loop()
+    conclusion = concluded(loop, loop.steady(30))
+    status = {**conclusion.status, "observedGeneration": 1}
+    rebuilt = memory_from_status(status, 1, 80, NOW)
+    assert rebuilt.batch.limits == loop.memory.batch.limits
+    assert rebuilt.changes == loop.memory.changes
+    assert rebuilt.shown_scaling == loop.memory.shown_scaling
+    assert rebuilt.control.is_closed
+    status["breaker"] = {"control": "HalfOpen", "reason": "Oscillating", "load": {"batch": "Open"}}
+    rebuilt = memory_from_status(status, 1, 80, NOW)
+    assert rebuilt.control.state is BreakerState.OPEN
+    assert rebuilt.control.last_good == loop.memory.batch.limits
+    assert rebuilt.load.batch.state is BreakerState.OPEN
+
+
+def test_a_remedy_survives_a_restart_of_the_operator_not_of_the_spec() -> None:
+    """Until the generation changes."""
+    loop = Loop(settings=ControlSettings(generation=7))
+    loop.memory = replace(loop.memory, remedy=Remedy("CUDAOutOfMemory", 128, 75, 3, 7, NOW))
+    status = {**concluded(loop, loop.steady(3)).status, "observedGeneration": 7}
+    assert memory_from_status(status, 7, 80, NOW).remedy == Remedy(
+        "CUDAOutOfMemory", 128, 75, 3, 7, NOW
+    )
+    assert memory_from_status(status, 8, 80, NOW).remedy is None
+
+
+HOSTILE_STATUS = [
+    {},
+    {"batching": None},
+    {"batching": []},
+    {"batching": {"sequences": "many", "tokens": -1}},
+    {"breaker": {"control": 7, "load": "x"}},
+    {"decisions": [1, None, {"time": 3}]},
+    {"scaling": {"since": "yesterday"}},
+    {"remedy": {"maxSequences": True}},
+    {"memory": {"peakPercent": "x"}},
+    {"decisions": {}},
+]
+
+
+@pytest.mark.parametrize("status", HOSTILE_STATUS, ids=str)
+def test_a_malformed_status_counts_as_absent(status: dict[str, object]) -> None:
+    """Somebody edited it; nothing fails, and the loop runs on it."""
+    memory = memory_from_status(status, 1, 80, NOW)
+    loop = Loop(memory=memory)
+    assert loop.steady(3).replicas.value == 2
+
+
+def test_times_round_trip() -> None:
+    """RFC 3339, whole seconds."""
+    assert timestamp(0.0) == "1970-01-01T00:00:00Z"
+    assert parse_timestamp(timestamp(NOW)) == NOW
+    assert parse_timestamp("nonsense") == 0.0
+
+
+def test_settings_of_a_parsed_service() -> None:
+    """Milliseconds and percent become seconds and ratios; a remedy lowers the ceiling."""
+    manifest = {
+        "apiVersion": "fleetkeeper.io/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "chat", "namespace": "team-a", "uid": "u", "generation": 4},
+        "spec": {
+            "model": {"source": "pvc://models/llama"},
+            "objectives": {"queueWaitMilliseconds": 250, "attainmentPercent": 90},
+        },
+    }
+    spec = parse_service(manifest).spec
+    held = settings_of(spec, 4, gpus_per_replica=2)
+    assert held.queue_wait_objective_s == 0.25
+    assert held.attainment_ratio == 0.9
+    assert held.scaling_mode is ScalingMode.AUTO
+    assert held.max_sequences == 256
+    assert settings_of(spec, 4, max_sequences=64, cap_percent=75).max_sequences == 64
+
+
+def test_young_and_missing_pods_hold_the_number() -> None:
+    """A fleet whose pods all just became ready is not judged, and not taken for lost."""
+    loop = Loop(pods=(pod_view("chat-0", age_s=5), pod_view("chat-1", age_s=5)))
+    for _ in range(10):
+        decision = loop.tick(loop.samples())
+    assert decision.control == ControlBreaker() or decision.control.is_closed
+    assert decision.replicas.value == 2
+
+
+def test_the_memory_is_small() -> None:
+    """A day of ticks does not make it grow."""
+    loop = Loop()
+    loop.steady(100)
+    early = memory_size(loop.memory)
+    loop.steady(600)
+    assert memory_size(loop.memory) <= 1.5 * early
+
+
+def memory_size(memory: ControlMemory) -> int:
+    """Its length in words, as a measure."""
+    return len(repr(memory))
