@@ -38,7 +38,7 @@ from fleetkeeper_engine.page import Page  # noqa: E402
 from inside_engine import SETTINGS, InsideEngine, client  # noqa: E402
 
 ROUNDS = 7
-CONCURRENCIES = {1: 12, 8: 64, 32: 192, 64: 320}
+CONCURRENCIES = {1: 8, 8: 48, 32: 128, 64: 192}
 """Clients in a closed loop, and requests of a round."""
 TOKENS = 32
 TABLE_SEQUENCES = (1, 4, 8, 16, 32, 64)
@@ -95,8 +95,10 @@ async def closed_loop(
 async def throughput(directory: Path, lock: Path | None) -> dict[str, Any]:
     """Stock vLLM and ours, in turn, the order changing from round to round."""
     found: dict[str, Any] = {}
-    engines = {ours: InsideEngine(directory, ours=ours) for ours in (False, True)}
+    engines: dict[bool, InsideEngine] = {}
     try:
+        for ours in (False, True):
+            engines[ours] = InsideEngine(directory, ours=ours)
         async with client() as session:
             for clients, requests in CONCURRENCIES.items():
                 with locked(lock):

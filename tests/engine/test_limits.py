@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import subprocess
 import time
 
 import pytest
 
 from fleetkeeper_engine.histogram import BATCH_SEQUENCES_EDGES
 from fleetkeeper_engine.page_layout import Tier
-from inside_engine import InsideEngine, client, shared_engine
+from inside_engine import PYTHON, InsideEngine, client, shared_engine
 
 STREAMS = 64
 CHANGES = 200
@@ -175,3 +177,34 @@ async def test_what_the_scheduler_counts_adds_up(engine: InsideEngine) -> None:
     assert sum(after.queue_wait_of(Tier.STANDARD)) - sum(before.queue_wait_of(Tier.STANDARD)) == 6
     assert after.kv_capacity_tokens > 2048
     assert after.kv_resident_tokens == 0
+
+
+CHOICES = """
+from types import SimpleNamespace
+from vllm.config import SchedulerConfig
+from fleetkeeper_engine.scheduler import chosen_class, live_scheduler, mixed_into
+import json
+found = {}
+for name, asynchronous, diffusion in (("sync", False, None), ("async", True, None), ("diffusion", True, 1)):
+    config = SchedulerConfig.default_factory(
+        async_scheduling=asynchronous, scheduler_cls="fleetkeeper_engine.scheduler.live_scheduler"
+    )
+    assert config.get_scheduler_cls() is live_scheduler
+    chosen = chosen_class(SimpleNamespace(scheduler_config=config, diffusion_config=diffusion))
+    mixed = mixed_into(chosen)
+    assert issubclass(mixed, chosen) and mixed.schedule is not chosen.schedule
+    found[name] = chosen.__name__
+print(json.dumps(found))
+"""
+
+
+def test_the_factory_mixes_into_each_class_that_this_vllm_chooses_from() -> None:
+    """Async under an asynchronous runner, the plain one under a synchronous, the diffusion ones for those."""
+    done = subprocess.run(
+        [PYTHON, "-c", CHOICES], capture_output=True, text=True, check=True, timeout=200
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "sync": "Scheduler",
+        "async": "AsyncScheduler",
+        "diffusion": "DiffusionAsyncScheduler",
+    }

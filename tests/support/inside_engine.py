@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 MODEL = "tiny"
 TOKEN = "internal-token-of-a-test"
-START_S = 240.0
+START_S = 400.0
 
 SETTINGS = InsideSettings(
     max_sequences=64,
@@ -290,13 +290,20 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-_SHARED = pytest.StashKey[InsideEngine]()
+_SHARED = pytest.StashKey[InsideEngine | BaseException]()
 
 
 def shared_engine(config: pytest.Config) -> InsideEngine:
-    """One engine for all tests of a run; ended with it."""
+    """One engine for all tests of a run; ended with it. A start that failed is not tried again."""
     if _SHARED not in config.stash:
-        directory = Path(tempfile.mkdtemp(prefix="fleetkeeper-inside-"))
-        config.stash[_SHARED] = InsideEngine(directory)
-        config.add_cleanup(config.stash[_SHARED].stop)
-    return config.stash[_SHARED]
+        try:
+            engine = InsideEngine(Path(tempfile.mkdtemp(prefix="fleetkeeper-inside-")))
+        except BaseException as error:
+            config.stash[_SHARED] = error
+            raise
+        config.stash[_SHARED] = engine
+        config.add_cleanup(engine.stop)
+    found = config.stash[_SHARED]
+    if isinstance(found, BaseException):
+        raise RuntimeError("vLLM did not start before in this run") from found
+    return found
