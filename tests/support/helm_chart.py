@@ -1,0 +1,61 @@
+"""Renders the chart with the real Helm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleetkeeper_local.programs import program_path
+
+CHART = Path(__file__).parents[2] / "charts" / "fleetkeeper"
+RELEASE = "fleetkeeper"
+NAMESPACE = "fleetkeeper-system"
+
+
+class HelmError(RuntimeError):
+    """Helm refused; the message is its own."""
+
+
+def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> str:
+    """Runs Helm with values given on standard input (JSON is YAML).
+
+    Raises:
+        HelmError: it ended with a status other than 0.
+    """
+    done = subprocess.run(
+        [str(program_path("helm")), *arguments, "--values", "-"],
+        input=json.dumps(values or {}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    if done.returncode:
+        raise HelmError(done.stderr.strip() or done.stdout.strip())
+    return done.stdout
+
+
+def rendered(
+    values: Mapping[str, Any] | None = None, *, release: str = RELEASE, namespace: str = NAMESPACE
+) -> list[dict[str, Any]]:
+    """Every object of the chart, hooks included."""
+    text = helm(
+        "template",
+        release,
+        str(CHART),
+        f"--namespace={namespace}",
+        "--kube-version=1.36.3",
+        values=values,
+    )
+    return [item for item in yaml.safe_load_all(text) if item]
+
+
+def only(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """The object of that kind and name."""
+    (found,) = (o for o in objects if (o["kind"], o["metadata"]["name"]) == (kind, name))
+    return found
