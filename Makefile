@@ -9,7 +9,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 LOCAL := $(BIN)/python -m fleetkeeper_local
 
-.PHONY: help setup setup-engine check fmt generate lock programs images up down test test-unit test-cluster test-engine test-e2e clean
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs images up down test test-unit test-cluster test-engine test-e2e clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ check: setup ## Format, lint, types, layers, generated files (under 2 minutes)
 	@$(BIN)/python scripts/check_go.py
 	@if [ -f charts/fleetkeeper/Chart.yaml ]; then \
 		$$($(LOCAL) program helm) lint --quiet --strict charts/fleetkeeper; fi
+
+vet-all: setup ## Run go vet on the modules with dependencies too (a quarter of an hour the first time)
+	@$(BIN)/python scripts/check_go.py --all
 
 fmt: setup ## Format and mend what ruff can mend
 	@$(BIN)/ruff format .

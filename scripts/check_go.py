@@ -1,11 +1,13 @@
 """Checks the Go sources under local/node: formatted, and without what `go vet` finds.
 
-Vetting needs every dependency compiled, so that the first time takes minutes; the compiled parts
-are the ones that building the programs needs too. Sources that passed once are not vetted again.
+`go vet` reads every package that a module depends on, which for Kubernetes' 2,800 takes a quarter
+of an hour; building the programs type-checks those modules anyway. So modules with dependencies
+are vetted with --all only. Sources that passed once are not vetted again.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -23,8 +25,12 @@ def main() -> None:
     unformatted = _output(["gofmt", "-l", "."], NODE_SOURCES)
     if unformatted:
         sys.exit(f"check: not formatted (gofmt -w): {unformatted}")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--all", action="store_true", help="vet modules with dependencies too")
+    everything = parser.parse_args().all
     for module in sorted(path.parent for path in NODE_SOURCES.glob("*/main.go")):
-        _vet(module)
+        if everything or "require" not in (module / "go.mod").read_text():
+            _vet(module)
 
 
 def _vet(module: Path) -> None:
