@@ -66,7 +66,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--routing", default="None", choices=["None", "LeastLoaded"])
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "benchmarks")
     parser.add_argument(
-        "--operator", default=f"{sys.executable} -m fleetkeeper run", help="command to start it"
+        "--operator",
+        default=f"{Path(sys.executable).with_name('fleetkeeper')} run",
+        help="command to start it",
     )
     parser.add_argument("--settle", type=float, default=60)
     parser.add_argument("--rest", type=float, default=120)

@@ -1,7 +1,8 @@
-"""The operator's process with a hook that kills it: at the Nth write, at one of its three points.
+"""The operator's process with a hook that kills it: at the Nth write for a service, at one of three points.
 
-KILL_AT=applied:3 sends SIGKILL when the answer to the third write begins to arrive, before it is
-read. WRITES_FILE names a file that gets a line for each write that is about to be sent.
+KILL_AT=chat:3:applied sends SIGKILL when the answer to the third write for the service `chat` begins
+to arrive, before it is read. WRITES_FILE names a file that gets a line for each write that is about
+to be sent.
 """
 
 from __future__ import annotations
@@ -21,21 +22,27 @@ from fleetkeeper.runtime.settings import load_settings, plan_context
 
 def killing_hook() -> WriteHook:
     """Counts writes and ends the process, as `kill -9` does, where KILL_AT says."""
-    point_text, _, number_text = os.environ.get("KILL_AT", "").partition(":")
+    name, number, point_text = (os.environ.get("KILL_AT") or "::").split(":")
     file = os.environ.get("WRITES_FILE")
     count = 0
 
     def hook(point: WritePoint, write: Write) -> None:
         nonlocal count
-        if point is WritePoint.BEFORE:
-            count += 1
-            if file:
-                with Path(file).open("a", encoding="utf-8") as lines:
-                    lines.write(f"{write.verb} {write.kind} {write.namespace}/{write.name}\n")
-        if point.value == point_text and count == int(number_text):
+        if point is WritePoint.BEFORE and file:
+            with Path(file).open("a", encoding="utf-8") as lines:
+                lines.write(f"{write.verb} {write.kind} {write.name}\n")
+        if not name or not _concerns(write, name):
+            return
+        count += point is WritePoint.BEFORE
+        if point.value == point_text and count == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
 
     return hook
+
+
+def _concerns(write: Write, service: str) -> bool:
+    """Whether it is a write of that service, of a child or of an event of it."""
+    return write.name == service or write.name.startswith((f"{service}-fk-", f"{service}."))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports
 
 CRDS = Path(__file__).parents[2] / "crds"
-ENTRY = Path(__file__).with_name("operator_entry.py")
+HOOKED = (sys.executable, str(Path(__file__).with_name("operator_entry.py")))
+"""The operator with a hook at its writes, which kills it where KILL_AT says."""
 SEEN: tuple[Resource, ...] = (INFERENCE_SERVICE, *CHILDREN.values(), REPLICA_SET, POD)
 WRITE_VERBS = {"create", "update", "patch", "delete", "deletecollection"}
 PATIENCE_S = 60.0
@@ -145,7 +146,7 @@ class OperatorProcess:
     name: str = "a"
     env: dict[str, str] = field(default_factory=dict)
     kubeconfig: Path | None = None
-    command: tuple[str, ...] = (sys.executable, str(ENTRY))
+    command: tuple[str, ...] = (str(Path(sys.executable).with_name("fleetkeeper")), "run")
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
 
@@ -286,7 +287,10 @@ class World:
             async with asyncio.timeout(timeout_s):
                 while not holds():
                     self._changed.clear()
-                    await self._changed.wait()
+                    with suppress(
+                        TimeoutError
+                    ):  # what is no event (the end of a process) is seen too
+                        await asyncio.wait_for(self._changed.wait(), 0.2)
         except TimeoutError:
             logs = "\n".join(p.log.read_text()[-3000:] for p in self.processes)
             raise AssertionError(f"{what}: not within {timeout_s:g} s\n{logs}") from None

@@ -1,0 +1,103 @@
+"""kill -9 at every write point: what is left is taken up, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from fleetkeeper_local.controlplane import ControlPlane
+from operator_world import HOOKED, Live, OperatorProcess, World, is_ready, operator_world, service
+
+POINTS = ("before", "applied", "answered")
+
+
+@pytest_asyncio.fixture
+async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
+    async with operator_world(control_plane, "operator-crash") as found:
+        yield found
+
+
+def _state(world: World, name: str) -> dict[str, Any]:
+    """The children of a service, its name and what the server made up left out."""
+    return {
+        f"{kind} {child.replace(name, 'NAME')}": json.loads(
+            json.dumps(_lean(live), sort_keys=True).replace(name, "NAME")
+        )
+        for (kind, child), live in sorted(world.children(name).items())
+    }
+
+
+def _lean(live: Live) -> Live:
+    spec = {
+        key: value
+        for key, value in (live.get("spec") or {}).items()
+        if not key.startswith("clusterIP")
+    }
+    return {
+        "labels": live["metadata"].get("labels"),
+        "spec": spec,
+        "data": live.get("data"),
+        "owners": [owner["name"] for owner in live["metadata"].get("ownerReferences") or []],
+    }
+
+
+@pytest.mark.parametrize("routing", ["None", "LeastLoaded"])
+@pytest.mark.timeout(900)
+async def test_a_crash_at_any_write_leaves_no_trace(world: World, routing: str) -> None:
+    """Every write of a creation x every point, a fresh service each; the reference never crashed.
+
+    No child is created twice, none is deleted, and everything ends as the reference did.
+    """
+    file = world.directory / "writes"
+    operator = world.operator(command=HOOKED).start(WRITES_FILE=str(file))
+    await world.create(_service("reference", routing))
+    await world.ready("reference")
+    await world.quiet(1.0)
+    await operator.stop()
+    count = len(file.read_text().splitlines())
+    reference = _state(world, "reference")
+    assert len(reference) >= 5
+
+    mark = world.mark()
+    names = []
+    crashes = 0
+    for number in range(1, count + 1):
+        for point in POINTS:
+            name = f"x{number}-{point}"
+            names.append(name)
+            operator.start(KILL_AT=f"{name}:{number}:{point}")
+            await world.create(_service(name, routing))
+            await world.until(
+                f"{name} crashed or ready", partial(_is_over, world, operator, name), timeout_s=90
+            )
+            crashes += not operator.alive
+            if operator.alive:
+                await operator.stop()
+    await operator.start().leads()
+    await world.ready(*names)
+    await world.quiet(1.0)
+    for name in names:
+        assert _state(world, name) == reference, name
+    created = Counter(
+        (write.resource, write.name)
+        for write in world.writes(mark)
+        if write.code == 201 and write.name
+    )
+    assert max(created.values()) == 1, created.most_common(3)
+    assert not [write for write in world.writes(mark) if write.verb == "delete"]
+    print(f"{routing}: {crashes} crashes in {count} writes x {len(POINTS)} points")
+    assert crashes >= 0.8 * count * len(POINTS)
+
+
+def _service(name: str, routing: str) -> Live:
+    return service(name, replicas=1, routing={"policy": routing})
+
+
+def _is_over(world: World, operator: OperatorProcess, name: str) -> bool:
+    return not operator.alive or is_ready(world.fis(name))
