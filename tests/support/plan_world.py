@@ -68,6 +68,7 @@ class World:
     foreign_writes: tuple[tuple[float, str], ...] = ()
     wanted_templates: tuple[str, ...] = ()
     status_written: float | None = None
+    children_written: float | None = None
     order: ReplicaOrder | None = None
     control_status: Manifest | None = None
     load: Mapping[str, float] = field(default_factory=dict)
@@ -118,6 +119,7 @@ class World:
             },
             foreign_replica_writes=self.foreign_writes,
             status_written=self.status_written,
+            children_written=self.children_written,
             order=self.order,
             control_status=self.control_status,
             pod_load=self.load,
@@ -171,7 +173,7 @@ def act(world: World, plan: Plan) -> World:
         done = _act(world, action)
         if done is None:
             return world
-        world = done
+        world = replace(done, children_written=world.now)
     if plan.status is not None:
         world = replace(
             world,

@@ -32,7 +32,6 @@ from fleetkeeper.plan.model import (
     WriteFailure,
     WriteProblem,
 )
-from fleetkeeper.plan.moment import text_of_time
 from fleetkeeper.plan.planner import decide_plan
 from fleetkeeper.plan.status import decide_status_write
 from plan_world import (
@@ -44,6 +43,7 @@ from plan_world import (
     live,
     new_world,
     plan_of,
+    service,
     settle,
     step,
     with_spec,
@@ -61,7 +61,9 @@ CONTROL = (
 
 def told(world: World, kind: str) -> dict[str, Any]:
     """A condition of the status as it would stand after the next plan."""
-    status = plan_of(replace(world, status_written=None)).status or world.status
+    world = replace(world, status_written=None, children_written=None)
+    plan = plan_of(world)
+    status = plan.status or plan_of(act(world, replace(plan, status=None))).status or world.status
     (found,) = [item for item in status["conditions"] if item["type"] == kind]
     return dict(found)
 
@@ -239,7 +241,7 @@ def test_ready_before_stays_ready_when_the_crd_is_too_old() -> None:
 
 def test_all_conditions_stand_from_the_first_look() -> None:
     """Each type once, in a fixed order; those of the control loop Unknown; the special ones only when True."""
-    status = plan_of(new_world()).status
+    status = plan_of(replace(RESTING, resource=service(routing={"policy": "None"}))).status
     assert status is not None
     kinds = [item["type"] for item in status["conditions"]]
     assert [kind for kind in ConditionType if kind not in ONLY_WHEN_TRUE] == [
@@ -252,23 +254,16 @@ def test_all_conditions_stand_from_the_first_look() -> None:
 
 def test_a_time_moves_only_when_a_status_flips() -> None:
     """Another reason is not another time."""
-    world = step(act(new_world(), plan_of(new_world())), 100)
-    first = told(REACHED[Reason.STOPPED], "Ready")["lastTransitionTime"]
-    assert first == text_of_time(START)
-    failing = replace(
-        world,
-        pods=tuple(
-            replace(
-                pod, ready=False, containers=(Container("engine", waiting_reason="ErrImagePull"),)
-            )
-            for pod in world.pods
-        ),
-    )
-    condition = told(failing, "Ready")
-    assert condition["reason"] == Reason.IMAGE_PULL
-    assert condition["lastTransitionTime"] == text_of_time(START)
-    done = settle(world)
-    assert told(done, "Ready")["lastTransitionTime"] != text_of_time(START)
+    world = live(replace(new_world(routing={"policy": "None"}), gpus=0), 20)
+    assert world.condition("Ready") == ("False", "InsufficientGPU")
+    since = told(world, "Ready")["lastTransitionTime"]
+    pulling = (Container("engine", waiting_reason="ErrImagePull"),)
+    pods = tuple(replace(pod, scheduled=True, containers=pulling) for pod in world.pods)
+    failing = replace(world, pods=pods, now=world.now + 100)
+    assert told(failing, "Ready")["reason"] == Reason.IMAGE_PULL
+    assert told(failing, "Ready")["lastTransitionTime"] == since
+    ready = settle(replace(world, gpus=1))
+    assert told(ready, "Ready")["lastTransitionTime"] > since
 
 
 @pytest.mark.parametrize("seconds", [1, 59, 3_600, 86_400 * 30])
@@ -288,14 +283,48 @@ def test_every_status_fits_the_schema_of_the_crd(world: World) -> None:
 
 def test_numbers_are_written_at_most_once_in_ten_seconds() -> None:
     """A ready replica more is a number; it can wait, and the plan says how long."""
-    world = settle(with_spec(RESTING, replicas=3, rollout={"maxUnavailable": 2}))
-    fewer = replace(world, pods=world.pods[1:], status_written=world.now - 4)
-    desired = plan_of(replace(fewer, status_written=None)).status
-    assert desired is not None
-    numbers = {**world.status, "readyReplicas": 2}
-    assert decide_status_write(numbers, world.status, world.now - 4, world.now) == (None, 6.0)
-    assert decide_status_write(numbers, world.status, world.now - 10, world.now) == (numbers, None)
-    assert decide_status_write(numbers, world.status, None, world.now) == (numbers, None)
+    numbers = {**RESTING.status, "readyReplicas": 2}
+    assert write_of(numbers, written=-4) == (None, 6.0)
+    assert write_of(numbers, written=-10) == (numbers, None)
+    assert write_of(numbers, written=None) == (numbers, None)
+
+
+def write_of(
+    desired: Manifest, *, written: float | None, children_written: float | None = None
+) -> tuple[Manifest | None, float | None]:
+    """What is decided at time 0 over the resting service's status."""
+    return decide_status_write(
+        desired, RESTING.status, written=written, children_written=children_written, now=0.0
+    )
+
+
+def moving(**parts: Any) -> Manifest:
+    """The resting service's status, with Progressing=True."""
+    conditions = [
+        {**item, "status": "True", "reason": "ScalingUp"} if item["type"] == "Progressing" else item
+        for item in RESTING.status["conditions"]
+    ]
+    return {**RESTING.status, "conditions": conditions, **parts}
+
+
+def test_a_movement_that_we_began_is_told_after_three_seconds_or_when_it_is_over() -> None:
+    """One status tells a short movement; a long one is told while it lasts."""
+    assert write_of(moving(), written=None, children_written=-1) == (None, 2.0)
+    assert write_of(moving(), written=None, children_written=-3) == (moving(), None)
+    over = {**RESTING.status, "replicas": 2}
+    assert write_of(over, written=None, children_written=-1) == (over, None)
+
+
+def test_what_later_looks_rest_on_never_waits_for_a_movement() -> None:
+    """A crash in these three seconds would restart the engines on the profile before."""
+    changed = moving(engine={**RESTING.status["engine"], "profile": "cuda-0.33.0-1"})
+    assert write_of(changed, written=None, children_written=-1) == (changed, None)
+
+
+def test_trouble_never_waits_for_a_movement() -> None:
+    """Stalled and Degraded are told in the look that finds them."""
+    world = REACHED[Reason.ADMISSION_DENIED]
+    assert plan_of(replace(world, children_written=world.now)).status is not None
 
 
 def test_a_condition_that_changes_is_written_at_once() -> None:
@@ -308,7 +337,7 @@ def test_a_condition_that_changes_is_written_at_once() -> None:
 
 def test_content_that_is_equal_is_not_written() -> None:
     """The status in place is the status wanted."""
-    assert decide_status_write({"a": 1}, {"a": 1}, None, 0.0) == (None, None)
+    assert write_of(RESTING.status, written=None) == (None, None)
 
 
 def test_summary_tells_ready_and_breaker_for_the_columns() -> None:

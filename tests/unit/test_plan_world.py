@@ -222,10 +222,10 @@ Service.TestCase.settings = settings(
 TestService = pytest.mark.timeout(600)(Service.TestCase)
 
 
-def test_creation_writes_each_child_once_and_the_status_three_times() -> None:
-    """Started, ready, proven good: nothing in between is worth a write."""
+def test_creation_writes_each_child_once_and_the_status_twice() -> None:
+    """Pods that are ready within seconds: ready, and a minute later proven good."""
     world = settle(new_world(routing={"policy": "None"}))
-    assert world.status_writes == 3
+    assert world.status_writes == 2
     assert len(world.writes) - world.status_writes == len(world.children) == 5
 
 

@@ -225,7 +225,8 @@ class Snapshot:
     `foreign_replica_writes` holds (when, field manager) of changes of the engine Deployment's
     `spec.replicas` by others in the last 10 minutes.
     `settled_since` is since when the caches have been complete (None: they are not).
-    `status_written` is when this process last wrote the status (None: not yet).
+    `status_written` is when this process last wrote the status, `children_written` when it last wrote
+    a child (None: not yet).
     `order` is the arbitrated order, None to hold. `control_status` holds what the control loop
     reports, None when it has not ticked: the status pieces `scaling`, `batching`, `breaker`,
     `memory`, `remedy` and `decisions`, each as it shall stand in the status (an absent piece is
@@ -245,6 +246,7 @@ class Snapshot:
     foreign_replica_writes: tuple[tuple[float, str], ...] = ()
     settled_since: float | None = None
     status_written: float | None = None
+    children_written: float | None = None
     order: ReplicaOrder | None = None
     control_status: Manifest | None = None
     pod_load: Mapping[str, float] = field(default_factory=dict)

@@ -13,9 +13,8 @@ from typing import Any
 
 from fleetkeeper.api import names
 from fleetkeeper.api.conditions import Reason
-from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.parse import FieldError, InferenceService, InvalidService, parse_service
-from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.profile import EngineProfile, profile_errors
 from fleetkeeper.api.types import RoutingPolicy
 from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.children import ChildrenDecision, Conflict, decide_children
@@ -116,7 +115,13 @@ def _plan_of(scene: Scene, course: Course) -> Plan:
     """The course as a plan, with the status that tells of it."""
     snapshot, diagnosis = scene.snapshot, scene.diagnosis
     desired = desired_status(course.look, course.engine, course.last_good, scene.now)
-    status, again = decide_status_write(desired, scene.status, snapshot.status_written, scene.now)
+    status, again = decide_status_write(
+        desired,
+        scene.status,
+        written=snapshot.status_written,
+        children_written=scene.now if course.actions else snapshot.children_written,
+        now=scene.now,
+    )
     waits = [
         max(0.0, wait)
         for wait in (*course.again_after_s, diagnosis.again_after_s, again)
@@ -148,9 +153,9 @@ def _decide_course(scene: Scene) -> Course:
     engine = _decide_engine(scene, service, tuning)
     if engine.profile is None:
         return _blocked(scene, look, Reason.UNKNOWN_PROFILE, engine.message)
-    errors = option_errors(service.spec.engine.options, engine.profile.options)
+    errors = profile_errors(service.spec, engine.profile)
     if errors:
-        return _blocked(scene, look, Reason.BAD_ENGINE_OPTION, _in_one_line(tuple(errors)))
+        return _blocked(scene, look, _reason_of(errors), _in_one_line(tuple(errors)))
     try:
         return _decide_writes(scene, look, Wanted(service, engine, engine.profile, tuning))
     except EngineOptionRefused as refusal:
@@ -178,6 +183,14 @@ def _blocked(scene: Scene, look: Assessment, reason: Reason, message: str) -> Co
     return Course(
         replace(look, blocked=Problem(reason, message)), last_good=parse_last_good(scene.status)
     )
+
+
+def _reason_of(errors: Sequence[FieldError]) -> Reason:
+    """Options and variables are the engine's; the rest is the spec as a whole."""
+    of_engine = all(
+        error.path.startswith(("spec.engine.options.", "spec.engine.env.")) for error in errors
+    )
+    return Reason.BAD_ENGINE_OPTION if of_engine else Reason.INVALID_SPEC
 
 
 def _in_one_line(errors: Sequence[FieldError]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleetkeeper.api import names
+from fleetkeeper.api.conditions import ConditionType
 from fleetkeeper.api.profile import effective_resources
 from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.conditions import decide_conditions
@@ -21,8 +22,14 @@ from fleetkeeper.plan.rollout import LastGood
 WRITE_EVERY_S = 10.0
 """The least time between two writes of what is neither a condition nor an input of later looks."""
 
+MOVING_S = 3.0
+"""How long a movement that we began may go on before the status tells of it."""
+
 CONTROL_PIECES = ("scaling", "batching", "breaker", "memory", "remedy", "decisions")
 """Parts that the control loop reports; without a report they stay as they are."""
+
+MEMORY = ("engine", "rollback", "remedy")
+"""Parts that later looks rest on and that nothing else holds."""
 
 Status = dict[str, Any]
 
@@ -134,19 +141,45 @@ def _breaker_in_words(breaker: object) -> str:
 
 
 def decide_status_write(
-    desired: Manifest, present: Mapping[str, Any], written: float | None, now: float
+    desired: Manifest,
+    present: Mapping[str, Any],
+    *,
+    written: float | None,
+    children_written: float | None,
+    now: float,
 ) -> tuple[Manifest | None, float | None]:
     """The status to write, or None and after how many seconds it is due (None: it is right).
 
     What conditions say, and what later looks rest on, is written at once; the rest at most once in
-    10 s.
+    10 s. For 3 s after a write to a child, what only says that something moves waits: often it is
+    over by then, and one status tells it all. Trouble never waits.
+
+    `written` and `children_written` are when the status and a child were last written; a write in
+    the same plan counts as now.
     """
     if desired == present:
         return None, None
-    if written is None or _is_urgent(desired, present):
-        return desired, None
-    left = written + WRITE_EVERY_S - now
+    left = 0.0
+    if children_written is not None and _only_moves(desired) and _remembers(desired, present):
+        left = children_written + MOVING_S - now
+    if written is not None and not _is_urgent(desired, present):
+        left = max(left, written + WRITE_EVERY_S - now)
     return (None, left) if left > 0 else (desired, None)
+
+
+def _only_moves(status: Mapping[str, Any]) -> bool:
+    """Whether the news is that something moves, and nothing is wrong."""
+    states = {item.get("type"): item.get("status") for item in status.get("conditions") or ()}
+    return (
+        states.get(ConditionType.PROGRESSING) == "True"
+        and ConditionType.STALLED not in states
+        and states.get(ConditionType.DEGRADED) != "True"
+    )
+
+
+def _remembers(desired: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
+    """Whether a crash now would forget nothing that later looks rest on."""
+    return all(desired.get(key) == present.get(key) for key in MEMORY if present or key != "engine")
 
 
 def _is_urgent(desired: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
@@ -166,7 +199,5 @@ def _meaning(status: Mapping[str, Any]) -> tuple[Any, ...]:
             for item in status.get("conditions") or ()
         )
     )
-    memory = tuple(
-        status.get(key) for key in ("observedGeneration", "engine", "rollback", "remedy")
-    )
+    memory = tuple(status.get(key) for key in ("observedGeneration", *MEMORY))
     return (conditions, *memory)

@@ -81,6 +81,7 @@ class _Memory:
     templates: dict[str, Manifest] = field(default_factory=dict)
     events: dict[str, tuple[float, tuple[ObjectEvent, ...]]] = field(default_factory=dict)
     status_written: float | None = None
+    children_written: float | None = None
 
 
 class Controller:
@@ -168,6 +169,8 @@ class Controller:
                 continue
             outcome = await self._executor.carry_out(key, snapshot.resource, plan, memory.failures)
             written += outcome.written
+            if plan.actions and outcome.written:
+                memory.children_written = self._now()
             if plan.status is not None and not outcome.stopped:
                 memory.status_written = self._now()
             if outcome.plan_again:
@@ -204,6 +207,7 @@ class Controller:
             foreign_replica_writes=self._cache.foreign_replica_writes(key),
             settled_since=self.settled_since,
             status_written=memory.status_written,
+            children_written=memory.children_written,
             order=view.order,
             control_status=view.control_status,
             pod_load=view.pod_load,
