@@ -17,8 +17,10 @@ from fleetkeeper_engine.page_layout import Tier
 from fleetkeeper_engine.priority import PriorityRule, Turn
 from fleetkeeper_engine.scheduler_limits import look_ahead_of, reserve_of
 
+_LONG = 4
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, order=True)
 class Head:
     """The first in a tier's queue."""
 
@@ -82,19 +84,40 @@ def decide_next(
     """
     if room.stopped:
         return None
-    choice = _choice(heads, held, room, rule, now_us)
+    overdue = _overdue(heads, held, rule, now_us)
+    if overdue is not None:
+        long_ago_us = now_us - _LONG * rule.batch_ageing_us
+        return _overdue_turn(overdue, heads, held, room, long_ago_us=long_ago_us)
+    choice = _choice(heads, held, room, rule)
     if choice is None:
         return None
     head = heads[choice[0]]
     return choice if head is not None and _fits(*choice, head.sequences, held, room) else None
 
 
-def _choice(
-    heads: Heads, held: Sequence[int], room: Room, rule: PriorityRule, now_us: int
+def _overdue_turn(
+    first: tuple[Tier, Head], heads: Heads, held: Sequence[int], room: Room, *, long_ago_us: int
 ) -> tuple[Tier, Turn] | None:
-    overdue = _overdue(heads, held, rule, now_us)
-    if overdue is not None:
-        return overdue, Turn.OVERDUE
+    """The overdue request if there is room for it. While there is not, only realtime passes it.
+
+    A request of many sequences needs as much to end first; after four times the ageing time it is
+    passed by nothing, so that a flood of realtime cannot keep it out for ever.
+    """
+    tier, head = first
+    if _fits(tier, Turn.OVERDUE, head.sequences, held, room):
+        return tier, Turn.OVERDUE
+    realtime = heads[Tier.REALTIME]
+    if tier is Tier.REALTIME or realtime is None or head.arrival_us < long_ago_us:
+        return None
+    fits = _within_share(Tier.REALTIME, heads, held, room) and _fits(
+        Tier.REALTIME, Turn.ORDINARY, realtime.sequences, held, room
+    )
+    return (Tier.REALTIME, Turn.ORDINARY) if fits else None
+
+
+def _choice(
+    heads: Heads, held: Sequence[int], room: Room, rule: PriorityRule
+) -> tuple[Tier, Turn] | None:
     if heads[Tier.REALTIME] is not None and _within_share(Tier.REALTIME, heads, held, room):
         return Tier.REALTIME, Turn.ORDINARY
     batch = heads[Tier.BATCH]
@@ -112,15 +135,17 @@ def _choice(
     return (min(ranked)[1], Turn.ORDINARY) if ranked else None
 
 
-def _overdue(heads: Heads, held: Sequence[int], rule: PriorityRule, now_us: int) -> Tier | None:
+def _overdue(
+    heads: Heads, held: Sequence[int], rule: PriorityRule, now_us: int
+) -> tuple[Tier, Head] | None:
     waits = [
-        (head.arrival_us, tier)
+        (head.arrival_us, tier, head)
         for tier in Tier
         if (head := heads[tier]) is not None
         and held[tier] == 0
         and now_us - head.arrival_us > rule.batch_ageing_us
     ]
-    return min(waits)[1] if waits else None
+    return min(waits)[1:] if waits else None
 
 
 def _others_wait(tier: Tier, heads: Heads) -> bool:

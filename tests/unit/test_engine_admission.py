@@ -148,6 +148,21 @@ def test_overdue_goes_even_before_realtime_when_its_tier_holds_nothing() -> None
     )
 
 
+def test_only_realtime_passes_an_overdue_request_that_needs_more_room() -> None:
+    """Eight sequences need eight slots: realtime goes on meanwhile, and after 120 s nothing does."""
+    heads = (head(200), head(200), head(150, 8))
+    assert decide_next(heads, (10, 5, 0), Room(16), RULE, 200 * SECOND) == (
+        Tier.REALTIME,
+        Turn.ORDINARY,
+    )
+    assert decide_next(heads, (5, 5, 0), Room(16), RULE, 200 * SECOND) == (
+        Tier.BATCH,
+        Turn.OVERDUE,
+    )
+    assert decide_next((None, *heads[1:]), (10, 5, 0), Room(16), RULE, 200 * SECOND) is None
+    assert decide_next(heads, (10, 5, 0), Room(16), RULE, 271 * SECOND) is None
+
+
 def test_the_reserve_holds_back_all_but_realtime() -> None:
     """Of 16 (+2 look-ahead) one is kept for realtime while realtime comes."""
     reserved = Room(16, reserved=True)
