@@ -19,6 +19,9 @@ CHANGES = 200
 PATIENCE = 5
 """Machines under test are shared: what is promised holds here within this factor."""
 
+pytestmark = pytest.mark.timeout(900)
+"""The first test waits for the shared engine to start."""
+
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> InsideEngine:

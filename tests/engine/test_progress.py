@@ -10,6 +10,9 @@ from inside_engine import InsideEngine, client, shared_engine
 
 LONG_PROMPT = [10 + n % 900 for n in range(700)]
 
+pytestmark = pytest.mark.timeout(900)
+"""The first test waits for the shared engine to start."""
+
 
 @pytest.fixture
 async def engine(request: pytest.FixtureRequest) -> InsideEngine:

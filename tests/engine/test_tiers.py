@@ -21,6 +21,9 @@ SEQUENCES = 8
 PATIENCE = 5
 """Machines under test are shared: what is promised holds here within this factor."""
 
+pytestmark = pytest.mark.timeout(900)
+"""The first test waits for the shared engine to start."""
+
 
 @pytest.fixture
 async def engine(request: pytest.FixtureRequest) -> InsideEngine:
