@@ -4,6 +4,7 @@
     .venv/bin/python benchmarks/engine/run.py added        # time a request spends in the middleware
     .venv/bin/python benchmarks/engine/run.py table        # sequences in a batch -> tok/s, waits, step time
 
+Several may be named in one call; the engines are then started once.
 Each writes its figures into results.json next to this file and RESULTS.md anew. `--lock FILE` holds a
 lock while something is measured, for machines that are shared.
 """
@@ -92,21 +93,29 @@ async def closed_loop(
     }
 
 
-async def throughput(directory: Path, lock: Path | None) -> dict[str, Any]:
-    """Stock vLLM and ours, in turn, the order changing from round to round."""
-    found: dict[str, Any] = {}
+@contextlib.contextmanager
+def running(directory: Path, *kinds: bool) -> Iterator[dict[bool, InsideEngine]]:
+    """Engines with and without our code inside, started together."""
     engines: dict[bool, InsideEngine] = {}
     try:
-        for ours in (False, True):
-            engines[ours] = InsideEngine(directory, ours=ours)
-        async with client() as session:
-            for clients, requests in CONCURRENCIES.items():
-                with locked(lock):
-                    found[str(clients)] = await side_by_side(engines, session, clients, requests)
-                print(clients, json.dumps(found[str(clients)]["summary"]), flush=True)
+        for ours in kinds:
+            engines[ours] = InsideEngine(directory, ours=ours, wait=False)
+        for engine in engines.values():
+            engine.await_health()
+        yield engines
     finally:
         for engine in engines.values():
             engine.stop()
+
+
+async def throughput(engines: dict[bool, InsideEngine], lock: Path | None) -> dict[str, Any]:
+    """Stock vLLM and ours, in turn, the order changing from round to round."""
+    found: dict[str, Any] = {}
+    async with client() as session:
+        for clients, requests in CONCURRENCIES.items():
+            with locked(lock):
+                found[str(clients)] = await side_by_side(engines, session, clients, requests)
+            print(clients, json.dumps(found[str(clients)]["summary"]), flush=True)
     return found
 
 
@@ -177,19 +186,15 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
     return {"p50_s": median(inside), "p99_s": median(high), "body_bytes": len(body)}
 
 
-async def table(directory: Path, lock: Path | None) -> dict[str, Any]:
+async def table(engines: dict[bool, InsideEngine], lock: Path | None) -> dict[str, Any]:
     """One running engine; the limit is changed between windows, never the process."""
     rounds: dict[int, list[dict[str, float]]] = {n: [] for n in TABLE_SEQUENCES}
-    engine = InsideEngine(directory)
-    try:
-        async with client() as session:
-            for number in range(TABLE_ROUNDS):
-                with locked(lock):
-                    for sequences, figures in (await one_round(engine, session)).items():
-                        rounds[sequences].append(figures)
-                print("round", number + 1, flush=True)
-    finally:
-        engine.stop()
+    async with client() as session:
+        for number in range(TABLE_ROUNDS):
+            with locked(lock):
+                for sequences, figures in (await one_round(engines[True], session)).items():
+                    rounds[sequences].append(figures)
+            print("round", number + 1, flush=True)
     return {
         str(sequences): {key: median(r[key] for r in found) for key in found[0]}
         for sequences, found in rounds.items()
@@ -300,21 +305,11 @@ def _table(figures: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n64 against 1: {gain:.1f} times the tokens a second.\n"
 
 
-def main() -> None:
-    """Measures one part and writes the report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=["throughput", "added", "table"])
-    parser.add_argument("--lock", type=Path)
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING)
-    part = {"throughput": throughput, "added": added, "table": table}[arguments.what]
-    with tempfile.TemporaryDirectory() as directory:
-        figures = asyncio.run(part(Path(directory), arguments.lock))
+def save(name: str, figures: dict[str, Any]) -> None:
+    """Keeps the figures of a part and writes the report anew."""
     file = HERE / "results.json"
     results = json.loads(file.read_text()) if file.exists() else {}
-    results[arguments.what] = {
+    results[name] = {
         "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
         "load_average": os.getloadavg()[1],
@@ -322,7 +317,28 @@ def main() -> None:
     }
     file.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     (HERE / "RESULTS.md").write_text(render(results))
-    print(render(results))
+
+
+def main() -> None:
+    """Measures parts and writes the report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="+", choices=["throughput", "added", "table"])
+    parser.add_argument("--lock", type=Path)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        if "added" in arguments.what:
+            save("added", asyncio.run(added(directory, arguments.lock)))
+        parts = {"table": (table, (True,)), "throughput": (throughput, (False, True))}
+        wanted = [part for part in parts if part in arguments.what]
+        kinds = max((parts[part][1] for part in wanted), key=len, default=())
+        with running(directory, *kinds) as engines:
+            for part in wanted:
+                save(part, asyncio.run(parts[part][0](engines, arguments.lock)))
+    print((HERE / "RESULTS.md").read_text())
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ class InsideEngine:
         settings: InsideSettings = SETTINGS,
         *,
         ours: bool = True,
+        wait: bool = True,
         environment: dict[str, str] | None = None,
     ) -> None:
         self.settings = settings
@@ -144,7 +145,8 @@ class InsideEngine:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._await_health()
+        if wait:
+            self.await_health()
 
     @property
     def page(self) -> Page:
@@ -254,7 +256,8 @@ class InsideEngine:
 
         await self.until(idle, 60.0)
 
-    def _await_health(self) -> None:
+    def await_health(self) -> None:
+        """Returns when vLLM answers and has taken its first steps; stops it when it does not start."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
