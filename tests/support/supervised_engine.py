@@ -27,7 +27,8 @@ ENGINE_PYTHON = REPOSITORY / ".venv-engine" / "bin" / "python"
 STOCK_PYTHON = REPOSITORY / ".venv-engine" / "base" / "bin" / "python"
 """The environment with vLLM and nothing of ours: what a stock vLLM image looks like."""
 ISSUER = "fleetkeeper"
-START_TIMEOUT_S = 400.0
+START_TIMEOUT_S = 800.0
+"""Half a minute on two idle cores; machines under test are shared."""
 LOOK_S = 0.1
 GIB = 1024**3
 
@@ -232,7 +233,7 @@ class RunningEngine:
     def complete(self, tokens: int = 8, **body: object) -> requests.Response:
         """One completion, awaited."""
         asked = {"model": "tiny", "prompt": "The queue", "max_tokens": tokens, "ignore_eos": True}
-        return self.session.post(f"{self.url}/v1/completions", json={**asked, **body}, timeout=300)
+        return self.session.post(f"{self.url}/v1/completions", json={**asked, **body}, timeout=600)
 
     def vllm_process(self, title: str) -> psutil.Process:
         """The process of vLLM whose title contains a word: APIServer, EngineCore, Worker.
