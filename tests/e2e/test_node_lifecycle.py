@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fleetkeeper_local import images, lock
@@ -56,6 +57,19 @@ def test_up_heals_after_kill_and_pods_live_on(
     assert (status["containerID"], status["restartCount"]) == (before, 0)
     # The healed node still starts and ends pods.
     assert pods.run("fresh", python_image, "print('works')").strip() == "works"
+
+
+def test_everything_listens_on_loopback_or_the_bridge_alone(node: Node) -> None:
+    """No component can be reached from outside the machine."""
+    addresses = set()
+    for name in node.processes.names():
+        process = node.processes.running(name)
+        assert process is not None
+        for connection in process.net_connections(kind="inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                assert connection.laddr
+                addresses.add(connection.laddr.ip)
+    assert addresses <= {"127.0.0.1", "::1", node.settings.node_ip}
 
 
 def test_a_second_node_is_refused_and_the_first_is_named(node: Node, tmp_path: Path) -> None:

@@ -1,0 +1,212 @@
+"""The parts of the local cluster that need no cluster: certificates, ports, processes, locks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from cryptography import x509
+
+from fleetkeeper_local import addons, cleanup, hostnet, lock, nodeflags, preflight, programs
+from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.kubeconfig import write_kubeconfig
+from fleetkeeper_local.pki import Authority, ensure_signing_key
+from fleetkeeper_local.ports import PortInUse, free_ports, is_free, require_free
+from fleetkeeper_local.processes import ComponentFailed, Processes
+from fleetkeeper_local.settings import NodeSettings
+
+
+def test_a_certificate_names_its_user_groups_and_hosts_and_is_kept(tmp_path: Path) -> None:
+    """Issuing twice keeps the file; a file cut short by a crash is made anew."""
+    authority = Authority(tmp_path, "ca").ensure()
+    identity = authority.issue("web", "user", groups=["a", "b"], hosts=["h.example", "10.0.0.1"])
+    content = identity.certificate.read_bytes()
+    certificate = x509.load_pem_x509_certificate(content)
+    assert certificate.subject.rfc4514_string() == "CN=user,O=b,O=a"
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {str(name.value) for name in names} == {"h.example", "10.0.0.1"}
+    assert identity.key.stat().st_mode & 0o777 == 0o600
+    assert authority.issue("web", "user").certificate.read_bytes() == content
+    identity.certificate.write_bytes(content[:100])
+    assert authority.issue("web", "user").usable(authority.issue("web", "user")) is False
+    assert identity.usable()
+
+
+def test_a_new_authority_does_not_keep_certificates_of_the_old(tmp_path: Path) -> None:
+    """A certificate that its authority did not sign is issued again."""
+    before = Authority(tmp_path, "ca").ensure().issue("web", "user").certificate.read_bytes()
+    (tmp_path / "ca.key").unlink()
+    assert (
+        Authority(tmp_path, "ca").ensure().issue("web", "user").certificate.read_bytes() != before
+    )
+
+
+def test_a_signing_key_is_kept_and_its_halves_belong_together(tmp_path: Path) -> None:
+    """A public half of another key is replaced with its private half."""
+    one = ensure_signing_key(tmp_path, "sa")
+    kept = one.key.read_bytes()
+    assert ensure_signing_key(tmp_path, "sa").key.read_bytes() == kept
+    other = ensure_signing_key(tmp_path / "other", "sa")
+    one.certificate.write_bytes(other.certificate.read_bytes())
+    assert ensure_signing_key(tmp_path, "sa").key.read_bytes() != kept
+
+
+def test_a_kubeconfig_holds_all_it_needs_and_is_private(tmp_path: Path) -> None:
+    """It can be copied anywhere: no path is in it. Mode 0600."""
+    authority = Authority(tmp_path, "ca").ensure()
+    path = write_kubeconfig(
+        tmp_path / "k", "https://h:1", authority.certificate, "u", authority.issue("u", "u")
+    )
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert str(tmp_path) not in path.read_text()
+    assert yaml.safe_load(path.read_text())["current-context"] == "fleetkeeper-local"
+
+
+def test_a_taken_port_is_named_with_its_process() -> None:
+    """The message tells which port, who holds it, and what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert not is_free("127.0.0.1", port)
+        with pytest.raises(PortInUse, match=rf"kubelet needs 127\.0\.0\.1:{port}.*{os.getpid()}"):
+            require_free("127.0.0.1", port, "kubelet")
+    assert len(set(free_ports(20))) == 20
+
+
+def test_a_process_is_found_by_a_later_call_and_a_reused_pid_is_not_taken_for_it(
+    tmp_path: Path,
+) -> None:
+    """Records hold the start time: a later process with the same pid is a stranger."""
+    first = Processes(tmp_path, tied=True)
+    assert first.start("sleeper", ["sleep", "100"])
+    assert not first.start("sleeper", ["sleep", "100"])
+    later = Processes(tmp_path, tied=False)
+    found = later.running("sleeper")
+    assert found is not None
+    record = tmp_path / "run" / "sleeper.json"
+    kept = record.read_text()
+    record.write_text(kept.replace('"create_time": ', '"create_time": 1'))
+    assert later.running("sleeper") is None
+    record.write_text(kept)
+    assert first.start("sleeper", ["sleep", "101"])  # another command line: started anew
+    assert not psutil.pid_exists(found.pid)
+    first.stop(["sleeper"])
+    assert first.names() == []
+
+
+def test_a_component_that_ends_at_its_start_is_reported_at_once_with_its_log(
+    tmp_path: Path,
+) -> None:
+    """Nobody waits for the time-out of a process that is dead; a taken port is told apart."""
+    processes = Processes(tmp_path, tied=True)
+    processes.start("broken", [sys.executable, "-c", "print('no such file: x.crt'); exit(1)"])
+    with pytest.raises(ComponentFailed, match=r"no such file: x\.crt"):
+        processes.await_ready("broken", lambda: False, 60)
+    processes.start("bound", [sys.executable, "-c", "exit('bind: address already in use')"])
+    with pytest.raises(PortInUse):
+        processes.await_ready("bound", lambda: False, 60)
+
+
+def test_a_locked_folder_names_its_holder_and_a_dead_holders_lock_is_free(tmp_path: Path) -> None:
+    """The kernel frees the lock; the file that stays behind is none."""
+    script = (
+        "import sys; from pathlib import Path; from fleetkeeper_local.lock import exclusive\n"
+        f"with exclusive(Path({str(tmp_path)!r})): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(LocalError, match=rf"pid {holder.pid}"), lock.exclusive(tmp_path):
+            pass
+        holder.kill()
+    assert (tmp_path / "lock").exists()
+    with lock.exclusive(tmp_path):
+        pass
+
+
+def test_without_root_what_is_missing_and_what_works_instead_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal names the lack, --control-plane-only, and a cluster of one's own."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(LocalError, match=r"(?s)root is needed.*--control-plane-only.*KUBECONFIG"):
+        preflight.check_machine(NodeSettings(directory=tmp_path / "not" / "yet"))
+
+
+def test_too_little_disk_and_memory_are_told_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that is missing is in one message, with the figures."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(preflight, "DISK_GIB", 10**6)
+    monkeypatch.setattr(preflight, "MEMORY_GIB", 10**6)
+    with pytest.raises(LocalError, match=r"(?s)1000000 GiB must be free.*1000000 GiB of memory"):
+        preflight.check_machine(NodeSettings(directory=tmp_path))
+
+
+def test_settings_survive_the_command_and_a_half_written_file_means_the_defaults(
+    tmp_path: Path,
+) -> None:
+    """`status` and `down` use the ports that `up` was given."""
+    settings = NodeSettings(directory=tmp_path, registry_port=5001, bridge="fk7")
+    nodeflags.write_settings(settings)
+    assert nodeflags.read_settings(tmp_path) == settings
+    (tmp_path / nodeflags.SETTINGS_FILE).write_text('{"bridge": "fk')
+    assert nodeflags.read_settings(tmp_path) == NodeSettings(directory=tmp_path)
+
+
+def test_namespaces_are_read_from_what_cni_wrote_and_a_half_written_file_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    """Only those that our own network attached are ever removed."""
+    (tmp_path / "fleetkeeper-local-abc-eth0").write_text(
+        '{"result": {"interfaces": [{"name": "veth1"}, {"sandbox": "/var/run/netns/cni-1"}]}}'
+    )
+    (tmp_path / "fleetkeeper-local-def-eth0").write_text('{"result": ')
+    (tmp_path / "other-abc-eth0").write_text(
+        '{"result": {"interfaces": [{"sandbox": "/var/run/netns/cni-2"}]}}'
+    )
+    assert hostnet.namespaces_on(tmp_path, "fleetkeeper-local") == ["cni-1"]
+
+
+def test_no_mount_of_another_folder_is_touched(tmp_path: Path) -> None:
+    """A folder whose name begins alike is another folder."""
+    assert cleanup.mounts_below(tmp_path) == []
+    assert cleanup.mounts_below(Path("/pro")) == []
+    assert "/proc" in cleanup.mounts_below(Path("/proc"))
+
+
+def test_a_changed_source_or_flag_is_another_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The cache key covers sources and flags: a stale binary is never used."""
+    (tmp_path / "pause").mkdir()
+    (tmp_path / "pause" / "main.go").write_text("package main")
+    monkeypatch.setattr(programs, "NODE_SOURCES", tmp_path)
+    monkeypatch.setenv("FLEETKEEPER_CACHE", str(tmp_path / "cache"))
+    program = programs.PROGRAMS["pause"]
+    before = programs._home(program)
+    (tmp_path / "pause" / "main.go").write_text("package main // changed")
+    assert programs._home(program) != before
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LocalError, match="install Go"):
+        programs.program_path("pause")
+    with pytest.raises(LocalError, match="no program is called 'nonsense'"):
+        programs.program_path("nonsense")
+
+
+def test_every_component_listens_on_loopback_or_the_bridge_alone(tmp_path: Path) -> None:
+    """No configuration that we write names an address of the outside, or all addresses."""
+    settings = NodeSettings(directory=tmp_path)
+    nodeflags.write_node_configs(settings, "localhost:5000/pause:1")
+    addons.write_prometheus_config(settings)
+    texts = [path.read_text() for path in tmp_path.glob("*.*")]
+    assert len(texts) == 4
+    assert not any("0.0.0.0" in text.replace("0.0.0.0/0", "") for text in texts)
