@@ -27,8 +27,9 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> str:
     Raises:
         HelmError: it ended with a status other than 0.
     """
+    takes_values = arguments[0] in {"template", "lint", "install", "upgrade"}
     done = subprocess.run(
-        [str(program_path("helm")), *arguments, "--values", "-"],
+        [str(program_path("helm")), *arguments, *(["--values", "-"] if takes_values else [])],
         input=json.dumps(values or {}),
         capture_output=True,
         text=True,
