@@ -1,0 +1,65 @@
+"""A roll-out that cannot start returns to the last good template, on a real API server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from fleetkeeper_local.controlplane import ControlPlane
+from operator_world import OperatorProcess, World, condition, operator_world, service
+
+
+@pytest_asyncio.fixture
+async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
+    async with operator_world(control_plane, "operator-rollback") as found:
+        yield found
+
+
+def pods(world: World) -> dict[str, str]:
+    """UIDs of the pods by name."""
+    return {
+        name: live["metadata"]["uid"]
+        for (kind, name), live in world.objects.items()
+        if kind == "Pod"
+    }
+
+
+def template_hash(world: World) -> str:
+    """Our annotation on the live template."""
+    live = world.get("Deployment", "chat") or {}
+    annotations = live["spec"]["template"]["metadata"]["annotations"]
+    return str(annotations["fleetkeeper.io/template-hash"])
+
+
+async def test_a_revision_that_no_node_fits_is_rolled_back_and_stays_at_rest(world: World) -> None:
+    """The old ReplicaSet and its pods serve on; neither time nor a restart writes anything more."""
+    operator: OperatorProcess = await world.operator().start().leads()
+    await world.create(service(replicas=1, rollout={"startupSeconds": 60}))
+    await world.until(
+        "last good",
+        lambda: ((world.fis() or {}).get("status") or {}).get("lastGood"),
+        timeout_s=120,
+    )
+    good, before = template_hash(world), pods(world)
+    await world.change(placement={"nodeSelector": {"no": "such-node"}})
+    await world.until(
+        "rolled back",
+        lambda: (
+            condition(world.fis(), "Stalled").get("reason") == "RolledBack"
+            and template_hash(world) == good
+        ),
+        timeout_s=120,
+    )
+    await world.until("the bad pod is gone", lambda: pods(world) == before)
+    await world.quiet(12.0)
+    assert (world.fis() or {})["status"]["rollback"]["reason"] == "Unschedulable"
+    assert len([key for key in world.objects if key[0] == "ReplicaSet"]) == 2
+    assert await operator.metric("fleetkeeper_digest_mismatches_total") in {None, 0.0}
+
+    operator.kill()
+    mark = world.mark()
+    await operator.start().leads()
+    await world.quiet(5.0)
+    assert world.writes(mark, events=True) == []
+    assert pods(world) == before
