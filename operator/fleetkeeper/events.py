@@ -103,6 +103,20 @@ def _registry(sink: ServiceSink, kubeconfig: Path | None) -> kopf.OperatorRegist
     return registry
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Compares nothing: kopf otherwise copies and compares every object at every event."""
+
+    def build(self, *, body: kopf.Body, extra_fields: object = None) -> kopf.BodyEssence:
+        del body, extra_fields
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> None:
+        del body
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        pass
+
+
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
@@ -114,5 +128,6 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.chunk_size = 500
     settings.queueing.worker_limit = 64
     settings.queueing.idle_timeout = 1.0
+    settings.persistence.diffbase_storage = _NoDiffs()
     settings.process.ultimate_exiting_timeout = None
     return settings

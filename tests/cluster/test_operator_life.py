@@ -106,7 +106,9 @@ async def test_a_hand_edit_is_reverted_by_one_write(
     await world.ready()
     await world.quiet()
     writes = [write for write in world.writes(mark) if write.resource == "deployments"]
-    assert [write.verb for write in writes] == ["patch"]
+    # A write that carries a resourceVersion may be refused first: the Deployment was moving.
+    assert [write.verb for write in writes if write.code == 200] == ["patch"]
+    assert {write.code for write in writes} <= {200, 409}
 
 
 async def test_fields_of_others_are_left_alone(world: World, operator: OperatorProcess) -> None:
@@ -142,7 +144,7 @@ async def test_scaling_costs_one_write_and_one_status(
         "3 ready", lambda: (world.fis() or {})["status"].get("readyReplicas") == 3, timeout_s=40
     )
     await world.quiet(12.0)
-    up = Counter(write.resource for write in world.writes(mark))
+    up = Counter(write.resource for write in world.writes(mark) if write.code == 200)
     assert up["deployments"] == 1
     assert up["inferenceservices/status"] <= 3
     mark = world.mark()
@@ -151,7 +153,7 @@ async def test_scaling_costs_one_write_and_one_status(
         "2 ready", lambda: (world.fis() or {})["status"].get("readyReplicas") == 2, timeout_s=40
     )
     await world.quiet(12.0)
-    down = Counter(write.resource for write in world.writes(mark))
+    down = Counter(write.resource for write in world.writes(mark) if write.code == 200)
     assert down["deployments"] == 1
     assert down["pods"] <= 1
     assert down["inferenceservices/status"] <= 3

@@ -52,11 +52,18 @@ class _Members:
 
 
 class Cache:
-    """Records by service. `changed` is called with every service whose view changed."""
+    """Records by service.
 
-    def __init__(self, *, now: Callable[[], float], changed: Changed) -> None:
+    `changed` is called with every service that wants a look now, `stirred` with one that wants a
+    look soon, when what moves there has moved on.
+    """
+
+    def __init__(
+        self, *, now: Callable[[], float], changed: Changed, stirred: Changed | None = None
+    ) -> None:
         self._now = now
         self._changed = changed
+        self._stirred = stirred or changed
         self._services: dict[Key, ServiceEntry] = {}
         self._members: dict[Key, _Members] = {}
         self._home: dict[tuple[str, str, str], Key] = {}
@@ -66,8 +73,8 @@ class Cache:
 
     # -- services ---------------------------------------------------------------------------------
 
-    def put_service(self, live: Mapping[str, Any]) -> None:
-        """The service is so now."""
+    def put_service(self, live: Mapping[str, Any], *, by_us: bool = False) -> None:
+        """The service is so now; `by_us` when it is the answer to a status that we wrote."""
         meta = live.get("metadata") or {}
         key = Key(str(meta.get("namespace", "")), str(meta.get("name", "")))
         version, uid = version_of(live), str(meta.get("uid", ""))
@@ -80,7 +87,10 @@ class Cache:
         kept["metadata"] = {name: value for name, value in meta.items() if name != "managedFields"}
         text = json.dumps(kept, separators=(",", ":")).encode()
         self._services[key] = ServiceEntry(uid, version, zlib.compress(text, 1))
-        self._changed(key)
+        if by_us:
+            self._stirred(key)
+        else:
+            self._changed(key)
 
     def drop_service(self, key: Key, *, uid: str = "", version: int | None = None) -> None:
         """The service is gone: that one (`uid`), as of `version`, where they are given."""
@@ -128,14 +138,23 @@ class Cache:
 
     # -- what belongs to services ------------------------------------------------------------------
 
+    def known(self, kind: str, namespace: str, name: str) -> Seen | None:
+        """What is held of an object now."""
+        home = self._home.get((kind, namespace, name))
+        return self._members[home].by_name[kind, name] if home else None
+
     def put(self, found: Seen) -> None:
-        """An object is so now. Its service is queued when a decision could differ."""
+        """An object is so now. Its service is queued when a decision could differ.
+
+        At once where something was done to what we ask for; else a moment later, since a Deployment
+        that starts changes a dozen times in a row.
+        """
         address = (found.kind, found.namespace, found.name)
         if found.version <= self._gone.get(address, -1):
             return
         home = self._home.get(address)
         key = Key(found.namespace, found.service) if found.service else None
-        before = self._members[home].by_name[address[0], address[2]] if home else None
+        before = self.known(*address)
         if before is not None and before.version >= found.version:
             return
         if home is not None and home != key:
@@ -147,8 +166,10 @@ class Cache:
         self._home[address] = key
         if before is not None:
             self._note_replicas(members, before, found)
-        if before is None or home != key or _differs(before, found):
+        if before is not None and _was_edited(before, found):
             self._changed(key)
+        elif before is None or home != key or _differs(before, found):
+            self._stirred(key)
 
     def gone(self, found: Seen) -> None:
         """An object was deleted, or lost our label."""
@@ -273,6 +294,25 @@ class Cache:
             and new.replicas_manager not in {FIELD_MANAGER, ""}
         ):
             members.foreign_replica_writes.append((self._now(), new.replicas_manager))
+
+
+def _was_edited(before: Seen, after: Seen) -> bool:
+    """Whether what we ask for was changed, by us or by others."""
+    old, new = before.record, after.record
+    if not isinstance(old, Child) or not isinstance(new, Child):
+        return False
+    replicas = [r.desired_replicas for r in (old, new) if isinstance(r, Workload)]
+    return len(set(replicas)) > 1 or (
+        old.digest,
+        old.controller_uid,
+        old.service,
+        old.deleting,
+    ) != (
+        new.digest,
+        new.controller_uid,
+        new.service,
+        new.deleting,
+    )
 
 
 def _differs(before: Seen, after: Seen) -> bool:

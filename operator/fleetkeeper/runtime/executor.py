@@ -265,7 +265,7 @@ class Executor:
             log.warning("status not written", service=str(key), error=str(problem))
             return
         outcome.written += 1
-        self._cache.put_service(live)
+        self._cache.put_service(live, by_us=True)
 
     async def _exists_quietly(self, key: Key, resource: Manifest) -> bool:
         """Whether the service exists; when that cannot be known, it does."""

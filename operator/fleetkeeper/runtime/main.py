@@ -112,7 +112,7 @@ class Operator:
         self._watch = watch
         self.metrics = OperatorMetrics()
         self.queue = KeyedQueue(monotonic=clock.monotonic, jitter=clock.jitter)
-        self.cache = Cache(now=clock.now, changed=self.queue.add)
+        self.cache = Cache(now=clock.now, changed=self.queue.add, stirred=self.queue.add_soon)
         self.lease = LeaderLease(
             client,
             LeaseTerms(

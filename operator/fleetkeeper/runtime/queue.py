@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+SOON_S: Final = 0.05
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
 """After a fault of the API server everything is tried again within this time."""
@@ -82,6 +83,10 @@ class KeyedQueue:
         resync.pop(key, None)
         self._ready[urgency][key] = None
         self._added.set()
+
+    def add_soon(self, key: Key) -> None:
+        """Queues the key in a moment, so that changes in a row are one look."""
+        self.add_after(key, SOON_S)
 
     def add_after(self, key: Key, delay_s: float) -> None:
         """Queues the key after `delay_s` seconds, or sooner where that was asked for."""

@@ -12,6 +12,7 @@ from fleetkeeper.adapters.kubernetes.fields import manager_of_replicas, owned_di
 from fleetkeeper.api.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_TEMPLATE_HASH,
+    FIELD_MANAGER,
     GROUP,
     KIND,
     LABEL_COMPONENT,
@@ -46,22 +47,29 @@ class Seen:
     version: int
     service: str | None
     record: Record
+    mark: int = 0
+    """Of a Deployment: equal as long as its digest cannot have changed."""
 
 
-def seen(kind: str, live: Mapping[str, Any]) -> Seen:
+def seen(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> Seen:
     """The record of a live object of this kind, with the service that it belongs to.
 
-    The owner reference decides to whom it belongs; where there is none, the label does.
+    The owner reference decides to whom it belongs; where there is none, the label does. `before` is
+    what was seen of it last: a Deployment changes its status a dozen times for one change of its
+    spec, and a digest is most of the work.
     """
     meta = live.get("metadata") or {}
     labels = meta.get("labels") or {}
     record: Record
+    mark = 0
     if kind == "Pod":
         record = pod_record(live)
     elif kind == "ReplicaSet":
         record = revision_record(live)
     elif kind == Kind.DEPLOYMENT:
-        record = workload_record(live)
+        mark = _mark(live)
+        known = before.record if before is not None and before.mark == mark else None
+        record = workload_record(live, known.digest if isinstance(known, Workload) else None)
     else:
         record = child_record(Kind(kind), live)
     return Seen(
@@ -71,6 +79,33 @@ def seen(kind: str, live: Mapping[str, Any]) -> Seen:
         version=version_of(live),
         service=_owning_service(meta) or labels.get(LABEL_SERVICE),
         record=record,
+        mark=mark,
+    )
+
+
+def _mark(live: Mapping[str, Any]) -> int:
+    """Changes with everything that the digest is made of.
+
+    The spec moves the generation. Of the metadata, labels, annotations and owners are taken as they
+    are; our own apply, which may give a field up without changing it, moves its entry's time.
+    """
+    meta = live.get("metadata") or {}
+    annotations = meta.get("annotations") or {}
+    owners = ((o.get("uid"), o.get("controller")) for o in _maps(meta.get("ownerReferences")))
+    times = (
+        entry.get("time")
+        for entry in _maps(meta.get("managedFields"))
+        if entry.get("manager") == FIELD_MANAGER
+    )
+    return hash(
+        (
+            meta.get("uid"),
+            meta.get("generation"),
+            tuple(sorted((meta.get("labels") or {}).items())),
+            tuple(sorted(item for item in annotations.items() if item[0] != ANNOTATION_REVISION)),
+            tuple(owners),
+            tuple(times),
+        )
     )
 
 
@@ -85,13 +120,13 @@ def child_record(kind: Kind, live: Mapping[str, Any]) -> Child:
     return Child(**_child_fields(kind, live))
 
 
-def workload_record(live: Mapping[str, Any]) -> Workload:
+def workload_record(live: Mapping[str, Any], known_digest: str | None = None) -> Workload:
     """A Deployment."""
     spec, status = live.get("spec") or {}, live.get("status") or {}
     template = (spec.get("template") or {}).get("metadata") or {}
     surge = ((spec.get("strategy") or {}).get("rollingUpdate") or {}).get("maxSurge")
     return Workload(
-        **_child_fields(Kind.DEPLOYMENT, live),
+        **_child_fields(Kind.DEPLOYMENT, live, known_digest),
         generation=_count((live.get("metadata") or {}).get("generation")),
         observed_generation=_count(status.get("observedGeneration")),
         template_hash=str((template.get("annotations") or {}).get(ANNOTATION_TEMPLATE_HASH, "")),
@@ -106,10 +141,12 @@ def workload_record(live: Mapping[str, Any]) -> Workload:
     )
 
 
-def _child_fields(kind: Kind, live: Mapping[str, Any]) -> dict[str, Any]:
+def _child_fields(
+    kind: Kind, live: Mapping[str, Any], known_digest: str | None = None
+) -> dict[str, Any]:
     meta = live.get("metadata") or {}
     # Items of a list carry no kind, and the digest of a Deployment leaves its replicas out.
-    digest = owned_digest({**live, "kind": kind.value})
+    digest = known_digest or owned_digest({**live, "kind": kind.value})
     return {
         "kind": kind,
         "name": str(meta.get("name", "")),

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.errors import ApiError, BrokenAnswer, failure_of
-from fleetkeeper.adapters.kubernetes.records import Seen, seen
+from fleetkeeper.adapters.kubernetes.records import Seen, seen, version_of
 from fleetkeeper.adapters.kubernetes.resources import Resource
 from fleetkeeper.api.names import LABEL_MANAGED_BY, MANAGED_BY
 
@@ -30,6 +30,9 @@ TRIES_BEFORE_LIST: Final = 3
 
 class Sink(Protocol):
     """Where a reflector puts what it sees. Called in order, from one task."""
+
+    def known(self, kind: str, namespace: str, name: str) -> Seen | None:
+        """What is held of an object now."""
 
     def put(self, found: Seen) -> None:
         """An object is so now."""
@@ -118,9 +121,10 @@ class Reflector:
             if not version or not isinstance(items, list):
                 raise BrokenAnswer(f"the list of {self.resource.plural} has no items or version")
             while items:
-                found = seen(self.resource.kind, items.pop())
-                names.add((found.namespace, found.name))
-                self._sink.put(found)
+                live = items.pop()
+                meta = live["metadata"]
+                names.add((meta["namespace"], meta["name"]))
+                self._put(live)
         self._sink.listed(
             self.resource.kind,
             self.namespace,
@@ -130,6 +134,13 @@ class Reflector:
         self._version = version
         self.epoch += 1
         self.synced.set()
+
+    def _put(self, live: Mapping[str, Any]) -> None:
+        """Hands an object on, unless it is known as it is: the answer to our own write came first."""
+        meta = live["metadata"]
+        before = self._sink.known(self.resource.kind, meta["namespace"], meta["name"])
+        if before is None or before.version < version_of(live):
+            self._sink.put(seen(self.resource.kind, live, before))
 
     async def _watch(self) -> bool:
         """Whether anything was seen before the watch ended in good order or fell silent."""
@@ -165,7 +176,7 @@ class Reflector:
             raise failure_of(live)
         version = str((live.get("metadata") or {}).get("resourceVersion") or "")
         if kind in {"ADDED", "MODIFIED"}:
-            self._sink.put(seen(self.resource.kind, live))
+            self._put(live)
         elif kind == "DELETED":
             self._sink.gone(seen(self.resource.kind, live))
         elif kind != "BOOKMARK":
