@@ -1,0 +1,68 @@
+"""What the control loop does to the cluster besides orders: hung pods replaced, events posted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from fleetkeeper.adapters.kubernetes.errors import ApiError
+from fleetkeeper.adapters.kubernetes.resources import POD
+from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
+from fleetkeeper.plan.model import Notice
+from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.executor import event_manifest
+from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.queue import Key
+
+log = structlog.get_logger(__name__)
+
+
+class ControlActs:
+    """Writes that no look of the planner makes."""
+
+    def __init__(
+        self,
+        writer: KubernetesWriter,
+        cache: Cache,
+        metrics: OperatorMetrics,
+        *,
+        now: Callable[[], float],
+        instance: str,
+    ) -> None:
+        self._writer = writer
+        self._cache = cache
+        self._metrics = metrics
+        self._now = now
+        self._instance = instance
+
+    async def replace_pod(self, key: Key, pod: str, uid: str) -> None:
+        """Deletes that very pod as it was last seen; its ReplicaSet makes another.
+
+        A refusal is logged: the next tick finds the pod still hung, or not.
+        """
+        version = self._cache.version(key, POD.kind, pod)
+        if version is None:
+            return
+        try:
+            await self._writer.delete(
+                POD, key.namespace, pod, uid=uid, resource_version=str(version)
+            )
+        except ApiError as problem:
+            self._metrics.errors.labels(problem.reason).inc()
+            log.warning("hung pod not replaced", service=str(key), pod=pod, error=str(problem))
+            return
+        self._cache.deleting(key, POD.kind, pod)
+        log.info("replaced", service=str(key), pod=pod, why="its engine has work and makes no step")
+
+    async def post_notice(self, key: Key, notice: Notice) -> None:
+        """Posts an event on the service; one that the server does not take is logged and let go."""
+        entry = self._cache.service(key)
+        if entry is None:
+            return
+        manifest = event_manifest(key, entry.unpack(), notice, self._now(), self._instance)
+        try:
+            await self._writer.post_event(key.namespace, manifest)
+        except ApiError as problem:
+            self._metrics.errors.labels(problem.reason).inc()
+            log.warning("event not posted", service=str(key), error=str(problem))

@@ -1,0 +1,110 @@
+"""From the cache's records to what the control loop decides on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleetkeeper.api.conditions import Reason
+from fleetkeeper.api.names import Component, engine_name
+from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
+from fleetkeeper.plan.control.memory import ControlMemory, memory_from_status
+from fleetkeeper.plan.control.remedies import remedy_in_force
+from fleetkeeper.plan.control.settings import settings_of
+from fleetkeeper.plan.control.values import ControlSettings, PodView
+from fleetkeeper.plan.diagnosis import decide_diagnosis
+from fleetkeeper.plan.facts import facts_of
+from fleetkeeper.plan.model import Kind, Manifest, Pod, Snapshot, Workload
+from fleetkeeper.plan.rollout import is_scale_up_blocked
+from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.queue import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The live side of one service: its engine Deployment's order and its pods.
+
+    `out_of_memory_pods` names pods whose engine ran out of accelerator memory; `scale_up_blocked`
+    says why more replicas would not help, empty where they would.
+    """
+
+    replicas: int
+    pods: tuple[PodView, ...]
+    out_of_memory_pods: tuple[str, ...] = ()
+    scale_up_blocked: str = ""
+
+
+def parsed_service(resource: Manifest, *, floating_revisions: bool) -> InferenceService | None:
+    """The service; None when it is invalid (the planner tells why)."""
+    try:
+        return parse_service(resource, allow_floating_revisions=floating_revisions)
+    except InvalidService:
+        return None
+
+
+def read_settings(service: InferenceService, memory: ControlMemory) -> ControlSettings:
+    """The spec in the loop's units, with a remedy in force applied."""
+    accelerator = service.spec.resources.accelerator
+    gpus = accelerator.count if accelerator is not None else 0
+    plain = settings_of(service.spec, service.generation, gpus_per_replica=gpus)
+    remedy = remedy_in_force(memory.remedy, plain)
+    if remedy is None:
+        return plain
+    return settings_of(
+        service.spec,
+        service.generation,
+        gpus_per_replica=gpus,
+        max_sequences=remedy.max_sequences,
+        cap_percent=remedy.cap_percent,
+    )
+
+
+def starting_memory(service: InferenceService, now: float) -> ControlMemory:
+    """What a new leader knows of a service: what its status says."""
+    return memory_from_status(
+        service.status, service.generation, service.spec.memory.cap_percent, now
+    )
+
+
+def observe_fleet(cache: Cache, key: Key, now: float) -> Fleet | None:
+    """The fleet as the cache has it; None while there is no engine Deployment."""
+    children = cache.children(key)
+    engine = children.get((Kind.DEPLOYMENT, engine_name(key.name)))
+    if not isinstance(engine, Workload):
+        return None
+    pods = tuple(pod for pod in cache.pods(key) if pod.component == Component.ENGINE)
+    views = tuple(_pod_view(pod) for pod in pods)
+    if all(pod.ready for pod in pods):
+        return Fleet(engine.desired_replicas, views)
+    return _troubled_fleet(cache, key, engine, views, now)
+
+
+def _troubled_fleet(
+    cache: Cache, key: Key, engine: Workload, views: tuple[PodView, ...], now: float
+) -> Fleet:
+    """The same with what its pods that are not ready show."""
+    snapshot = Snapshot(
+        resource={"metadata": {"namespace": key.namespace, "name": key.name}},
+        children=cache.children(key),
+        revisions=cache.revisions(key),
+        pods=cache.pods(key),
+    )
+    facts = facts_of(snapshot, key.name)
+    found = decide_diagnosis(snapshot, facts, now)
+    out_of_memory = tuple(
+        name for name, problem in found.by_pod if problem.reason is Reason.CUDA_OUT_OF_MEMORY
+    )
+    problems = found.current_problems
+    blocked = problems[0].message if is_scale_up_blocked(facts, problems) else ""
+    return Fleet(engine.desired_replicas, views, out_of_memory, blocked)
+
+
+def _pod_view(pod: Pod) -> PodView:
+    return PodView(
+        name=pod.name,
+        uid=pod.uid,
+        created=pod.created,
+        ready=pod.ready,
+        ready_since=pod.ready_since,
+        deleting=pod.deleting,
+        ip=pod.ip,
+    )
