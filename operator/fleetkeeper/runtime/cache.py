@@ -249,6 +249,12 @@ class Cache:
         found = [record for record in self._records(key) if isinstance(record, Pod)]
         return tuple(sorted(found, key=lambda pod: pod.name))
 
+    def version(self, key: Key, kind: str, name: str) -> int | None:
+        """The resourceVersion of an object as it was last seen; None when it is not in view."""
+        members = self._members.get(key)
+        found = members.by_name.get((kind, name)) if members is not None else None
+        return found.version if found is not None else None
+
     def foreign_replica_writes(self, key: Key) -> tuple[tuple[float, str], ...]:
         """Changes of the engine Deployment's replicas by others in the last 10 minutes."""
         members = self._members.get(key)

@@ -168,10 +168,10 @@ class ControlLoop:
         self._courses.pop(key, None)
         self._metrics.forget(key)
 
-    def wrote_replicas(self, key: Key, *, succeeded: bool) -> None:
-        """The engine Deployment was written, or the write was refused: the breaker counts refusals."""
+    def refused_replicas(self, key: Key) -> None:
+        """The API server refused to write the engine Deployment: the control breaker counts it."""
         course = self._courses.get(key)
-        if course is not None and not succeeded:
+        if course is not None:
             course.failed_writes += 1
 
     # -- the loop ---------------------------------------------------------------------------------

@@ -13,10 +13,12 @@ from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.records import event_record
 from fleetkeeper.adapters.kubernetes.resources import EVENT, REPLICA_SET
+from fleetkeeper.api.names import engine_name
 from fleetkeeper.plan.context import PlanContext
 from fleetkeeper.plan.model import (
     Apply,
     Delete,
+    Kind,
     Manifest,
     ObjectEvent,
     Plan,
@@ -59,6 +61,9 @@ class Control(Protocol):
     def forget(self, key: Key) -> None:
         """The service is gone."""
 
+    def refused_replicas(self, key: Key) -> None:
+        """An order of replicas was not taken by the API server."""
+
 
 class NoControl:
     """Holds: no orders, nothing to report."""
@@ -70,6 +75,9 @@ class NoControl:
 
     def forget(self, key: Key) -> None:
         """There is nothing to forget."""
+
+    def refused_replicas(self, key: Key) -> None:
+        """There are no orders to be refused."""
 
 
 @dataclass(slots=True)
@@ -169,6 +177,7 @@ class Controller:
                 continue
             outcome = await self._executor.carry_out(key, snapshot.resource, plan, memory.failures)
             written += outcome.written
+            self._tell_refusal(key, memory)
             if plan.actions and outcome.written:
                 memory.children_written = self._now()
             if plan.status is not None and not outcome.stopped:
@@ -191,6 +200,13 @@ class Controller:
         if plan.look_again_after_s is not None:
             self._queue.add_after(key, plan.look_again_after_s)
         return "written" if written else "unchanged"
+
+    def _tell_refusal(self, key: Key, memory: _Memory) -> None:
+        """Each refused write of the engine Deployment counts once: the control breaker judges them."""
+        failure = memory.failures.get((Kind.DEPLOYMENT.value, engine_name(key.name)))
+        if failure is not None and failure.tried != memory.refusal_told:
+            memory.refusal_told = failure.tried
+            self._control.refused_replicas(key)
 
     def _snapshot(self, key: Key, resource: Manifest, memory: _Memory) -> Snapshot:
         view = self._control.view(key)
