@@ -90,6 +90,7 @@ class _Memory:
     events: dict[str, tuple[float, tuple[ObjectEvent, ...]]] = field(default_factory=dict)
     status_written: float | None = None
     children_written: float | None = None
+    refusal_told: float | None = None
 
 
 class Controller:
