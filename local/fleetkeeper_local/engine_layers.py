@@ -22,6 +22,8 @@ VENV = "opt/venv"
 COMPILE_TIMEOUT_S = 600.0
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 SITE = f"{VENV}/lib/{PYTHON}/site-packages"
+OTHER_PYTHON = "/py31[2-9]_"
+"""Files of torch that only a later Python can read, and that ours never imports."""
 ENTRYPOINT = "fleetkeeper-engine"
 
 
@@ -82,7 +84,7 @@ def _compile(folder: Path) -> None:
     """Compiles to byte code that is valid whatever the sources' times are."""
     run(
         *(sys.executable, "-m", "compileall", "-q", "-j2", "--invalidation-mode", "unchecked-hash"),
-        folder,
+        *("-x", OTHER_PYTHON, folder),
         timeout_s=COMPILE_TIMEOUT_S,
     )
 
