@@ -39,7 +39,7 @@ def test_what_the_engine_image_brings_wins_over_what_is_injected(installed: Path
     script.write_text(probe)
     done = subprocess.run([STOCK_PYTHON, script], capture_output=True, check=True, text=True)
     pydantic, ours = done.stdout.split()
-    assert Path(pydantic).is_relative_to(STOCK_PYTHON.parents[1].resolve())
+    assert Path(pydantic).resolve().is_relative_to(STOCK_PYTHON.parents[1].resolve())
     assert Path(ours).is_relative_to(installed / "own")
     assert (installed / "dependencies" / "pydantic").is_dir()
     assert (installed / "dependencies" / "jwt").is_dir()
