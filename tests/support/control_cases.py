@@ -98,9 +98,9 @@ class Loop:
 
     def steady(self, ticks: int, **per_second: float) -> ControlDecision:
         """Ticks with fresh samples of every pod."""
-        decision = self.tick(self.samples(**per_second))
+        decision = self.tick(self.samples(None, **per_second))
         for _ in range(ticks - 1):
-            decision = self.tick(self.samples(**per_second))
+            decision = self.tick(self.samples(None, **per_second))
         return decision
 
     def samples(self, gauges: Gauges | None = None, **per_second: float) -> list[PodSample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -287,7 +288,7 @@ def test_a_cut_is_taken_back_by_five_percent_in_thirty_seconds() -> None:
             seen.append(decision.value.sequences)
         now += 5
     assert seen[-1] == 64
-    assert all(b - a <= max(1, 0.05 * a + 0.5) for a, b in zip(seen, seen[1:], strict=False))
+    assert all(b - a <= max(1, 0.05 * a + 0.5) for a, b in itertools.pairwise(seen))
     assert memory.before_cut is None
 
 
@@ -406,7 +407,7 @@ def test_limits_never_leave_their_bounds(rows: list[tuple], low: int, high: int)
             assert may_raise or changes[-1][1] < 0
             assert pending == 0 or changes[-1][1] < 0
         held = limits
-    for (before, _), (after, turned) in zip(changes, changes[1:], strict=False):
+    for (before, _), (after, turned) in itertools.pairwise(changes):
         assert after - before >= (30.0 if turned > 0 else 10.0)
 
 

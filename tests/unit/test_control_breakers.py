@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -120,7 +121,7 @@ def test_standard_opens_after_batch_was_open_for_thirty_seconds() -> None:
     assert (opened - batch_opened) * 5 >= 30
     assert (opened - batch_opened) * 5 <= 45
     admits = [b.standard.admit for b in states]
-    assert all(abs(b - a) <= 0.1 + 1e-9 for a, b in zip(admits, admits[1:], strict=False))
+    assert all(abs(b - a) <= 0.1 + 1e-9 for a, b in itertools.pairwise(admits))
     assert admits[-1] < 1.0
 
 

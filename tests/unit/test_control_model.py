@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetkeeper.plan.control.constants import COVARIANCE_MAX, MODEL_OFF_WINDOWS, TOKEN_NOTCHES
-from fleetkeeper.plan.control.least_squares import pseudo_observations, unknown_fit, updated
+from fleetkeeper.plan.control.least_squares import Fit, pseudo_observations, unknown_fit, updated
 from fleetkeeper.plan.control.samples import Counters, Gauges, StepSums
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.step_model import StepModel, StepTime, learned
@@ -73,7 +74,8 @@ def window_of(
     number: int = 0,
 ) -> Window:
     """A window of steps around a load: half decode-only, half bearing prefill."""
-    decode, prefill = [], []
+    decode: list[tuple[float, float, float, float]] = []
+    prefill: list[tuple[float, float, float, float]] = []
     for i in range(steps):
         b = max(1.0, random.gauss(128 * load, 20))
         k = b * random.uniform(600, 1400)
@@ -150,7 +152,9 @@ def test_unexcited_directions_are_not_forgotten() -> None:
     assert fit.covariance[1][1] < COVARIANCE_MAX / 1000
 
 
-def feed(fit, xs, truth, random):  # type: ignore[no-untyped-def]
+def feed(
+    fit: Fit, xs: list[float], truth: Callable[[float], float], random: Random
+) -> tuple[Fit, float]:
     """One batch of noisy observations."""
     ys = [truth(x) * math.exp(random.gauss(0, 0.03)) for x in xs]
     sxx = ((float(len(xs)), sum(xs)), (sum(xs), sum(x * x for x in xs)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -105,7 +106,7 @@ def test_peakedness_is_bounded(idc: float, z: float) -> None:
 def load(**changes: float) -> Load:
     """4 requests/s of 20 s at capacity 32, standard traffic."""
     base = Load(4.0, 20.0, 32.0, 0.85, 0.75, 1.0)
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +353,7 @@ def test_idle_goes_to_the_minimum_one_by_one() -> None:
         now += 5
     assert [value for _, value in seen] == [3, 2, 1]
     assert seen[0][0] - NOW >= 600
-    assert all(b - a >= 60 for (a, _), (b, _) in zip(seen, seen[1:], strict=False))
+    assert all(b - a >= 60 for (a, _), (b, _) in itertools.pairwise(seen))
 
 
 def test_an_outage_restarts_the_delay() -> None:

@@ -99,6 +99,8 @@ def test_signals_lost_for_three_ticks_open_the_control_breaker(silence: str) -> 
 def silent_samples(loop: Loop, silence: str, lost_at: float) -> list[PodSample]:
     """Samples of a tick in which signals are lost in one way."""
     rows = loop.samples()
+    if silence in {"nothing", "half"}:
+        return rows[:1] if silence == "half" else []
     match silence:
         case "stale":
             return [sample(lost_at - 5, row.pod) for row in rows]
@@ -108,18 +110,15 @@ def silent_samples(loop: Loop, silence: str, lost_at: float) -> list[PodSample]:
             return [replace(row, time=row.time + 3600) for row in rows]
         case "gone back":
             return [sample(loop.now, row.pod, origin=loop.now - 1) for row in rows]
-        case "half":
-            return rows[:1]
-        case "unknown pods":
-            return [replace(row, pod=f"ghost-{row.pod}") for row in rows]
-    return []
+    return [replace(row, pod=f"ghost-{row.pod}") for row in rows]
 
 
-def test_no_replica_goes_on_missing_data_in_100_000_random_ticks() -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_no_replica_goes_on_missing_data_in_100_000_random_ticks(seed: int) -> None:
     """Random outages, garbage and silence of every kind: never one scale-down in a tick without full, fresh data."""
-    random = Random(20)
+    random = Random(seed)
     ticks = lowered = 0
-    while ticks < 100_000:
+    while ticks < 10_000:
         settings = ControlSettings(
             min_replicas=1, max_replicas=8, scale_down_delay_s=random.choice([30.0, 60.0, 300.0])
         )
@@ -167,14 +166,14 @@ def test_no_replica_goes_on_missing_data_in_100_000_random_ticks() -> None:
             assert 1 <= decision.replicas.value <= 8
             loop.replicas = decision.replicas.value
             loop.pods = loop.pods[: loop.replicas]
-    assert lowered > 100, "the loop must also be able to go down when all is known"
+    assert lowered > 10, "the loop must also be able to go down when all is known"
 
 
 def silent_rows(loop: Loop, kind: str, rows: list[PodSample]) -> list[PodSample]:
     """The given samples, spoilt in one way."""
+    if kind in {"nothing", "half"}:
+        return rows[: len(rows) // 2] if kind == "half" else []
     match kind:
-        case "nothing":
-            return []
         case "stale":
             return [replace(row, time=loop.now - 120) for row in rows]
         case "nan":
@@ -185,8 +184,6 @@ def silent_rows(loop: Loop, kind: str, rows: list[PodSample]) -> list[PodSample]
             return [
                 replace(row, counters=row.counters._replace(steps=2e6 - loop.now)) for row in rows
             ]
-        case "half":
-            return rows[: len(rows) // 2]
     return [replace(row, pod=f"ghost-{row.pod}") for row in rows]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -268,7 +269,23 @@ def test_engine_with_work_and_no_steps_hangs() -> None:
 def test_idle_is_known_not_missing() -> None:
     """0/0 with flat counters, pods up and nothing waiting is idle, never NaN."""
     loop = Loop(replicas=2)
-    flat = dict.fromkeys(("wait_count_standard", "wait_sum_s_standard", "wait_within_standard", "arrivals_standard", "arrivals_squared", "batch_time_count", "batch_time_sum_s", "batch_time_within", "steps", "schedule_calls", "prompt_tokens", "generation_tokens"), 0.0)
+    flat = dict.fromkeys(
+        (
+            "wait_count_standard",
+            "wait_sum_s_standard",
+            "wait_within_standard",
+            "arrivals_standard",
+            "arrivals_squared",
+            "batch_time_count",
+            "batch_time_sum_s",
+            "batch_time_within",
+            "steps",
+            "schedule_calls",
+            "prompt_tokens",
+            "generation_tokens",
+        ),
+        0.0,
+    )
     decision = loop.tick()
     for _ in range(8):
         decision = loop.tick(loop.samples(gauges=Gauges(kv_capacity_tokens=1e5), **flat))
@@ -284,7 +301,7 @@ def test_windows_are_disjoint_and_ten_seconds() -> None:
     loop.steady(14)
     windows = loop.memory.signals.windows
     assert len(windows) == 6
-    for before, after in zip(windows, windows[1:], strict=False):
+    for before, after in itertools.pairwise(windows):
         assert after.start >= before.end - 1e-6
         assert after.end - after.start == pytest.approx(WINDOW_S)
 

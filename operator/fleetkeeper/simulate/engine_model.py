@@ -32,6 +32,7 @@ class Engine:
     queue_wait_objective_s: float = 0.5
     batch_time_objective_s: float = 0.05
     step_noise: float = 0.08
+    queue_limits: tuple[int, int, int] = (64, 256, 1024)
 
 
 H100_8B = Engine(StepTime(0.0026, 0.0041, 2.0e-5, 5.3e-6, 4.1e-8))
@@ -91,7 +92,7 @@ class EnginePod:
         self.counters[_INDEX[name]] += value
 
     def arrive(self, request: Request, draw: float) -> bool:
-        """Counts an arrival and queues it, unless the tier's admission turns it away (`draw` in [0, 1))."""
+        """Counts an arrival and queues it, unless the tier is full or its admission turns it away (`draw` in [0, 1))."""
         tier = _TIER_NAMES[request.tier]
         self._count(f"arrivals_{tier}", 1)
         second = math.floor(request.arrived)
@@ -99,7 +100,8 @@ class EnginePod:
             self._count("arrivals_squared", float(self.bin_arrivals**2))
             self.bin_number, self.bin_arrivals = second, 0
         self.bin_arrivals += 1
-        if draw >= self.admit[request.tier]:
+        full = len(self.queues[request.tier]) >= self.engine.queue_limits[request.tier]
+        if full or draw >= self.admit[request.tier]:
             self.refused += 1
             return False
         self.queues[request.tier].append(request)

@@ -68,7 +68,7 @@ class BatchMemory:
     change and raise. `followed`: targets followed last. `before_cut`: sequences to go back to after
     a KV cut. `replicas_wait_ticks`: ticks in which no replica is asked for, since a raise may do.
     `attained_before_raise`: to judge our own change. `turns`: (time, +1 or -1) of changes of
-    direction over 15 minutes.
+    direction over 15 minutes, each limit on its own; `last_directions`: of sequences and of tokens.
     """
 
     limits: Limits | None = None
@@ -80,7 +80,7 @@ class BatchMemory:
     attained_before_raise: float | None = None
     rest_until: float = 0.0
     turns: tuple[tuple[float, int], ...] = ()
-    last_direction: int = 0
+    last_directions: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def _may_follow_up(view: BatchView, memory: BatchMemory, now: float) -> bool:
     """Up with the model: at once when it is known for the first time (we began at a guess)."""
     if memory.followed is None:
         return view.may_raise and now >= memory.rest_until
-    return _raise_allowed(view, memory, now, need_use=False)
+    return _raise_allowed(view, memory, now)
 
 
 def _shifted(
@@ -370,6 +370,24 @@ def direction(before: Limits, after: Limits) -> int:
     return -1 if after.sequences < before.sequences or after.tokens < before.tokens else 1
 
 
+def _turns(
+    memory: BatchMemory, before: Limits, after: Limits, now: float
+) -> tuple[tuple[tuple[float, int], ...], tuple[int, int]]:
+    """The changes of direction with this one, and the last directions of sequences and tokens.
+
+    Following the model for the first time leaves a guess and is no change of direction.
+    """
+    turns = [turn for turn in memory.turns if now - turn[0] <= DIRECTION_S]
+    directions = []
+    moves = (after.sequences - before.sequences, after.tokens - before.tokens)
+    for moved, last in zip(moves, memory.last_directions, strict=True):
+        turned = (moved > 0) - (moved < 0)
+        if turned and last and turned != last and memory.followed is not None:
+            turns.append((now, turned))
+        directions.append(turned or last)
+    return tuple(turns), (directions[0], directions[1])
+
+
 def _moved(
     view: BatchView, move: Move, held: Limits, now: float
 ) -> tuple[Decision[Limits], BatchMemory]:
@@ -377,9 +395,7 @@ def _moved(
     memory = move.memory
     windows = view.signals.windows
     attained = windows[-1].batch_attainment if windows else None
-    turns = tuple(turn for turn in memory.turns if now - turn[0] <= DIRECTION_S)
-    if memory.last_direction and turned != memory.last_direction:
-        turns = (*turns, (now, turned))
+    turns, directions = _turns(memory, held, move.limits, now)
     memory = replace(
         memory,
         limits=move.limits,
@@ -387,7 +403,7 @@ def _moved(
         raised=now if turned > 0 else memory.raised,
         attained_before_raise=attained if turned > 0 else None,
         turns=turns,
-        last_direction=turned,
+        last_directions=directions,
     )
     decision = act(
         move.limits,

@@ -48,6 +48,8 @@ MAX_KV_RATIO: Final = 1.05
 """More KV tokens than capacity by more than rounding is impossible."""
 BATCH_TIME_OUTLIER: Final = 10.0
 """A mean step longer than ten times the slowest seen is rejected (a paused clock, garbage)."""
+BATCH_TIME_BELIEVED_S: Final = 2.0
+"""Means up to this are always believed: back at start-up limits a step of 8192 prefill tokens takes 0.5 s."""
 REFERENCE_DECAY: Final = 0.98
 """Per window: the slowest step seen is forgotten by half in six minutes, so that a changed model is believed."""
 TOKENS_EWMA_S: Final = 300.0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from fleetkeeper.plan.control.constants import (
     AGEING_S,
+    BATCH_TIME_BELIEVED_S,
     BATCH_TIME_OUTLIER,
     FRESH_S,
     FUTURE_S,
@@ -60,7 +61,9 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
         return _refuse(track, "its time lies in the future")
     if newest is not None and is_reset(sample, newest) and not why_impossible(sample, 0.0, None):
         return PodTrack(track.pod, (sample,), None, out_until=now + RESET_S)
-    limit_s = BATCH_TIME_OUTLIER * slowest_step_s if slowest_step_s > 0 else float("inf")
+    limit_s = float("inf")
+    if slowest_step_s > 0:
+        limit_s = max(BATCH_TIME_BELIEVED_S, BATCH_TIME_OUTLIER * slowest_step_s)
     problem = why_impossible(sample, limit_s, newest)
     if problem:
         return _refuse(track, problem)
