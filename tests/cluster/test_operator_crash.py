@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import HOOKED, Live, OperatorProcess, World, is_ready, operator_world, service
 
@@ -34,6 +36,10 @@ def _state(world: World, name: str) -> dict[str, Any]:
 
 
 def _lean(live: Live) -> Live:
+    """What was asked for; the hash of the template, which covers the name, is left out."""
+    live = copy.deepcopy(live)
+    template = (live.get("spec") or {}).get("template", {}).get("metadata", {})
+    template.get("annotations", {}).pop(ANNOTATION_TEMPLATE_HASH, None)
     spec = {
         key: value
         for key, value in (live.get("spec") or {}).items()

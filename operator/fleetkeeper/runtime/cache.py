@@ -276,7 +276,7 @@ class Cache:
 
     def _bury(self, address: tuple[str, str, str], version: int) -> None:
         """Remembers that it was gone as of `version`: an older answer of ours may still be under way."""
-        self._gone[address] = version
+        self._gone[address] = max(version, self._gone.get(address, 0))
         self._gone.move_to_end(address)
         if len(self._gone) > TOMBSTONES:
             self._gone.popitem(last=False)

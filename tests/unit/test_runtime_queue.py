@@ -1,0 +1,153 @@
+"""The queue hands out each service once, to one worker at a time, changed ones first."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetkeeper.runtime.queue import LONGEST_RETRY_S, Key, KeyedQueue, Urgency
+
+A, B, C = (Key("ns", name) for name in "abc")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.time_s
+
+
+def queue(clock: Clock | None = None) -> KeyedQueue:
+    return KeyedQueue(monotonic=(clock or Clock()).monotonic, jitter=lambda seconds: seconds)
+
+
+async def test_a_key_queued_often_is_handed_out_once() -> None:
+    found = queue()
+    for _ in range(5):
+        found.add(A)
+    assert await found.get() == A
+    assert len(found) == 0
+
+
+async def test_a_key_that_changes_while_a_worker_has_it_comes_again_after() -> None:
+    found = queue()
+    found.add(A)
+    key = await found.get()
+    found.add(A)
+    assert len(found) == 0
+    assert key is not None
+    found.done(key)
+    assert await found.get() == A
+
+
+async def test_changed_goes_before_resynced() -> None:
+    found = queue()
+    found.add(A, Urgency.RESYNC)
+    found.add(B, Urgency.RESYNC)
+    found.add(C)
+    found.add(B)
+    assert [await found.get() for _ in range(3)] == [C, B, A]
+
+
+async def test_a_delayed_key_comes_at_the_earliest_moment_asked_for() -> None:
+    clock = Clock()
+    found = queue(clock)
+    found.add_after(A, 10.0)
+    found.add_after(A, 2.0)
+    found.add_after(A, 30.0)
+    clock.time_s = 1.9
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(found.get(), 0.05)
+    clock.time_s = 2.0
+    assert await found.get() == A
+    assert found.waiting == 0
+
+
+async def test_a_change_does_not_wait_for_a_delay() -> None:
+    found = queue()
+    found.add_after(A, 60.0)
+    found.add(A)
+    assert await found.get() == A
+
+
+def test_retries_double_up_to_a_bound_and_success_forgets() -> None:
+    found = queue()
+    delays = [found.retry(A) for _ in range(12)]
+    assert delays[:4] == [0.2, 0.4, 0.8, 1.6]
+    assert delays[-1] == LONGEST_RETRY_S
+    found.succeeded(A)
+    assert found.retry(A) == 0.2
+
+
+async def test_a_waiting_reader_wakes_when_something_comes() -> None:
+    found = queue()
+    reader = asyncio.create_task(found.get())
+    await asyncio.sleep(0)
+    found.add(A)
+    assert await asyncio.wait_for(reader, 1) == A
+
+
+async def test_a_closed_queue_hands_out_nothing() -> None:
+    found = queue()
+    found.add(A)
+    found.close()
+    assert await found.get() is None
+
+
+async def test_a_forgotten_key_does_not_come() -> None:
+    found = queue()
+    found.add(A)
+    found.add_after(A, 0.0)
+    found.forget(A)
+    found.add(B)
+    assert await found.get() == B
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "resync", "get", "done", "after"]), st.sampled_from([A, B, C])
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_no_change_is_lost_and_no_key_has_two_workers(steps: list[tuple[str, Key]]) -> None:
+    """Whatever the order: after the last change of a key, it is handed out at least once."""
+
+    async def run() -> None:
+        clock = Clock()
+        found = queue(clock)
+        working: set[Key] = set()
+        owed: set[Key] = set()
+        for step, key in steps:
+            if step in {"add", "resync"}:
+                found.add(key, Urgency.CHANGED if step == "add" else Urgency.RESYNC)
+                owed.add(key)
+            elif step == "after":
+                found.add_after(key, 1.0)
+                owed.add(key)
+            elif step == "done" and key in working:
+                working.discard(key)
+                found.done(key)
+            elif step == "get" and len(found):
+                taken = await found.get()
+                assert taken is not None
+                assert taken not in working
+                working.add(taken)
+                owed.discard(taken)
+        clock.time_s += 10.0
+        for key in list(working):
+            found.done(key)
+        found.add(Key("ns", "last"), Urgency.RESYNC)
+        while (taken := await found.get()) != Key("ns", "last"):
+            assert taken is not None
+            owed.discard(taken)
+            found.done(taken)
+        assert not owed
+
+    asyncio.run(run())
