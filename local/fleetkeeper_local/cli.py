@@ -212,6 +212,7 @@ def program(
 
 
 def _up_plane(directory: Path) -> ControlPlane:
+    lock.claim_folder(directory)
     with lock.exclusive(directory):
         if lock.machine_owner() == directory.resolve():
             raise LocalError(f"a whole node lives in {directory}; choose another folder with --dir")
@@ -253,6 +254,8 @@ def _orderly(work: Callable[[], T]) -> T:
         return work()
     except LocalError as error:
         raise _failure(str(error)) from error
+    except PermissionError as error:
+        raise _failure(f"{error}; run it as the user who started the cluster") from error
 
 
 def _failure(text: str) -> typer.Exit:

@@ -12,14 +12,13 @@ import shutil
 import ssl
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fleetkeeper_local import flags, probes
+from fleetkeeper_local import flags, lock, probes
 from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.fakenodes import FakeNodes
 from fleetkeeper_local.kubeconfig import write_kubeconfig
@@ -377,11 +376,15 @@ class ControlPlane:
         self.processes.kill([name for name in self.processes.names() if name not in before])
 
 
-def remove(directory: Path, *, patience_s: float = 5.0) -> None:
-    """Ends a control plane that an earlier call started in `directory` and removes its data."""
+def remove(directory: Path) -> None:
+    """Ends a control plane that an earlier call started in `directory` and removes its data.
+
+    Raises:
+        LocalError: the folder is no cluster's, or cannot be removed wholly.
+    """
+    lock.require_folder(directory)
     processes = Processes(directory, tied=False)
-    started = time.monotonic()
-    processes.stop(processes.names(), patience_s=patience_s)
+    processes.stop(processes.names())
     shutil.rmtree(directory, ignore_errors=True)
-    if directory.exists() and time.monotonic() - started > patience_s:
+    if directory.exists():
         raise LocalError(f"{directory} cannot be removed wholly; look at what is left in it")

@@ -14,6 +14,10 @@ MACHINE = Path("/run/fleetkeeper-local.node")
 """Names the folder of the node that runs on this machine; gone after a reboot, as the node is."""
 
 
+MARKER = ".fleetkeeper-local"
+"""A file that makes a folder a cluster's."""
+
+
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Holds the folder's lock while a command works on it.
@@ -38,6 +42,31 @@ def exclusive(directory: Path) -> Iterator[None]:
         handle.write(f"{os.getpid()}\n")
         handle.flush()
         yield
+
+
+def claim_folder(directory: Path) -> None:
+    """Marks a new or empty folder as a cluster's; one that is marked already stays so.
+
+    Raises:
+        LocalError: it holds other things. `down` empties a cluster's folder, so it must be its own.
+    """
+    if not (directory / MARKER).exists():
+        if directory.exists() and any(directory.iterdir()):
+            raise LocalError(
+                f"{directory} is not empty and no cluster's; choose a new folder with --dir"
+            )
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (directory / MARKER).touch()
+
+
+def require_folder(directory: Path) -> None:
+    """Returns when the folder is a cluster's.
+
+    Raises:
+        LocalError: it is not; nothing in it may be touched.
+    """
+    if not (directory / MARKER).exists():
+        raise LocalError(f"{directory} is no cluster's folder; nothing was touched")
 
 
 def claim_machine(directory: Path) -> None:

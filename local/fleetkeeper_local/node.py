@@ -68,6 +68,7 @@ class Node:
         Raises:
             LocalError: what is missing, in the way, or failed; what this call started is ended.
         """
+        lock.claim_folder(self.directory)
         with lock.exclusive(self.directory):
             if self.healthy():
                 return False
@@ -94,8 +95,9 @@ class Node:
 
     def _prepare(self) -> None:
         """Everything that can be refused is refused here, before anything is started."""
-        packages.ensure_packages(packages.NODE_PACKAGES)
         preflight.check_machine(self.settings)
+        packages.ensure_packages(packages.NODE_PACKAGES)
+        preflight.check_kernel()
         lock.claim_machine(self.directory)
         self._check_ports()
         wanted = ["fleetkeeper-node", "coredns", "pause"]
@@ -254,7 +256,12 @@ class Node:
     # -- down ---------------------------------------------------------------------------------
 
     def down(self, *, purge: bool = False) -> None:
-        """Ends and removes everything but the images (those too with `purge`)."""
+        """Ends and removes everything but the images (those too with `purge`).
+
+        Raises:
+            LocalError: the folder is no cluster's, or something cannot be ended.
+        """
+        lock.require_folder(self.directory)
         with lock.exclusive(self.directory):
             self._take_down()
         if purge:
@@ -269,7 +276,7 @@ class Node:
         cleanup.remove_kernel_state(self.settings)
         hostnet.restore_sysctls(self.directory / "sysctls.json")
         for path in self.directory.iterdir():
-            if path.name in KEPT or path.name == "lock":
+            if path.name in (*KEPT, lock.MARKER, "lock"):
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

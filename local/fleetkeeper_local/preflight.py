@@ -25,12 +25,24 @@ INSTEAD = (
 
 
 def check_machine(settings: NodeSettings) -> None:
-    """Returns when a node can run here.
+    """Returns when this user and this machine's space allow a node.
 
     Raises:
         LocalError: it names everything that is missing, and what works instead.
     """
-    lacks = [*_lacking_rights(), *_lacking_kernel(), *_lacking_space(settings.directory)]
+    _refuse([*_lacking_rights(), *_lacking_space(settings.directory)])
+
+
+def check_kernel() -> None:
+    """Returns when the kernel (or the container we are in) allows what a node needs.
+
+    Raises:
+        LocalError: it names everything that is missing, and what works instead.
+    """
+    _refuse(_lacking_kernel())
+
+
+def _refuse(lacks: list[str]) -> None:
     if lacks:
         listed = "\n".join(f"  - {lack}" for lack in lacks)
         raise LocalError(f"a node cannot run on this machine:\n{listed}\n{INSTEAD}")
@@ -46,8 +58,6 @@ def _lacking_rights() -> list[str]:
 
 def _lacking_kernel() -> list[str]:
     """Tries what cannot be read off reliably: making a bridge, and a packet filter table."""
-    if os.uname().sysname != "Linux" or os.geteuid() != 0:
-        return []
     lacks = []
     known = Path("/proc/filesystems").read_text().split()
     if "overlay" not in known and attempt("modprobe", "overlay").returncode:

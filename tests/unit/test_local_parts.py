@@ -13,9 +13,19 @@ import pytest
 import yaml
 from cryptography import x509
 
-from fleetkeeper_local import addons, cleanup, hostnet, lock, nodeflags, preflight, programs
+from fleetkeeper_local import (
+    addons,
+    cleanup,
+    controlplane,
+    hostnet,
+    lock,
+    nodeflags,
+    preflight,
+    programs,
+)
 from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.kubeconfig import write_kubeconfig
+from fleetkeeper_local.node import Node
 from fleetkeeper_local.pki import Authority, ensure_signing_key
 from fleetkeeper_local.ports import PortInUse, free_ports, is_free, require_free
 from fleetkeeper_local.processes import ComponentFailed, Processes
@@ -149,6 +159,19 @@ def test_too_little_disk_and_memory_are_told_together(
     monkeypatch.setattr(preflight, "MEMORY_GIB", 10**6)
     with pytest.raises(LocalError, match=r"(?s)1000000 GiB must be free.*1000000 GiB of memory"):
         preflight.check_machine(NodeSettings(directory=tmp_path))
+
+
+def test_a_folder_with_other_things_is_never_used_nor_emptied(tmp_path: Path) -> None:
+    """`up --dir ~` and `down --dir ~` are refused: `down` removes what a cluster's folder holds."""
+    (tmp_path / "thesis.txt").write_text("dear")
+    node = Node(NodeSettings(directory=tmp_path))
+    with pytest.raises(LocalError, match="not empty"):
+        node.up()
+    with pytest.raises(LocalError, match="no cluster's folder"):
+        node.down(purge=True)
+    with pytest.raises(LocalError, match="no cluster's folder"):
+        controlplane.remove(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_settings_survive_the_command_and_a_half_written_file_means_the_defaults(
