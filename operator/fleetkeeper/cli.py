@@ -10,7 +10,7 @@ import typer
 from fleetkeeper.api.crd import crd_text
 from fleetkeeper.api.options import VLLM_VERSIONS
 from fleetkeeper.api.profile import CONTRACTS
-from fleetkeeper.commands import check, install, render, run
+from fleetkeeper.commands import check, explain, install, render, run, top
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app = typer.Typer(
 app.command()(run.run)
 app.command()(render.render)
 app.command()(check.check)
+app.command()(top.top)
+app.command()(explain.explain)
 app.command()(install.keys)
 app.command()(install.profiles_in_use)
 

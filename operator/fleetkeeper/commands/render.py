@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -97,6 +98,20 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the base class' signature
         """See the class."""
         return True
+
+
+# What kubectl's reader takes for something else than a text, and ours would leave without quotes.
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^[yYnN]$", re.ASCII), list("yYnN")
+)
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(0[xXbBoO][0-9a-fA-F_]+|(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9_]+)?)$",
+        re.ASCII,
+    ),
+    list("-+.0123456789"),
+)
 
 
 def yaml_text(manifests: list[Manifest]) -> str:

@@ -1,0 +1,116 @@
+"""Where `top` and `explain` read from: the API server, and the leading operator's metrics.
+
+The metrics come through the API server (its pod proxy), so that a kubeconfig is all it takes; an
+address can be given instead, for an operator that runs elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from fleetkeeper.api import names
+from fleetkeeper.commands.exit_codes import ExitCode, stop
+from fleetkeeper.commands.fleet_view import Gauges, ServiceKey, parse_gauges
+
+OPERATOR_SELECTOR = "app.kubernetes.io/name=fleetkeeper"
+LEASE = "fleetkeeper"
+METRICS_PORT = 8080
+TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """One look: services as the API server holds them, gauges, and why gauges are missing."""
+
+    services: list[dict[str, Any]]
+    gauges: dict[ServiceKey, Gauges]
+    remark: str = ""
+
+
+class FleetSource:
+    """Reads with the rights of whoever runs the command.
+
+    `metrics_url` names an operator's /metrics; without it the leader is found by its Lease in
+    `operator_namespace`.
+    """
+
+    def __init__(self, operator_namespace: str, metrics_url: str = "") -> None:
+        from kubernetes import client, config  # noqa: PLC0415 - half a second; only these commands need it
+        from kubernetes.config import ConfigException  # noqa: PLC0415
+
+        try:
+            config.load_config()
+        except ConfigException as problem:
+            stop(
+                ExitCode.FAILED,
+                f"no way to the cluster: {problem}; set KUBECONFIG to a kubeconfig that works",
+            )
+        self._objects = client.CustomObjectsApi()
+        self._core = client.CoreV1Api()
+        self._leases = client.CoordinationV1Api()
+        self._api_exception = client.ApiException
+        self._operator_namespace = operator_namespace
+        self._metrics_url = metrics_url
+
+    def look(self, namespace: str | None) -> Fleet:
+        """All services of a namespace (None: of the cluster), with their gauges."""
+        services = self._services(namespace)
+        try:
+            text = self._metrics()
+        except (self._api_exception, URLError, TimeoutError, LookupError, OSError) as problem:
+            return Fleet(services, {}, f"no measurements: {_in_a_line(problem)}")
+        return Fleet(services, dict(parse_gauges(text)))
+
+    def _services(self, namespace: str | None) -> list[dict[str, Any]]:
+        group = (names.GROUP, names.VERSION)
+        try:
+            if namespace is None:
+                found = self._objects.list_cluster_custom_object(
+                    *group, names.PLURAL, _request_timeout=TIMEOUT_S
+                )
+            else:
+                found = self._objects.list_namespaced_custom_object(
+                    *group, namespace, names.PLURAL, _request_timeout=TIMEOUT_S
+                )
+        except (self._api_exception, OSError) as problem:
+            stop(ExitCode.FAILED, f"cannot list InferenceServices: {_in_a_line(problem)}")
+        return list(found["items"])
+
+    def _metrics(self) -> str:
+        """The leader's exposition.
+
+        Raises:
+            LookupError: Nobody leads.
+        """
+        if self._metrics_url:
+            with urlopen(self._metrics_url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - given by the person who runs the command
+                return str(answer.read().decode())
+        lease = self._leases.read_namespaced_lease(LEASE, self._operator_namespace)
+        pods = self._core.list_namespaced_pod(
+            self._operator_namespace, label_selector=OPERATOR_SELECTOR
+        )
+        leader = next((p for p in pods.items if p.metadata.uid == lease.spec.holder_identity), None)
+        if leader is None:
+            raise LookupError(
+                f"no operator pod in namespace {self._operator_namespace} holds the Lease; "
+                "give --operator-namespace, or --metrics http://HOST:PORT/metrics"
+            )
+        answer = self._core.connect_get_namespaced_pod_proxy_with_path(
+            f"{leader.metadata.name}:{METRICS_PORT}",
+            self._operator_namespace,
+            "metrics",
+            _preload_content=False,
+            _request_timeout=TIMEOUT_S,
+        )
+        return str(answer.data.decode())
+
+
+def _in_a_line(problem: Exception) -> str:
+    reason = getattr(problem, "reason", None)
+    status = getattr(problem, "status", None)
+    if reason and status:
+        return f"{status} {reason}"
+    return str(problem).splitlines()[0] if str(problem) else type(problem).__name__

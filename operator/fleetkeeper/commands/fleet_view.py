@@ -1,0 +1,160 @@
+"""What `top` and `explain` show, as values: services and the control loop's gauges become rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+PREFIX = "fleetkeeper_"
+ServiceKey = tuple[str, str]
+Gauges = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure and the objective it is held to; None where it is not known. Seconds."""
+
+    value_s: float | None
+    objective_s: float | None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the figure is above its objective."""
+        return (
+            self.value_s is not None
+            and self.objective_s is not None
+            and self.value_s > self.objective_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One line of `status.decisions`."""
+
+    time: str
+    what: str
+    before: str
+    after: str
+    reason: str
+
+    def in_words(self) -> str:
+        """`replicas 2 -> 3 (QueueWaitAboveTarget)`; a breaker's line has no before."""
+        moved = f"{self.before} -> {self.after}" if self.before else self.after
+        return f"{self.what} {moved} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceView:
+    """One service as a person wants to see it."""
+
+    namespace: str
+    name: str
+    ready: str
+    wanted: str
+    queue_wait: Measured
+    batch_time: Measured
+    sequences: str
+    tokens: str
+    breaker: str
+    conditions: Mapping[str, Mapping[str, Any]]
+    status: Mapping[str, Any]
+    gauges: Gauges = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+
+    def gauge(self, name: str, **labels: str) -> float | None:
+        """A gauge of the control loop, without its prefix; None where it is not exported."""
+        return self.gauges.get((name, tuple(sorted(labels.items()))))
+
+
+def parse_gauges(exposition: str) -> dict[ServiceKey, dict[tuple[str, Any], float]]:
+    """The gauges with the labels namespace and inference_service, by service.
+
+    Raises:
+        ValueError: The text is no Prometheus exposition.
+    """
+    found: dict[ServiceKey, dict[tuple[str, Any], float]] = {}
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            key = (labels.pop("namespace", ""), labels.pop("inference_service", ""))
+            if all(key) and sample.name.startswith(PREFIX):
+                name = sample.name.removeprefix(PREFIX)
+                found.setdefault(key, {})[name, tuple(sorted(labels.items()))] = sample.value
+    return found
+
+
+def _section(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = status.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _changes(status: Mapping[str, Any]) -> tuple[Change, ...]:
+    return tuple(
+        Change(*(str(row.get(key, "")) for key in ("time", "what", "from", "to", "reason")))
+        for row in status.get("decisions") or ()
+    )
+
+
+def view_of(resource: Mapping[str, Any], gauges: Gauges) -> ServiceView:
+    """One service, from the object as the API server has it and its gauges (which may be none)."""
+    meta, status = resource["metadata"], resource.get("status") or {}
+    objectives = _section(resource.get("spec") or {}, "objectives")
+
+    def measured(signal: str, objective: str) -> Measured:
+        limit = objectives.get(objective)
+        return Measured(gauges.get((signal, ())), limit / 1e3 if limit is not None else None)
+
+    return ServiceView(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        ready=_shown(_section(status, "summary").get("ready")),
+        wanted=_shown(_section(status, "scaling").get("desired", status.get("replicas"))),
+        queue_wait=measured("signal_queue_wait_seconds", "queueWaitMilliseconds"),
+        batch_time=measured("signal_batch_time_seconds", "batchTimeMilliseconds"),
+        sequences=_shown(_section(status, "batching").get("sequences")),
+        tokens=_shown(_section(status, "batching").get("tokens")),
+        breaker=_shown(_section(status, "summary").get("breaker")),
+        conditions={row["type"]: row for row in status.get("conditions") or ()},
+        status=status,
+        gauges=gauges,
+        changes=_changes(status),
+    )
+
+
+def views_of(
+    resources: Iterable[Mapping[str, Any]], gauges: Mapping[ServiceKey, Gauges]
+) -> list[ServiceView]:
+    """All services by namespace and name."""
+    views = [
+        view_of(item, gauges.get((item["metadata"]["namespace"], item["metadata"]["name"]), {}))
+        for item in resources
+    ]
+    return sorted(views, key=lambda view: (view.namespace, view.name))
+
+
+def age_in_words(time: str, now: float) -> str:
+    """`12s`, `4m`, `3h`, `2d` since an RFC 3339 time; `-` where there is none."""
+    try:
+        then = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return "-"
+    seconds = max(0, int(now - then))
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+def in_milliseconds(measured: Measured) -> str:
+    """`310 / 500 ms`, or `- / 500 ms` where nothing was measured."""
+    value = "-" if measured.value_s is None else f"{measured.value_s * 1e3:.0f}"
+    limit = "-" if measured.objective_s is None else f"{measured.objective_s * 1e3:.0f}"
+    return f"{value} / {limit} ms"

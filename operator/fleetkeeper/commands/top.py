@@ -1,0 +1,122 @@
+"""`fleetkeeper top`: the fleet, live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fleetkeeper.commands.fleet_source import FleetSource
+from fleetkeeper.commands.fleet_view import (
+    Measured,
+    ServiceView,
+    age_in_words,
+    in_milliseconds,
+    views_of,
+)
+
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="Only this namespace. Absent: all of the cluster."),
+]
+OperatorNamespace = Annotated[
+    str, typer.Option("--operator-namespace", help="Where the operator runs.")
+]
+MetricsUrl = Annotated[
+    str,
+    typer.Option("--metrics", help="The operator's /metrics, where it does not run as a pod."),
+]
+
+COLUMNS = (
+    "SERVICE",
+    "READY/WANTED",
+    "QUEUE WAIT",
+    "BATCH TIME",
+    "SEQUENCES",
+    "TOKENS",
+    "BREAKER",
+    "LAST DECISION",
+)
+
+
+def _figure(measured: Measured) -> Text:
+    style = "bold red" if measured.is_broken else "green" if measured.value_s is not None else "dim"
+    return Text(in_milliseconds(measured), style=style)
+
+
+def _readiness(view: ServiceView) -> Text:
+    is_ready = view.conditions.get("Ready", {}).get("status") == "True"
+    ready = view.ready.split("/")[0]
+    return Text(f"{ready}/{view.wanted}", style="green" if is_ready else "yellow")
+
+
+def _last_change(view: ServiceView, now: float) -> Text:
+    if not view.changes:
+        return Text("-", style="dim")
+    last = view.changes[-1]
+    return Text(f"{age_in_words(last.time, now)} ago: {last.in_words()}")
+
+
+def fleet_table(views: Sequence[ServiceView], now: float) -> Table:
+    """One row a service; a figure above its objective is red."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=column != "LAST DECISION")
+    for view in views:
+        closed = view.breaker.lower() in {"closed", "-"}
+        table.add_row(
+            f"{view.namespace}/{view.name}",
+            _readiness(view),
+            _figure(view.queue_wait),
+            _figure(view.batch_time),
+            view.sequences,
+            view.tokens,
+            Text(view.breaker, style="" if closed else "bold red"),
+            _last_change(view, now),
+        )
+    return table
+
+
+def top(
+    namespace: Namespace = None,
+    operator_namespace: OperatorNamespace = "fleetkeeper-system",
+    metrics: MetricsUrl = "",
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.5, help="Seconds between two looks.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+) -> None:
+    """Show services live: queue wait and batch time against their objectives, limits, breakers.
+
+    \b
+    Examples:
+      fleetkeeper top
+      fleetkeeper top -n team-a --once
+    """  # noqa: D301 - \b keeps the lines of the examples apart
+    source = FleetSource(operator_namespace, metrics)
+    console = Console()
+
+    def look() -> Group:
+        fleet = source.look(namespace)
+        table = fleet_table(views_of(fleet.services, fleet.gauges), time.time())
+        remarks = [Text(fleet.remark, style="yellow")] if fleet.remark else []
+        if not fleet.services:
+            remarks.append(Text("no InferenceService here yet", style="dim"))
+        return Group(table, *remarks)
+
+    if once:
+        console.print(look())
+        return
+    with Live(look(), console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(interval_s)
+                live.update(look(), refresh=True)
+        except KeyboardInterrupt:
+            return

@@ -1,0 +1,152 @@
+"""`fleetkeeper top` and `explain` show what the status and the control loop's gauges say, no more."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from rich.console import Console
+
+from fleetkeeper.commands.explain import decision_rows, evidence_rows, trouble_rows
+from fleetkeeper.commands.fleet_view import (
+    Measured,
+    age_in_words,
+    in_milliseconds,
+    parse_gauges,
+    view_of,
+    views_of,
+)
+from fleetkeeper.commands.top import fleet_table
+from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.runtime.queue import Key
+
+NOW = 1_790_000_000.0
+
+
+def service(**status: Any) -> dict[str, Any]:
+    """A service with objectives and whatever status a test needs."""
+    return {
+        "metadata": {"namespace": "team-a", "name": "chat"},
+        "spec": {"objectives": {"queueWaitMilliseconds": 500, "batchTimeMilliseconds": 50}},
+        "status": status,
+    }
+
+
+def exposition(*gauges: tuple[str, tuple[tuple[str, str], ...], float]) -> str:
+    """What an operator with these gauges for team-a/chat answers to a scrape."""
+    registry = CollectorRegistry()
+    ControlMetrics(registry).show(Key("team-a", "chat"), gauges)
+    return generate_latest(registry).decode()
+
+
+def printed(table: object) -> str:
+    """A renderable as plain text."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_gauges_go_the_whole_way_from_the_operator_to_the_table() -> None:
+    """What ControlMetrics exports is what `top` shows, in milliseconds against the objective."""
+    text = exposition(
+        ("signal_queue_wait_seconds", (), 0.81), ("signal_batch_time_seconds", (), 0.0314)
+    )
+    status = {
+        "summary": {"ready": "2/2", "breaker": "batch open"},
+        "scaling": {"desired": 3},
+        "batching": {"sequences": 96, "tokens": 4096},
+    }
+    views = views_of([service(**status)], parse_gauges(text))
+    shown = printed(fleet_table(views, NOW))
+    for part in ("team-a/chat", "2/3", "810 / 500 ms", "31 / 50 ms", "96", "4096", "batch open"):
+        assert part in shown
+    assert views[0].queue_wait.is_broken
+    assert not views[0].batch_time.is_broken
+
+
+def test_labels_of_a_gauge_are_kept_apart() -> None:
+    """wanted and live replicas are two figures of one name."""
+    text = exposition(
+        ("decision_replicas", (("kind", "wanted"),), 4.0),
+        ("decision_replicas", (("kind", "live"),), 2.0),
+    )
+    gauges = parse_gauges(text)["team-a", "chat"]
+    view = view_of(service(), gauges)
+    assert view.gauge("decision_replicas", kind="wanted") == 4.0
+    assert view.gauge("decision_replicas", kind="live") == 2.0
+    assert view.gauge("decision_replicas") is None
+
+
+def test_a_service_that_is_gone_leaves_no_series() -> None:
+    """Dashboards do not show ghosts."""
+    registry = CollectorRegistry()
+    metrics = ControlMetrics(registry)
+    metrics.show(Key("a", "b"), [("signal_waiting", (), 1.0)])
+    metrics.forget(Key("a", "b"))
+    assert "signal_waiting" not in generate_latest(registry).decode()
+
+
+def test_a_new_service_without_status_or_measurements_is_shown_with_dashes() -> None:
+    """Nothing known is a dash, not a zero and not a crash."""
+    view = view_of(service(), {})
+    assert view.ready == "-"
+    assert in_milliseconds(view.queue_wait) == "- / 500 ms"
+    assert "team-a/chat" in printed(fleet_table([view], NOW))
+    assert dict(decision_rows(view))["Replicas - ready, - wanted"] == "nothing decided yet"
+
+
+def test_explain_tells_why_with_the_numbers() -> None:
+    """The reason, its message, and the figures behind them."""
+    status = {
+        "summary": {"ready": "2/2"},
+        "scaling": {
+            "desired": 3,
+            "reason": "QueueWaitAboveTarget",
+            "message": "Queue wait p95 1.9 s against 0.5 s, batch at its limit",
+        },
+        "breaker": {"control": "Closed", "load": {"batch": "Open"}, "message": "Overload"},
+    }
+    text = exposition(("signal_kv_ratio", (), 0.42), ("pressure_ratio", (), 3.8))
+    view = view_of(service(**status), parse_gauges(text)["team-a", "chat"])
+    decisions = dict(decision_rows(view))
+    assert (
+        decisions["Replicas 2/2 ready, 3 wanted"]
+        == "QueueWaitAboveTarget: Queue wait p95 1.9 s against 0.5 s, batch at its limit"
+    )
+    assert "Breakers: control Closed; batch Open" in decisions
+    evidence = dict(evidence_rows(view))
+    assert evidence["KV cache used"] == "42%"
+    assert evidence["Pressure (1 = at an objective)"] == "3.8"
+
+
+def test_explain_lists_only_conditions_that_are_not_as_they_should_be() -> None:
+    """Degraded=False is fine; Ready=False is not."""
+    conditions = [
+        {"type": "Ready", "status": "False", "reason": "ImagePull", "message": "Check the image."},
+        {"type": "Degraded", "status": "False", "reason": "AsAsked", "message": ""},
+        {"type": "Available", "status": "True", "reason": "Answers", "message": ""},
+    ]
+    rows = list(trouble_rows(view_of(service(conditions=conditions), {})))
+    assert rows == [("Ready is False (ImagePull)", "Check the image.")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0s"), (59, "59s"), (60, "1m"), (3600, "1h"), (200_000, "2d")]
+)
+def test_ages_are_told_in_one_unit(seconds: int, words: str) -> None:
+    """The largest unit that fits."""
+    assert age_in_words("2026-09-21T14:13:20Z", NOW + seconds) == words
+
+
+def test_a_time_that_is_none_has_no_age() -> None:
+    """Malformed status costs a dash."""
+    assert age_in_words("", NOW) == "-"
+
+
+def test_an_unknown_figure_breaks_no_objective() -> None:
+    """Unknown is not bad."""
+    assert not Measured(None, 0.5).is_broken
+    assert not Measured(1.0, None).is_broken
