@@ -51,7 +51,6 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     "prometheus-operator": {
         "prometheus": {
             "podMonitor": {"enabled": True, "labels": {"release": "kps"}},
-            "rules": {"enabled": True},
         }
     },
     "prometheus-operator-namespaced": {
@@ -315,6 +314,16 @@ def test_a_change_of_settings_restarts_the_operator() -> None:
     assert checksum({}) == checksum({"replicas": 3})
     assert checksum({}) != checksum({"workers": 17})
     assert checksum({}) != checksum(VALUE_SETS["new-profile"])
+
+
+def test_rules_are_made_where_the_chart_has_some() -> None:
+    """Asked for in vain, it says so rather than make nothing."""
+    values = {"prometheus": {"rules": {"enabled": True}}}
+    if any((CHART / "files" / "rules").glob("*.yaml")):
+        assert [item for item in rendered(values) if item["kind"] == "PrometheusRule"]
+        return
+    with pytest.raises(HelmError, match="no recording rules"):
+        rendered(values)
 
 
 def test_monitors_are_made_only_when_asked_for() -> None:
