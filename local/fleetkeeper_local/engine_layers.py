@@ -62,7 +62,8 @@ def _own_package(layers: Path) -> oci.Layer:
             site / "fleetkeeper_engine",
             ignore=shutil.ignore_patterns("__pycache__"),
         )
-        _compile(site)
+        # Without the temporary folder's name in it, the same code gives the same layer.
+        _compile(site, "-s", str(root), "-p", "/")
         (root / VENV / "pyvenv.cfg").write_text(
             "home = /usr/bin\ninclude-system-site-packages = false\n"
         )
@@ -80,11 +81,11 @@ def _own_package(layers: Path) -> oci.Layer:
     return oci.Layer(target, layer.digest, layer.diff_id)
 
 
-def _compile(folder: Path) -> None:
+def _compile(folder: Path, *options: str) -> None:
     """Compiles to byte code that is valid whatever the sources' times are."""
     run(
         *(sys.executable, "-m", "compileall", "-q", "-j2", "--invalidation-mode", "unchecked-hash"),
-        *("-x", OTHER_PYTHON, folder),
+        *("-x", OTHER_PYTHON, *options, folder),
         timeout_s=COMPILE_TIMEOUT_S,
     )
 
