@@ -83,11 +83,9 @@ def _own_package(layers: Path) -> oci.Layer:
 
 def _compile(folder: Path, *options: str) -> None:
     """Compiles to byte code that is valid whatever the sources' times are."""
-    run(
-        *(sys.executable, "-m", "compileall", "-q", "-j2", "--invalidation-mode", "unchecked-hash"),
-        *("-x", OTHER_PYTHON, *options, folder),
-        timeout_s=COMPILE_TIMEOUT_S,
-    )
+    argv = [sys.executable, "-m", "compileall", "-q", "-j2", "--invalidation-mode"]
+    argv += ["unchecked-hash", "-x", OTHER_PYTHON, *options, str(folder)]
+    run(*argv, timeout_s=COMPILE_TIMEOUT_S)
 
 
 def engine_config() -> oci.ImageConfig:
