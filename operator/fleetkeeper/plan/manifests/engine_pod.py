@@ -211,8 +211,6 @@ def _environment(
         "HOME": HOME_DIR,
         "USER": "engine",
     }
-    if profile.delivery is Delivery.INJECT:
-        values["PYTHONPATH"] = INSTALL_DIR
     references: dict[str, Manifest] = {
         "POD_UID": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}
     }
