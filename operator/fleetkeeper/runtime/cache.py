@@ -36,6 +36,8 @@ class ServiceEntry:
     uid: str
     version: int
     packed: bytes
+    is_observed: bool = True
+    """Whether the status tells of the current spec."""
 
     def unpack(self) -> Manifest:
         """The object as the API server holds it, managedFields dropped."""
@@ -86,7 +88,8 @@ class Cache:
         kept = {name: value for name, value in live.items() if name != "managedFields"}
         kept["metadata"] = {name: value for name, value in meta.items() if name != "managedFields"}
         text = json.dumps(kept, separators=(",", ":")).encode()
-        self._services[key] = ServiceEntry(uid, version, zlib.compress(text, 1))
+        observed = (live.get("status") or {}).get("observedGeneration") == meta.get("generation")
+        self._services[key] = ServiceEntry(uid, version, zlib.compress(text, 1), observed)
         if by_us:
             self._stirred(key)
         else:

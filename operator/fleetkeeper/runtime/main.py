@@ -41,7 +41,7 @@ from fleetkeeper.runtime.crd import CrdAbsent, observe_crd_missing
 from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.health import HealthServer, Vitals, watch_lag
 from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.settings import Settings
 
@@ -226,10 +226,29 @@ class Operator:
             await self._lead()
             if self._settings.leader.enabled:
                 helpers.append(group.create_task(self.lease.keep(), name="lease"))
-            self.controller.settled_since = self._clock.now()
+            self._settle()
             await self.controller.run(self._settings.workers)
             for helper in helpers:
                 helper.cancel()
+
+    def _changed(self, key: Key) -> None:
+        """What is read at the start is no news: it is looked at after what changes now."""
+        settled = self.controller.settled_since is not None
+        self.queue.add(key, Urgency.CHANGED if settled else Urgency.RESYNC)
+
+    def _stirred(self, key: Key) -> None:
+        if self.controller.settled_since is None:
+            self.queue.add(key, Urgency.RESYNC)
+        else:
+            self.queue.add_soon(key)
+
+    def _settle(self) -> None:
+        """From now on there are looks; first at specs that changed while nobody led."""
+        self.controller.settled_since = self._clock.now()
+        for key in self.cache.services():
+            entry = self.cache.service(key)
+            if entry is not None and not entry.is_observed:
+                self.queue.add(key)
 
     async def _lead(self) -> None:
         """Waits for the lease."""
