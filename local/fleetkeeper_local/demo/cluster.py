@@ -1,0 +1,142 @@
+"""A cluster as a user has it: a kubeconfig, and what is asked of it often."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.programs import program_path
+
+Live = dict[str, Any]
+GROUP, VERSION, PLURAL = "fleetkeeper.io", "v1alpha1", "inferenceservices"
+CHART = Path(__file__).resolve().parents[3] / "charts" / "fleetkeeper"
+REQUEST_TIMEOUT_S = 30.0
+
+
+class CommandError(LocalError):
+    """kubectl or Helm ended with a status other than 0; the text is what it said."""
+
+
+class Cluster:
+    """One cluster, by its kubeconfig."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        """Reads the kubeconfig; nothing is asked yet."""
+        self.kubeconfig = kubeconfig
+        api = config.new_client_from_config(str(kubeconfig))
+        self._core = client.CoreV1Api(api)
+        self._custom = client.CustomObjectsApi(api)
+        self._cache = Path(tempfile.gettempdir()) / "fleetkeeper-kubectl-cache"
+
+    # -- commands -----------------------------------------------------------------------------
+
+    def kubectl(self, *args: str, given: str | None = None, timeout_s: float = 120.0) -> str:
+        """Runs kubectl and returns what it printed.
+
+        Raises:
+            CommandError: it failed, or did not end in time.
+        """
+        argv = ["kubectl", "--cache-dir", str(self._cache)]
+        return self._run(argv, args, given, timeout_s)
+
+    def helm(
+        self, *args: str, values: Mapping[str, Any] | None = None, timeout_s: float = 900.0
+    ) -> str:
+        """Runs Helm, with values on standard input, and returns what it printed.
+
+        Raises:
+            CommandError: it failed, or did not end in time.
+        """
+        if values is None:
+            return self._run(["helm"], args, None, timeout_s)
+        return self._run(["helm"], (*args, "--values", "-"), json.dumps(values), timeout_s)
+
+    def _run(
+        self, argv: list[str], args: tuple[str, ...], given: str | None, timeout_s: float
+    ) -> str:
+        name, *options = argv
+        shown = f"{name} {' '.join(args)}"
+        try:
+            done = subprocess.run(
+                [str(program_path(name)), *options, "--kubeconfig", str(self.kubeconfig), *args],
+                input=given or "",
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CommandError(f"{shown}: no end within {timeout_s:.0f} s") from error
+        if done.returncode:
+            raise CommandError(f"{shown}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def apply(self, *manifests: Live, namespace: str | None = None) -> None:
+        """Server-side apply, under a field manager of its own."""
+        document = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        where = ("-n", namespace) if namespace else ()
+        self.kubectl(
+            *(*where, "apply", "--server-side", "--field-manager=fleetkeeper-demo", "-f", "-"),
+            given=json.dumps(document),
+        )
+
+    # -- looks: no process is started for them --------------------------------------------------
+
+    def inference_service(self, namespace: str, name: str) -> Live | None:
+        """The InferenceService as it is, or None."""
+        try:
+            found: Live = self._custom.get_namespaced_custom_object(
+                GROUP, VERSION, namespace, PLURAL, name, _request_timeout=REQUEST_TIMEOUT_S
+            )
+        except ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    def pods(self, namespace: str, selector: str) -> list[Live]:
+        """The pods with these labels, oldest first."""
+        answer = self._core.list_namespaced_pod(
+            namespace,
+            label_selector=selector,
+            _request_timeout=REQUEST_TIMEOUT_S,
+            _preload_content=False,
+        )
+        items: list[Live] = json.loads(answer.data)["items"]
+        return sorted(items, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
+    def events(self, namespace: str, name: str) -> list[Live]:
+        """What was said of an InferenceService, oldest first."""
+        answer = self._core.list_namespaced_event(
+            namespace,
+            field_selector=f"involvedObject.name={name},involvedObject.kind=InferenceService",
+            _request_timeout=REQUEST_TIMEOUT_S,
+            _preload_content=False,
+        )
+        items: list[Live] = json.loads(answer.data)["items"]
+        return sorted(items, key=lambda event: str(event["metadata"]["creationTimestamp"]))
+
+    def cluster_ip(self, namespace: str, name: str) -> str:
+        """The address of a Kubernetes Service.
+
+        Raises:
+            LocalError: there is none.
+        """
+        text = self.kubectl(
+            *("-n", namespace, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
+        )
+        if not text:
+            raise LocalError(f"the Service {namespace}/{name} has no address")
+        return text
+
+    def namespaces(self) -> list[str]:
+        """The names of all namespaces."""
+        return self.kubectl("get", "namespaces", "-o", "name").replace("namespace/", "").split()

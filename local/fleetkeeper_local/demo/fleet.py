@@ -1,0 +1,192 @@
+"""One InferenceService as a user sees it: its status, its pods, its address."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fleetkeeper_local.demo.cluster import Cluster, Live
+from fleetkeeper_local.errors import LocalError
+
+ENGINE, ROUTER = "engine", "router"
+POLL_S = 0.5
+NO_PROGRESS_S = 600.0
+"""An engine on a crowded machine takes minutes to start, and shows nothing meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What tests and the demo want to know of a pod."""
+
+    name: str
+    uid: str
+    ip: str
+    ready: bool
+    leaving: bool
+    restarts: int
+    started: str
+    """When its container last started; empty before."""
+    ended: str
+    """Why its container last ended (OOMKilled, Error, ...); empty when it never did."""
+    image: str
+
+    @property
+    def identity(self) -> tuple[str, int, str]:
+        """Equal before and after exactly when nothing was restarted."""
+        return (self.uid, self.restarts, self.started)
+
+
+def pod_facts(pod: Live) -> PodFacts:
+    """The facts of a pod with one container."""
+    status = pod["status"]
+    containers = status.get("containerStatuses") or [{}]
+    first = containers[0]
+    state = first.get("state") or {}
+    ended = (first.get("lastState") or {}).get("terminated") or state.get("terminated") or {}
+    return PodFacts(
+        name=pod["metadata"]["name"],
+        uid=pod["metadata"]["uid"],
+        ip=status.get("podIP", ""),
+        ready=bool(first.get("ready")),
+        leaving="deletionTimestamp" in pod["metadata"],
+        restarts=int(first.get("restartCount", 0)),
+        started=str((state.get("running") or {}).get("startedAt", "")),
+        ended=str(ended.get("reason", "")),
+        image=pod["spec"]["containers"][0]["image"],
+    )
+
+
+class Fleet:
+    """The InferenceService `name` in `namespace`."""
+
+    def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
+        """Asks nothing yet."""
+        self.cluster = cluster
+        self.namespace = namespace
+        self.name = name
+        self.said: Callable[[str], None] = lambda _text: None
+        """Told each new state while somebody waits."""
+
+    # -- what it is ---------------------------------------------------------------------------
+
+    def live(self) -> Live:
+        """The resource.
+
+        Raises:
+            LocalError: it does not exist.
+        """
+        found = self.cluster.inference_service(self.namespace, self.name)
+        if found is None:
+            raise LocalError(f"there is no InferenceService {self.namespace}/{self.name}")
+        return found
+
+    def status(self) -> Live:
+        """Its status; empty before the operator's first look."""
+        status: Live = self.live().get("status") or {}
+        return status
+
+    def condition(self, kind: str) -> Live:
+        """A condition; empty where there is none."""
+        return condition_of(self.live(), kind)
+
+    def engines(self) -> list[PodFacts]:
+        """Its engine pods that are not on their way out, oldest first."""
+        return [pod for pod in self.pods(ENGINE) if not pod.leaving]
+
+    def pods(self, component: str) -> list[PodFacts]:
+        """All pods of a component, oldest first."""
+        selector = f"fleetkeeper.io/service={self.name},fleetkeeper.io/component={component}"
+        return [pod_facts(pod) for pod in self.cluster.pods(self.namespace, selector)]
+
+    def base_url(self) -> str:
+        """The address of the API from the cluster's nodes."""
+        return f"http://{self.cluster.cluster_ip(self.namespace, self.name)}/v1"
+
+    # -- changes ------------------------------------------------------------------------------
+
+    def kubectl(self, *args: str, given: str | None = None) -> str:
+        """Runs kubectl in its namespace."""
+        return self.cluster.kubectl("-n", self.namespace, *args, given=given)
+
+    def change(self, spec: Live) -> None:
+        """Merges into its spec (null removes)."""
+        import json  # noqa: PLC0415 - one use
+
+        self.kubectl(
+            *("patch", "inferenceservices.fleetkeeper.io", self.name, "--type=merge", "-p"),
+            json.dumps({"spec": spec}),
+        )
+
+    # -- waits --------------------------------------------------------------------------------
+
+    def until(
+        self,
+        question: Callable[[], Any],
+        what: str,
+        no_progress_s: float = NO_PROGRESS_S,
+    ) -> Any:  # noqa: ANN401 - whatever the question answers
+        """The first answer that is neither None nor false; patient as long as something moves.
+
+        Raises:
+            LocalError: neither the answer nor anything of the fleet changed for `no_progress_s`;
+                the text is what the fleet says of itself.
+        """
+        last, since_s = "", time.monotonic()
+        while not (answer := question()):
+            shown = self.summary()
+            if shown != last:
+                self.said(shown)
+                last, since_s = shown, time.monotonic()
+            if time.monotonic() - since_s > no_progress_s:
+                raise LocalError(
+                    f"{self.namespace}/{self.name}: {what}: no progress for {no_progress_s:.0f} s; {shown}"
+                )
+            time.sleep(POLL_S)
+        return answer
+
+    def await_ready(self, replicas: int | None = None) -> None:
+        """Returns once its current generation is Ready, with so many replicas where given."""
+        wanted = "Ready" if replicas is None else f"Ready with {replicas} replicas"
+        self.until(lambda: self.is_ready(replicas), wanted)
+
+    def is_ready(self, replicas: int | None = None) -> bool:
+        """Whether its current generation is Ready and no pod comes or goes."""
+        live = self.live()
+        if not ready_in_its_generation(live):
+            return False
+        return replicas is None or self._stands_at(replicas)
+
+    def _stands_at(self, replicas: int) -> bool:
+        pods = self.pods(ENGINE)
+        return len(pods) == replicas and all(pod.ready and not pod.leaving for pod in pods)
+
+    def summary(self) -> str:
+        """One line: Ready with its reason, and the pods."""
+        ready = self.condition("Ready")
+        pods = ", ".join(_pod_words(pod) for pod in self.pods(ENGINE)) or "no pods"
+        return f"Ready={ready.get('status', '?')} {ready.get('reason', '')}: {ready.get('message', '')} [{pods}]"
+
+
+def _pod_words(pod: PodFacts) -> str:
+    state = "leaving" if pod.leaving else "ready" if pod.ready else "not ready"
+    restarts = f", {pod.restarts} restarts ({pod.ended})" if pod.restarts else ""
+    return f"{pod.name} {state}{restarts}"
+
+
+def condition_of(live: Live, kind: str) -> Live:
+    """A condition of the resource; empty where there is none."""
+    found = (live.get("status") or {}).get("conditions") or []
+    return next((item for item in found if item["type"] == kind), {})
+
+
+def ready_in_its_generation(live: Live) -> bool:
+    """Whether Ready is True and speaks of the spec as it is now."""
+    generation = live["metadata"]["generation"]
+    ready = condition_of(live, "Ready")
+    return (
+        ready.get("status") == "True"
+        and ready.get("observedGeneration") == generation
+        and (live.get("status") or {}).get("observedGeneration") == generation
+    )

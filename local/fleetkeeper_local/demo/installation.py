@@ -1,0 +1,209 @@
+"""Fleetkeeper on a cluster by Helm, and a model for its engines to serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fleetkeeper_local import images
+from fleetkeeper_local.demo.cluster import CHART, Cluster, CommandError, Live
+from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.node import Node
+from fleetkeeper_local.paths import REPOSITORY
+from fleetkeeper_local.report import say
+from fleetkeeper_local.shell import run
+
+RELEASE = "fleetkeeper"
+NAMESPACE = "fleetkeeper-system"
+PROFILE = "cpu-0.32.0-1"
+MODEL_CLAIM = "models"
+TINY = REPOSITORY / "examples" / "tiny.yaml"
+OPERATOR_SELECTOR = "app.kubernetes.io/name=fleetkeeper,app.kubernetes.io/component=operator"
+INSTALL_TIMEOUT = "10m"
+
+
+@dataclass(frozen=True)
+class ImageNames:
+    """The names by which the cluster pulls the product's images."""
+
+    operator: str
+    engine: str
+    router: str
+
+
+@dataclass
+class Installation:
+    """A Helm release of the chart."""
+
+    cluster: Cluster
+    values: dict[str, Any] = field(default_factory=dict)
+    release: str = RELEASE
+    namespace: str = NAMESPACE
+
+    def install(self, values: Mapping[str, Any] | None = None) -> None:
+        """Installs or upgrades, and returns when the operator is ready.
+
+        Raises:
+            CommandError: Helm's words, and those of the operator's pods.
+        """
+        if values is not None:
+            self.values = dict(values)
+        try:
+            self.cluster.helm(
+                *("upgrade", "--install", self.release, str(CHART), "--create-namespace"),
+                *("--namespace", self.namespace, "--wait", "--timeout", INSTALL_TIMEOUT),
+                values=self.values,
+            )
+        except CommandError as error:
+            raise CommandError(f"{error}\n{self.describe()}") from error
+
+    def uninstall(self) -> None:
+        """Removes the release; the CRD stays, as the chart says."""
+        self.cluster.helm(
+            *("uninstall", self.release, "--namespace", self.namespace, "--wait"),
+            *("--ignore-not-found",),
+        )
+
+    def operators(self) -> list[Live]:
+        """The operator's pods, oldest first."""
+        return self.cluster.pods(self.namespace, OPERATOR_SELECTOR)
+
+    def leader(self) -> Live:
+        """The pod that holds the Lease.
+
+        Raises:
+            LocalError: nobody does.
+        """
+        lease = json.loads(
+            self.cluster.kubectl("-n", self.namespace, "get", "lease", self.release, "-o", "json")
+        )
+        holder = (lease["spec"].get("holderIdentity") or "").strip()
+        for pod in self.operators():
+            if pod["metadata"]["uid"] in holder:
+                return pod
+        raise LocalError(f"no operator pod leads; the Lease names {holder or 'nobody'}")
+
+    def logs(self) -> str:
+        """What the operator's containers said, those that ended too."""
+        said = []
+        for pod in self.operators():
+            name = pod["metadata"]["name"]
+            for previous in ((), ("--previous",)):
+                try:
+                    said.append(self.cluster.kubectl("-n", self.namespace, "logs", name, *previous))
+                except CommandError:
+                    continue  # it never ran, or never ended before
+        return "\n".join(said)
+
+    def describe(self) -> str:
+        """The state of its pods and their newest events, for error texts."""
+        try:
+            pods = self.cluster.kubectl("-n", self.namespace, "get", "pods", "-o", "wide")
+            events = self.cluster.kubectl(
+                "-n", self.namespace, "get", "events", "--sort-by=.lastTimestamp"
+            )
+        except CommandError as error:
+            return str(error)
+        return f"{pods}\n" + "\n".join(events.splitlines()[-12:])
+
+
+def push_images(node: Node) -> ImageNames:
+    """Builds the three images (unchanged ones come from the cache) and fills the node's registry."""
+    port = node.settings.registry_port
+    return ImageNames(
+        **{name: images.build(name).push(port) for name in ("operator", "engine", "router")}
+    )
+
+
+def desired_values(names: ImageNames, node: Node) -> dict[str, Any]:
+    """The chart's values for the local node: its images, its Prometheus, small requests."""
+    repository, _, tag = names.operator.rpartition(":")
+    return {
+        "image": {"repository": repository, "tag": tag},
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+        "router": {"image": names.router, "cpu": "50m", "memory": "512Mi"},
+        "prometheus": {
+            "url": node.prometheus_url,
+            "peers": [{"cidr": f"{node.settings.node_ip}/32"}],
+        },
+        "engineProfiles": {PROFILE: {"image": names.engine}},
+    }
+
+
+def put_model(cluster: Cluster, node: Node, namespace: str) -> None:
+    """Writes the tiny model and gives it to a namespace as the claim `models`, read-only."""
+    folder = node.directory / "models"
+    if not (folder / "tiny" / "config.json").exists():
+        python = REPOSITORY / ".venv-engine" / "bin" / "python"
+        run(python, REPOSITORY / "scripts" / "tiny_model.py", folder / "tiny")
+    folder.chmod(0o755)
+    (folder / "tiny").chmod(0o755)
+    cluster.apply(*desired_model_claim(folder, node.settings.node_name, namespace))
+
+
+def desired_model_claim(folder: Path, node_name: str, namespace: str) -> list[Live]:
+    """A folder of a node as a volume, bound to the claim `models` of a namespace."""
+    common = {
+        "accessModes": ["ReadOnlyMany"],
+        "storageClassName": "",
+        "volumeMode": "Filesystem",
+    }
+    on_node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node_name]}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"fleetkeeper-models-{namespace}"},
+            "spec": {
+                **common,
+                "capacity": {"storage": "1Gi"},
+                "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": {"name": MODEL_CLAIM, "namespace": namespace},
+                "local": {"path": str(folder)},
+                "nodeAffinity": {
+                    "required": {"nodeSelectorTerms": [{"matchExpressions": [on_node]}]}
+                },
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": MODEL_CLAIM, "namespace": namespace},
+            "spec": {**common, "resources": {"requests": {"storage": "1Gi"}}},
+        },
+    ]
+
+
+def ensure_namespace(cluster: Cluster, namespace: str) -> None:
+    """A namespace in which only hardened pods are admitted: ours are."""
+    cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {
+                "name": namespace,
+                "labels": {"pod-security.kubernetes.io/enforce": "restricted"},
+            },
+        }
+    )
+
+
+def apply_example(cluster: Cluster, namespace: str, file: Path = TINY, name: str = "tiny") -> Fleet:
+    """Applies an example in a namespace."""
+    cluster.kubectl("-n", namespace, "apply", "-f", str(file))
+    return Fleet(cluster, namespace, name)
+
+
+def install_on_node(node: Node) -> Installation:
+    """The whole product on a node that runs: images, chart, operator ready."""
+    cluster = Cluster(node.kubeconfig)
+    say("building and pushing the images (those that are there already take a second)")
+    names = push_images(node)
+    installation = Installation(cluster, desired_values(names, node))
+    say("installing the chart by Helm")
+    installation.install()
+    return installation
