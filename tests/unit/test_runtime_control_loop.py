@@ -1,0 +1,362 @@
+"""The control loop carries decisions between the caches, the source of samples and the engines.
+
+Source and engines are doubles here, at the network's edge; both run for real in the e2e tests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from tests.support.control_cases import sample
+
+from fleetkeeper.adapters.kubernetes.records import Seen
+from fleetkeeper.plan.context import default_context
+from fleetkeeper.plan.control.samples import Gauges, PodSample
+from fleetkeeper.plan.control.service import decide_service
+from fleetkeeper.plan.control.values import PodOrder, PutOutcome
+from fleetkeeper.plan.model import Container, Kind, Notice, Pod, Termination, Workload
+from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.control_loop import ControlLoop, Readings, Target
+from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.runtime.queue import Key, KeyedQueue
+
+START = 1_000_000.0
+CUDA_OUT_OF_MEMORY = 72
+"""The exit code of the contract, engine_image/contract/exit-codes.json."""
+SPEC: dict[str, Any] = {
+    "model": {"source": "pvc://models/llama"},
+    "engine": {"profile": "cuda"},
+    "resources": {"accelerator": {"resource": "nvidia.com/gpu", "count": 1}},
+    "scaling": {"minReplicas": 1, "maxReplicas": 8},
+}
+
+
+@dataclass
+class World:
+    """A cache with services, a clock that tests move, and what the loop asked the doubles."""
+
+    clock: float = START
+    samples: dict[Key, tuple[PodSample, ...]] = field(default_factory=dict)
+    lost: frozenset[Key] = frozenset()
+    asked: list[Sequence[Target]] = field(default_factory=list)
+    puts: list[PodOrder] = field(default_factory=list)
+    refuses: bool = False
+    replaced: list[tuple[Key, str, str]] = field(default_factory=list)
+    notices: list[tuple[Key, Notice]] = field(default_factory=list)
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    context: Any = field(default_factory=default_context)
+
+    def __post_init__(self) -> None:
+        self.queue = KeyedQueue(monotonic=lambda: self.clock, jitter=lambda s: s)
+        self.cache = Cache(now=lambda: self.clock, changed=lambda _key: None)
+        self.metrics = ControlMetrics(self.registry)
+        self.version = 10
+        self.loop = self.new_leader()
+
+    def new_leader(self) -> ControlLoop:
+        """A loop that knows nothing but the cache, as after a restart."""
+        return ControlLoop(
+            cache=self.cache,
+            queue=self.queue,
+            context=self.context,
+            source=self,
+            engines=self,
+            replace_pod=self._replace,
+            post_notice=self._notice,
+            metrics=self.metrics,
+            now=lambda: self.clock,
+            monotonic=lambda: self.clock,
+        )
+
+    async def observe(self, targets: Sequence[Target], now: float) -> Readings:
+        """The source."""
+        del now
+        self.asked.append(targets)
+        return Readings(dict(self.samples), self.lost)
+
+    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+        """The engines."""
+        self.puts += orders
+        return [PutOutcome(o.pod, o.generation, not self.refuses) for o in orders]
+
+    async def _replace(self, key: Key, pod: str, uid: str) -> None:
+        self.replaced.append((key, pod, uid))
+
+    async def _notice(self, key: Key, notice: Notice) -> None:
+        self.notices.append((key, notice))
+
+    def add_service(self, name: str = "chat", *, replicas: int = 2, **spec: Any) -> Key:
+        """A service with its Deployment and that many ready pods, an hour old."""
+        key = Key("team-a", name)
+        self.put_service(name, **spec)
+        engine = Workload(
+            Kind.DEPLOYMENT,
+            name,
+            f"d-{name}",
+            "1",
+            "digest",
+            desired_replicas=replicas,
+            template_hash="t1",
+        )
+        self._put("Deployment", engine, name)
+        for number in range(replicas):
+            self.put_pod(name, f"{name}-{number}")
+        return key
+
+    def put_service(self, name: str = "chat", status: Any = None, **spec: Any) -> None:
+        """The resource, with a new resourceVersion."""
+        self.version += 1
+        self.cache.put_service(
+            {
+                "apiVersion": "fleetkeeper.io/v1alpha1",
+                "kind": "InferenceService",
+                "metadata": {
+                    "namespace": "team-a",
+                    "name": name,
+                    "uid": f"u-{name}",
+                    "generation": 1,
+                    "resourceVersion": str(self.version),
+                },
+                "spec": {**SPEC, **spec},
+                "status": status or {},
+            }
+        )
+
+    def put_pod(self, service: str, name: str, **fields: Any) -> None:
+        """An engine pod, ready for an hour unless told otherwise."""
+        pod = Pod(
+            name=name,
+            uid=f"uid-{name}",
+            service=service,
+            component="engine",
+            revision_uid="r1",
+            template_hash="t1",
+            created=self.clock - 3700.0,
+            phase="Running",
+            ip="127.0.0.1",
+            ready=True,
+            ready_since=self.clock - 3600.0,
+            scheduled=True,
+        )
+        self._put("Pod", replace(pod, **fields), service)
+
+    def _put(self, kind: str, record: Any, service: str) -> None:
+        self.version += 1
+        self.cache.put(Seen(kind, "team-a", record.name, self.version, service, record))
+
+    async def ticks(self, count: int, **per_second: Any) -> None:
+        """Ticks of 5 s with fresh samples of all ready pods of all services."""
+        for _ in range(count):
+            for key in self.cache.services():
+                self.samples[key] = tuple(
+                    sample(self.clock, pod.name, **per_second)
+                    for pod in self.cache.pods(key)
+                    if pod.ready
+                )
+            await self.loop.tick()
+            self.clock += 5.0
+
+    async def drained(self) -> set[Key]:
+        """The keys in the queue, taken out."""
+        found = set()
+        while len(self.queue):
+            key = await self.queue.get()
+            assert key is not None
+            found.add(key)
+            self.queue.done(key)
+        return found
+
+
+async def test_every_ready_pod_gets_limits_under_a_lease_at_the_first_tick() -> None:
+    """Orders carry the pod's UID and a lease; the next tick has nothing to renew."""
+    world = World()
+    world.add_service(replicas=2)
+    await world.ticks(1)
+    assert {order.uid for order in world.puts} == {"uid-chat-0", "uid-chat-1"}
+    assert all(order.lease_s > 0 for order in world.puts)
+    sent = len(world.puts)
+    await world.ticks(1)
+    assert len(world.puts) == sent
+
+
+async def test_the_view_holds_status_and_the_queue_is_told_once() -> None:
+    """A look follows a change of the view; an unchanged view queues nothing."""
+    world = World()
+    key = world.add_service()
+    assert world.loop.view(key).control_status is None
+    await world.ticks(1)
+    status = world.loop.view(key).control_status
+    assert status is not None
+    assert {"scaling", "batching", "breaker", "memory", "conditions"} <= status.keys()
+    assert await world.drained() == {key}
+    await world.ticks(12)
+    await world.drained()
+    settled = world.loop.view(key).control_status
+    await world.ticks(6)
+    assert world.loop.view(key).control_status == settled
+    assert await world.drained() == set()
+
+
+async def test_overload_with_a_full_batch_orders_a_replica() -> None:
+    """Queue wait far above its objective, nothing left to raise: the order goes up, with its reason."""
+    world = World()
+    key = world.add_service(
+        replicas=1, batching={"minSequences": 32, "maxSequences": 32, "mode": "Fixed"}
+    )
+    late = {"wait_sum_s_standard": 16.0, "wait_within_standard": 0.0}
+    await world.ticks(24, **late)
+    order = world.loop.view(key).order
+    assert order is not None
+    assert order.replicas > 1
+    assert any(notice.message.startswith("Replicas 1 -> ") for _, notice in world.notices)
+
+
+async def test_a_lost_source_holds_and_never_lowers() -> None:
+    """Nothing measured for ten minutes: no order below what runs, and the breaker says why."""
+    world = World()
+    key = world.add_service(replicas=3)
+    await world.ticks(10)
+    world.samples.clear()
+    world.lost = frozenset({key})
+    for _ in range(120):
+        world.samples.clear()
+        await world.loop.tick()
+        world.clock += 5.0
+        order = world.loop.view(key).order
+        assert order is None or order.replicas >= 3
+    status = world.loop.view(key).control_status
+    assert status is not None
+    assert status["breaker"]["control"] != "Closed"
+    rows = {row["type"]: row["status"] for row in status["conditions"]}
+    assert rows["MetricsAvailable"] == "False"
+
+
+async def test_a_budget_is_shared_by_all_services() -> None:
+    """Two services want more than the namespace may have: together they get no more than that."""
+    base = default_context()
+    world = World(context=replace(base, max_accelerators_by_namespace=MappingProxyType({"*": 4})))
+    fixed = {"minSequences": 32, "maxSequences": 32, "mode": "Fixed"}
+    keys = [world.add_service(name, replicas=1, batching=fixed) for name in ("chat", "code")]
+    await world.ticks(24, wait_sum_s_standard=16.0, wait_within_standard=0.0)
+    orders = [world.loop.view(key).order for key in keys]
+    ordered = [order.replicas for order in orders if order is not None]
+    assert len(ordered) == 2
+    assert sum(ordered) <= 4
+    assert max(ordered) > 1
+
+
+async def test_refused_limits_open_the_control_breaker() -> None:
+    """Engines that take no orders: the breaker opens within minutes and says so."""
+    world = World(refuses=True)
+    key = world.add_service()
+    await world.ticks(60)
+    status = world.loop.view(key).control_status
+    assert status is not None
+    assert status["breaker"]["control"] == "Open"
+
+
+async def test_refused_writes_of_replicas_count_for_the_breaker() -> None:
+    """The API server refuses the Deployment three times: the same breaker opens."""
+    world = World()
+    key = world.add_service()
+    await world.ticks(3)
+    for _ in range(3):
+        world.loop.refused_replicas(key)
+        await world.ticks(1)
+    status = world.loop.view(key).control_status
+    assert status is not None
+    assert status["breaker"]["control"] == "Open"
+
+
+async def test_a_hung_engine_is_replaced_alone_and_by_its_uid() -> None:
+    """Waiting requests and no step for long: that pod goes, the other stays."""
+    world = World()
+    key = world.add_service(replicas=2)
+    await world.ticks(6)
+    stuck = sample(world.clock, "chat-0").counters
+    waiting = Gauges(waiting_standard=8.0, running=4.0, limit_sequences=32.0, limit_tokens=1024.0)
+    for _ in range(8):
+        world.samples[key] = (
+            PodSample("chat-0", world.clock, stuck, waiting),
+            sample(world.clock, "chat-1"),
+        )
+        await world.loop.tick()
+        world.clock += 5.0
+    assert world.replaced == [(key, "chat-0", "uid-chat-0")]
+
+
+async def test_out_of_accelerator_memory_lowers_the_start_up_sequences() -> None:
+    """One remedy step, shown in the status, from which the planner builds the next template."""
+    world = World()
+    key = world.add_service(replicas=1)
+    await world.ticks(2)
+    line = json.dumps({"class": "CUDAOutOfMemory", "code": CUDA_OUT_OF_MEMORY, "message": "full"})
+    ended = Termination(CUDA_OUT_OF_MEMORY, "Error", line, finished=world.clock)
+    engine = Container("engine", ready=False, restarts=2, last_terminated=ended)
+    world.put_pod("chat", "chat-0", ready=False, ready_since=None, containers=(engine,))
+    await world.ticks(2)
+    status = world.loop.view(key).control_status
+    assert status is not None
+    assert status["remedy"]["reason"] == "CUDAOutOfMemory"
+    assert status["remedy"]["maxSequences"] == 128
+
+
+async def test_a_new_leader_begins_with_what_the_status_says_and_lowers_nothing() -> None:
+    """After a restart: limits from the status, and no scale-down inside one delay."""
+    world = World()
+    key = world.add_service(replicas=4)
+    await world.ticks(10)
+    status = world.loop.view(key).control_status
+    world.put_service(status={**(status or {}), "observedGeneration": 1})
+    world.loop = world.new_leader()
+    await world.ticks(60, wait_count_standard=0.0, arrivals_standard=0.0)
+    order = world.loop.view(key).order
+    assert order is None or order.replicas >= 4
+
+
+async def test_one_failing_decision_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A defect met by one service leaves it as it was; the others are decided, and it is counted."""
+    world = World()
+    bad, good = world.add_service("bad"), world.add_service("good")
+    real = decide_service
+
+    def decide(inputs: Any, memory: Any, now: float) -> Any:
+        if inputs.name == "bad":
+            raise ValueError("a defect")
+        return real(inputs, memory, now)
+
+    monkeypatch.setattr("fleetkeeper.runtime.control_loop.decide_service", decide)
+    await world.ticks(2)
+    assert world.loop.view(bad).control_status is None
+    assert world.loop.view(good).control_status is not None
+    assert "fleetkeeper_decision_failures_total 2.0" in generate_latest(world.registry).decode()
+
+
+async def test_a_service_that_is_gone_leaves_nothing_behind() -> None:
+    """Neither its view nor its series."""
+    world = World()
+    key = world.add_service()
+    await world.ticks(2)
+    assert 'inference_service="chat"' in generate_latest(world.registry).decode()
+    world.cache.drop_service(key)
+    world.loop.forget(key)
+    assert world.loop.view(key).control_status is None
+    assert 'inference_service="chat"' not in generate_latest(world.registry).decode()
+
+
+async def test_services_that_are_invalid_or_without_a_deployment_are_left_alone() -> None:
+    """Nothing to measure, nothing to order, nothing asked."""
+    world = World()
+    world.put_service("new")
+    world.add_service("broken", scaling={"minReplicas": 9, "maxReplicas": 2})
+    await world.loop.tick()
+    assert world.asked == []
+    assert world.puts == []
