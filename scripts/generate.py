@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import reference_metrics
+import reference_pages
 from fleetkeeper.api import crd, reference
 from fleetkeeper_engine import document, exitcodes, metrictable
 
@@ -29,6 +31,8 @@ GENERATORS: list[Callable[[], dict[str, str]]] = [
     crd.generated_files,
     chart_crds,
     reference.generated_files,
+    reference_pages.generated_files,
+    reference_metrics.generated_files,
     document.contract_files,
     exitcodes.contract_files,
     metrictable.contract_files,

@@ -1,0 +1,196 @@
+"""The page of metrics and the index of runbooks, written from the contract, the operator and the reasons.
+
+What a page cannot take from a program stands in a table here, and tests/unit/test_docs_reference.py
+holds the table to the program.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleetkeeper.api.conditions import ConditionType, Reason
+from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.runtime.metrics import OperatorMetrics
+from reference_pages import FOLDER, page, row
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNBOOKS = "docs/runbooks"
+STEP_MODEL = "fleetkeeper_step_model_"
+
+CONTROL_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "decision_replicas": (
+        ("kind",),
+        "Replicas: `wanted` by the measurements, `ordered` after bounds and budgets, `live` in the Deployment.",
+    ),
+    "decision_limit_sequences": ((), "The limit of sequences in a batch that is in force."),
+    "decision_limit_tokens": ((), "The limit of tokens in a step that is in force."),
+    "decision_advisory": ((), "1 where batching.mode is Advisory."),
+    "breaker_state": (
+        ("breaker",),
+        "0 closed, 0.5 half-open, 1 open: `control`, each tier (`realtime`, `standard`, `batch`), and `source` (1: Prometheus gives no fresh samples).",
+    ),
+    "signal_coverage_ratio": ((), "Share of the ready replicas whose signals are used."),
+    "signal_queue_wait_seconds": (
+        (),
+        "Queue wait that is judged: of requests, or of the oldest one waiting, whichever is larger.",
+    ),
+    "signal_batch_time_seconds": ((), "Mean time of an engine step."),
+    "signal_arrivals_per_second": ((), "Requests that arrive, all tiers."),
+    "signal_waiting": ((), "Requests that were not scheduled yet."),
+    "signal_running": ((), "Requests being served."),
+    "signal_kv_ratio": ((), "Share of the KV cache in use."),
+    "objective_queue_wait_seconds": ((), "objectives.queueWaitMilliseconds, in seconds."),
+    "objective_batch_time_seconds": ((), "objectives.batchTimeMilliseconds, in seconds."),
+    "pressure_ratio": (
+        (),
+        "The worst of queue wait, batch time, KV cache and queue over its limit; 1 is at an objective.",
+    ),
+    "model_capacity_sequences": ((), "Sequences that one replica carries within the objectives."),
+    "cold_start_seconds": ((), "Measured time from a pod's creation until it is ready."),
+    "admit_ratio": (("tier",), "Share of the requests of a tier that engines let in."),
+}
+"""The control loop's gauges by name (without `fleetkeeper_`): further labels, meaning."""
+
+NOTHING_TO_DO: frozenset[Reason] = frozenset(
+    {
+        Reason.PENDING,
+        Reason.ANSWERING,
+        Reason.ALL_READY,
+        Reason.ENOUGH_READY,
+        Reason.ROLLED_OUT,
+        Reason.ROLLING_OUT,
+        Reason.SCALING_UP,
+        Reason.SCALING_DOWN,
+        Reason.SETTLED,
+        Reason.WRITING,
+        Reason.AS_ASKED,
+        Reason.FRESH_METRICS,
+        Reason.ALL_METRICS_PRESENT,
+        Reason.WITHIN_CAP,
+        Reason.WITHIN_BOUNDS,
+        Reason.AT_MINIMUM,
+        Reason.EXTERNAL,
+    }
+)
+"""Reasons that ask nothing of anybody. Every other one has a page in docs/runbooks."""
+
+
+def generated_files() -> dict[str, str]:
+    """{path: text}, for scripts/generate.py."""
+    return {
+        f"{FOLDER}/metrics.md": page(_metrics()),
+        f"{RUNBOOKS}/README.md": page(_runbooks()),
+    }
+
+
+def _metrics() -> Iterator[str]:
+    contract = json.loads((ROOT / "engine_image/contract/metrics.json").read_text())
+    yield "# Metrics"
+    yield ""
+    yield "Names and labels are a promise to dashboards and alerts. Times are in seconds, shares between 0 and 1."
+    yield ""
+    yield "## Of each engine"
+    yield ""
+    yield "On port 9090 of every engine pod, path `/metrics`, beside vLLM's own (`vllm:...`), which are passed on as they"
+    yield "are. Fleetkeeper decides by these alone, so a name that changes inside vLLM cannot blind it."
+    yield ""
+    yield "| metric | type | labels | |"
+    yield "| --- | --- | --- | --- |"
+    for metric in _without_terms(contract["metrics"]):
+        labels = ", ".join(_label(name, metric.get("values") or {}) for name in metric["labels"])
+        text = metric["help"] + _edges(metric.get("edges") or [])
+        yield row(f"`{metric['name']}`", metric["type"], labels, text)
+    yield ""
+    yield "## Of each service, from the operator"
+    yield ""
+    yield "On port 8080 of the operator that leads, path `/metrics`, with the labels `namespace` and `inference_service`:"
+    yield "what the control loop saw and decided at its last tick (every 5 s). `fleetkeeper top` and `fleetkeeper explain`"
+    yield "show them."
+    yield ""
+    yield "| metric (gauge) | further labels | |"
+    yield "| --- | --- | --- |"
+    for name, (labels_, meaning) in CONTROL_GAUGES.items():
+        yield row(f"`fleetkeeper_{name}`", ", ".join(f"`{label}`" for label in labels_), meaning)
+    yield ""
+    yield "## Of the operator itself"
+    yield ""
+    yield "The same port. Labels never hold a service's name here. `process_*` and `python_info` are there too."
+    yield ""
+    yield "| metric | type | labels | |"
+    yield "| --- | --- | --- | --- |"
+    for own in operator_metrics():
+        yield row(
+            f"`{own.name}`", own.kind, ", ".join(f"`{name}`" for name in own.labels), own.meaning
+        )
+    yield ""
+    yield "The router's metrics (port 29000 of router pods) are vllm-router's own."
+
+
+def _without_terms(metrics: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The metrics with the sums for the step-time model, fifteen of a kind, as one."""
+    terms = [m for m in metrics if m["name"].startswith(STEP_MODEL)]
+    for metric in metrics:
+        if metric not in terms:
+            yield metric
+        elif metric is terms[0]:
+            names = ", ".join(
+                m["name"].removeprefix(STEP_MODEL).removesuffix("_total") for m in terms
+            )
+            yield {
+                **metric,
+                "name": f"{STEP_MODEL}*_total",
+                "help": f"{metric['help']} * is {names}.",
+            }
+
+
+def _label(name: str, values: Mapping[str, list[str]]) -> str:
+    known = values.get(name)
+    return f"`{name}`" + (f" ({' '.join(known)})" if known else "")
+
+
+def _edges(edges: list[float]) -> str:
+    return f" {len(edges)} buckets from {edges[0]:g} to {edges[-1]:g}." if edges else ""
+
+
+@dataclass(frozen=True)
+class OperatorMetric:
+    """One metric of the operator, as a row of the page."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def operator_metrics() -> Iterator[OperatorMetric]:
+    """Those of `OperatorMetrics` and of the control loop itself, in the order of their definition."""
+    operator = OperatorMetrics()
+    for holder in (operator, ControlMetrics(operator.registry)):
+        for metric in vars(holder).values():
+            if not hasattr(metric, "describe") or "_labelnames" not in vars(metric):
+                continue
+            (family,) = metric.describe()
+            name = family.name + ("_total" if family.type == "counter" else "")
+            yield OperatorMetric(
+                name, family.type, tuple(vars(metric)["_labelnames"]), family.documentation
+            )
+
+
+def _runbooks() -> Iterator[str]:
+    yield "# What a reason means, and what to do"
+    yield ""
+    yield "Every condition of a service carries one of these reasons; its message adds names and numbers. Where to look"
+    yield "first: [troubleshooting](../troubleshooting.md)."
+    yield ""
+    yield "| reason | | |"
+    yield "| --- | --- | --- |"
+    for reason in sorted(Reason):
+        todo = "" if reason in NOTHING_TO_DO else f"[what to do]({reason}.md)"
+        yield row(f"`{reason}`", reason.text, todo)
+    yield ""
+    yield f"The conditions themselves: {', '.join(f'`{kind}`' for kind in ConditionType)}"
+    yield "([reference](../reference/conditions.md))."
