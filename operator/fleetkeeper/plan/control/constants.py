@@ -44,6 +44,8 @@ REJECTIONS_STALE: Final = 3
 """Impossible samples in a row after which the pod counts as silent."""
 MAX_COUNTER: Final = 2.0**53
 """Counters above this are no exact integers in a double: garbage."""
+MAX_SUM: Final = 1e24
+"""A window's sum of products above this is garbage (a million KV tokens squared over a day is 1e19)."""
 MAX_KV_RATIO: Final = 1.05
 """More KV tokens than capacity by more than rounding is impossible."""
 BATCH_TIME_OUTLIER: Final = 10.0

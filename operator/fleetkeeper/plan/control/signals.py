@@ -382,13 +382,14 @@ def judged_waiting(gauges: Gauges, rates: Counters, *, interactive: bool) -> flo
 def _dispersion(rows: Sequence[Sequence[float]]) -> float:
     """Index of dispersion of arrivals in 1 s bins: variance over mean, 1 for Poisson.
 
-    Each row holds a pod's rates, so `arrivals_squared` is the mean of the squared bins.
+    Each row holds a pod's rates, so `arrivals_squared` is the mean of the squared bins, summed over
+    tiers; tiers and pods are taken as independent, so variances add.
     """
     index_squared = Counters._fields.index("arrivals_squared")
     first = Counters._fields.index("arrivals_realtime")
     variance = mean = 0.0
     for row in rows:
-        rate = row[first] + row[first + 1] + row[first + 2]
-        variance += max(0.0, row[index_squared] - rate * rate)
-        mean += rate
+        tiers = row[first : first + 3]
+        variance += max(0.0, row[index_squared] - sum([rate * rate for rate in tiers]))
+        mean += sum(tiers)
     return variance / mean if mean > 0 else 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fleetkeeper.plan.control.constants import MIN_REQUESTS, MIN_SPAN_S, MIN_STEPS
+from fleetkeeper.plan.control.constants import MAX_SUM, MIN_REQUESTS, MIN_SPAN_S, MIN_STEPS
 from fleetkeeper.plan.control.samples import Counters, PodSample, StepSums
 from fleetkeeper.plan.control.tracks import PodTrack
 
@@ -76,7 +76,7 @@ def _sums_between(now: StepSums | None, before: StepSums | None) -> StepSums:
     if now is None or before is None:
         return NO_STEPS
     delta = StepSums._make(_difference(now, before))
-    return delta if min(delta) >= 0 else NO_STEPS
+    return delta if all(0.0 <= value <= MAX_SUM for value in delta) else NO_STEPS
 
 
 def _plus(a: StepSums, b: StepSums) -> StepSums:

@@ -1,0 +1,277 @@
+"""Reads the engines' metrics from Prometheus: about ten queries a tick for all services together.
+
+Raw series come back, a scrape's own time with them; rates are made by the control loop. All queries
+of a tick are evaluated at one instant, so a pod's values belong to one scrape. What Prometheus
+answers is hostile input: size, time, shape and every number are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import requests
+from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
+from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry
+
+from fleetkeeper.plan.control.exposed import Edges, PodSeries
+from fleetkeeper.plan.control.samples import PodSample, Source
+
+Service = tuple[str, str]
+"""Namespace and name of an InferenceService."""
+
+SERVICE_LABEL: Final = "inference_service"
+BY: Final = f"namespace, {SERVICE_LABEL}, pod"
+OURS: Final = f'{SERVICE_LABEL}!=""'
+CHUNK_BYTES: Final = 65_536
+
+
+class PrometheusError(Exception):
+    """Prometheus did not give a usable answer; the message says what was wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusSettings:
+    """Where Prometheus is and how far it is trusted.
+
+    `ca_file` and `token_file` are read anew at each tick (they rotate); `deadline_s` holds for all
+    queries of a tick together, `response_bytes` for each answer.
+    """
+
+    url: str
+    ca_file: Path | None = None
+    token_file: Path | None = None
+    deadline_s: float = 4.0
+    response_bytes: int = 64 * 1024 * 1024
+    retries: int = 2
+    parallel: int = 4
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class BoundedSession(requests.Session):
+    """A session whose answers end at a size and a deadline, without redirects or proxies of the environment."""
+
+    def __init__(self, response_bytes: int, monotonic: Callable[[], float]) -> None:
+        super().__init__()
+        self.trust_env = False
+        self.max_redirects = 0
+        self.deadline = 0.0
+        self._response_bytes = response_bytes
+        self._monotonic = monotonic
+
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:  # noqa: ANN401 - requests' own signature
+        """One request, its body read within the bounds.
+
+        Raises:
+            PrometheusError: when the body is larger or slower than allowed, or a redirect.
+        """
+        kwargs |= {"stream": True, "allow_redirects": False, "timeout": self._left_s()}
+        response = super().request(*args, **kwargs)
+        if response.is_redirect:
+            response.close()
+            raise PrometheusError(f"redirects to {response.headers.get('Location', '')[:200]!r}")
+        body = bytearray()
+        while chunk := response.raw.read1(CHUNK_BYTES, decode_content=True):
+            body += chunk
+            if len(body) > self._response_bytes:
+                response.close()
+                raise PrometheusError(f"an answer is larger than {self._response_bytes} bytes")
+            if self._left_s() <= 0.01:
+                response.close()
+                raise PrometheusError("an answer did not end before the deadline")
+        response._content = bytes(body)  # noqa: SLF001 - requests has no public way to bound a body
+        return response
+
+    def _left_s(self) -> float:
+        return max(0.01, self.deadline - self._monotonic())
+
+
+def label_value(value: str) -> str:
+    r"""A label's value as it stands between double quotes in PromQL: backslash, quote, newline escaped."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def bucket_matcher(edges: Iterable[float]) -> str:
+    """The values of `le` for some edges: "1" and "1.0" both, for releases differ."""
+    texts = {text for edge in edges for text in (f"{edge:g}", repr(float(edge)), str(edge))}
+    return "|".join(sorted(text.replace(".", "\\\\.").replace("+", "\\\\+") for text in texts))
+
+
+def _named(names: str, by: str = "", more: str = "") -> str:
+    labels = f"{BY}, {by}" if by else BY
+    return f'max by (__name__, {labels}) ({{__name__=~"fleetkeeper_({names})", {OURS}{more}}})'
+
+
+def queries_for(edges: Iterable[Edges], *, step_model: bool) -> tuple[str, ...]:
+    """The queries of one tick; their number does not depend on that of services.
+
+    `max by` rather than `sum by`: a pod scraped by two jobs counts once.
+    """
+    listed = list(edges)
+    waits = bucket_matcher({edge.queue_wait_s for edge in listed})
+    steps = bucket_matcher({edge.batch_time_s for edge in listed})
+    queries = (
+        f"max by ({BY}) (timestamp(fleetkeeper_kv_capacity_tokens{{{OURS}}}))",
+        _named("queue_wait_seconds_(count|sum)", "tier"),
+        _named("queue_wait_seconds_bucket", "tier, le", f', le=~"{waits}"'),
+        _named("batch_time_seconds_bucket", "le", f', le=~"{steps}"'),
+        _named(
+            "batch_time_seconds_(count|sum)"
+            "|(steps|schedule_calls|prompt_tokens|generation_tokens|preemptions)_total"
+        ),
+        _named("arrivals(_squared)?_total", "tier"),
+        _named("waiting|running|oldest_wait_seconds", "tier"),
+        _named("limit_(sequences|tokens|generation)", "kind", ', kind=~"effective|applied"'),
+        _named("kv_(capacity|resident)_tokens|memory_(used|peak)_ratio|live_limits_supported"),
+    )
+    return (*queries, _named("step_model_.+_total", "step_class")) if step_model else queries
+
+
+class Prometheus:
+    """One Prometheus server. Blocking work runs in threads of its own."""
+
+    def __init__(self, settings: PrometheusSettings, monotonic: Callable[[], float]) -> None:
+        """`monotonic` gives seconds that never jump, for the deadline."""
+        self._settings = settings
+        self._monotonic = monotonic
+        self._session = BoundedSession(settings.response_bytes, monotonic)
+        self._threads = ThreadPoolExecutor(settings.parallel, thread_name_prefix="prometheus")
+        retry = Retry(
+            total=settings.retries,
+            backoff_factor=0.1,
+            status_forcelist=(502, 503, 504),
+            respect_retry_after_header=False,
+            raise_on_status=False,
+        )
+        self._client = PrometheusConnect(
+            settings.url.rstrip("/"), retry=retry, session=self._session
+        )
+        self._session.mount(
+            settings.url.rstrip("/"), HTTPAdapter(max_retries=retry, pool_maxsize=settings.parallel)
+        )
+
+    def close(self) -> None:
+        """Ends connections and threads; a query under way is waited for by nobody."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._session.close()
+
+    async def observe_samples(
+        self, services: Mapping[Service, Edges], now: float, *, step_model: bool
+    ) -> dict[Service, tuple[PodSample, ...]]:
+        """The newest samples of the pods of these services.
+
+        Raises:
+            PrometheusError: when any query failed, or the deadline passed.
+        """
+        if not services:
+            return {}
+        self._refresh()
+        queries = queries_for(services.values(), step_model=step_model)
+        loop = asyncio.get_running_loop()
+        jobs = [loop.run_in_executor(self._threads, self._query, query, now) for query in queries]
+        try:
+            async with asyncio.timeout(self._settings.deadline_s + 0.5):
+                answers = await asyncio.gather(*jobs)
+        except TimeoutError:
+            raise PrometheusError(f"no answer within {self._settings.deadline_s:.0f} s") from None
+        finally:
+            for job in jobs:
+                job.cancel()
+        return await loop.run_in_executor(
+            self._threads, lambda: samples_by_service(answers, services)
+        )
+
+    def _refresh(self) -> None:
+        """Deadline, credentials and CA for this tick."""
+        settings = self._settings
+        self._session.deadline = self._monotonic() + settings.deadline_s
+        headers = dict(settings.headers)
+        if settings.token_file is not None:
+            headers["Authorization"] = f"Bearer {_read_token(settings.token_file)}"
+        self._client.headers = headers
+        if settings.ca_file is not None:
+            self._session.verify = str(settings.ca_file)
+
+    def _query(self, query: str, now: float) -> list[Any]:
+        """One instant query, checked for shape."""
+        try:
+            rows = self._client.custom_query(query, params={"time": f"{now:.3f}"})
+        except PrometheusApiClientException as error:
+            raise PrometheusError(f"answers {str(error)[:200]}") from error
+        except requests.RequestException as error:
+            raise PrometheusError(f"cannot be reached: {str(error)[:200]}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise PrometheusError(f"gives no usable answer: {str(error)[:200]}") from error
+        if not isinstance(rows, list):
+            raise PrometheusError("gives no list of series")
+        return rows
+
+
+def _read_token(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise PrometheusError(f"token file {path}: {error.strerror}") from error
+
+
+def _parsed(row: object) -> tuple[Mapping[str, str], float] | None:
+    """Labels and value of one series; None when it is no such thing. NaN is kept: it is judged later."""
+    if not isinstance(row, dict):
+        return None
+    labels, value = row.get("metric"), row.get("value")
+    if not isinstance(labels, dict) or not isinstance(value, list) or len(value) != 2:
+        return None
+    try:
+        return labels, float(value[1])
+    except (TypeError, ValueError):
+        return None
+
+
+def samples_by_service(
+    answers: Sequence[list[Any]], services: Mapping[Service, Edges]
+) -> dict[Service, tuple[PodSample, ...]]:
+    """Fans the answers out: first the times of scrapes, then every series to its pod.
+
+    Pods without a time, and series of services not asked for, are dropped.
+    """
+    times, pods = _times(answers[0], services), dict[tuple[str, str, str], PodSeries]()
+    for rows in answers[1:]:
+        for row in rows:
+            parsed = _parsed(row)
+            if parsed is None:
+                continue
+            labels, value = parsed
+            key = (
+                labels.get("namespace", ""),
+                labels.get(SERVICE_LABEL, ""),
+                labels.get("pod", ""),
+            )
+            if key not in times:
+                continue
+            series = pods.get(key)
+            if series is None:
+                series = pods[key] = PodSeries(services[key[0], key[1]])
+            series.add(labels.get("__name__", ""), labels, value)
+    samples: dict[Service, list[PodSample]] = {}
+    for key, series in pods.items():
+        sample = series.sample(key[2], times[key], Source.PROMETHEUS)
+        samples.setdefault(key[:2], []).append(sample)
+    return {service: tuple(rows) for service, rows in samples.items()}
+
+
+def _times(rows: list[Any], services: Mapping[Service, Edges]) -> dict[tuple[str, str, str], float]:
+    times: dict[tuple[str, str, str], float] = {}
+    for row in rows:
+        parsed = _parsed(row)
+        if parsed is None:
+            continue
+        labels, time_s = parsed
+        service = (labels.get("namespace", ""), labels.get(SERVICE_LABEL, ""))
+        if service in services:
+            times[(*service, labels.get("pod", ""))] = time_s
+    return times
