@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from tests.support.control_cases import sample
 
+from control_cases import sample
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.plan.context import default_context
 from fleetkeeper.plan.control.samples import Gauges, PodSample
