@@ -27,9 +27,11 @@ from fleetkeeper_local.programs import program_path
 EDGES = Edges(0.5, 0.05)
 SERVICES = [("team-a", "chat"), ("team-b", "code")]
 SCRAPE_S = 1
+RULES = Path(__file__).parents[2] / "charts/fleetkeeper/files/recording-rules.yaml"
 
 CONFIG = """
-global: {scrape_interval: %(scrape)ss, scrape_timeout: %(scrape)ss}
+rule_files: [%(rules)s]
+global: {evaluation_interval: 1s, scrape_interval: %(scrape)ss, scrape_timeout: %(scrape)ss}
 scrape_configs:
 - job_name: engines
   static_configs:
@@ -75,7 +77,7 @@ class World:
             for pod, (ns, name) in self.services.items()
         )
         config = self.directory / "prometheus.yaml"
-        config.write_text(CONFIG % {"scrape": SCRAPE_S, "targets": targets})
+        config.write_text(CONFIG % {"scrape": SCRAPE_S, "targets": targets, "rules": self._rules()})
         self.url = f"http://127.0.0.1:{own}"
         self.process = await asyncio.create_subprocess_exec(
             str(program_path("prometheus")),
@@ -98,6 +100,12 @@ class World:
             self.process.kill()
             await self.process.wait()
         await self._runner.cleanup()
+
+    def _rules(self) -> Path:
+        """The shipped rules, evaluated every second so that a test need not wait."""
+        copy = self.directory / "rules.yaml"
+        copy.write_text(RULES.read_text().replace("interval: 15s", "interval: 1s"))
+        return copy
 
     async def _until_ready(self) -> None:
         deadline = time.monotonic() + 60
@@ -177,6 +185,7 @@ async def test_real_samples_become_signals(world: World) -> None:
                     <= world.engines[row.pod].counters[Counters._fields.index("arrivals_standard")]
                 )
         await signals_agree(prometheus)
+        await rules_evaluate(world)
         world.garbage = "<html>"
         await asyncio.sleep(4 * SCRAPE_S)
         assert await observed(prometheus) == {}, "a target that fails leaves no samples behind"
@@ -200,6 +209,26 @@ async def signals_agree(prometheus: Prometheus) -> None:
     assert signals.grade is Grade.FRESH
     assert 2.0 < signals.arrivals_per_s < 14.0
     assert signals.batch_time_s > 0
+
+
+async def rules_evaluate(world: World) -> None:
+    """Every shipped recording rule evaluates without error, and those of present series have a value."""
+    async with ClientSession() as session:
+        async with session.get(f"{world.url}/api/v1/rules") as response:
+            groups = (await response.json())["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert len(rules) >= 15
+        assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
+        for rule in rules:
+            if rule["name"] == "fleetkeeper:refused:rate1m":
+                continue  # the modelled engines export no outcomes
+            async with session.get(
+                f"{world.url}/api/v1/query", params={"query": rule["name"]}
+            ) as response:
+                rows = (await response.json())["data"]["result"]
+            assert {row["metric"]["inference_service"] for row in rows} == {"chat", "code"}, rule[
+                "name"
+            ]
 
 
 async def frozen_and_back(world: World, prometheus: Prometheus) -> None:

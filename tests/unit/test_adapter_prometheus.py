@@ -253,7 +253,7 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
     assert await asked(handler) == {}
 
 
-HOSTILE_ROWS = [
+HOSTILE_ROWS: list[object] = [
     None,
     7,
     "x",
