@@ -30,7 +30,8 @@ def assert_within_cap(engine: RunningEngine, pod_gib: int) -> None:
     peak, cap = metrics["fleetkeeper_memory_peak_ratio"], metrics["fleetkeeper_memory_cap_ratio"]
     print(f"pod of {pod_gib} GiB: peak {100 * peak:.1f}%, cap {100 * cap:.0f}%")
     assert metrics["fleetkeeper_memory_over_cap"] == 0
-    assert 0.4 < peak <= cap == 0.8
+    assert peak * pod_gib > 1.5, "vLLM alone takes so much: it was measured"
+    assert peak <= cap == 0.8
 
 
 def test_a_pod_of_2_gib_is_refused_with_the_sum(start: StartEngine) -> None:

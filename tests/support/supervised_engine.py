@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -141,6 +142,7 @@ class RunningEngine:
     uid: str
     session: requests.Session = field(default_factory=requests.Session)
     generation: int = 0
+    run_directory: Path | None = None
     cgroup: Path | None = None
     """The directory of its memory cgroup, when it has one of its own."""
 
@@ -282,6 +284,8 @@ class RunningEngine:
                 with suppress(psutil.Error):
                     process.kill()
         self.session.close()
+        if self.run_directory is not None:
+            shutil.rmtree(self.run_directory, ignore_errors=True)
         return self.process.wait(10)
 
 
@@ -327,7 +331,7 @@ def start_engine(
             start_new_session=True,
             preexec_fn=before_exec,  # noqa: PLW1509 - a cgroup must be entered before exec
         )
-    return RunningEngine(document, signer, directory, process, uid)
+    return RunningEngine(document, signer, directory, process, uid, run_directory=run_directory)
 
 
 StartEngine = Callable[..., RunningEngine]
