@@ -54,6 +54,8 @@ async def watch_services(
     tasks = await kopf.spawn_tasks(
         registry=_registry(sink, kubeconfig),
         settings=_settings(),
+        # Peering is off, yet kopf looks up a user name for it, which a container's user has not.
+        identity="fleetkeeper",  # type: ignore[arg-type] # a NewType of str that kopf does not export
         standalone=True,
         clusterwide=not namespaces,
         namespaces=namespaces,
