@@ -174,6 +174,8 @@ class OperatorProcess:
                     "FLEETKEEPER_OPERATOR_NAMESPACE": self.world.namespace,
                     "FLEETKEEPER_LISTEN_ADDRESS": "127.0.0.1",
                     "FLEETKEEPER_LISTEN_PORT": str(self.port),
+                    # Fake pods have addresses and nothing behind them: nothing is to call them.
+                    "FLEETKEEPER_CONTROL_ENABLED": "false",
                     **self.env,
                     **env,
                 },

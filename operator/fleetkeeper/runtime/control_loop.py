@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import structlog
 
 from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.plan.context import PlanContext
 from fleetkeeper.plan.control.arbitrate import Budget, Order, arbitrate
 from fleetkeeper.plan.control.conclude import conclude
@@ -140,8 +141,10 @@ class ControlLoop:
         metrics: ControlMetrics,
         now: Callable[[], float],
         monotonic: Callable[[], float],
+        can_steer: bool = True,
         tick_s: float = TICK_S,
     ) -> None:
+        """`can_steer` is False without a control key: limits are then computed and reported only."""
         self._cache = cache
         self._queue = queue
         self._context = context
@@ -152,6 +155,7 @@ class ControlLoop:
         self._metrics = metrics
         self._now = now
         self._monotonic = monotonic
+        self._can_steer = can_steer
         self._tick_s = tick_s
         self._courses: dict[Key, _Course] = {}
         self._started = now()
@@ -211,7 +215,10 @@ class ControlLoop:
                 continue
             fleet = observe_fleet(self._cache, key, self._now())
             if fleet is not None:
-                yield _Case(key, course, read_settings(course.service, course.memory), fleet)
+                settings = read_settings(course.service, course.memory)
+                if not self._can_steer:
+                    settings = replace(settings, batching_mode=BatchingMode.ADVISORY)
+                yield _Case(key, course, settings, fleet)
 
     def _course(self, key: Key) -> _Course | None:
         entry = self._cache.service(key)

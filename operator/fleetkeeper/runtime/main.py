@@ -36,6 +36,7 @@ from fleetkeeper.adapters.kubernetes.writes import (
 )
 from fleetkeeper.plan.context import PlanContext
 from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.control_setup import build_control
 from fleetkeeper.runtime.controller import Control, Controller
 from fleetkeeper.runtime.crd import CrdAbsent, observe_crd_missing
 from fleetkeeper.runtime.executor import Executor
@@ -131,6 +132,20 @@ class Operator:
             fence=self.lease.check if settings.leader.enabled else _no_fence,
             hook=self._counted(hook),
         )
+        self._control = (
+            build_control(
+                settings,
+                context,
+                cache=self.cache,
+                queue=self.queue,
+                writer=writer,
+                lease=self.lease,
+                metrics=self.metrics,
+                clock=clock,
+            )
+            if control is None and settings.control_enabled
+            else None
+        )
         self.controller = Controller(
             queue=self.queue,
             cache=self.cache,
@@ -147,7 +162,7 @@ class Operator:
             context=context,
             now=clock.now,
             monotonic=clock.monotonic,
-            control=control,
+            control=control if self._control is None else self._control.loop,
         )
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
         self.resync = Resync(
@@ -193,6 +208,8 @@ class Operator:
             work.cancel()
             stop.cancel()
             await self.lease.release()
+            if self._control is not None:
+                await self._control.close()
             await health.stop()
 
     async def _work(self) -> None:
@@ -227,6 +244,8 @@ class Operator:
             if self._settings.leader.enabled:
                 helpers.append(group.create_task(self.lease.keep(), name="lease"))
             self._settle()
+            if self._control is not None:
+                helpers.append(group.create_task(self._control.loop.run(), name="control"))
             await self.controller.run(self._settings.workers)
             for helper in helpers:
                 helper.cancel()

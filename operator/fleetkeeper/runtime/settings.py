@@ -171,6 +171,19 @@ class Settings(BaseSettings):
     list_page_size: int = Field(200, ge=10, le=1000, description="Objects a page of a list.")
     leader: LeaderConfig = Field(LeaderConfig(), description="Leader election.")
     prometheus_url: str = Field("", description="Address of Prometheus. Empty: none.")
+    prometheus_ca_file: Path | None = Field(
+        None, description="The CA that signed Prometheus' certificate; none: the system's."
+    )
+    prometheus_token_file: Path | None = Field(
+        None, description="A bearer token for Prometheus, read anew at every tick."
+    )
+    control_enabled: bool = Field(
+        True,
+        description="Whether the control loop runs. False: services are kept as asked, nothing is measured or steered.",
+    )
+    tick_s: float = Field(
+        5.0, ge=1.0, le=60.0, description="Between two control decisions; the scrape interval."
+    )
     control_key_file: Path | None = Field(
         None, description="The private key that signs orders to engines."
     )

@@ -25,6 +25,11 @@ from fleetkeeper.adapters.kubernetes.resources import LEASE
 SEND_TIMEOUT_S: Final = 4.0
 
 
+ANNOTATION_EPOCH = "fleetkeeper.io/epoch"
+"""Where the Lease keeps the leader's epoch, which signs orders to engines."""
+EPOCH_DIGITS = 15
+
+
 class LeaseLost(RuntimeError):
     """This process does not lead, or not any more. It writes nothing and ends."""
 
@@ -88,6 +93,14 @@ class LeaderLease:
             self._renewed is not None
             and self._clock.monotonic() - self._renewed < self._terms.renew_deadline_s
         )
+
+    @property
+    def epoch(self) -> int:
+        """A number that rises with each new leader, also when the Lease was deleted in between.
+
+        It is kept in the Lease: one more than the last leader's, and never below the clock.
+        """
+        return _epoch(self._lease)
 
     def check(self) -> None:
         """The fence.
@@ -219,6 +232,12 @@ class LeaderLease:
         if spec.get("holderIdentity") != holder:
             spec["acquireTime"] = moment
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + bool(holder)
+            if holder:
+                epoch = max(_epoch(lease) + 1, int(self._clock.now()))
+                meta["annotations"] = {
+                    **(meta.get("annotations") or {}),
+                    ANNOTATION_EPOCH: str(epoch),
+                }
         spec |= {
             "holderIdentity": holder,
             "leaseDurationSeconds": int(self._terms.duration_s),
@@ -230,6 +249,13 @@ class LeaderLease:
             "metadata": meta,
             "spec": spec,
         }
+
+
+def _epoch(lease: Mapping[str, Any]) -> int:
+    """The epoch that a Lease holds; 0 where there is none, or where somebody wrote nonsense."""
+    annotations = (lease.get("metadata") or {}).get("annotations") or {}
+    text = str(annotations.get(ANNOTATION_EPOCH, ""))
+    return int(text) if text.isdecimal() and len(text) <= EPOCH_DIGITS else 0
 
 
 def _held(lease: Mapping[str, Any] | None) -> _Held | None:

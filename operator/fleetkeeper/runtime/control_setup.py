@@ -1,0 +1,110 @@
+"""The control loop, put together from the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from fleetkeeper.adapters.clock import SystemClock
+from fleetkeeper.adapters.engine import Engines
+from fleetkeeper.adapters.kubernetes.lease import LeaderLease
+from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
+from fleetkeeper.adapters.prometheus import Prometheus, PrometheusSettings
+from fleetkeeper.plan.context import PlanContext
+from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.control_acts import ControlActs
+from fleetkeeper.runtime.control_loop import ControlLoop
+from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.runtime.control_sources import (
+    Keyless,
+    MeasuredSource,
+    SignedEngines,
+    read_control_key,
+)
+from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.queue import KeyedQueue
+from fleetkeeper.runtime.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlParts:
+    """The loop and what has to be closed after it."""
+
+    loop: ControlLoop
+    engines: Engines
+    prometheus: Prometheus | None
+
+    async def close(self) -> None:
+        """Ends connections and threads."""
+        await self.engines.close()
+        if self.prometheus is not None:
+            self.prometheus.close()
+
+
+def build_control(
+    settings: Settings,
+    context: PlanContext,
+    *,
+    cache: Cache,
+    queue: KeyedQueue,
+    writer: KubernetesWriter,
+    lease: LeaderLease,
+    metrics: OperatorMetrics,
+    clock: SystemClock,
+) -> ControlParts:
+    """The control loop with Prometheus and the engines' ports behind it.
+
+    Raises:
+        SettingsError: The control key cannot be used.
+    """
+    has_lease = settings.leader.enabled
+    started = int(clock.now())
+
+    def may_send() -> bool:
+        return lease.holds or not has_lease
+
+    def epoch() -> int:
+        return lease.epoch if has_lease else started
+
+    key = read_control_key(settings.control_key_file) if settings.control_key_file else None
+    if key is None:
+        log.warning("no control key: limits are reported, not set", setting="controlKeyFile")
+    prometheus = _prometheus(settings, clock)
+    if prometheus is None:
+        log.warning("no Prometheus: pods are read directly", setting="prometheusUrl")
+    engines = Engines(clock.now)
+    acts = ControlActs(writer, cache, metrics, now=clock.now, instance=settings.process_identity)
+    loop = ControlLoop(
+        cache=cache,
+        queue=queue,
+        context=context,
+        source=MeasuredSource(prometheus, engines, may_send=may_send),
+        engines=Keyless()
+        if key is None
+        else SignedEngines(engines, key, epoch=epoch, may_send=may_send),
+        replace_pod=acts.replace_pod,
+        post_notice=acts.post_notice,
+        metrics=ControlMetrics(metrics.registry),
+        now=clock.now,
+        monotonic=clock.monotonic,
+        can_steer=key is not None,
+        tick_s=settings.tick_s,
+    )
+    return ControlParts(loop, engines, prometheus)
+
+
+def _prometheus(settings: Settings, clock: SystemClock) -> Prometheus | None:
+    if not settings.prometheus_url:
+        return None
+    return Prometheus(
+        PrometheusSettings(
+            settings.prometheus_url,
+            ca_file=settings.prometheus_ca_file,
+            token_file=settings.prometheus_token_file,
+            deadline_s=min(4.0, 0.8 * settings.tick_s),
+        ),
+        clock.monotonic,
+    )
