@@ -1,0 +1,134 @@
+"""Open-loop load in a thread of its own, for as long as somebody watches."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from fleetkeeper_local.load.client import CompletionClient, Patience
+from fleetkeeper_local.load.open_loop import Sample, prompt_of
+from fleetkeeper_local.load.schedule import Arrival
+
+
+class Traffic:
+    """Sends planned arrivals at their times until they are all sent, or until `stop`.
+
+    A context manager: entering starts, leaving stops and waits for what is under way.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        arrivals: Sequence[Arrival],
+        patience: Patience | None = None,
+    ) -> None:
+        """Sends nothing yet.
+
+        Args:
+            base_url: of the API, ending in /v1.
+            model: the name by which it serves.
+            arrivals: in order of time.
+            patience: how often the client tries; by default as a user's should.
+        """
+        self._base_url = base_url
+        self._model = model
+        self._arrivals = arrivals
+        self._patience = patience
+        self._stopped = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
+        self._failure: BaseException | None = None
+        self.samples: list[Sample] = []
+        """Those that ended, in the order of their ends."""
+        self.sent = 0
+        self.started_at_s = 0.0
+        """By the wall clock."""
+
+    def start(self) -> Self:
+        """Begins to send."""
+        self.started_at_s = time.time()
+        self._thread.start()
+        return self
+
+    def stop(self) -> list[Sample]:
+        """Sends nothing more, waits for what is under way, and returns all samples.
+
+        Raises:
+            Exception: whatever broke the generator itself; failed requests are samples.
+        """
+        self._end()
+        return self.wait()
+
+    def wait(self) -> list[Sample]:
+        """Waits until everything planned was sent and answered; returns all samples."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return self.samples
+
+    @property
+    def over(self) -> bool:
+        """Whether everything was sent and answered."""
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> Self:
+        """Begins to send."""
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stops."""
+        self._end()
+        self._thread.join()
+
+    def _end(self) -> None:
+        self._stopped.set()
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop ended by itself just now
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._send_all())
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits for the thread
+            self._failure = error
+
+    async def _send_all(self) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        zero = loop.time()
+        async with (
+            CompletionClient(self._base_url, self._model, patience=self._patience) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            for arrival in self._arrivals:
+                await self._until(zero + arrival.at_s)
+                if self._stopped.is_set():
+                    return
+                self.sent += 1
+                group.create_task(self._one(client, arrival, zero))
+
+    async def _until(self, moment_s: float) -> None:
+        """Sleeps to a moment of the loop's clock, or to the end of sending."""
+        left_s = moment_s - asyncio.get_running_loop().time()
+        if left_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), left_s)
+
+    async def _one(self, client: CompletionClient, arrival: Arrival, zero: float) -> None:
+        loop = asyncio.get_running_loop()
+        sent_s = loop.time() - zero
+        outcome = await client.complete(
+            prompt_of(arrival), arrival.output_tokens, tier=arrival.tier, session=arrival.session
+        )
+        self.samples.append(Sample(arrival, outcome, arrival.at_s, sent_s, loop.time() - zero))
