@@ -11,11 +11,13 @@ import pytest
 
 from fleetkeeper_local import images
 from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.demo.installation import Installation, install_on_node
 from fleetkeeper_local.lock import machine_owner
 from fleetkeeper_local.node import Node
 from fleetkeeper_local.paths import cache_dir
 from fleetkeeper_local.settings import NodeSettings
 from node_world import MachineState, Pods, machine_state, until
+from service_world import tracebacks
 
 DATA = cache_dir() / "e2e-node"
 """In the cache: the next session finds its images there."""
@@ -66,3 +68,16 @@ def pods(cluster: ControlPlane) -> Iterator[Pods]:
     until(lambda: cluster.get(account), "the namespace's ServiceAccount")
     yield Pods(cluster, name)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def product(node: Node) -> Installation:
+    """Fleetkeeper installed on the node by Helm: images built, chart, operator ready."""
+    return install_on_node(node)
+
+
+@pytest.fixture
+def calm_operator(product: Installation) -> Iterator[None]:
+    """Afterwards the operator's log holds no error and no traceback."""
+    yield
+    assert tracebacks(product.logs()) == []

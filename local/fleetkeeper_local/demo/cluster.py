@@ -47,6 +47,10 @@ class Cluster:
         argv = ["kubectl", "--cache-dir", str(self._cache)]
         return self._run(argv, args, given, timeout_s)
 
+    def argv(self, *args: str) -> list[str]:
+        """The command line of kubectl, for who runs it on its own (exec, port-forward)."""
+        return [str(program_path("kubectl")), "--kubeconfig", str(self.kubeconfig), *args]
+
     def helm(
         self, *args: str, values: Mapping[str, Any] | None = None, timeout_s: float = 900.0
     ) -> str:

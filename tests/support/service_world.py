@@ -1,0 +1,164 @@
+"""A fleet on the local node as its users and its operators meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleetkeeper_local.demo.cluster import Live
+from fleetkeeper_local.demo.fleet import Fleet, PodFacts, pod_facts
+from fleetkeeper_local.demo.installation import TINY, Installation
+from fleetkeeper_local.demo.traffic import Traffic
+from fleetkeeper_local.load.client import Patience
+from fleetkeeper_local.load.open_loop import Sample
+from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
+
+ONE_TRY = Patience(attempts=1, request_timeout_s=300.0)
+"""A client that hides nothing: any refusal or break is a failed request."""
+CONTROL_PORT = 9090
+ANSWER_TIMEOUT_S = 120
+
+
+def tiny(**spec: Any) -> Live:
+    """examples/tiny.yaml with sections of its spec merged."""
+    manifest: Live = yaml.safe_load(TINY.read_text())
+    for name, value in spec.items():
+        old = manifest["spec"].get(name)
+        manifest["spec"][name] = {**old, **value} if isinstance(old, dict) else value
+    return manifest
+
+
+def complete(base_url: str, model: str, *, tokens: int = 8, **headers: str) -> Live:
+    """One completion, not streamed.
+
+    Raises:
+        urllib.error.HTTPError: the answer is not 200.
+    """
+    body = {"model": model, "prompt": "The queue", "max_tokens": tokens, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{base_url}/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", **headers},
+    )
+    with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
+        found: Live = json.load(answer)
+    return found
+
+
+def steady(fleet: Fleet, rate_per_s: float, *, seed: int = 1, seconds: float = 3600.0) -> Traffic:
+    """Load of mixed tiers and short answers, by a client that tries once."""
+    shape = Shape(prompt_tokens=(8, 24), output_tokens=(8, 24))
+    arrivals = plan_arrivals([Phase("steady", seconds, rate_per_s)], shape, seed)
+    return Traffic(fleet.base_url(), fleet.name, arrivals, ONE_TRY)
+
+
+def failures(samples: Sequence[Sample]) -> list[str]:
+    """What went wrong, each with its time."""
+    return [
+        f"{sample.sent_s:.1f} s: {sample.outcome.cause} {sample.outcome.detail[:200]}"
+        for sample in samples
+        if not sample.outcome.ok
+    ]
+
+
+def metrics(pod: PodFacts) -> dict[str, float]:
+    """The samples of an engine pod by `name{labels}`."""
+    address = f"http://{pod.ip}:{CONTROL_PORT}/metrics"
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
+
+
+def requests_served(fleet: Fleet) -> dict[str, float]:
+    """Admitted requests by engine pod."""
+    return {
+        pod.name: sum(
+            value
+            for name, value in metrics(pod).items()
+            if name.startswith("fleetkeeper_requests_total{") and 'outcome="admitted"' in name
+        )
+        for pod in fleet.engines()
+    }
+
+
+def effective_sequences(pod: PodFacts) -> float:
+    """The limit of sequences in force in an engine."""
+    return metrics(pod)['fleetkeeper_limit_sequences{kind="effective"}']
+
+
+def processes_of(pod_uid: str, wanted: Callable[[str], bool]) -> list[int]:
+    """Processes in the cgroups of one pod, by their command line; on this machine."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            groups = (folder / "cgroup").read_text()
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if pod_uid in groups.replace("_", "-") and wanted(command):
+            found.append(int(folder.name))
+    return found
+
+
+def freeze_engine(pod: PodFacts) -> int:
+    """Stops the core of a pod's vLLM, as a hang would; returns its process id."""
+    (core,) = processes_of(pod.uid, lambda command: command.startswith("VLLM::EngineCore"))
+    os.kill(core, signal.SIGSTOP)
+    return core
+
+
+def kill_operators(installation: Installation) -> int:
+    """kill -9 of every operator process; returns how many there were."""
+    killed = 0
+    for pod in installation.operators():
+        for pid in processes_of(
+            pod["metadata"]["uid"], lambda command: "fleetkeeper" in command and "run" in command
+        ):
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    return killed
+
+
+def await_operators(installation: Installation, count: int, timeout_s: float = 180.0) -> None:
+    """Returns when so many operator pods are ready."""
+    deadline = time.monotonic() + timeout_s
+    while sum(pod_facts(pod).ready for pod in installation.operators()) < count:
+        assert time.monotonic() < deadline, installation.describe()
+        time.sleep(0.5)
+
+
+def tracebacks(log: str) -> list[str]:
+    """Lines of the operator's log that tell of a mistake of ours."""
+    found = []
+    for line in log.splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            found.append(line)
+            continue
+        if entry.get("level") in {"error", "critical"} or "exception" in entry:
+            found.append(line)
+    return found
+
+
+def in_container(fleet: Fleet, pod: PodFacts, script: str) -> subprocess.Popen[str]:
+    """Starts a Python script beside the engine, in its container."""
+    argv = fleet.cluster.argv("-n", fleet.namespace, "exec", pod.name, "-c", "engine", "--")
+    return subprocess.Popen(
+        [*argv, "python3", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
