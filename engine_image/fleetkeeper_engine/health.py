@@ -40,8 +40,19 @@ def decide_progress(
     scheduler: SchedulerBlock | None,
     middleware: MiddlewareBlock | None,
     now: float,
+    *,
+    held: bool = False,
 ) -> Progress:
-    """Progress after one more look at the page. What cannot be read changes nothing."""
+    """Progress after one more look at the page. What cannot be read changes nothing.
+
+    Args:
+        before: what was known.
+        scheduler: the engine's block; None when it cannot be read.
+        middleware: the middleware's block; None when it cannot be read.
+        now: monotonic seconds.
+        held: no new sequence may start (memory is above its cap). Then requests that wait while
+            none runs make no step by order, not by a wedge; schedule calls are still due.
+    """
     work = work_of(scheduler, middleware)
     if work is None:
         return before
@@ -54,7 +65,8 @@ def decide_progress(
         return after
     if scheduler.schedule_calls != before.schedule_calls:
         after = replace(after, schedule_calls=scheduler.schedule_calls, scheduled_at=now)
-    if scheduler.worked_steps != before.worked_steps:
+    rests = held and not sum(scheduler.running) and not scheduler.flight_steps
+    if scheduler.worked_steps != before.worked_steps or rests:
         after = replace(after, worked_steps=scheduler.worked_steps, worked_at=now)
     return replace(after, allowance_s=flight_allowance_s(scheduler))
 

@@ -93,7 +93,9 @@ class PodState:
 
     def look(self, now: float) -> None:
         """Takes in what scheduler and middleware say."""
-        self.progress = decide_progress(self.progress, self.scheduler(), self.middleware(), now)
+        self.progress = decide_progress(
+            self.progress, self.scheduler(), self.middleware(), now, held=self.memory.over_cap
+        )
 
     def scheduler(self) -> SchedulerBlock | None:
         """The engine's block."""

@@ -134,6 +134,40 @@ def test_schedule_calls_without_a_worked_step_are_a_wedge() -> None:
     assert not is_live(progress, 61.0, 60.0)
 
 
+def test_requests_held_back_above_the_memory_cap_are_no_wedge() -> None:
+    """Schedule is called and schedules nothing, as ordered; once they may start the clock begins anew."""
+    progress = Progress()
+    for t in range(600):
+        block = scheduler(10 + t, 10, waiting=(0, 3, 0))
+        progress = decide_progress(progress, block, None, float(t), held=True)
+        assert is_moving(progress, float(t), 60.0)
+    let_go = decide_progress(progress, scheduler(700, 10, waiting=(0, 3, 0)), None, 600.0)
+    assert is_live(let_go, 658.0, 60.0)
+    wedged = decide_progress(let_go, scheduler(800, 10, waiting=(0, 3, 0)), None, 661.0)
+    assert not is_live(wedged, 661.0, 60.0)
+
+
+@pytest.mark.parametrize(
+    "running", [{"running": 1}, {"flight_steps": 1}], ids=["running", "in flight"]
+)
+def test_above_the_memory_cap_what_runs_must_still_move(running: dict[str, int]) -> None:
+    """The cap stops new sequences only."""
+    progress = Progress()
+    for t in range(62):
+        block = scheduler(10 + t, 10, waiting=(0, 3, 0), **running)
+        progress = decide_progress(progress, block, None, float(t), held=True)
+    assert not is_live(progress, 61.0, 60.0)
+
+
+def test_above_the_memory_cap_a_core_that_stops_scheduling_is_a_hang() -> None:
+    """Waiting requests keep a sound core calling schedule, whatever may start."""
+    progress = Progress()
+    for t in range(62):
+        block = scheduler(10, 10, waiting=(0, 3, 0))
+        progress = decide_progress(progress, block, None, float(t), held=True)
+    assert not is_live(progress, 61.0, 60.0)
+
+
 def test_a_request_that_never_reached_the_core_counts_as_work() -> None:
     """The core was stopped while idle: only the middleware knows of the request."""
     released = MiddlewareBlock(released=(0, 1, 0))
