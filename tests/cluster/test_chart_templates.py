@@ -25,6 +25,14 @@ PROFILE = {
     "injectedImage": "fleetkeeper-engine:0.2.0",
 }
 VALUE_SETS: dict[str, dict[str, Any]] = {
+    "control-off": {"control": {"enabled": False, "tickSeconds": 10}},
+    "prometheus-with-credentials": {
+        "prometheus": {
+            "url": "https://prometheus.monitoring:9090",
+            "caSecret": {"name": "prometheus-ca", "key": "ca.crt"},
+            "tokenSecret": {"name": "prometheus-token", "key": "token"},
+        }
+    },
     "defaults": {},
     "one-replica": {"replicas": 1},
     "five-replicas": {"replicas": 5},
@@ -316,14 +324,35 @@ def test_a_change_of_settings_restarts_the_operator() -> None:
     assert checksum({}) != checksum(VALUE_SETS["new-profile"])
 
 
-def test_rules_are_made_where_the_chart_has_some() -> None:
-    """Asked for in vain, it says so rather than make nothing."""
-    values = {"prometheus": {"rules": {"enabled": True}}}
-    if any((CHART / "files" / "rules").glob("*.yaml")):
-        assert [item for item in rendered(values) if item["kind"] == "PrometheusRule"]
-        return
-    with pytest.raises(HelmError, match="no recording rules"):
-        rendered(values)
+def test_rules_are_made_when_asked_for() -> None:
+    """One PrometheusRule for each file of rules, each with its groups; none otherwise."""
+    asked = rendered({"prometheus": {"rules": {"enabled": True}}})
+    rules = [item for item in asked if item["kind"] == "PrometheusRule"]
+    assert len(rules) == len(list((CHART / "files" / "rules").glob("*.yaml"))) > 0
+    assert all(group["rules"] for item in rules for group in item["spec"]["groups"])
+    assert not [item for item in _all("defaults") if item["kind"] == "PrometheusRule"]
+
+
+def test_prometheus_credentials_are_mounted_where_the_settings_look_for_them() -> None:
+    """CA and token come from Secrets, by file, and stand in no setting."""
+    values = {
+        "prometheus": {
+            "url": "https://prometheus.monitoring:9090",
+            "caSecret": {"name": "prometheus-ca", "key": "ca.crt"},
+            "tokenSecret": {"name": "prometheus-token", "key": "token"},
+        }
+    }
+    objects = rendered(values)
+    settings = yaml.safe_load(_settings_files(objects)["settings.yaml"])
+    pod = only(objects, "Deployment", "fleetkeeper")["spec"]["template"]["spec"]
+    mounts = {item["name"]: item["mountPath"] for item in pod["containers"][0]["volumeMounts"]}
+    secrets = {item["name"]: item.get("secret", {}).get("secretName") for item in pod["volumes"]}
+    for name, setting, key in (
+        ("prometheus-ca", "prometheusCaFile", "ca.crt"),
+        ("prometheus-token", "prometheusTokenFile", "token"),
+    ):
+        assert settings[setting] == f"{mounts[name]}/{key}"
+        assert secrets[name] == name
 
 
 def test_monitors_are_made_only_when_asked_for() -> None:

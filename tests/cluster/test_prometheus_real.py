@@ -27,7 +27,7 @@ from fleetkeeper_local.programs import program_path
 EDGES = Edges(0.5, 0.05)
 SERVICES = [("team-a", "chat"), ("team-b", "code")]
 SCRAPE_S = 1
-RULES = Path(__file__).parents[2] / "charts/fleetkeeper/files/recording-rules.yaml"
+RULES = Path(__file__).parents[2] / "charts/fleetkeeper/files/rules/signals.yaml"
 
 CONFIG = """
 rule_files: [%(rules)s]

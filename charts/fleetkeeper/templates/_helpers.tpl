@@ -89,6 +89,14 @@ leader:
   renewDeadlineS: {{ .Values.leader.renewDeadlineSeconds }}
   retryS: {{ .Values.leader.retrySeconds }}
 prometheusUrl: {{ .Values.prometheus.url | quote }}
+{{- with .Values.prometheus.caSecret.name }}
+prometheusCaFile: /etc/fleetkeeper/prometheus-ca/{{ $.Values.prometheus.caSecret.key }}
+{{- end }}
+{{- with .Values.prometheus.tokenSecret.name }}
+prometheusTokenFile: /etc/fleetkeeper/prometheus-token/{{ $.Values.prometheus.tokenSecret.key }}
+{{- end }}
+controlEnabled: {{ .Values.control.enabled }}
+tickS: {{ .Values.control.tickSeconds }}
 controlKeyFile: /etc/fleetkeeper/control-keys/key.pem
 controlJwksFile: /etc/fleetkeeper/control-keys/jwks.json
 profilesFile: /etc/fleetkeeper/settings/profiles.yaml

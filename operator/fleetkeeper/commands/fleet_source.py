@@ -16,7 +16,6 @@ from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.fleet_view import Gauges, ServiceKey, parse_gauges
 
 OPERATOR_SELECTOR = "app.kubernetes.io/name=fleetkeeper"
-LEASE = "fleetkeeper"
 METRICS_PORT = 8080
 TIMEOUT_S = 5.0
 
@@ -88,11 +87,12 @@ class FleetSource:
         if self._metrics_url:
             with urlopen(self._metrics_url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - given by the person who runs the command
                 return str(answer.read().decode())
-        lease = self._leases.read_namespaced_lease(LEASE, self._operator_namespace)
+        leases = self._leases.list_namespaced_lease(self._operator_namespace)
+        holders = {lease.spec.holder_identity for lease in leases.items}
         pods = self._core.list_namespaced_pod(
             self._operator_namespace, label_selector=OPERATOR_SELECTOR
         )
-        leader = next((p for p in pods.items if p.metadata.uid == lease.spec.holder_identity), None)
+        leader = next((pod for pod in pods.items if pod.metadata.uid in holders), None)
         if leader is None:
             raise LookupError(
                 f"no operator pod in namespace {self._operator_namespace} holds the Lease; "
