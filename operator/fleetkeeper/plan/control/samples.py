@@ -7,9 +7,10 @@ rates are made here, from successive samples, and never by the source.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import lt
 from typing import NamedTuple
 
 from fleetkeeper.plan.control.constants import MAX_COUNTER, MAX_KV_RATIO
@@ -120,8 +121,9 @@ class PodSample:
     missing: tuple[str, ...] = ()
 
 
-def _are_finite(values: Iterable[float], limit: float) -> bool:
-    return all(0.0 <= value <= limit for value in values)
+def _are_finite(values: Sequence[float], limit: float) -> bool:
+    """Whether every value lies within 0 and `limit`; a NaN anywhere makes the sum one, which compares false."""
+    return 0.0 <= sum(values) <= limit and min(values) >= 0.0
 
 
 def why_impossible(sample: PodSample, batch_time_limit_s: float, previous: PodSample | None) -> str:
@@ -147,4 +149,4 @@ def why_impossible(sample: PodSample, batch_time_limit_s: float, previous: PodSa
 
 def is_reset(sample: PodSample, previous: PodSample) -> bool:
     """Whether a counter went backwards: the engine was restarted between the two scrapes."""
-    return any(now < before for now, before in zip(sample.counters, previous.counters, strict=True))
+    return any(map(lt, sample.counters, previous.counters))

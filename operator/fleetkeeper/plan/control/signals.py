@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add, sub
 from statistics import median
 from types import MappingProxyType
 from typing import Final
@@ -266,13 +267,14 @@ def _token_use(held: TokenUse, window: Window) -> TokenUse:
 def _rates_of(track: PodTrack) -> list[float]:
     first, last = track.history[0], track.history[-1]
     span_s = last.time - first.time
-    return [(b - a) / span_s for a, b in zip(first.counters, last.counters, strict=True)]
+    return [gained / span_s for gained in map(sub, last.counters, first.counters)]
 
 
 def _summed(rows: Sequence[Sequence[float]]) -> list[float]:
-    if len(rows) == 1:
-        return list(rows[0])
-    return [sum(column) for column in zip(*rows, strict=True)]
+    total: Sequence[float] = rows[0]
+    for row in rows[1:]:
+        total = list(map(add, total, row))
+    return list(total)
 
 
 def _with_medians(rows: list[Sequence[float]], doubted: Sequence[bool]) -> list[Sequence[float]]:

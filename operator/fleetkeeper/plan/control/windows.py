@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import add, sub
 
 from fleetkeeper.plan.control.constants import MAX_SUM, MIN_REQUESTS, MIN_SPAN_S, MIN_STEPS
 from fleetkeeper.plan.control.samples import Counters, PodSample, StepSums
@@ -55,7 +56,7 @@ class Window:
 
 
 def _difference(now: Iterable[float], before: Iterable[float]) -> tuple[float, ...]:
-    return tuple(a - b for a, b in zip(now, before, strict=True))
+    return tuple(map(sub, now, before))
 
 
 def judged_waits(delta: Counters) -> tuple[float, float, float]:
@@ -76,13 +77,13 @@ def _sums_between(now: StepSums | None, before: StepSums | None) -> StepSums:
     if now is None or before is None:
         return NO_STEPS
     delta = StepSums._make(_difference(now, before))
-    return delta if all(0.0 <= value <= MAX_SUM for value in delta) else NO_STEPS
+    return delta if 0.0 <= sum(delta) <= MAX_SUM and min(delta) >= 0.0 else NO_STEPS
 
 
 def _plus(a: StepSums, b: StepSums) -> StepSums:
     if not b.steps:
         return a
-    return StepSums._make(map(sum, zip(a, b, strict=True)))
+    return StepSums._make(map(add, a, b))
 
 
 def close_window(tracks: Mapping[str, PodTrack], usable: Iterable[str]) -> Window | None:
@@ -100,7 +101,7 @@ def close_window(tracks: Mapping[str, PodTrack], usable: Iterable[str]) -> Windo
         if start is None or end is None or end.time - start.time < MIN_SPAN_S:
             continue
         delta = _difference(end.counters, start.counters)
-        total = [held + more for held, more in zip(total, delta, strict=True)]
+        total = list(map(add, total, delta))
         spans.append((start, end))
         counters = Counters._make(delta)
         pods.append(PodWindow(name, counters.batch_time_count, counters.batch_time_within))
