@@ -73,7 +73,7 @@ def seen(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> Seen
     else:
         record = child_record(Kind(kind), live)
     return Seen(
-        kind=intern(kind),
+        kind=intern(str(kind)),
         namespace=intern(str(meta.get("namespace", ""))),
         name=str(meta.get("name", "")),
         version=version_of(live),

@@ -1,0 +1,222 @@
+"""Live objects become lean records; what is missing or strange is unknown, never an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetkeeper.adapters.kubernetes.records import event_record, seconds_of, seen, version_of
+from fleetkeeper.plan.model import Kind, ObjectCondition, Pod, Revision, Workload
+
+Live = dict[str, Any]
+
+POD: Live = {
+    "metadata": {
+        "name": "chat-abc-1",
+        "namespace": "a",
+        "uid": "p1",
+        "resourceVersion": "41",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "labels": {"fleetkeeper.io/service": "chat", "fleetkeeper.io/component": "engine"},
+        "annotations": {
+            "fleetkeeper.io/template-hash": "7f3a",
+            "controller.kubernetes.io/pod-deletion-cost": "-7",
+        },
+        "ownerReferences": [{"kind": "ReplicaSet", "uid": "r1", "controller": True}],
+    },
+    "spec": {"nodeName": "gpu-1"},
+    "status": {
+        "phase": "Running",
+        "podIP": "10.0.0.7",
+        "conditions": [
+            {"type": "PodScheduled", "status": "True"},
+            {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:10Z"},
+        ],
+        "containerStatuses": [
+            {
+                "name": "engine",
+                "ready": True,
+                "restartCount": 2,
+                "state": {"running": {}},
+                "lastState": {
+                    "terminated": {"exitCode": 72, "reason": "Error", "message": "out of memory"}
+                },
+            }
+        ],
+    },
+}
+
+
+def test_a_pod() -> None:
+    found = seen("Pod", POD)
+    pod = found.record
+    assert (found.version, found.service, found.name) == (41, "chat", "chat-abc-1")
+    assert isinstance(pod, Pod)
+    assert (pod.revision_uid, pod.template_hash, pod.deletion_cost) == ("r1", "7f3a", -7)
+    assert (pod.ready, pod.scheduled, pod.ip, pod.node) == (True, True, "10.0.0.7", "gpu-1")
+    assert pod.ready_since is not None
+    assert pod.ready_since - pod.created == 10.0
+    (container,) = pod.containers
+    assert container.restarts == 2
+    assert container.last_terminated is not None
+    assert container.last_terminated.exit_code == 72
+    assert container.last_terminated.message == "out of memory"
+
+
+def test_a_pod_that_found_no_place() -> None:
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/8 nodes are available: 8 Insufficient nvidia.com/gpu.",
+    }
+    live = {"metadata": POD["metadata"], "status": {"conditions": [condition]}}
+    pod = seen("Pod", live).record
+    assert isinstance(pod, Pod)
+    assert "Insufficient nvidia.com/gpu" in pod.unschedulable
+    assert (pod.ready, pod.ready_since, pod.scheduled) == (False, None, False)
+
+
+DEPLOYMENT: Live = {
+    "metadata": {
+        "name": "chat",
+        "namespace": "a",
+        "uid": "d1",
+        "resourceVersion": "50",
+        "generation": 4,
+        "labels": {"fleetkeeper.io/service": "chat"},
+        "managedFields": [
+            {
+                "manager": "fleetkeeper",
+                "operation": "Apply",
+                "time": "2026-01-01T00:00:00Z",
+                "fieldsV1": {"f:spec": {"f:replicas": {}, "f:minReadySeconds": {}}},
+            }
+        ],
+    },
+    "spec": {
+        "replicas": 3,
+        "minReadySeconds": 5,
+        "strategy": {"rollingUpdate": {"maxSurge": 1}},
+        "template": {"metadata": {"annotations": {"fleetkeeper.io/template-hash": "7f3a"}}},
+    },
+    "status": {
+        "observedGeneration": 4,
+        "replicas": 3,
+        "readyReplicas": 2,
+        "conditions": [{"type": "Available", "status": "True", "reason": "Enough"}],
+    },
+}
+
+
+def test_a_deployment() -> None:
+    workload = seen(Kind.DEPLOYMENT, DEPLOYMENT).record
+    assert isinstance(workload, Workload)
+    assert (workload.template_hash, workload.max_surge) == ("7f3a", 1)
+    assert (workload.desired_replicas, workload.replicas_manager) == (3, "fleetkeeper")
+    assert (workload.ready_replicas, workload.updated_replicas) == (2, 0)
+    assert workload.conditions == (ObjectCondition("Available", "True", "Enough"),)
+
+
+@pytest.mark.parametrize("surge", ["25%", None])
+def test_a_surge_that_is_no_number_is_unknown(surge: object) -> None:
+    spec = {"strategy": {"rollingUpdate": {"maxSurge": surge}}}
+    workload = seen(Kind.DEPLOYMENT, {"metadata": {}, "spec": spec}).record
+    assert isinstance(workload, Workload)
+    assert workload.max_surge is None
+
+
+def test_a_digest_is_not_taken_anew_while_nothing_of_it_can_have_changed() -> None:
+    before = seen(Kind.DEPLOYMENT, DEPLOYMENT)
+    moved = {**DEPLOYMENT, "status": {"readyReplicas": 3}, "spec": {"replicas": 3}}
+    after = seen(Kind.DEPLOYMENT, moved, before)
+    assert isinstance(before.record, Workload)
+    assert isinstance(after.record, Workload)
+    assert after.record.digest == before.record.digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"generation": 5},
+        {"labels": {"fleetkeeper.io/service": "chat", "x": "y"}},
+        {"annotations": {"a": "b"}},
+        {"ownerReferences": [{"uid": "u1", "controller": True}]},
+        {"managedFields": []},
+        {"uid": "d2"},
+    ],
+)
+def test_whatever_can_change_a_digest_has_it_taken_anew(change: Live) -> None:
+    before = seen(Kind.DEPLOYMENT, DEPLOYMENT)
+    live = {"metadata": {**DEPLOYMENT["metadata"], **change}, "spec": {"minReadySeconds": 9}}
+    after = seen(Kind.DEPLOYMENT, live, before)
+    assert after.mark != before.mark
+    assert after.record == seen(Kind.DEPLOYMENT, live).record
+
+
+def test_a_revision() -> None:
+    live = {
+        "metadata": {
+            "name": "chat-abc",
+            "uid": "r1",
+            "annotations": {"deployment.kubernetes.io/revision": "7"},
+            "ownerReferences": [{"uid": "d1", "controller": True}],
+        },
+        "spec": {"replicas": 0},
+    }
+    revision = seen("ReplicaSet", live).record
+    assert isinstance(revision, Revision)
+    assert (revision.number, revision.deployment_uid, revision.desired_replicas) == (7, "d1", 0)
+
+
+def test_an_event() -> None:
+    live = {
+        "involvedObject": {"uid": "p1"},
+        "reason": "FailedMount",
+        "message": "m",
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }
+    found = event_record(live)
+    assert (found.pod_uid, found.reason) == ("p1", "FailedMount")
+    assert found.seen > 0
+
+
+@pytest.mark.parametrize("text", [None, 7, "", "yesterday", "2026-99-99T00:00:00Z", {}])
+def test_a_time_that_cannot_be_read_is_unknown(text: object) -> None:
+    assert seconds_of(text) is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+PARTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "phase": JSON,
+        "podIP": JSON,
+        "conditions": st.lists(JSON, max_size=3) | st.none(),
+        "containerStatuses": st.lists(JSON, max_size=3) | st.none(),
+    },
+)
+
+
+@given(PARTS)
+def test_a_status_of_any_shape_is_survived(status: Live) -> None:
+    """Lists of anything, values of any type: whoever may write a pod's status must not stop us."""
+    statuses = [s for s in status.get("containerStatuses") or [] if isinstance(s, dict)]
+    for found in statuses:
+        found.pop("state", None)
+        found.pop("lastState", None)
+    assert isinstance(seen("Pod", {"metadata": POD["metadata"], "status": status}).record, Pod)
+
+
+@pytest.mark.parametrize("text", ["", "abc", None])
+def test_a_version_that_is_no_number_is_the_oldest(text: object) -> None:
+    assert version_of({"metadata": {"resourceVersion": text}}) == 0
