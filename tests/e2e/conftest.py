@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import uuid
@@ -11,13 +12,20 @@ import pytest
 
 from fleetkeeper_local import images
 from fleetkeeper_local.controlplane import ControlPlane
-from fleetkeeper_local.demo.installation import Installation, install_on_node
+from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.demo.installation import (
+    Installation,
+    ensure_namespace,
+    install_on_node,
+    put_model,
+)
 from fleetkeeper_local.lock import machine_owner
 from fleetkeeper_local.node import Node
 from fleetkeeper_local.paths import cache_dir
+from fleetkeeper_local.report import say
 from fleetkeeper_local.settings import NodeSettings
 from node_world import MachineState, Pods, machine_state, until
-from service_world import tracebacks
+from service_world import tiny, tracebacks
 
 DATA = cache_dir() / "e2e-node"
 """In the cache: the next session finds its images there."""
@@ -74,6 +82,29 @@ def pods(cluster: ControlPlane) -> Iterator[Pods]:
 def product(node: Node) -> Installation:
     """Fleetkeeper installed on the node by Helm: images built, chart, operator ready."""
     return install_on_node(node)
+
+
+@pytest.fixture(scope="session")
+def fleet(product: Installation, node: Node) -> Iterator[Fleet]:
+    """One replica of the tiny model behind a router that keeps sessions together: shared.
+
+    Each test leaves it as it found it, but for pods that it had to replace.
+    """
+    tenant = f"tenant-{uuid.uuid4().hex[:6]}"
+    ensure_namespace(product.cluster, tenant)
+    put_model(product.cluster, node, tenant)
+    manifest = tiny(
+        replicas=1,
+        routing={"policy": "SessionAffinity"},
+        # Out of reach for a full batch: there is always something to do for the batch limits.
+        objectives={"batchTimeMilliseconds": 20},
+    )
+    fleet = Fleet(product.cluster, tenant, "tiny")
+    fleet.said = say
+    fleet.kubectl("apply", "-f", "-", given=json.dumps(manifest))
+    fleet.await_ready(1)
+    yield fleet
+    product.cluster.kubectl("delete", "namespace", tenant, "--wait=false")
 
 
 @pytest.fixture
