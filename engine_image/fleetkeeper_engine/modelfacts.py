@@ -41,7 +41,28 @@ class ModelFacts:
     """Numbers kept in the KV cache for one token, all layers, keys and values."""
     max_length: int
     """Tokens of a sequence that the config allows."""
-    largest_adapter_rank: int = 0
+    adapter_ranks: tuple[int, ...] = ()
+    """Of each LoRA adapter that is loaded at start."""
+
+    @property
+    def largest_adapter_rank(self) -> int:
+        """What --max-lora-rank must allow; 0 without adapters."""
+        return max(self.adapter_ranks, default=0)
+
+    def adapters_bytes(self, dtype: DType) -> int:
+        """Upper bound of the memory of the adapters, over all ranks: each takes two places.
+
+        vLLM keeps every adapter in main memory and in a slot of full size: for each linear layer
+        of `in` and `out` values rank x (in + out) numbers, the rank rounded up to a kernel's. A
+        decoder layer of width h with an MLP of i has at most rank x (12 h + 3 i) of them, the output
+        rank x (h + vocabulary).
+        """
+        if not self.adapter_ranks:
+            return 0
+        rank = lora_rank(self.largest_adapter_rank)
+        layer = 12 * self.hidden + 3 * self.intermediate
+        slot = rank * (self.layers * layer + self.hidden + self.vocabulary)
+        return 2 * len(self.adapter_ranks) * slot * DTYPE_BYTES[dtype]
 
     def weights_bytes(self, dtype: DType, *, quantized: bool = False) -> int:
         """Memory of the weights when loaded as `dtype`; quantised weights keep their stored size."""
@@ -74,7 +95,7 @@ def read_facts(directory: Path, adapters: Iterable[Path] = ()) -> ModelFacts:
             vocabulary=_number(shape, "vocab_size", 1),
             kv_values_per_token=_kv_values_per_token(shape),
             max_length=_number(shape, "max_position_embeddings", 2048),
-            largest_adapter_rank=max((_adapter_rank(path) for path in adapters), default=0),
+            adapter_ranks=tuple(_adapter_rank(path) for path in adapters),
         )
     except (TypeError, ValueError) as error:
         raise StartRefusedError(

@@ -220,6 +220,8 @@ def _cpu_plan(
     batching, engine = document.batching, document.engine
     length = engine.max_model_length or facts.max_length
     weights = facts.weights_bytes(dtype, quantized=engine.quantization is not None)
+    # vLLM takes adapters from its own budget on CUDA; on CPU the cache's size is told without them.
+    weights += facts.adapters_bytes(dtype)
     one = sequence_bytes(length, facts.kv_bytes_per_token(dtype))
     base = desired_cpu_base_bytes(
         ranks=engine.tensor_parallel_size,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from supervised_engine import ENGINE_PYTHON, STOCK_PYTHON, StartEngine
+from supervised_engine import ENGINE_PYTHON, STOCK_PYTHON, RunningEngine, StartEngine
+from tiny_adapter import make_tiny_adapter
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -56,15 +57,51 @@ def test_installed_twice_is_as_installed_once(installed: Path) -> None:
     assert sorted(str(path) for path in installed.rglob("*.py")) == before
 
 
-def test_an_injected_supervisor_runs_a_stock_vllm(start: StartEngine, installed: Path) -> None:
-    """Delivery `inject`: ready, live limits on, our plugin found by its entry point, a clean end."""
-    engine = start(python=STOCK_PYTHON, launcher=installed / "bin" / "fleetkeeper-engine")
-    engine.wait_ready()
-    assert engine.complete(8).status_code == 200
-    metrics = engine.metrics()
-    assert metrics["fleetkeeper_live_limits_supported"] == 1
-    assert engine.put_limits(8, 512, lease_s=5).status_code == 200
-    assert (
-        engine.vllm_process("APIServer").environ()["PYTHONPATH"].startswith(str(installed / "own"))
+@pytest.fixture(scope="module")
+def injected(
+    _starter: StartEngine, installed: Path, tmp_path_factory: pytest.TempPathFactory
+) -> RunningEngine:
+    """Delivery `inject`: the installed copy supervises the stock vLLM; with a LoRA adapter."""
+    adapter = make_tiny_adapter(tmp_path_factory.mktemp("adapters") / "pirate", rank=12)
+    found = _starter(
+        sections={"model": {"adapters": [{"name": "pirate", "path": str(adapter)}]}},
+        python=STOCK_PYTHON,
+        launcher=installed / "bin" / "fleetkeeper-engine",
     )
-    assert engine.stop() == 0
+    found.wait_ready()
+    return found
+
+
+def test_an_injected_supervisor_runs_a_stock_vllm(injected: RunningEngine, installed: Path) -> None:
+    """Ready, live limits on, and our package is the installed one."""
+    assert injected.complete(8).status_code == 200
+    assert injected.metrics()["fleetkeeper_live_limits_supported"] == 1
+    assert injected.put_limits(8, 512, lease_s=5).status_code == 200
+    path = injected.vllm_process("APIServer").environ()["PYTHONPATH"]
+    assert path.startswith(str(installed / "own"))
+
+
+def test_an_adapter_is_loaded_at_start_and_served_under_its_name(injected: RunningEngine) -> None:
+    """Its greedy answer is its own; it passes tiers and counters like the model; a stranger is 404."""
+    listed = injected.session.get(f"{injected.url}/v1/models", timeout=30).json()["data"]
+    assert {model["id"] for model in listed} == {"tiny", "pirate"}
+    before = injected.metrics()
+    texts = {}
+    for name in ("tiny", "pirate"):
+        answers = [injected.complete(24, model=name, temperature=0) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        told = {answer.json()["choices"][0]["text"] for answer in answers}
+        assert len(told) == 1, "greedy: the same each time"
+        texts[name] = told.pop()
+    assert texts["tiny"] != texts["pirate"]
+    assert injected.complete(4, model="parrot").status_code == 404
+    after = injected.metrics()
+    arrivals = 'fleetkeeper_arrivals_total{tier="standard"}'
+    assert after[arrivals] - before[arrivals] == 5
+    tokens = "fleetkeeper_generation_tokens_total"
+    assert after[tokens] - before[tokens] == 4 * 24
+
+
+def test_an_injected_supervisor_ends_cleanly(injected: RunningEngine) -> None:
+    """Last: SIGTERM drains and ends with 0."""
+    assert injected.stop() == 0

@@ -229,6 +229,9 @@ def test_the_rank_of_adapters_is_rounded_up_to_a_kernel(tmp_path: Path) -> None:
         (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
     facts = read_facts(directory, [tmp_path / "x", tmp_path / "y"])
     assert (facts.largest_adapter_rank, lora_rank(facts.largest_adapter_rank)) == (30, 32)
+    one = read_facts(directory, [tmp_path / "y"]).adapters_bytes(DType.FLOAT32)
+    assert facts.adapters_bytes(DType.FLOAT32) == 2 * one, "every slot has the largest rank"
+    assert read_facts(directory).adapters_bytes(DType.FLOAT32) == 0
     (tmp_path / "x" / "adapter_config.json").unlink()
     with pytest.raises(StartRefusedError, match="adapter_config") as refused:
         read_facts(directory, [tmp_path / "x"])
