@@ -11,13 +11,13 @@ import time
 import pytest
 
 from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.demo.inject import kill_operators
 from fleetkeeper_local.demo.installation import PROFILE, Installation
 from service_world import (
     await_operators,
     complete,
     effective_sequences,
     failures,
-    kill_operators,
     requests_served,
     steady,
     tracebacks,

@@ -8,12 +8,12 @@ import uuid
 import pytest
 
 from fleetkeeper_local.demo.fleet import Fleet, condition_of
+from fleetkeeper_local.demo.inject import freeze_engine
 from fleetkeeper_local.demo.installation import NAMESPACE, Installation, ensure_namespace
 from fleetkeeper_local.node import Node
 from service_world import (
     complete,
     failures,
-    freeze_engine,
     in_container,
     steady,
     tiny,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -94,41 +91,6 @@ def requests_served(fleet: Fleet) -> dict[str, float]:
 def effective_sequences(pod: PodFacts) -> float:
     """The limit of sequences in force in an engine."""
     return metrics(pod)['fleetkeeper_limit_sequences{kind="effective"}']
-
-
-def processes_of(pod_uid: str, wanted: Callable[[str], bool]) -> list[int]:
-    """Processes in the cgroups of one pod, by their command line; on this machine."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            groups = (folder / "cgroup").read_text()
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if pod_uid in groups.replace("_", "-") and wanted(command):
-            found.append(int(folder.name))
-    return found
-
-
-def freeze_engine(pod: PodFacts) -> int:
-    """Stops the core of a pod's vLLM, as a hang would; returns its process id."""
-    (core,) = processes_of(pod.uid, lambda command: command.startswith("VLLM::EngineCore"))
-    os.kill(core, signal.SIGSTOP)
-    return core
-
-
-def kill_operators(installation: Installation) -> int:
-    """kill -9 of every operator process; returns how many there were."""
-    killed = 0
-    for pod in installation.operators():
-        for pid in processes_of(
-            pod["metadata"]["uid"], lambda command: "fleetkeeper" in command and "run" in command
-        ):
-            os.kill(pid, signal.SIGKILL)
-            killed += 1
-    return killed
 
 
 def await_operators(installation: Installation, count: int, timeout_s: float = 180.0) -> None:

@@ -1,0 +1,56 @@
+"""Faults, put into a running fleet from outside: what a machine, a network or a bug would do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from fleetkeeper_local.demo.fleet import PodFacts
+from fleetkeeper_local.demo.installation import Installation
+from fleetkeeper_local.errors import LocalError
+
+
+def processes_of(pod_uid: str, wanted: Callable[[str], bool]) -> list[int]:
+    """Processes of this machine in the cgroups of one pod, chosen by their command line."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            groups = (folder / "cgroup").read_text()
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # systemd's cgroup driver writes the UID with underscores.
+        if pod_uid in groups.replace("_", "-") and wanted(command):
+            found.append(int(folder.name))
+    return found
+
+
+def freeze_engine(pod: PodFacts) -> int:
+    """Stops the core of a pod's vLLM, as a hang would: its port stays open. Returns its pid.
+
+    Raises:
+        LocalError: the pod has no such process on this machine.
+    """
+    cores = processes_of(pod.uid, lambda command: command.startswith("VLLM::EngineCore"))
+    if len(cores) != 1:
+        raise LocalError(f"pod {pod.name} has {len(cores)} engine cores on this machine, not one")
+    os.kill(cores[0], signal.SIGSTOP)
+    return cores[0]
+
+
+def kill_operators(installation: Installation) -> int:
+    """Kill -9 of every operator process on this machine; returns how many there were."""
+    pids = [
+        pid
+        for pod in installation.operators()
+        for pid in processes_of(
+            pod["metadata"]["uid"], lambda command: "fleetkeeper run" in command
+        )
+    ]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return len(pids)

@@ -1,0 +1,143 @@
+"""What happened in a run: moments, and the fleet's own words for its decisions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fleetkeeper_local.load.open_loop import Sample
+from fleetkeeper_local.load.summary import Row, summarise
+
+OURS, FLEET = "demo", "fleetkeeper"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened, in seconds of the wall clock."""
+
+    at_s: float
+    who: str
+    """`demo` did it to the fleet, or `fleetkeeper` decided it."""
+    text: str
+    label: str = ""
+    """A few words for the figure; empty: not marked there."""
+
+
+def seconds_of(timestamp: str) -> float:
+    """Kubernetes' time in seconds."""
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def moments_of_events(events: Iterable[dict[str, Any]], since_s: float) -> list[Moment]:
+    """What the operator told of the service, in order of time; the same words twice count once."""
+    found: dict[tuple[str, str], Moment] = {}
+    for event in events:
+        when = event.get("eventTime") or event.get("firstTimestamp") or event.get("lastTimestamp")
+        reason, text = str(event.get("reason", "")), str(event.get("message", ""))
+        if when is None or seconds_of(when) < since_s or (reason, text) in found:
+            continue
+        found[reason, text] = Moment(seconds_of(when), FLEET, text, reason)
+    return sorted(found.values(), key=lambda moment: moment.at_s)
+
+
+def moments_of_decisions(decisions: Iterable[dict[str, Any]], since_s: float) -> list[Moment]:
+    """The decisions in a status that changed something."""
+    moments = []
+    for row in decisions:
+        at_s = seconds_of(str(row["time"]))
+        if at_s < since_s:
+            continue
+        change = f"{row['what']} {row.get('from', '?')} -> {row.get('to', '?')}"
+        message = str(row.get("message", ""))
+        text = message if message.lower().startswith(str(row["what"])) else f"{change}: {message}"
+        moments.append(Moment(at_s, FLEET, text, change))
+    return sorted(moments, key=lambda moment: moment.at_s)
+
+
+def merged(*lists: Iterable[Moment]) -> list[Moment]:
+    """All moments in order of time; what was told twice within two seconds counts once."""
+    result: list[Moment] = []
+    for moment in sorted((m for each in lists for m in each), key=lambda m: m.at_s):
+        recent = [m.text for m in result if moment.at_s - m.at_s <= 2.0]
+        if moment.text not in recent:
+            result.append(moment)
+    return result
+
+
+def page(
+    title: str,
+    *,
+    start_s: float,
+    moments: Sequence[Moment],
+    samples: Sequence[Sample],
+    frozen: tuple[float, float] | None,
+    figure: str,
+) -> str:
+    """One page of text: what happened, when and why; requests by stage and tier; failures by cause.
+
+    Args:
+        title: the first line.
+        start_s: when the load began, by the wall clock.
+        moments: in order of time.
+        samples: all requests; their times count from `start_s`.
+        frozen: from when to when, in seconds after `start_s`, a frozen engine held requests.
+        figure: the name of the figure's file.
+    """
+    lines = [title, "=" * len(title), "", "What happened (seconds after the load began)", ""]
+    lines += [
+        f"{moment.at_s - start_s:7.0f}  {'** ' if moment.who == OURS else '   '}{moment.text}"
+        for moment in moments
+    ]
+    lines += [
+        "",
+        "** was done to the fleet; everything else is what Fleetkeeper said of itself.",
+        "",
+    ]
+    lines += ["Requests by stage", "", *_table(summarise(samples, lambda s: s.arrival.phase)), ""]
+    lines += ["Requests by tier", "", *_table(summarise(samples)), ""]
+    lines += [*_failures(samples, frozen), "", f"Figure: {figure}"]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    head = f"{'':12}{'sent':>7}{'answered':>10}{'refused':>9}{'failed':>8}{'p50 s':>8}{'p95 s':>8}{'1st token p95 s':>17}"
+    return [head] + [
+        f"{row.name:12}{row.requests:7}{row.succeeded:10}{row.shed:9}{row.failures:8}"
+        f"{_number(row.p50_s):>8}{_number(row.p95_s):>8}{_number(row.first_token_p95_s):>17}"
+        for row in rows
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def failed(samples: Iterable[Sample]) -> list[Sample]:
+    """Requests that neither succeeded nor were refused with 429 after all tries."""
+    return [s for s in samples if not s.outcome.ok and s.outcome.status != 429]
+
+
+def inside(samples: Iterable[Sample], span: tuple[float, float] | None) -> list[Sample]:
+    """Those that were on their way while an engine was frozen, and broke off with it."""
+    if span is None:
+        return []
+    begin, end = span
+    return [s for s in samples if s.sent_s <= end and s.ended_s >= begin]
+
+
+def _failures(samples: Sequence[Sample], frozen: tuple[float, float] | None) -> list[str]:
+    broken = failed(samples)
+    if not broken:
+        return ["Failed requests: none."]
+    held = inside(broken, frozen)
+    share = f"{len(held)} of them in the frozen engine or on their way to it"
+    lines = [f"Failed requests: {len(broken)} of {len(samples)}; {share}."]
+    causes: dict[str, int] = {}
+    for sample in broken:
+        where = "frozen engine" if sample in held else "elsewhere"
+        key = f"{sample.outcome.cause} ({where})"
+        causes[key] = causes.get(key, 0) + 1
+    lines += [f"{count:6}  {cause}" for cause, count in sorted(causes.items())]
+    return lines
