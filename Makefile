@@ -9,7 +9,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 LOCAL := $(BIN)/python -m fleetkeeper_local
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs images up down test test-unit test-cluster test-engine test-e2e clean
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs images up down demo demo-down test test-unit test-cluster test-engine test-e2e clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -54,6 +54,12 @@ up: setup ## Start a real single-node Kubernetes on this machine (root)
 
 down: setup ## Remove it
 	@$(LOCAL) down
+
+demo: setup setup-engine programs ## The whole product on real parts: install, load, faults, a page and a figure (DEMO_KUBECONFIG: on your cluster)
+	@$(BIN)/python -m fleetkeeper_local.demo up
+
+demo-down: setup ## Remove what the demo made
+	@$(BIN)/python -m fleetkeeper_local.demo down
 
 test: check setup-engine programs ## Everything, in one run of pytest
 	@$(PYTEST) tests/unit tests/cluster tests/engine tests/e2e

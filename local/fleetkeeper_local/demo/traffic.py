@@ -63,7 +63,7 @@ class Traffic:
         Raises:
             Exception: whatever broke the generator itself; failed requests are samples.
         """
-        self._end()
+        self.end()
         return self.wait()
 
     def wait(self) -> list[Sample]:
@@ -89,10 +89,11 @@ class Traffic:
         trace: TracebackType | None,
     ) -> None:
         """Stops."""
-        self._end()
+        self.end()
         self._thread.join()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Sends nothing more; what is under way goes on."""
         self._stopped.set()
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop ended by itself just now

@@ -1,0 +1,153 @@
+"""`make demo` and `make demo-down`."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleetkeeper_local.demo.cluster import Cluster
+from fleetkeeper_local.demo.figure import draw
+from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.demo.installation import (
+    NAMESPACE,
+    Installation,
+    apply_example,
+    ensure_namespace,
+)
+from fleetkeeper_local.demo.play import Play
+from fleetkeeper_local.demo.record import (
+    Moment,
+    failed,
+    inside,
+    merged,
+    moments_of_decisions,
+    moments_of_events,
+    page,
+)
+from fleetkeeper_local.demo.series import queries, read_series
+from fleetkeeper_local.demo.show import Show
+from fleetkeeper_local.demo.stage import GivenStage, LocalStage, Stage, reached
+from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.node import Node
+from fleetkeeper_local.nodeflags import read_settings
+from fleetkeeper_local.paths import REPOSITORY, data_dir
+from fleetkeeper_local.report import say
+
+TENANT = "fleetkeeper-demo"
+TITLE = "Fleetkeeper: load, four times the load, three faults"
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+Out = Annotated[Path, typer.Option("--out", help="Where the page and the figure go.")]
+
+
+@app.command()
+def up(
+    out: Out = REPOSITORY / "out" / "demo",
+    rate: Annotated[float, typer.Option(help="Requests a second at first.", min=0.1)] = 3.0,
+) -> None:
+    """Install everything, load it, break it, and say what happened.
+
+    On the local node; with DEMO_KUBECONFIG on a cluster of yours. There DEMO_VALUES names a file of
+    the chart's values with images that it can pull, and DEMO_PROMETHEUS an address for the figure.
+    """
+    began = time.monotonic()
+    try:
+        broken = _run(_stage(), out, rate, began)
+    except LocalError as error:
+        typer.echo(f"demo: {error}", err=True)
+        raise typer.Exit(1) from error
+    if broken:
+        typer.echo(f"demo: {broken} requests failed outside the frozen engine", err=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def down() -> None:
+    """Remove what the demo made: the local node, or on a cluster of yours the demo's namespaces."""
+    given = os.environ.get("DEMO_KUBECONFIG")
+    try:
+        if given:
+            cluster = Cluster(Path(given))
+            cluster.kubectl("delete", "namespace", TENANT, "--ignore-not-found")
+            Installation(cluster).uninstall()
+            cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
+        elif data_dir().exists():
+            Node(read_settings(data_dir())).down()
+    except LocalError as error:
+        typer.echo(f"demo: {error}", err=True)
+        raise typer.Exit(1) from error
+    say("the demo is gone" + ("; the CRD stays, as the chart says" if given else ""))
+
+
+def _stage() -> Stage:
+    given = os.environ.get("DEMO_KUBECONFIG")
+    if not given:
+        return LocalStage(Node(read_settings(data_dir())))
+    values = os.environ.get("DEMO_VALUES")
+    if not values:
+        raise LocalError(
+            "DEMO_KUBECONFIG is set: set DEMO_VALUES too, a values file of charts/fleetkeeper with "
+            "image names that the cluster can pull (docs/operations.md)"
+        )
+    return GivenStage(
+        Cluster(Path(given)), Path(values), os.environ.get("DEMO_PROMETHEUS", "").rstrip("/")
+    )
+
+
+def _run(stage: Stage, out: Path, rate: float, began: float) -> int:
+    """Plays it all; returns how many requests failed that no frozen engine explains."""
+    installation = stage.install()
+    ensure_namespace(stage.cluster, TENANT)
+    stage.put_model(TENANT)
+    say("kubectl apply -f examples/tiny.yaml")
+    fleet = apply_example(stage.cluster, TENANT)
+    fleet.said = say
+    fleet.await_ready()
+    say(f"the fleet is Ready ({time.monotonic() - began:.0f} s after the start)")
+    with (
+        reached(stage, fleet) as address,
+        Show(stage.cluster.kubeconfig, NAMESPACE, TENANT) as show,
+    ):
+        play = Play(stage, installation, fleet, address, rate, show.look)
+        play.run()
+    end_s = time.time()
+    moments = merged(play.moments, _told(fleet, play.start_s))
+    samples = play.samples()
+    figure = out / "demo.png"
+    if stage.prometheus_url:
+        panels = {
+            name: read_series(stage.prometheus_url, query, play.start_s, end_s)
+            for name, query in queries(TENANT, fleet.name).items()
+        }
+        draw(panels, moments, play.start_s, figure)
+    text = page(
+        TITLE,
+        start_s=play.start_s,
+        moments=moments,
+        samples=samples,
+        frozen=play.frozen_span(),
+        figure=str(figure) if stage.prometheus_url else "none: no Prometheus was named",
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    written = out / "demo.txt"
+    written.write_text(text)
+    typer.echo(text)
+    typer.echo(f"The same page: {written}. It took {time.monotonic() - began:.0f} s in all.")
+    broken = failed(samples)
+    return len(broken) - len(inside(broken, play.frozen_span()))
+
+
+def _told(fleet: Fleet, since_s: float) -> list[Moment]:
+    """What Fleetkeeper said of the fleet since the load began."""
+    return merged(
+        moments_of_events(fleet.cluster.events(fleet.namespace, fleet.name), since_s),
+        moments_of_decisions(fleet.status().get("decisions") or (), since_s),
+    )
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,180 @@
+"""The demo's course: load once, fourfold, once again; three faults; each stage ends by an event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from fleetkeeper_local.demo.fleet import Fleet, PodFacts
+from fleetkeeper_local.demo.installation import Installation
+from fleetkeeper_local.demo.record import OURS, Moment
+from fleetkeeper_local.demo.stage import Stage
+from fleetkeeper_local.demo.traffic import Traffic
+from fleetkeeper_local.load.open_loop import Sample
+from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
+
+LOOK_S = 1.0
+SEED = 20_240_607
+YOUNG_S = 60.0
+"""The operator judges no replica by its first minute."""
+SURGE_MAX_S, RECOVERY_MAX_S = 240.0, 240.0
+PROMETHEUS_GONE_S = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something to do once, so many seconds into a stage."""
+
+    at_s: float
+    do: Callable[[], None]
+
+
+@dataclass
+class Play:
+    """One run on a fleet that is Ready.
+
+    Attributes:
+        stage: the cluster, and what may be done to it.
+        installation: the operator.
+        fleet: the service under load.
+        base_url: its API's address from here.
+        rate_per_s: requests a second in the first stage.
+        look: called about once a second, to show how it goes.
+        moments: what was done to the fleet.
+    """
+
+    stage: Stage
+    installation: Installation
+    fleet: Fleet
+    base_url: str
+    rate_per_s: float
+    look: Callable[[Play], None]
+    moments: list[Moment] = field(default_factory=list)
+    traffic: list[Traffic] = field(default_factory=list)
+    frozen: PodFacts | None = None
+    frozen_at_s: float | None = None
+    ejected_at_s: float | None = None
+    phase: str = ""
+    _prometheus_is_gone: bool = False
+
+    @property
+    def start_s(self) -> float:
+        """When the load began, by the wall clock."""
+        return self.traffic[0].started_at_s
+
+    def run(self) -> None:
+        """Plays all stages, and waits for the last answers."""
+        began_s = time.time()
+        try:
+            self._load("x1", 1.0, YOUNG_S, lambda: True, YOUNG_S)
+            self._load(
+                "x4", 4.0, 60.0, self._has_two_ready, SURGE_MAX_S, Act(15.0, self._kill_operators)
+            )
+            acts = [Act(5.0, self._freeze), Act(20.0, self._stop_prometheus)]
+            acts.append(Act(20.0 + PROMETHEUS_GONE_S, self._start_prometheus))
+            self._load("x1 again", 1.0, 80.0, self._has_recovered, RECOVERY_MAX_S, *acts)
+        finally:
+            self._start_prometheus()
+            for traffic in self.traffic:
+                traffic.end()
+        self._note("the load ended; waiting for the last answers", "")
+        for traffic in self.traffic:
+            traffic.wait()
+        self._note(f"everything was answered, {time.time() - began_s:.0f} s after the start", "")
+
+    def samples(self) -> list[Sample]:
+        """All requests of all stages; times in seconds after the load began."""
+        found = []
+        for traffic in self.traffic:
+            shift_s = traffic.started_at_s - self.start_s
+            found += [
+                replace(
+                    sample,
+                    intended_s=sample.intended_s + shift_s,
+                    sent_s=sample.sent_s + shift_s,
+                    ended_s=sample.ended_s + shift_s,
+                )
+                for sample in list(traffic.samples)
+            ]
+        return sorted(found, key=lambda sample: sample.intended_s)
+
+    def frozen_span(self) -> tuple[float, float] | None:
+        """From when to when (after the load's begin) requests could be caught in the frozen engine."""
+        if self.frozen_at_s is None:
+            return None
+        end_s = self.ejected_at_s or self.frozen_at_s + 60.0
+        return (self.frozen_at_s - self.start_s, end_s - self.start_s)
+
+    # -- stages -------------------------------------------------------------------------------
+
+    def _load(
+        self,
+        name: str,
+        factor: float,
+        least_s: float,
+        until: Callable[[], bool],
+        most_s: float,
+        *acts: Act,
+    ) -> None:
+        """Load for at least `least_s`, until the event came, at most `most_s`; acts at their times."""
+        rate = factor * self.rate_per_s
+        arrivals = plan_arrivals([Phase(name, most_s, rate)], Shape(), SEED + len(self.traffic))
+        traffic = Traffic(self.base_url, self.fleet.name, arrivals).start()
+        self.traffic.append(traffic)
+        self.phase = name
+        self._note(f"load {name}: {rate:g} requests a second", name)
+        begin_s, waiting = time.monotonic(), sorted(acts, key=lambda act: act.at_s)
+        while (elapsed_s := time.monotonic() - begin_s) < most_s:
+            while waiting and waiting[0].at_s <= elapsed_s:
+                waiting.pop(0).do()
+            self._watch_frozen()
+            self.look(self)
+            if not waiting and elapsed_s >= least_s and until():
+                break
+            time.sleep(LOOK_S)
+        traffic.end()
+
+    def _has_two_ready(self) -> bool:
+        return sum(pod.ready for pod in self.fleet.engines()) >= 2
+
+    def _has_recovered(self) -> bool:
+        """The frozen engine was ended, by whoever noticed first."""
+        if self.frozen is None:
+            return True
+        return self.frozen.identity not in [pod.identity for pod in self.fleet.engines()]
+
+    # -- faults -------------------------------------------------------------------------------
+
+    def _kill_operators(self) -> None:
+        killed = self.stage.kill_operators(self.installation)
+        self._note(f"kill -9 of {killed} operator processes", "operators killed")
+
+    def _freeze(self) -> None:
+        ready = [pod for pod in self.fleet.engines() if pod.ready]
+        self.frozen = ready[0]
+        self.frozen_at_s = time.time()
+        self.stage.freeze_engine(self.fleet, self.frozen)
+        self._note(f"SIGSTOP of the engine in {self.frozen.name}", "engine frozen")
+
+    def _watch_frozen(self) -> None:
+        if self.frozen is None or self.ejected_at_s is not None:
+            return
+        same = [pod for pod in self.fleet.engines() if pod.identity == self.frozen.identity]
+        if not any(pod.ready for pod in same):
+            self.ejected_at_s = time.time()
+            self._note(f"{self.frozen.name} gets no requests any more", "", who="kubernetes")
+
+    def _stop_prometheus(self) -> None:
+        self._prometheus_is_gone = self.stage.stop_prometheus()
+        if self._prometheus_is_gone:
+            self._note("Prometheus stopped", "Prometheus stopped")
+
+    def _start_prometheus(self) -> None:
+        if self._prometheus_is_gone:
+            self._prometheus_is_gone = False
+            self.stage.start_prometheus()
+            self._note("Prometheus started again", "Prometheus back")
+
+    def _note(self, text: str, label: str, who: str = OURS) -> None:
+        self.moments.append(Moment(time.time(), who, text, label))

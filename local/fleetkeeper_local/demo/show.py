@@ -1,0 +1,74 @@
+"""How it goes, live: `fleetkeeper top` above, the load below; plain lines where there is no screen."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from fleetkeeper.commands.fleet_source import FleetSource
+from fleetkeeper.commands.fleet_view import views_of
+from fleetkeeper.commands.top import fleet_table
+from fleetkeeper_local.demo.play import Play
+
+LINE_EVERY_S = 5.0
+MOMENTS_SHOWN = 6
+
+
+class Show:
+    """A context manager; `look` is given to the play."""
+
+    def __init__(self, kubeconfig: Path, operator_namespace: str, namespace: str) -> None:
+        """Reads like `fleetkeeper top`, with the same kubeconfig."""
+        os.environ["KUBECONFIG"] = str(kubeconfig)
+        self._source = FleetSource(operator_namespace)
+        self._namespace = namespace
+        self._console = Console()
+        self._live = Live(console=self._console, auto_refresh=False)
+        self._next_line_s = 0.0
+
+    def __enter__(self) -> Self:
+        """Begins to draw."""
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves the last look on the screen."""
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def look(self, play: Play) -> None:
+        """Draws, or prints a line every few seconds."""
+        if self._console.is_terminal:
+            self._live.update(self._screen(play), refresh=True)
+        elif time.monotonic() >= self._next_line_s:
+            self._next_line_s = time.monotonic() + LINE_EVERY_S
+            self._console.print(f"{_load_line(play)} | {play.fleet.summary()}", soft_wrap=True)
+
+    def _screen(self, play: Play) -> RenderableType:
+        fleet = self._source.look(self._namespace)
+        rows: list[RenderableType] = [
+            fleet_table(views_of(fleet.services, fleet.gauges), time.time()),
+            Text(""),
+            Text(_load_line(play), style="bold"),
+        ]
+        rows += [
+            Text(f"{moment.at_s - play.start_s:6.0f} s  {moment.text}", style="yellow")
+            for moment in play.moments[-MOMENTS_SHOWN:]
+        ]
+        return Group(*rows)
+
+
+def _load_line(play: Play) -> str:
+    sent = sum(traffic.sent for traffic in play.traffic)
+    samples = [sample for traffic in play.traffic for sample in list(traffic.samples)]
+    causes = Counter("answered" if s.outcome.ok else s.outcome.cause for s in samples)
+    shown = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+    return f"{time.time() - play.start_s:4.0f} s  load {play.phase}: {sent} sent, {shown or 'none answered yet'}"
