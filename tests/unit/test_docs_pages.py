@@ -204,3 +204,24 @@ def test_a_change_that_the_docs_call_quiet_restarts_no_engine(path: str) -> None
 @pytest.mark.parametrize("path", sorted(ROLLED_OUT))
 def test_a_change_that_the_docs_call_a_roll_out_is_one(path: str) -> None:
     assert _template_hash(path, ROLLED_OUT[path]) != _template_hash()
+
+
+# -- SECURITY.md -----------------------------------------------------------------------------------------
+
+
+def _threats() -> dict[str, list[str]]:
+    """{threat: the tests that its row names}."""
+    lines = (ROOT / "SECURITY.md").read_text().split("## Threats")[1].split("\n## ")[0].splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| ")][2:]
+    return {row[0].strip("| "): re.findall(r"`(tests/[^`]+)`", row[2]) for row in rows}
+
+
+@pytest.mark.parametrize("threat", sorted(_threats()))
+def test_every_threat_names_tests_that_exist(threat: str) -> None:
+    tests = _threats()[threat]
+    assert tests, "a threat without a test"
+    for test in tests:
+        file, _, function = test.partition("::")
+        assert re.search(rf"^(async )?def {function}\(", (ROOT / file).read_text(), re.MULTILINE), (
+            test
+        )
