@@ -90,21 +90,17 @@ def fleet(product: Installation, node: Node) -> Iterator[Fleet]:
 
     Each test leaves it as it found it, but for pods that it had to replace.
     """
-    tenant = f"tenant-{uuid.uuid4().hex[:6]}"
+    tenant = "tenant-kept" if KEEP else f"tenant-{uuid.uuid4().hex[:6]}"
     ensure_namespace(product.cluster, tenant)
     put_model(product.cluster, node, tenant)
-    manifest = tiny(
-        replicas=1,
-        routing={"policy": "SessionAffinity"},
-        # Out of reach for a full batch: there is always something to do for the batch limits.
-        objectives={"batchTimeMilliseconds": 20},
-    )
+    manifest = tiny(replicas=1, routing={"policy": "SessionAffinity"})
     fleet = Fleet(product.cluster, tenant, "tiny")
     fleet.said = say
     fleet.kubectl("apply", "-f", "-", given=json.dumps(manifest))
     fleet.await_ready(1)
     yield fleet
-    product.cluster.kubectl("delete", "namespace", tenant, "--wait=false")
+    if not KEEP:
+        product.cluster.kubectl("delete", "namespace", tenant, "--wait=false")
 
 
 @pytest.fixture

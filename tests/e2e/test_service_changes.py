@@ -16,8 +16,8 @@ from fleetkeeper_local.demo.installation import PROFILE, Installation
 from service_world import (
     await_operators,
     complete,
-    effective_sequences,
     failures,
+    limits,
     requests_served,
     steady,
     tracebacks,
@@ -74,15 +74,26 @@ def test_memory_stays_within_the_cap_and_the_peak_is_reported(fleet: Fleet) -> N
 
 
 def test_batch_limits_change_in_running_engines(fleet: Fleet) -> None:
-    """Steps take longer than asked for: the limit falls, by order, without any restart."""
+    """By signed orders, up with the queue: no pod is restarted, no request lost."""
     before = [pod.identity for pod in fleet.engines()]
-    start = effective_sequences(fleet.engines()[0])
-    with steady(fleet, 16.0, seed=3) as traffic:
-        fleet.until(lambda: effective_sequences(fleet.engines()[0]) < start, "a lower limit", 180.0)
-        status = fleet.until(
-            lambda: (fleet.status().get("batching") or {}).get("sequences"), "status.batching"
+    ordered = fleet.until(
+        lambda: (
+            (now := limits(fleet.engines()[0]))["wanted"] == now["effective"] < now["ceiling"]
+            and now["effective"]
+        ),
+        "a first order",
+    )
+    with steady(fleet, 25.0, seed=3) as traffic:
+        changed = fleet.until(
+            lambda: (
+                (now := limits(fleet.engines()[0])["effective"]) != ordered
+                and fleet.status()["batching"]["sequences"] == now
+                and now
+            ),
+            "another limit under load, told in the status",
         )
-        assert status < start or fleet.status()["batching"]["reason"]
+        assert fleet.status()["batching"]["appliedReplicas"] == 1
+    assert 4 <= changed <= 32
     assert failures(traffic.samples) == []
     assert [pod.identity for pod in fleet.engines()] == before
 

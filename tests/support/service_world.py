@@ -59,11 +59,15 @@ def steady(fleet: Fleet, rate_per_s: float, *, seed: int = 1, seconds: float = 3
 
 
 def failures(samples: Sequence[Sample]) -> list[str]:
-    """What went wrong, each with its time."""
+    """What went wrong, each with its time.
+
+    A busy machine may close tiers: 429 to standard and batch is an answer, to realtime never.
+    """
     return [
-        f"{sample.sent_s:.1f} s: {sample.outcome.cause} {sample.outcome.detail[:200]}"
+        f"{sample.sent_s:.1f} s, {sample.arrival.tier}: {sample.outcome.cause} {sample.outcome.detail[:200]}"
         for sample in samples
         if not sample.outcome.ok
+        and (sample.outcome.status != 429 or sample.arrival.tier == "realtime")
     ]
 
 
@@ -88,9 +92,11 @@ def requests_served(fleet: Fleet) -> dict[str, float]:
     }
 
 
-def effective_sequences(pod: PodFacts) -> float:
-    """The limit of sequences in force in an engine."""
-    return metrics(pod)['fleetkeeper_limit_sequences{kind="effective"}']
+def limits(pod: PodFacts) -> dict[str, float]:
+    """The limits of sequences of an engine: wanted, effective, floor, ceiling."""
+    seen = metrics(pod)
+    kinds = ("wanted", "effective", "floor", "ceiling")
+    return {kind: seen[f'fleetkeeper_limit_sequences{{kind="{kind}"}}'] for kind in kinds}
 
 
 def await_operators(installation: Installation, count: int, timeout_s: float = 180.0) -> None:
@@ -104,7 +110,7 @@ def await_operators(installation: Installation, count: int, timeout_s: float = 1
 def tracebacks(log: str) -> list[str]:
     """Lines of the operator's log that tell of a mistake of ours."""
     found = []
-    for line in log.splitlines():
+    for line in filter(None, log.splitlines()):
         try:
             entry = json.loads(line)
         except json.JSONDecodeError:
