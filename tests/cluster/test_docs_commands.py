@@ -82,11 +82,14 @@ class Fleet:
 
     def reset(self) -> None:
         """The service chat as it was made, whatever the page before did to it."""
-        text = json.dumps(CHAT)
-        try:
-            self.plane.kubectl("replace", "-f", "-", input=text)
-        except KubectlError:
-            self.plane.kubectl("create", "-f", "-", input=text)
+        there = self.plane.kubectl(
+            "-n", NAMESPACE, "get", "fis", "--ignore-not-found", "-o", "name"
+        )
+        if there.strip():
+            spec = json.dumps([{"op": "replace", "path": "/spec", "value": CHAT["spec"]}])
+            self.plane.kubectl("-n", NAMESPACE, "patch", "fis", "chat", "--type=json", "-p", spec)
+        else:
+            self.plane.kubectl("create", "-f", "-", input=json.dumps(CHAT))
 
     def empty(self) -> None:
         """No service yet, nor what it became."""
@@ -126,7 +129,11 @@ def fleet(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory)
     try:
         found = Fleet(control_plane, {**clean, **_shell(scratch)})
         found.reset()
-        found.wait_ready()
+        try:
+            found.wait_ready()
+        except KubectlError as problem:
+            said = (scratch / "operator.log").read_text()[-3000:]
+            raise AssertionError(f"the service did not become ready:\n{said}") from problem
         yield found
         assert operator.poll() is None, (scratch / "operator.log").read_text()[-3000:]
     finally:
