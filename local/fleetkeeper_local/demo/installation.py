@@ -52,6 +52,7 @@ class Installation:
         """
         if values is not None:
             self.values = dict(values)
+        self._end_interrupted()
         try:
             self.cluster.helm(
                 *("upgrade", "--install", self.release, str(CHART), "--create-namespace"),
@@ -60,6 +61,20 @@ class Installation:
             )
         except CommandError as error:
             raise CommandError(f"{error}\n{self.describe()}") from error
+
+    def _end_interrupted(self) -> None:
+        """Takes back what an interrupted Helm left half done: it would refuse every next step."""
+        try:
+            said = self.cluster.helm(
+                "status", self.release, "--namespace", self.namespace, "-o=json"
+            )
+        except CommandError:
+            return  # no release yet
+        state = json.loads(said)["info"]["status"]
+        if state == "pending-install":
+            self.uninstall()
+        elif state.startswith("pending"):
+            self.cluster.helm("rollback", self.release, "--namespace", self.namespace)
 
     def uninstall(self) -> None:
         """Removes the release; the CRD stays, as the chart says."""
