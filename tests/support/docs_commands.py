@@ -20,7 +20,7 @@ LINKED = ("charts", "crds", "examples")
 """What commands name, seen from the repository's root."""
 
 NOT_RUN: Mapping[str, str] = {
-    r"make (demo|test|test-[a-z0-9]+|setup|setup-engine|check|programs|lock|images|help)\b": "a stage of its own: .ci/run, or the test itself",
+    r"(DEMO_KUBECONFIG=.* )?make (demo|test|test-[a-z0-9]+|setup|setup-engine|check|programs|lock|images|help)\b": "a stage of its own: .ci/run, or the test itself",
     r"sudo ": "needs root and the whole machine; tests/e2e/test_node_lifecycle.py does the same",
     r"alias kubectl=|export KUBECONFIG=|fleetkeeper crds|fleetkeeper run": "goes with the control plane that the line before started",
     r"REGISTRY=": "names a registry that is the reader's",
