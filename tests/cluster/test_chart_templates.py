@@ -26,6 +26,7 @@ PROFILE = {
 }
 VALUE_SETS: dict[str, dict[str, Any]] = {
     "control-off": {"control": {"enabled": False, "tickSeconds": 10}},
+    "prometheus-only": {"control": {"directReads": False}},
     "prometheus-with-credentials": {
         "prometheus": {
             "url": "https://prometheus.monitoring:9090",

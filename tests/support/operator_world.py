@@ -176,6 +176,7 @@ class OperatorProcess:
                     "FLEETKEEPER_LISTEN_PORT": str(self.port),
                     # Fake pods have addresses and nothing behind them: nothing is to call them.
                     "FLEETKEEPER_CONTROL_ENABLED": "false",
+                    "FLEETKEEPER_DIRECT_READS": "false",
                     **self.env,
                     **env,
                 },

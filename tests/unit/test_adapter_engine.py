@@ -235,6 +235,7 @@ async def test_a_direct_scrape_gives_the_same_record() -> None:
     async with serving(handler) as engines:
         got = await engines.scrape_samples([(POD, EDGES)])
     assert len(got) == 1
+    assert got[0] is not None
     assert got[0].counters == pytest.approx(held.counters)
     assert got[0].gauges == pytest.approx(held.gauges)
     assert got[0].source is Source.DIRECT
@@ -250,6 +251,7 @@ async def test_a_direct_scrape_gives_the_same_record() -> None:
         "fleetkeeper_steps_total abc\n",
         "fleetkeeper_steps_total{ 1\n",
         "<html></html>",
+        "fleetkeeper_steps_total 1e999999 NaN x\n",
     ],
 )
 async def test_pods_without_usable_metrics_are_left_out(body: str) -> None:
@@ -259,7 +261,7 @@ async def test_pods_without_usable_metrics_are_left_out(body: str) -> None:
         return web.Response(text=body)
 
     async with serving(handler) as engines:
-        assert await engines.scrape_samples([(POD, EDGES), (POD, EDGES)]) == ()
+        assert await engines.scrape_samples([(POD, EDGES), (POD, EDGES)]) == (None, None)
 
 
 @pytest.mark.parametrize(

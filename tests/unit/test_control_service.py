@@ -15,6 +15,7 @@ from fleetkeeper.api.status import InferenceServiceStatus
 from fleetkeeper.api.types import BatchingMode, ScalingMode
 from fleetkeeper.plan.control.arbitrate import Order
 from fleetkeeper.plan.control.conclude import conclude
+from fleetkeeper.plan.control.constants import LOST_TICKS
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.memory import (
     ControlMemory,
@@ -27,6 +28,7 @@ from fleetkeeper.plan.control.remedies import Remedy
 from fleetkeeper.plan.control.replicas import ReplicasMemory
 from fleetkeeper.plan.control.samples import Gauges, PodSample, Source
 from fleetkeeper.plan.control.settings import settings_of
+from fleetkeeper.plan.control.source_breaker import decide_source_breaker
 from fleetkeeper.plan.control.values import (
     BreakerState,
     ControlSettings,
@@ -327,7 +329,26 @@ def test_the_lost_prometheus_is_told_while_pods_are_read_directly() -> None:
         assert decision.control.state is BreakerState.CLOSED
         conclusion = concluded(loop, decision)
         assert condition(conclusion, ConditionType.METRICS_AVAILABLE)[0] == "True"
+        shown = conclusion.status["breaker"]["source"]
+        assert shown == ("Open" if LOST_TICKS - 1 <= i < 20 else "Closed")
     assert told == ["PrometheusLost", "PrometheusBack"]
+
+
+def test_one_slow_answer_of_prometheus_is_told_to_nobody() -> None:
+    """Two silent ticks are no loss: a thousand services would post a thousand events."""
+    loop = Loop()
+    loop.steady(10)
+    for i in range(30):
+        decision = loop.tick(loop.samples(), prometheus_lost=i % 3 != 0)
+        assert decision.notices == ()
+
+
+def test_a_lost_prometheus_stays_lost_over_a_restart() -> None:
+    """Nobody is told the same twice; the first answer closes it."""
+    held = memory_from_status({"breaker": {"control": "Closed", "source": "Open"}}, 1, 80, 1000.0)
+    assert held.source.is_open
+    assert decide_source_breaker(held.source, lost=True, now=1005.0) is held.source
+    assert not decide_source_breaker(held.source, lost=False, now=1010.0).is_open
 
 
 def test_replica_changes_are_told_in_plain_words() -> None:

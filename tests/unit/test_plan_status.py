@@ -217,7 +217,7 @@ def test_what_keeps_us_from_knowing_never_touches_what_runs(block: str) -> None:
     assert not plan.actions
     assert plan.status is not None
     assert plan.status["engine"] == RESTING.status["engine"]
-    assert plan.status["lastGood"] == RESTING.status["lastGood"]
+    assert plan.status["lastGood"]["templateHash"] == RESTING.engine.template_hash
     assert told(world, "Available")["status"] == "True"
     assert told(world, "Stalled")["status"] == "True"
     assert plan_of(act(world, plan)).is_empty
@@ -348,6 +348,10 @@ def test_summary_tells_ready_and_breaker_for_the_columns() -> None:
     status = plan_of(world).status
     assert status is not None
     assert status["summary"]["breaker"] == "batch open"
+    breaker = {"control": "Closed", "source": "Open", "load": {"batch": "Closed"}}
+    status = plan_of(replace(RESTING, control_status={"breaker": breaker})).status
+    assert status is not None
+    assert status["summary"]["breaker"] == "prometheus lost"
 
 
 def test_the_control_loops_word_stands_in_the_status() -> None:

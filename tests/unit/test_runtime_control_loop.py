@@ -160,6 +160,7 @@ class World:
                     if pod.ready
                 )
             await self.loop.tick()
+            await self.loop.outbox.drain()
             self.clock += 5.0
 
     async def drained(self) -> set[Key]:
@@ -227,6 +228,7 @@ async def test_a_lost_source_holds_and_never_lowers() -> None:
     for _ in range(120):
         world.samples.clear()
         await world.loop.tick()
+        await world.loop.outbox.drain()
         world.clock += 5.0
         order = world.loop.view(key).order
         assert order is None or order.replicas >= 3
@@ -287,6 +289,7 @@ async def test_a_hung_engine_is_replaced_alone_and_by_its_uid() -> None:
             sample(world.clock, "chat-1"),
         )
         await world.loop.tick()
+        await world.loop.outbox.drain()
         world.clock += 5.0
     assert world.replaced == [(key, "chat-0", "uid-chat-0")]
 

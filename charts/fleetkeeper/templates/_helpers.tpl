@@ -97,6 +97,7 @@ prometheusTokenFile: /etc/fleetkeeper/prometheus-token/{{ $.Values.prometheus.to
 {{- end }}
 controlEnabled: {{ .Values.control.enabled }}
 tickS: {{ .Values.control.tickSeconds }}
+directReads: {{ .Values.control.directReads }}
 controlKeyFile: /etc/fleetkeeper/control-keys/key.pem
 controlJwksFile: /etc/fleetkeeper/control-keys/jwks.json
 profilesFile: /etc/fleetkeeper/settings/profiles.yaml

@@ -162,13 +162,30 @@ class Engines:
             raise EngineError(f"{pod.name} answered {status}")
         return _object(body)
 
-    async def scrape_samples(self, pods: Iterable[tuple[PodView, Edges]]) -> tuple[PodSample, ...]:
-        """Samples read directly from these pods; those that give no usable answer are left out."""
-        rows = await asyncio.gather(*(self._scrape(pod, edges) for pod, edges in pods))
-        return tuple(row for row in rows if row is not None)
+    async def scrape_samples(
+        self, pods: Iterable[tuple[PodView, Edges]], *, deadline_s: float = TIMEOUT_S
+    ) -> tuple[PodSample | None, ...]:
+        """A sample of each pod, read directly, in their order; None of those that give no usable one.
 
-    async def _scrape(self, pod: PodView, edges: Edges) -> PodSample | None:
+        Pods are called in that order too. Those to which `deadline_s` left no time are missing at the
+        end of the answer.
+        """
+        called: list[str] = []
+        jobs = [asyncio.create_task(self._scrape(pod, edges, called)) for pod, edges in pods]
+        if not jobs:
+            return ()
+        try:
+            await asyncio.wait(jobs, timeout=deadline_s)
+        finally:
+            late = [job for job in jobs if not job.done()]
+            for job in late:
+                job.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        return tuple(None if job.cancelled() else job.result() for job in jobs[: len(called)])
+
+    async def _scrape(self, pod: PodView, edges: Edges, called: list[str]) -> PodSample | None:
         async with self._slots:
+            called.append(pod.name)
             try:
                 status, body = await self._call("GET", pod.ip, "/metrics")
             except EngineError:
@@ -203,7 +220,7 @@ class Engines:
 def _object(body: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError("the answer is no JSON") from error
     if not isinstance(answer, dict):
         raise EngineError("the answer is no JSON object")
@@ -239,7 +256,7 @@ def parse_sample(pod: str, now: float, body: bytes, edges: Edges) -> PodSample |
             for family in text_string_to_metric_families(text)
             for row in family.samples
         ]
-    except (ValueError, KeyError, IndexError, UnicodeDecodeError):
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
     if not series or not math.isfinite(now):
         return None

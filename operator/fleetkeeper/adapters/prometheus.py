@@ -8,6 +8,7 @@ answers is hostile input: size, time, shape and every number are bounded.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ SERVICE_LABEL: Final = "inference_service"
 BY: Final = f"namespace, {SERVICE_LABEL}, pod"
 OURS: Final = f'{SERVICE_LABEL}!=""'
 CHUNK_BYTES: Final = 65_536
+LEAST_S: Final = 0.01
+"""With less time left there is none."""
 
 
 class PrometheusError(Exception):
@@ -60,9 +63,13 @@ class BoundedSession(requests.Session):
         super().__init__()
         self.trust_env = False
         self.max_redirects = 0
-        self.deadline = 0.0
+        self._due = threading.local()
         self._response_bytes = response_bytes
         self._monotonic = monotonic
+
+    def set_deadline(self, deadline: float) -> None:
+        """Until when this thread's requests may take; those of other threads keep theirs."""
+        self._due.at = deadline
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:  # noqa: ANN401 - requests' own signature
         """One request, its body read within the bounds.
@@ -70,6 +77,8 @@ class BoundedSession(requests.Session):
         Raises:
             PrometheusError: when the body is larger or slower than allowed, or a redirect.
         """
+        if self._left_s() <= LEAST_S:
+            raise PrometheusError("no answer before the deadline")
         kwargs |= {"stream": True, "allow_redirects": False, "timeout": self._left_s()}
         response = super().request(*args, **kwargs)
         if response.is_redirect:
@@ -81,14 +90,14 @@ class BoundedSession(requests.Session):
             if len(body) > self._response_bytes:
                 response.close()
                 raise PrometheusError(f"an answer is larger than {self._response_bytes} bytes")
-            if self._left_s() <= 0.01:
+            if self._left_s() <= LEAST_S:
                 response.close()
                 raise PrometheusError("an answer did not end before the deadline")
         response._content = bytes(body)  # noqa: SLF001 - requests has no public way to bound a body
         return response
 
     def _left_s(self) -> float:
-        return max(0.01, self.deadline - self._monotonic())
+        return max(LEAST_S, float(getattr(self._due, "at", 0.0)) - self._monotonic())
 
 
 def label_value(value: str) -> str:
@@ -143,6 +152,7 @@ class Prometheus:
         self._threads = ThreadPoolExecutor(settings.parallel, thread_name_prefix="prometheus")
         retry = Retry(
             total=settings.retries,
+            read=0,  # an answer that did not come in time would hold its thread once more
             backoff_factor=0.1,
             status_forcelist=(502, 503, 504),
             respect_retry_after_header=False,
@@ -171,9 +181,13 @@ class Prometheus:
         if not services:
             return {}
         self._refresh()
+        deadline = self._monotonic() + self._settings.deadline_s
         queries = queries_for(services.values(), step_model=step_model)
         loop = asyncio.get_running_loop()
-        jobs = [loop.run_in_executor(self._threads, self._query, query, now) for query in queries]
+        jobs = [
+            loop.run_in_executor(self._threads, self._query, query, now, deadline)
+            for query in queries
+        ]
         try:
             async with asyncio.timeout(self._settings.deadline_s + 0.5):
                 answers = await asyncio.gather(*jobs)
@@ -182,14 +196,16 @@ class Prometheus:
         finally:
             for job in jobs:
                 job.cancel()
-        return await loop.run_in_executor(
-            self._threads, lambda: samples_by_service(answers, services)
-        )
+        try:
+            return await loop.run_in_executor(
+                self._threads, lambda: samples_by_service(answers, services)
+            )
+        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise PrometheusError(f"gives no usable series: {str(error)[:200]}") from error
 
     def _refresh(self) -> None:
-        """Deadline, credentials and CA for this tick."""
+        """Credentials and CA for this tick."""
         settings = self._settings
-        self._session.deadline = self._monotonic() + settings.deadline_s
         headers = dict(settings.headers)
         if settings.token_file is not None:
             headers["Authorization"] = f"Bearer {_read_token(settings.token_file)}"
@@ -197,15 +213,16 @@ class Prometheus:
         if settings.ca_file is not None:
             self._session.verify = str(settings.ca_file)
 
-    def _query(self, query: str, now: float) -> list[Any]:
+    def _query(self, query: str, now: float, deadline: float) -> list[Any]:
         """One instant query, checked for shape."""
+        self._session.set_deadline(deadline)
         try:
             rows = self._client.custom_query(query, params={"time": f"{now:.3f}"})
         except PrometheusApiClientException as error:
             raise PrometheusError(f"answers {str(error)[:200]}") from error
         except requests.RequestException as error:
             raise PrometheusError(f"cannot be reached: {str(error)[:200]}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
             raise PrometheusError(f"gives no usable answer: {str(error)[:200]}") from error
         if not isinstance(rows, list):
             raise PrometheusError("gives no list of series")

@@ -116,6 +116,10 @@ class BreakerStatus(Section):
     """The circuit breakers."""
 
     control: Word | None = Field(None, description="The control breaker: Closed, Open or HalfOpen.")
+    source: Word | None = Field(
+        None,
+        description="Open while Prometheus is silent and replicas are read directly, else Closed.",
+    )
     load: LoadBreakers | None = Field(None, description="The load breaker of each tier.")
     reason: Word | None = Field(None, description="Why the last change, in one word.")
     message: Text | None = Field(None, description="Why the last change, in words and figures.")

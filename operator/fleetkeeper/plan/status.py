@@ -130,13 +130,15 @@ def status_summary(look: Assessment, status: Status) -> Status:
 
 
 def _breaker_in_words(breaker: object) -> str:
-    """Which breaker is not closed: "control open", "batch open", "standard half-open"; else "closed"."""
+    """Which breaker is not closed: "control open", "batch open", "prometheus lost"; else "closed"."""
     if not isinstance(breaker, Mapping):
         return "closed"
     load = breaker.get("load")
     states = {"control": breaker.get("control"), **(load if isinstance(load, Mapping) else {})}
     words = {"Open": "open", "HalfOpen": "half-open"}
     told = [f"{name} {words[str(state)]}" for name, state in states.items() if str(state) in words]
+    if str(breaker.get("source")) == "Open":
+        told.append("prometheus lost")
     return ", ".join(told) or "closed"
 
 
@@ -152,12 +154,13 @@ def decide_status_write(
 
     What conditions say, and what later looks rest on, is written at once; the rest at most once in
     10 s. For 3 s after a write to a child, what only says that something moves waits: often it is
-    over by then, and one status tells it all. Trouble never waits.
+    over by then, and one status tells it all. Trouble never waits. The first `lastGood` is no news of
+    its own: it goes with the next write.
 
     `written` and `children_written` are when the status and a child were last written; a write in
     the same plan counts as now.
     """
-    if desired == present:
+    if desired == present or _adds_only_last_good(desired, present):
         return None, None
     left = 0.0
     if children_written is not None and _only_moves(desired) and _remembers(desired, present):
@@ -165,6 +168,13 @@ def decide_status_write(
     if written is not None and not _is_urgent(desired, present):
         left = max(left, written + WRITE_EVERY_S - now)
     return (None, left) if left > 0 else (desired, None)
+
+
+def _adds_only_last_good(desired: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
+    """Whether the first last good template is all that is new."""
+    return "lastGood" not in present and (
+        {key: value for key, value in desired.items() if key != "lastGood"} == present
+    )
 
 
 def _only_moves(status: Mapping[str, Any]) -> bool:

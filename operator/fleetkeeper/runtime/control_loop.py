@@ -4,7 +4,7 @@ One tick for all services:
 
     samples of all pods (Prometheus; what it does not know is read from the pods themselves)
       -> decide_service for each -> arbitrate over all -> conclude for each
-      -> limits to the engines; orders, status and events to the planner's next look
+      -> limits and events to the outbox; orders and status to the planner's next look
 
 Nothing here decides. A service whose decision fails keeps what it had; the others are decided.
 """
@@ -12,9 +12,9 @@ Nothing here decides. A service whose decision fails keeps what it had; the othe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
@@ -25,17 +25,16 @@ from fleetkeeper.plan.control.arbitrate import Budget, Order, arbitrate
 from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.constants import TICK_S
 from fleetkeeper.plan.control.memory import ControlMemory
-from fleetkeeper.plan.control.outcome import Conclusion, ControlDecision
+from fleetkeeper.plan.control.outcome import ControlDecision
+from fleetkeeper.plan.control.remedies import Remedy
 from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.service import decide_service
 from fleetkeeper.plan.control.values import (
     ControlInputs,
     ControlSettings,
-    PodOrder,
     PodView,
     PutOutcome,
 )
-from fleetkeeper.plan.model import Notice
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_inputs import (
     Fleet,
@@ -45,10 +44,21 @@ from fleetkeeper.runtime.control_inputs import (
     starting_memory,
 )
 from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.runtime.control_outbox import (
+    DEFECTS,
+    Engines,
+    Outbox,
+    PostNotice,
+    ReplacePod,
+)
 from fleetkeeper.runtime.controller import ControlView
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 
 log = structlog.get_logger(__name__)
+
+Item = TypeVar("Item")
+TURN_SERVICES: Final = 20
+"""Services decided on in a row: 10 to 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +85,6 @@ class Source(Protocol):
         """The newest samples of the targets' pods."""
 
 
-class Engines(Protocol):
-    """The engines' control ports."""
-
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
-        """Sends each order to its pod; an outcome each, whatever happened."""
-
-
-class ReplacePod(Protocol):
-    """Replaces one pod whose engine hangs."""
-
-    async def __call__(self, key: Key, pod: str, uid: str) -> None:
-        """Evicts it, this one only."""
-
-
-class PostNotice(Protocol):
-    """Posts one event on a service."""
-
-    async def __call__(self, key: Key, notice: Notice) -> None:
-        """For people; a refusal is logged and let go."""
-
-
 @dataclass(slots=True)
 class _Course:
     """What the loop keeps of one service."""
@@ -106,8 +95,17 @@ class _Course:
     memory: ControlMemory
     view: ControlView = field(default_factory=ControlView)
     outcomes: tuple[PutOutcome, ...] = ()
+    doubted: frozenset[str] = frozenset()
     failed_writes: int = 0
     ordered: int | None = None
+    settings: ControlSettings | None = None
+    settings_mark: tuple[int, Remedy | None] | None = None
+
+    def take(self, outcome: PutOutcome) -> None:
+        """What came of an order, for the next tick; `doubted` are the pods that refused theirs last."""
+        self.outcomes = (*self.outcomes, outcome)
+        rest = self.doubted - {outcome.pod}
+        self.doubted = rest if outcome.succeeded else rest | {outcome.pod}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +147,7 @@ class ControlLoop:
         self._queue = queue
         self._context = context
         self._source = source
-        self._engines = engines
-        self._replace_pod = replace_pod
-        self._post_notice = post_notice
+        self.outbox = Outbox(engines, replace_pod, post_notice, metrics)
         self._metrics = metrics
         self._now = now
         self._monotonic = monotonic
@@ -181,44 +177,63 @@ class ControlLoop:
     # -- the loop ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Ticks until cancelled; a tick that takes too long delays the next, they never overlap."""
+        """Ticks until cancelled; a tick that takes too long delays the next, they never overlap.
+
+        Raises:
+            ExceptionGroup: with LeaseLost, when this process may not write any more.
+        """
         self._started = self._now()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.outbox.run(), name="control outbox")
+            group.create_task(self._tick_on(), name="control ticks")
+
+    async def _tick_on(self) -> None:
         while True:
             began = self._monotonic()
-            await self.tick()
+            try:
+                await self.tick()
+            except DEFECTS:
+                log.exception("a tick failed: every service keeps what it had")
+                self._metrics.failures.inc()
             took_s = self._monotonic() - began
             self._metrics.tick_seconds.observe(took_s)
             await asyncio.sleep(max(0.0, self._tick_s - took_s))
 
     async def tick(self) -> None:
-        """One tick for all services."""
-        cases = list(self._cases())
+        """One tick for all services. What others have to be asked for is left to the outbox."""
+        cases = [case async for case in self._cases()]
         if not cases:
             return
         readings = await self._source.observe([case.target for case in cases], self._now())
         now = self._now()
-        decided = [
-            (case, *result)
-            for case in cases
-            if (result := self._decide(case, readings, now)) is not None
-        ]
+        decided = []
+        async for case in _in_turns(cases):
+            result = self._decide(case, readings, now)
+            if result is not None:
+                decided.append((case, *result))
         orders = arbitrate((decision.want for _, decision, _ in decided), self._budget())
-        for case, decision, memory in decided:
-            order = orders[decision.want.key]
-            await self._carry_over(case, order, decision, memory, now)
-        await self._steer(decided)
+        async for case, decision, memory in _in_turns(decided):
+            if self._courses.get(case.key) is case.course:
+                self._carry_over(case, orders[decision.want.key], decision, memory, now)
 
-    def _cases(self) -> Iterable[_Case]:
-        for key in self._cache.services():
+    async def _cases(self) -> AsyncIterator[_Case]:
+        async for key in _in_turns(self._cache.services()):
             course = self._course(key)
             if course is None or course.service is None or course.service.deleting:
                 continue
             fleet = observe_fleet(self._cache, key, self._now())
             if fleet is not None:
-                settings = read_settings(course.service, course.memory)
-                if not self._can_steer:
-                    settings = replace(settings, batching_mode=BatchingMode.ADVISORY)
-                yield _Case(key, course, settings, fleet)
+                yield _Case(key, course, self._settings(course, course.service), fleet)
+
+    def _settings(self, course: _Course, service: InferenceService) -> ControlSettings:
+        """Of the spec and the remedy in force; read anew when one of them changed."""
+        mark = (course.version, course.memory.remedy)
+        if course.settings is None or course.settings_mark != mark:
+            settings = read_settings(service, course.memory)
+            if not self._can_steer:
+                settings = replace(settings, batching_mode=BatchingMode.ADVISORY)
+            course.settings, course.settings_mark = settings, mark
+        return course.settings
 
     def _course(self, key: Key) -> _Course | None:
         entry = self._cache.service(key)
@@ -230,11 +245,9 @@ class ControlLoop:
         service = parsed_service(
             entry.unpack(), floating_revisions=self._context.floating_revisions
         )
-        if course is None or course.uid != entry.uid:
+        if course is None or course.uid != entry.uid or (course.service is None and service):
             memory = ControlMemory() if service is None else starting_memory(service, self._now())
-            course = _Course(entry.uid, entry.version, service, memory)
-            if service is not None:
-                self._courses[key] = course
+            course = self._courses[key] = _Course(entry.uid, entry.version, service, memory)
             return course
         course.version, course.service = entry.version, service
         return course
@@ -262,12 +275,12 @@ class ControlLoop:
         course.outcomes, course.failed_writes = (), 0
         try:
             return decide_service(inputs, course.memory, now)
-        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
+        except DEFECTS:
             log.exception("control decision failed", service=str(case.key))
             self._metrics.failures.inc()
             return None
 
-    async def _carry_over(
+    def _carry_over(
         self,
         case: _Case,
         order: Order,
@@ -276,34 +289,44 @@ class ControlLoop:
         now: float,
     ) -> None:
         """What was decided becomes the planner's next view; a look follows where it differs."""
-        conclusion, course = Conclusion(None, {}, (), ()), case.course
-        conclusion, course.memory = conclude(decision, order, memory, now)
+        course = case.course
+        try:
+            conclusion, course.memory = conclude(decision, order, memory, now)
+        except DEFECTS:
+            log.exception("control decision failed", service=str(case.key))
+            self._metrics.failures.inc()
+            return
         before = course.view
         course.view = ControlView(conclusion.order, conclusion.status, decision.pod_load)
         course.ordered = conclusion.order.replicas if conclusion.order is not None else None
         self._metrics.show(case.key, conclusion.metrics)
-        if (before.order, before.control_status) != (conclusion.order, conclusion.status):
+        if _is_news(before, course.view):
             self._queue.add(case.key)
         for notice in conclusion.notices:
-            await self._post_notice(case.key, notice)
-
-    async def _steer(self, decided: Sequence[tuple[_Case, ControlDecision, ControlMemory]]) -> None:
-        """Limits to the engines, and hung pods replaced."""
-        owner = {order.uid: case for case, decision, _ in decided for order in decision.puts}
-        puts = [order for _, decision, _ in decided for order in decision.puts]
-        if puts:
-            outcomes = await self._engines.put_limits(puts)
-            for order, outcome in zip(puts, outcomes, strict=True):
-                course = owner[order.uid].course
-                course.outcomes = (*course.outcomes, outcome)
-                self._metrics.puts.labels("ok" if outcome.succeeded else "failed").inc()
-        for case, decision, _ in decided:
-            uids = {pod.name: pod.uid for pod in case.fleet.pods}
-            for pod in decision.replace_pods:
-                await self._replace_pod(case.key, pod, uids[pod])
+            self.outbox.post(case.key, notice)
+        if self._can_steer:
+            for put in decision.puts:
+                self.outbox.send(put, course.take, doubted=put.pod in course.doubted)
+        uids = {pod.name: pod.uid for pod in case.fleet.pods}
+        for pod in decision.replace_pods:
+            self.outbox.replace(case.key, pod, uids[pod])
 
     def _budget(self) -> Budget:
         return Budget(self._context.max_accelerators, _by_namespace(self._context, self._courses))
+
+
+def _is_news(before: ControlView, after: ControlView) -> bool:
+    """Whether the planner would do something about it: the words of an order move all the time."""
+    orders = [order and (order.replicas, order.reason) for order in (before.order, after.order)]
+    return orders[0] != orders[1] or before.control_status != after.control_status
+
+
+async def _in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:
+    """The items, with a turn for everybody else after some: leases and probes wait for no tick."""
+    for number, item in enumerate(items):
+        if number % TURN_SERVICES == TURN_SERVICES - 1:
+            await asyncio.sleep(0)
+        yield item
 
 
 def _by_namespace(context: PlanContext, keys: Iterable[Key]) -> Mapping[str, int]:

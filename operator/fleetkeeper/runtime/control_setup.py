@@ -74,17 +74,24 @@ def build_control(
         log.warning("no control key: limits are reported, not set", setting="controlKeyFile")
     prometheus = _prometheus(settings, clock)
     if prometheus is None:
-        log.warning("no Prometheus: pods are read directly", setting="prometheusUrl")
+        how = "pods are read directly" if settings.direct_reads else "nothing is measured"
+        log.warning("no Prometheus", then=how, setting="prometheusUrl")
     engines = Engines(clock.now)
     acts = ControlActs(writer, cache, metrics, now=clock.now, instance=settings.process_identity)
     loop = ControlLoop(
         cache=cache,
         queue=queue,
         context=context,
-        source=MeasuredSource(prometheus, engines, may_send=may_send),
+        source=MeasuredSource(
+            prometheus,
+            engines if settings.direct_reads else None,
+            may_send=may_send,
+            monotonic=clock.monotonic,
+            deadline_s=min(4.0, 0.8 * settings.tick_s),
+        ),
         engines=Keyless()
         if key is None
-        else SignedEngines(engines, key, epoch=epoch, may_send=may_send),
+        else SignedEngines(engines, key, epoch=epoch, may_send=may_send, now=clock.now),
         replace_pod=acts.replace_pod,
         post_notice=acts.post_notice,
         metrics=ControlMetrics(metrics.registry),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -24,32 +25,58 @@ log = structlog.get_logger(__name__)
 SETTLED_S = 20.0
 """A pod that has been ready for so long was scraped by a healthy Prometheus (its interval is 5 s)."""
 
+SILENT_KEPT_S = 600.0
+"""A pod that was sent nothing for so long is gone, or its refusal may be logged once more."""
+
 
 class MeasuredSource:
     """Prometheus for all services at once; the pods of those that it does not know, directly.
 
-    Without a Prometheus every pod is read directly, and nothing counts as lost.
+    Without a Prometheus every pod is read directly, and nothing counts as lost. Without `engines` no
+    pod is ever called. Neither takes longer than its deadline, however many services are lost: those
+    whose turn did not come are read first in the next tick.
     """
 
     def __init__(
-        self, prometheus: Prometheus | None, engines: Engines, *, may_send: Callable[[], bool]
+        self,
+        prometheus: Prometheus | None,
+        engines: Engines | None,
+        *,
+        may_send: Callable[[], bool],
+        monotonic: Callable[[], float],
+        deadline_s: float = 4.0,
     ) -> None:
         self._prometheus = prometheus
         self._engines = engines
         self._may_send = may_send
+        self._monotonic = monotonic
+        self._deadline_s = deadline_s
         self._is_answering = True
         self._with_model = False
+        self._read_at: dict[Key, float] = {}
 
     async def observe(self, targets: Sequence[Target], now: float) -> Readings:
-        """The newest samples of the targets' pods, and which services Prometheus has nothing of."""
+        """The newest samples of the targets' pods, and which services Prometheus has nothing of.
+
+        While Prometheus is down it is asked at the same time as the pods: one deadline, not two.
+        """
         if self._prometheus is None:
             return Readings(await self._scrape(targets))
-        found = await self._ask(self._prometheus, targets, now)
+        asking = asyncio.create_task(self._ask(self._prometheus, targets, now))
+        direct: dict[Key, tuple[PodSample, ...]] | None = None
+        try:
+            if not self._is_answering:
+                direct = await self._scrape(targets)
+            found = await asking
+        finally:
+            asking.cancel()
         lost = [target for target in targets if is_lost(target, found.get(target.key, ()), now)]
-        if not lost:
-            return Readings(found)
-        direct = await self._scrape(lost)
-        return Readings({**found, **direct}, frozenset(target.key for target in lost))
+        keys = frozenset(target.key for target in lost)
+        if direct is None:
+            direct = await self._scrape(lost)
+        return Readings(
+            {**found, **{key: rows for key, rows in direct.items() if key in keys}}, keys
+        )
 
     async def _ask(
         self, prometheus: Prometheus, targets: Sequence[Target], now: float
@@ -63,7 +90,7 @@ class MeasuredSource:
             found = await prometheus.observe_samples(edges, now, step_model=self._with_model)
         except PrometheusError as problem:
             if self._is_answering:
-                log.warning("Prometheus is lost; pods are read directly", error=str(problem))
+                log.warning("Prometheus is lost", error=str(problem))
             self._is_answering = False
             return {}
         if not self._is_answering:
@@ -71,20 +98,28 @@ class MeasuredSource:
         self._is_answering = True
         return {Key(*service): samples for service, samples in found.items()}
 
-    async def _scrape(self, targets: Iterable[Target]) -> dict[Key, tuple[PodSample, ...]]:
+    async def _scrape(self, targets: Sequence[Target]) -> dict[Key, tuple[PodSample, ...]]:
+        """Samples of these services' pods, those first that were read the longest time ago."""
+        if self._engines is None or not targets or not self._may_send():
+            return {}
+        turns = sorted(targets, key=lambda target: self._read_at.get(target.key, 0.0))
         pods: list[tuple[Key, PodView, Edges]] = [
             (target.key, pod, edges_of(target.settings))
-            for target in targets
+            for target in turns
             for pod in target.pods
             if pod.ready and pod.ip and not pod.deleting
         ]
-        if not pods or not self._may_send():
-            return {}
-        rows = await self._engines.scrape_samples((pod, edges) for _, pod, edges in pods)
-        home = {pod.name: key for key, pod, _ in pods}
+        rows = await self._engines.scrape_samples(
+            [(pod, edges) for _, pod, edges in pods], deadline_s=self._deadline_s
+        )
         found: dict[Key, list[PodSample]] = {}
-        for row in rows:
-            found.setdefault(home[row.pod], []).append(row)
+        for (key, _, _), row in zip(pods, rows, strict=False):
+            if row is not None:
+                found.setdefault(key, []).append(row)
+        known = {target.key for target in targets}
+        called = (key for key, _, _ in pods[: len(rows)])
+        self._read_at = {key: at for key, at in self._read_at.items() if key in known}
+        self._read_at |= dict.fromkeys(called, self._monotonic())
         return {key: tuple(samples) for key, samples in found.items()}
 
 
@@ -116,29 +151,30 @@ class SignedEngines:
         *,
         epoch: Callable[[], int],
         may_send: Callable[[], bool],
+        now: Callable[[], float],
     ) -> None:
         self._engines = engines
+        self._now = now
         self._key = key
         self._kid = public_jwk(key.public_key())["kid"]
         self._epoch = epoch
         self._may_send = may_send
-        self._silent: frozenset[str] = frozenset()
+        self._silent: dict[str, float] = {}
 
     async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
         """An outcome for every order; pods that begin to refuse are logged once."""
         signer = Signer(self._key, self._kid, self._epoch())
         outcomes = await self._engines.put_limits(orders, signer, self._may_send)
-        failed = {outcome.pod: outcome.detail for outcome in outcomes if not outcome.succeeded}
-        _log_new(failed, self._silent)
-        answered = {outcome.pod for outcome in outcomes if outcome.succeeded}
-        self._silent = frozenset((self._silent | failed.keys()) - answered)
+        now = self._now()
+        self._silent = {pod: at for pod, at in self._silent.items() if now - at < SILENT_KEPT_S}
+        for outcome in outcomes:
+            if outcome.succeeded:
+                self._silent.pop(outcome.pod, None)
+                continue
+            if outcome.pod not in self._silent:
+                log.warning("limits not taken", pod=outcome.pod, error=outcome.detail)
+            self._silent[outcome.pod] = now
         return outcomes
-
-
-def _log_new(failed: Mapping[str, str], known: frozenset[str]) -> None:
-    for pod, detail in failed.items():
-        if pod not in known:
-            log.warning("limits not taken", pod=pod, error=detail)
 
 
 class Keyless:

@@ -181,6 +181,10 @@ class Settings(BaseSettings):
         True,
         description="Whether the control loop runs. False: services are kept as asked, nothing is measured or steered.",
     )
+    direct_reads: bool = Field(
+        True,
+        description="Whether replicas' metrics ports are read directly where Prometheus knows nothing of them. False: they are never called to be read.",
+    )
     tick_s: float = Field(
         5.0, ge=1.0, le=60.0, description="Between two control decisions; the scrape interval."
     )

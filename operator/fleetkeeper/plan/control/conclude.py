@@ -192,12 +192,16 @@ def _batching_status(
 
 def _breaker_status(decision: ControlDecision) -> dict[str, Any]:
     tiers = decision.load.by_tier()
+    source = decision.source
+    silent = "Prometheus gives no fresh samples" if source.is_open else ""
     latest = max(
-        [(decision.control.since, decision.control.reason, decision.control.detail)]
-        + [(t.since, "Overload" if t.reason else "", t.reason) for t in tiers.values()]
+        (decision.control.since, decision.control.reason, decision.control.detail),
+        (source.since, "PrometheusLost" if silent else "", silent),
+        *((t.since, "Overload" if t.reason else "", t.reason) for t in tiers.values()),
     )
     status: dict[str, Any] = {
         "control": str(decision.control.state),
+        "source": str(source.state),
         "load": {str(tier): str(breaker.state) for tier, breaker in tiers.items()},
     }
     since, reason, message = latest
@@ -343,7 +347,7 @@ def _metrics(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
         ("decision_limit_tokens", (), float(decision.in_force.tokens)),
         ("decision_advisory", (), float(settings.batching_mode is BatchingMode.ADVISORY)),
         ("breaker_state", (("breaker", "control"),), _STATES[decision.control.state]),
-        ("breaker_state", (("breaker", "source"),), float(decision.prometheus_lost)),
+        ("breaker_state", (("breaker", "source"),), _STATES[decision.source.state]),
         ("signal_coverage_ratio", (), signals.coverage),
         ("signal_queue_wait_seconds", (), signals.queue_wait_s),
         ("signal_batch_time_seconds", (), signals.batch_time_s),

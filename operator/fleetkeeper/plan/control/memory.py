@@ -22,6 +22,7 @@ from fleetkeeper.plan.control.orders import OrdersMemory
 from fleetkeeper.plan.control.remedies import Remedy
 from fleetkeeper.plan.control.replicas import ReplicasMemory
 from fleetkeeper.plan.control.signals import SignalsMemory
+from fleetkeeper.plan.control.source_breaker import SourceBreaker
 from fleetkeeper.plan.control.step_model import StepModel
 from fleetkeeper.plan.control.supply import ColdStart
 from fleetkeeper.plan.control.targets import Targets
@@ -67,7 +68,7 @@ class ControlMemory:
     remedy: Remedy | None = None
     replaced_at: float = 0.0
     order_late_since: float | None = None
-    source_lost: bool = False
+    source: SourceBreaker = field(default_factory=SourceBreaker)
     shown_scaling: Shown = field(default_factory=Shown)
     shown_batching: Shown = field(default_factory=Shown)
     peak_percent: int = 0
@@ -154,6 +155,13 @@ def _remedy(status: Mapping[str, Any], generation: int, cap_percent: int) -> Rem
     return Remedy(str(section.get("reason", "")), sequences, cap, attempts, generation, since)
 
 
+def _source(breaker: Mapping[str, Any], now: float) -> SourceBreaker:
+    """Open stays open: the next answer closes it, and nobody is told the same twice."""
+    if _state(breaker.get("source")) is not BreakerState.OPEN:
+        return SourceBreaker()
+    return SourceBreaker(BreakerState.OPEN, parse_timestamp(breaker.get("since")) or now)
+
+
 def memory_from_status(
     status: Mapping[str, Any], generation: int, cap_percent: int, now: float
 ) -> ControlMemory:
@@ -184,6 +192,7 @@ def memory_from_status(
             _tier(load, "batch", 0.0, now),
         ),
         control=control,
+        source=_source(breaker, now),
         remedy=_remedy(status, generation, cap_percent),
         shown_scaling=_shown(scaling, str(scaling.get("desired", ""))),
         shown_batching=_shown(batching, f"{sequences}/{tokens}" if limits else ""),

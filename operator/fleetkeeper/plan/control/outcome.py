@@ -12,6 +12,7 @@ from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.load_breaker import LoadBreaker
 from fleetkeeper.plan.control.remedies import Remedy
 from fleetkeeper.plan.control.signals import Signals
+from fleetkeeper.plan.control.source_breaker import SourceBreaker
 from fleetkeeper.plan.control.supply import Supply
 from fleetkeeper.plan.control.targets import Targets
 from fleetkeeper.plan.control.values import (
@@ -52,7 +53,7 @@ class ControlDecision:
     capacity: float = 0.0
     pressure: float = 0.0
     cold_start_s: float = 0.0
-    prometheus_lost: bool = False
+    source: SourceBreaker = field(default_factory=SourceBreaker)
     live_replicas: int = 0
     pod_load: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 

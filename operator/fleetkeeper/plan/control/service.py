@@ -29,6 +29,7 @@ from fleetkeeper.plan.control.remedies import Remedy, decide_memory_remedy, deci
 from fleetkeeper.plan.control.replicas import ReplicasMemory, decide_replicas
 from fleetkeeper.plan.control.samples import Tier
 from fleetkeeper.plan.control.signals import Signals, observe_service
+from fleetkeeper.plan.control.source_breaker import SourceBreaker, decide_source_breaker
 from fleetkeeper.plan.control.step_model import StepModel, learned
 from fleetkeeper.plan.control.supply import measured_cold_start, supply_of
 from fleetkeeper.plan.control.targets import Targets, decide_targets
@@ -62,6 +63,7 @@ def decide_service(
         now,
     )
     load = decide_load_breaker(signals, settings, capacity, memory.load, now)
+    source = decide_source_breaker(memory.source, lost=inputs.prometheus_lost, now=now)
     scene = Scene(
         inputs,
         signals,
@@ -103,11 +105,11 @@ def decide_service(
         control,
         remedy,
         replacement,
-        notices=_notices(memory, scene, remedy, replacement),
+        notices=_notices(memory, scene, source, remedy, replacement),
         capacity=capacity,
         pressure=pressure(signals, settings, capacity) if signals.known else 0.0,
         cold_start_s=cold_start.seconds,
-        prometheus_lost=inputs.prometheus_lost,
+        source=source,
         live_replicas=inputs.replicas,
         pod_load=_pod_load(signals),
     )
@@ -126,7 +128,7 @@ def decide_service(
         remedy=remedy.value,
         replaced_at=now if replacement.valid else memory.replaced_at,
         order_late_since=late_since,
-        source_lost=inputs.prometheus_lost,
+        source=source,
         shown_scaling=memory.shown_scaling,
         shown_batching=memory.shown_batching,
         peak_percent=memory.peak_percent,
@@ -220,6 +222,7 @@ def _pod_load(signals: Signals) -> Mapping[str, float]:
 def _notices(
     memory: ControlMemory,
     scene: Scene,
+    source: SourceBreaker,
     remedy: Decision[Remedy | None],
     replacement: Decision[tuple[str, ...]],
 ) -> tuple[Notice, ...]:
@@ -227,9 +230,7 @@ def _notices(
     told = [
         notice_of_control(before, scene.control),
         *notices_of_load(memory.load, scene.load),
-        notice_of_source(
-            memory.source_lost, scene.inputs.prometheus_lost, known=scene.signals.known
-        ),
+        notice_of_source(memory.source, source, known=scene.signals.known),
         Notice("Warning", remedy.reason, remedy.detail[:1].upper() + remedy.detail[1:])
         if remedy.valid
         else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.load_breaker import LoadBreaker
+from fleetkeeper.plan.control.source_breaker import SourceBreaker
 from fleetkeeper.plan.control.values import BreakerState
 from fleetkeeper.plan.model import Notice
 
@@ -56,11 +57,11 @@ def notices_of_load(before: LoadBreaker, after: LoadBreaker) -> tuple[Notice, ..
     return tuple(notices)
 
 
-def notice_of_source(before: bool, after: bool, *, known: bool) -> Notice | None:
+def notice_of_source(before: SourceBreaker, after: SourceBreaker, *, known: bool) -> Notice | None:
     """Prometheus falling silent or answering again."""
-    if before == after:
+    if before.state is after.state:
         return None
-    if not after:
+    if not after.is_open:
         return Notice(NORMAL, "PrometheusBack", "Prometheus answers again")
     how = "replicas' metrics are read directly" if known else "replicas are held"
     return Notice(WARNING, "PrometheusLost", f"Prometheus gives no fresh samples: {how}")
