@@ -24,7 +24,7 @@ NOT_RUN: Mapping[str, str] = {
     r"sudo ": "needs root and the whole machine; tests/e2e/test_node_lifecycle.py does the same",
     r"alias kubectl=|export KUBECONFIG=|fleetkeeper crds|fleetkeeper run": "goes with the control plane that the line before started",
     r"REGISTRY=": "names a registry that is the reader's",
-    r"podman |buildah |for image in ": "builds images for minutes; tests/e2e builds and runs them",
+    r"podman |buildah |for image in |done$": "builds images for minutes; tests/e2e builds and runs them",
     r"helm (install|upgrade|uninstall)": "needs the images; tests/cluster/test_chart_install.py installs, upgrades and removes",
     r"kubectl (--namespace|-n) fleetkeeper-system ": "needs the chart's operator pod; tests/cluster/test_chart_install.py has it",
     r"kubectl -n team-a logs ": "fake pods have no log; tests/e2e reads real ones",

@@ -6,11 +6,14 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from docs_commands import NOT_RUN, PLACES, ROOT, blocks_by_page, pages, run_blocks, shell_blocks
 from fleetkeeper.api.parse import parse_service
+from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.plan.context import default_context
 from fleetkeeper.plan.manifests.engine_pod import desired_engine_template
 
@@ -204,6 +207,41 @@ def test_a_change_that_the_docs_call_quiet_restarts_no_engine(path: str) -> None
 @pytest.mark.parametrize("path", sorted(ROLLED_OUT))
 def test_a_change_that_the_docs_call_a_roll_out_is_one(path: str) -> None:
     assert _template_hash(path, ROLLED_OUT[path]) != _template_hash()
+
+
+# -- YAML in pages ---------------------------------------------------------------------------------------
+
+
+def _specs() -> list[tuple[str, dict[str, Any]]]:
+    """(page, spec) of every block of YAML that is a service, a spec or sections of one."""
+    found = []
+    for page in PAGES:
+        for text in re.findall(r"^```yaml$(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+            held = yaml.safe_load(text)
+            spec = held.get("spec", held)
+            if spec and set(spec) <= {
+                info.alias or name for name, info in InferenceServiceSpec.model_fields.items()
+            }:
+                found.append((_name(page), spec))
+    return found
+
+
+@pytest.mark.parametrize(("page", "spec"), _specs())
+def test_yaml_that_a_page_shows_is_taken(page: str, spec: dict[str, Any]) -> None:
+    """Whole services as they are, sections of a spec beside a model."""
+    metadata = {"name": "chat", "namespace": "team-a", "uid": "u", "generation": 1}
+    parse_service(
+        {
+            "apiVersion": "fleetkeeper.io/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": metadata,
+            "spec": {"model": {"source": "pvc://models/x"}, **spec},
+        }
+    )
+
+
+def test_pages_show_yaml_that_is_tried() -> None:
+    assert {page for page, _ in _specs()} >= {"README.md", "docs/objectives.md", "docs/tiers.md"}
 
 
 # -- SECURITY.md -----------------------------------------------------------------------------------------
