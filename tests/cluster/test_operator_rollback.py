@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import pytest_asyncio
 
+from fleetkeeper.plan.rollout import GOOD_AFTER_S
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import OperatorProcess, World, condition, operator_world, service
 
@@ -25,6 +27,12 @@ def pods(world: World) -> dict[str, str]:
     }
 
 
+def ready_for_s(world: World) -> float:
+    """How long the service has been ready, by this machine's clock."""
+    since = condition(world.fis(), "Ready")["lastTransitionTime"]
+    return (datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds()
+
+
 def template_hash(world: World) -> str:
     """Our annotation on the live template."""
     live = world.get("Deployment", "chat") or {}
@@ -36,11 +44,8 @@ async def test_a_revision_that_no_node_fits_is_rolled_back_and_stays_at_rest(wor
     """The old ReplicaSet and its pods serve on; neither time nor a restart writes anything more."""
     operator: OperatorProcess = await world.operator().start().leads()
     await world.create(service(replicas=1, rollout={"startupSeconds": 60}))
-    await world.until(
-        "last good",
-        lambda: ((world.fis() or {}).get("status") or {}).get("lastGood"),
-        timeout_s=120,
-    )
+    await world.ready()
+    await world.until("ready for a minute", lambda: ready_for_s(world) > GOOD_AFTER_S + 2, 90)
     good, before = template_hash(world), pods(world)
     await world.change(placement={"nodeSelector": {"no": "such-node"}})
     await world.until(

@@ -10,7 +10,7 @@ from fleetkeeper.api.conditions import Reason
 from fleetkeeper.plan.model import Apply, Kind, ReplicaOrder
 from fleetkeeper.plan.reasons import Problem
 from fleetkeeper.plan.rollout import PATIENCE, decide_verdict
-from plan_world import Behaviour, World, live, new_world, plan_of, settle, step, with_spec
+from plan_world import Behaviour, World, act, live, new_world, plan_of, settle, step, with_spec
 
 OTHER = {"source": "pvc://models/other"}
 BAD = [
@@ -195,17 +195,67 @@ def test_auto_never_replaces_the_only_ready_pod() -> None:
     assert done.ready == 1
 
 
-def test_last_good_waits_for_a_minute_of_readiness() -> None:
+def test_a_second_good_template_waits_for_a_minute_of_readiness() -> None:
     """Fifty seconds are not enough; the plan asks to be looked at in time."""
-    world = new_world(routing={"policy": "None"})
+    world = good_world()
+    world = with_spec(world, model=OTHER)
     for _ in range(4):
         world = live(world, 5)
-    assert "lastGood" not in world.status
+    assert world.status["lastGood"]["templateHash"] != template_of(world)
     again = plan_of(world).look_again_after_s
     assert again is not None
     assert again <= 60
     world = live(step(world, again), 5)
     assert world.status["lastGood"]["templateHash"] == template_of(world)
+
+
+def test_the_first_good_template_is_written_with_the_next_status() -> None:
+    """It is no news of its own a minute after the start; a change of replicas takes it along."""
+    world = good_world()
+    assert "lastGood" not in world.status
+    assert plan_of(world).is_empty
+    generation = world.resource["metadata"]["generation"]
+    before = world.status_writes
+    world = settle(with_spec(world, replicas=2))
+    assert world.status["lastGood"]["templateHash"] == template_of(world)
+    assert world.status["lastGood"]["generation"] == generation + 1, "the spec still asks for it"
+    assert world.status_writes == before + 1
+
+
+def test_the_first_good_template_is_remembered_before_it_is_replaced() -> None:
+    """The look that finds another template wanted writes the status alone, and as it stands."""
+    world = good_world()
+    good, generation = template_of(world), world.resource["metadata"]["generation"]
+    changed = with_spec(world, model=OTHER)
+    plan = plan_of(changed)
+    assert plan.actions == ()
+    assert plan.notices == ()
+    assert plan.status == {
+        **world.status,
+        "lastGood": {"generation": generation, "templateHash": good},
+    }
+    assert plan.look_again_after_s == 0
+    then = plan_of(act(changed, plan))
+    assert [item.name for item in then.actions if isinstance(item, Apply)] == ["chat"]
+
+
+def test_a_first_template_that_fails_after_a_minute_was_good() -> None:
+    """Its pods are not ready any more, but the status has said Ready for long enough."""
+    world = good_world()
+    failing = {**world.behaviours, template_of(world): Behaviour.OUT_OF_MEMORY}
+    world = settle(replace(world, behaviours=failing), 3_000)
+    assert world.status["lastGood"]["templateHash"] == template_of(world)
+    assert world.condition("Stalled") is None, "a proven template did not fail to roll out"
+
+
+def test_a_first_template_that_fails_within_a_minute_was_not_good() -> None:
+    """Ready for ten seconds proves nothing: the roll-out failed, with the reason."""
+    world = live(new_world(routing={"policy": "None"}), 15)
+    assert world.condition("Ready") == ("True", "AllReplicasReady")
+    failing = {**world.behaviours, template_of(world): Behaviour.OUT_OF_MEMORY}
+    world = settle(replace(world, behaviours=failing), 3_000)
+    assert "lastGood" not in world.status
+    assert world.condition("Stalled") == ("True", "CUDAOutOfMemory")
 
 
 @pytest.mark.parametrize("reason", [reason for reason in PATIENCE if PATIENCE[reason].seconds])

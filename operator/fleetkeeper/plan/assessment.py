@@ -10,6 +10,7 @@ from fleetkeeper.api.conditions import ConditionType, Status
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.plan.facts import Facts
 from fleetkeeper.plan.model import Manifest
+from fleetkeeper.plan.previous import previous_condition
 from fleetkeeper.plan.reasons import Problem
 from fleetkeeper.plan.replicas import ReplicaDecision
 from fleetkeeper.plan.rollout import RolloutDecision
@@ -134,11 +135,3 @@ class Assessment:
         if self.engine_problems:
             return self.engine_problems[0]
         return self.creation_problem or self.write_problem
-
-
-def previous_condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any] | None:
-    """The condition of this type in a status, None when it is absent."""
-    for condition in status.get("conditions") or ():
-        if isinstance(condition, Mapping) and condition.get("type") == kind:
-            return condition
-    return None

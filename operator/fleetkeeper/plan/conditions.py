@@ -18,8 +18,9 @@ from fleetkeeper.api.conditions import (
     Status,
 )
 from fleetkeeper.api.types import OnFailure, ScalingMode
-from fleetkeeper.plan.assessment import Assessment, previous_condition
+from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.moment import text_of_time
+from fleetkeeper.plan.previous import previous_condition
 from fleetkeeper.plan.reasons import Problem, say
 
 

@@ -11,3 +11,11 @@ def text_of_time(moment: float) -> str:
     Worked example: 1767225600.9 is "2026-01-01T00:00:00Z".
     """
     return datetime.fromtimestamp(int(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment_of_text(text: str) -> float | None:
+    """Seconds since the epoch of a time as `text_of_time` writes it, None for any other text."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None

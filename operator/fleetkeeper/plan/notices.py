@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason, Status
-from fleetkeeper.plan.assessment import Assessment, previous_condition
+from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.children import Why
 from fleetkeeper.plan.model import Action, Apply, Delete, Kind, Manifest, Notice, WriteFailure
+from fleetkeeper.plan.previous import previous_condition
 
 NORMAL, WARNING = "Normal", "Warning"
 CALM = frozenset(

@@ -79,7 +79,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The decisions of one look."""
+    """The decisions of one look.
+
+    `remembers_first`: the last good template is written to the status as it stands, and nothing else
+    is done in this look.
+    """
 
     look: Assessment
     engine: EngineDecision | None = None
@@ -87,6 +91,7 @@ class Course:
     actions: tuple[Action, ...] = ()
     wants_templates: tuple[str, ...] = ()
     again_after_s: tuple[float | None, ...] = ()
+    remembers_first: bool = False
 
 
 def decide_plan(snapshot: Snapshot, context: PlanContext, now: float) -> Plan:
@@ -114,6 +119,9 @@ def decide_plan(snapshot: Snapshot, context: PlanContext, now: float) -> Plan:
 def _plan_of(scene: Scene, course: Course) -> Plan:
     """The course as a plan, with the status that tells of it."""
     snapshot, diagnosis = scene.snapshot, scene.diagnosis
+    if course.remembers_first and course.last_good is not None:
+        remembered = {**scene.status, "lastGood": course.last_good.to_status()}
+        return Plan(status=remembered, look_again_after_s=0.0)
     desired = desired_status(course.look, course.engine, course.last_good, scene.now)
     status, again = decide_status_write(
         desired,
@@ -180,9 +188,9 @@ def _look(scene: Scene) -> Assessment:
 
 def _blocked(scene: Scene, look: Assessment, reason: Reason, message: str) -> Course:
     """No write to any child: what runs goes on, and the status says why."""
-    return Course(
-        replace(look, blocked=Problem(reason, message)), last_good=parse_last_good(scene.status)
-    )
+    known = parse_last_good(scene.status)
+    first, _ = decide_last_good(scene.facts, scene.status, "", scene.generation, scene.now)
+    return Course(replace(look, blocked=Problem(reason, message)), last_good=known or first)
 
 
 def _reason_of(errors: Sequence[FieldError]) -> Reason:
@@ -258,8 +266,10 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
     by_spec = desired_engine_template(wanted.service, wanted.profile, scene.context, wanted.tuning)
     wanted_hash = _hash_of(by_spec)
     last_good, good_again = decide_last_good(
-        facts, parse_last_good(scene.status), wanted_hash, scene.generation, now
+        facts, scene.status, wanted_hash, scene.generation, now
     )
+    if _must_remember(last_good, scene.status, wanted_hash) and not spec.paused:
+        return Course(look, wanted.engine, last_good, remembers_first=True)
     rollout = decide_rollout(
         facts,
         problems,
@@ -303,6 +313,18 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
         actions = (*(marks if _scales(children, wanted.service.name) else ()), *children.actions)
     return Course(
         look, wanted.engine, last_good, actions, _missing_templates(scene, rollout), again
+    )
+
+
+def _must_remember(last_good: LastGood | None, status: Mapping[str, Any], wanted_hash: str) -> bool:
+    """Whether the template that serves is about to be replaced, and only the pods know that it is good.
+
+    A crash after the Deployment was written would leave no way back.
+    """
+    return (
+        last_good is not None
+        and last_good.template_hash != wanted_hash
+        and last_good != parse_last_good(status)
     )
 
 

@@ -8,7 +8,8 @@ the current revision, `status.lastGood`, and `status.rollback`.
     rolled back ──the spec asks for another template──► forward
 
 *Last good*: the template of the current revision, once no other revision is wanted any more and one
-of its pods was ready for a minute. *Failure*: a classified reason that outlasted its patience, or no
+of its pods was ready for a minute. The first one is written with the next status that is written
+anyway, and at the latest before the Deployment gets another template. *Failure*: a classified reason that outlasted its patience, or no
 ready pod within startupSeconds. A service that never was good has nothing to go back to: it stays
 and shows its reason.
 
@@ -22,10 +23,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleetkeeper.api.conditions import Reason
+from fleetkeeper.api.conditions import ConditionType, Reason, Status
 from fleetkeeper.api.types import OnFailure, Rollout, RolloutStrategy
 from fleetkeeper.plan.facts import Facts
-from fleetkeeper.plan.model import Pod
+from fleetkeeper.plan.model import Pod, Revision
+from fleetkeeper.plan.moment import moment_of_text
+from fleetkeeper.plan.previous import previous_condition
 from fleetkeeper.plan.reasons import Problem, say
 
 GOOD_AFTER_S = 60.0
@@ -150,29 +153,49 @@ def parse_rollback(status: Mapping[str, Any]) -> Rollback | None:
 
 
 def decide_last_good(
-    facts: Facts, known: LastGood | None, wanted_hash: str, generation: int, now: float
+    facts: Facts, status: Mapping[str, Any], wanted_hash: str, generation: int, now: float
 ) -> tuple[LastGood | None, float | None]:
-    """The last good template, and after how many seconds the current one could become it."""
-    current = facts.current
+    """The last good template, and after how many seconds the current one could become it.
+
+    The first template of a service needs no look of its own a minute after its start: whether it was
+    good is seen at any later look, by its pods or by a status that has said Ready for a minute.
+    """
+    known, current = parse_last_good(status), facts.current
     if current is None or not current.template_hash:
         return known, None
     if known and known.template_hash == current.template_hash:
         return known, None
     if any(item.desired_replicas > 0 for item in facts.revisions if item.uid != current.uid):
         return known, None
-    ages = [
-        now - pod.ready_since
+    lasted = _ready_for_s(facts, current, status, now)
+    if lasted is None:
+        return known, None
+    if lasted < GOOD_AFTER_S:
+        return known, GOOD_AFTER_S - lasted if known else None
+    is_wanted = current.template_hash == wanted_hash
+    before = known.generation if known else int(status.get("observedGeneration") or generation)
+    return LastGood(generation if is_wanted else before, current.template_hash), None
+
+
+def _ready_for_s(
+    facts: Facts, current: Revision, status: Mapping[str, Any], now: float
+) -> float | None:
+    """For how long the current revision has had, or had until this look, a ready pod.
+
+    The status counts for the only revision there is, and when it was made before the service was
+    Ready: else it could speak of another.
+    """
+    since = [
+        pod.ready_since
         for pod in facts.pods_of(current)
         if pod.ready and pod.ready_since is not None
     ]
-    if not ages:
-        return known, None
-    if max(ages) < GOOD_AFTER_S:
-        return known, GOOD_AFTER_S - max(ages)
-    is_wanted = current.template_hash == wanted_hash
-    return LastGood(
-        generation if is_wanted or not known else known.generation, current.template_hash
-    ), None
+    ready = previous_condition(status, ConditionType.READY) or {}
+    told = moment_of_text(str(ready.get("lastTransitionTime")))
+    is_told = ready.get("status") == Status.TRUE and len(facts.revisions) == 1
+    if is_told and told is not None and current.created <= told:
+        since.append(told)
+    return now - min(since) if since else None
 
 
 def decide_verdict(problem: Problem, now: float) -> Verdict:
