@@ -66,7 +66,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
                 waiting += file.glob("*.md")
             elif file.exists():
                 waiting.append(file)
-    assert {_name(page) for page in PAGES} - {_name(page) for page in seen} == {"CHANGELOG.md"}
+    assert {_name(page) for page in PAGES} <= {_name(page) for page in seen}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
