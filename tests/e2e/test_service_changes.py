@@ -45,12 +45,10 @@ def test_the_same_manifest_applied_again_changes_nothing(fleet: Fleet) -> None:
     """As GitOps tools do, every few seconds: no write, no roll-out, the same generation."""
     before = fleet.live()
     children = (
-        "deployments,services,poddisruptionbudgets,networkpolicies,configmaps",
-        "-o",
-        "name",
+        *("get", "deployments,services,poddisruptionbudgets,networkpolicies,configmaps"),
+        *("-o", "jsonpath={range .items[*]}{.metadata.uid} {.metadata.generation};{end}"),
     )
-    versions = ("-o", "jsonpath={range .items[*]}{.metadata.uid} {.metadata.generation};{end}")
-    seen = fleet.kubectl("get", children[0], *versions)
+    seen = fleet.kubectl(*children)
     manifest = fleet.kubectl(
         *("get", "inferenceservices.fleetkeeper.io", "tiny", "-o"),
         r"jsonpath={.metadata.annotations.kubectl\.kubernetes\.io/last-applied-configuration}",
