@@ -10,10 +10,19 @@ import time
 import aiohttp
 import pytest
 
-from supervised_engine import ENGINE_PYTHON, GIB, RunningEngine, StartEngine, Stream
+from supervised_engine import (
+    ENGINE_PYTHON,
+    GIB,
+    RunningEngine,
+    StartEngine,
+    Stream,
+    assert_within_cap,
+    full_load,
+)
 
 pytestmark = pytest.mark.timeout(1200)
 STREAMS = 50
+TOKENS = 120
 
 
 def a_session() -> aiohttp.ClientSession:
@@ -33,13 +42,13 @@ async def running(engine: RunningEngine, count: int) -> None:
 async def test_a_long_prefill_is_no_hang_and_a_drain_with_50_streams_loses_none(
     start: StartEngine,
 ) -> None:
-    """One step of 16,000 tokens takes longer than stallSeconds; then SIGTERM with 50 streams running."""
+    """One step of 16,000 tokens takes longer than stallSeconds; 6 GiB hold it; then SIGTERM with 50 streams."""
     engine = start(
         sections={
             "engine": {"maxModelLength": 16_384},
             "batching": {"maxTokens": 16_640, "maxSequences": 64},
             "health": {"stallSeconds": 5},
-            "drain": {"seconds": 120, "noticeSeconds": 2},
+            "drain": {"seconds": 120, "noticeSeconds": 5},
             "memory": {"limitBytes": 6 * GIB},
         },
         pod_bytes=6 * GIB,
@@ -55,23 +64,26 @@ async def test_a_long_prefill_is_no_hang_and_a_drain_with_50_streams_loses_none(
     assert engine.metrics()["fleetkeeper_steps_total"] - steps <= 3, "it was one long step"
     assert took > 5, "the step was longer than stallSeconds: the test shows something"
     assert engine.health("live") == 200
+    await asyncio.to_thread(full_load, engine)
+    assert_within_cap(engine, 6)
 
     async with a_session() as session:
-        streams = [asyncio.create_task(engine.stream(session, 40)) for _ in range(STREAMS)]
+        streams = [asyncio.create_task(engine.stream(session, TOKENS)) for _ in range(STREAMS)]
         await running(engine, STREAMS)
         engine.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.5)
-        assert engine.health("ready") == 503
+        await asyncio.to_thread(
+            engine.wait_for, lambda: engine.health("ready") == 503, "not ready", 4
+        )
         noticed = await engine.stream(session, 1)
         assert noticed.status == 200, "in the notice time requests are still taken"
         await asyncio.to_thread(
-            engine.wait_for, lambda: engine.metrics()["fleetkeeper_draining"] == 1, "draining", 5
+            engine.wait_for, lambda: engine.metrics()["fleetkeeper_draining"] == 1, "draining", 20
         )
         await asyncio.sleep(2)
         late = await engine.stream(session, 1)
         assert late.status in {0, 503}
         ended = await asyncio.gather(*streams)
-    lost = [stream for stream in ended if stream.tokens != 40 or stream.broken]
+    lost = [stream for stream in ended if stream.tokens != TOKENS or stream.broken]
     assert lost == []
     assert await asyncio.to_thread(engine.wait_end, 30) == 0
     assert not (engine.directory / "termination").exists(), "a drain is no death"
@@ -101,7 +113,7 @@ async def test_a_deadline_of_2_s_ends_every_stream_at_a_whole_frame(start: Start
         engine.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(engine.wait_end, 30) == 0
         took = time.monotonic() - began
-    assert took < 25
+    assert took < 40
     refused = [stream for stream in ended if stream.status == 503]
     cut = [stream for stream in ended if stream.status == 200]
     assert len(refused) + len(cut) == 24

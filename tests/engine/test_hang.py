@@ -85,9 +85,9 @@ def test_a_core_that_hangs_under_load_is_ended_as_hung(engine_to_stop: RunningEn
         streams(engine, pool, 1500)
         with stopped(engine, "EngineCore") as since:
             engine.wait_for(lambda: engine.health("ready") == 503, "not ready", 15)
-            assert engine.wait_end(STALL_S + 15) == 75
+            assert engine.wait_end(STALL_S + 60) == 75
             took = time.monotonic() - since
-    assert STALL_S - 2 <= took <= STALL_S + 10
+    assert STALL_S - 2 <= took <= STALL_S + 20
     line = engine.termination()
     assert (line["class"], line["phase"]) == ("Hung", "serve")
     assert line["detail"]

@@ -16,8 +16,9 @@ from inside_engine import PYTHON, InsideEngine, client, shared_engine
 
 STREAMS = 64
 CHANGES = 200
-PATIENCE = 5
-"""Machines under test are shared: what is promised holds here within this factor."""
+PROMISED_S = 0.1
+PROMISED_STEPS = 2
+"""A new limit is read within so many seconds or steps; steps hold on a crowded machine too."""
 
 pytestmark = pytest.mark.timeout(900)
 """The first test waits for the shared engine to start."""
@@ -33,7 +34,7 @@ def engine(request: pytest.FixtureRequest) -> InsideEngine:
 async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_nothing(
     engine: InsideEngine,
 ) -> None:
-    """99% are read within max(100 ms, 2 steps); every stream ends whole; never above start-up."""
+    """99% are read within 100 ms or 2 steps, whichever is longer; every stream ends whole; never above start-up."""
     dice = random.Random(7)
     over = False
     ends: list[int] = []
@@ -48,8 +49,9 @@ async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_no
     streams = [asyncio.create_task(keep_streaming()) for _ in range(STREAMS)]
     await engine.until(lambda: sum(engine.scheduler().running) >= STREAMS // 2)
     before = engine.scheduler()
-    latencies, limits = [], set()
+    latencies, steps_until_read, limits = [], [], set()
     for _ in range(CHANGES):
+        stepped = engine.scheduler().worked_steps
         orders = engine.order(
             sequences=dice.choice([1, 2, 4, 8, 16, 32, 64, 128]),
             tokens=dice.choice([64, 256, 512, 1024, 2048, 4096]),
@@ -58,6 +60,7 @@ async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_no
             await engine.until(lambda n=orders.generation: engine.scheduler().generation >= n)  # type: ignore[misc]
         )
         block = engine.scheduler()
+        steps_until_read.append(block.worked_steps - stepped)
         limits.add((block.limit_sequences, block.limit_tokens))
         await asyncio.sleep(dice.uniform(0.0, 0.04))
     engine.free_all()
@@ -65,13 +68,16 @@ async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_no
     await asyncio.gather(*streams)
     after = engine.scheduler()
 
-    steps = after.worked_steps - before.worked_steps
-    step_s = (after.batch_time_sum - before.batch_time_sum) / steps
+    timely = [
+        took_s <= PROMISED_S or steps <= PROMISED_STEPS
+        for took_s, steps in zip(latencies, steps_until_read, strict=True)
+    ]
     latencies.sort()
-    promised = max(0.1, 2 * step_s)
-    p99 = latencies[int(0.99 * len(latencies)) - 1]
-    print(f"read within: p50 {latencies[100]:.4f} s, p99 {p99:.4f} s, step {step_s:.4f} s")
-    assert p99 <= PATIENCE * promised
+    print(
+        f"read within: p50 {1e3 * latencies[99]:.0f} ms, p99 {1e3 * latencies[197]:.0f} ms, "
+        f"most steps {max(steps_until_read)}, in time {sum(timely)} of {CHANGES}"
+    )
+    assert sum(timely) >= 0.99 * CHANGES
     assert len(ends) >= STREAMS
     assert set(ends) == {24}
     assert all(sequences <= 64 and tokens <= 2048 for sequences, tokens in limits)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ START_TIMEOUT_S = 800.0
 """Half a minute on two idle cores; machines under test are shared."""
 LOOK_S = 0.1
 GIB = 1024**3
+FULL_LOAD = 64
+"""Sequences at once under full load: the start-up value."""
 
 Document = dict[str, Any]
 
@@ -332,6 +335,24 @@ def start_engine(
             preexec_fn=before_exec,  # noqa: PLW1509 - a cgroup must be entered before exec
         )
     return RunningEngine(document, signer, directory, process, uid, run_directory=run_directory)
+
+
+def full_load(engine: RunningEngine) -> None:
+    """All 64 sequences at once, with prompts that fill the largest steps."""
+    with ThreadPoolExecutor(FULL_LOAD) as pool:
+        prompts = ([5 + number, *range(5, 805)] for number in range(FULL_LOAD))
+        answers = [pool.submit(engine.complete, 32, prompt=prompt) for prompt in prompts]
+        assert {answer.result().status_code for answer in answers} == {200}
+
+
+def assert_within_cap(engine: RunningEngine, pod_gib: int) -> None:
+    """The highest sample since the start, every 100 ms one, is below the cap."""
+    metrics = engine.metrics()
+    peak, cap = metrics["fleetkeeper_memory_peak_ratio"], metrics["fleetkeeper_memory_cap_ratio"]
+    print(f"pod of {pod_gib} GiB: peak {100 * peak:.1f}%, cap {100 * cap:.0f}%")
+    assert metrics["fleetkeeper_memory_over_cap"] == 0
+    assert peak * pod_gib > 1.5, "vLLM alone takes so much: it was measured"
+    assert peak <= cap == 0.8
 
 
 StartEngine = Callable[..., RunningEngine]
