@@ -182,6 +182,31 @@ def test_auto_replaces_when_the_extra_pod_finds_no_accelerator() -> None:
     assert "rollback" not in done.status
 
 
+def test_replace_asked_for_during_a_failing_surge_gives_up_no_ready_pod() -> None:
+    """The only pod that serves stays until the new revision can start; then it is replaced as asked."""
+    world = live(new_world(routing={"policy": "None"}, rollout={"startupSeconds": 600}), 15)
+    world = live(broken(world, Behaviour.BAD_OPTION), 60)
+    assert world.ready == 1
+    world = settle(with_spec(world, rollout={"startupSeconds": 600, "strategy": "Replace"}))
+    assert world.ready == 1
+    assert world.condition("Stalled") == ("True", "BadEngineOption")
+    mended = replace(world, next_behaviour=Behaviour.READY)
+    mended = settle(with_spec(mended, model={"source": "pvc://models/third"}))
+    assert mended.condition("Ready") == ("True", "AllReplicasReady")
+    assert mended.engine.max_surge == 0
+
+
+def test_replace_makes_room_for_a_pod_that_found_no_accelerator() -> None:
+    """That is what it is asked for."""
+    world = replace(good_world(), gpus=1)
+    world = live(with_spec(world, model=OTHER), 60)
+    assert world.condition("Degraded") == ("True", "SomeReplicasFailing")
+    rules = {"startupSeconds": 600, "strategy": "Replace"}
+    world = settle(with_spec(world, rollout=rules))
+    assert world.condition("Ready") == ("True", "AllReplicasReady")
+    assert "rollback" not in world.status
+
+
 def test_auto_never_replaces_the_only_ready_pod() -> None:
     """One replica and no free accelerator: it serves on, and after startupSeconds it rolls back."""
     world = replace(good_world(), gpus=1)

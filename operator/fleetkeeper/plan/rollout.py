@@ -36,6 +36,9 @@ GOOD_AFTER_S = 60.0
 REPLACE_AFTER_S = 120.0
 """An extra pod that found no accelerator for so long finds none: an old one has to go first."""
 
+WANT_OF_ROOM = frozenset({Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE})
+"""Problems of a new pod that an old one's end may solve."""
+
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -295,8 +298,12 @@ def decide_strategy(
     """Surge or Replace, and when time alone could change the answer.
 
     Auto means Surge, and Replace from the moment when an extra pod found no accelerator for 120 s
-    while more than one replica is ready, until the roll-out is over. `problems` are by pod name.
+    while more than one replica is ready, until the roll-out is over. Replace that is asked for while a
+    revision that cannot start is being surged waits: no pod that serves is given up for it. `problems`
+    are by pod name.
     """
+    if rules.strategy is RolloutStrategy.REPLACE and _surges_in_vain(facts, problems, rules):
+        return RolloutStrategy.SURGE, None
     if rules.strategy is not RolloutStrategy.AUTO:
         return rules.strategy, None
     if not _is_rolling(facts):
@@ -312,6 +319,19 @@ def decide_strategy(
         return RolloutStrategy.SURGE, None
     left = REPLACE_AFTER_S - max(waits)
     return (RolloutStrategy.SURGE, left) if left > 0 else (RolloutStrategy.REPLACE, None)
+
+
+def _surges_in_vain(facts: Facts, problems: Mapping[str, Problem], rules: Rollout) -> bool:
+    """Whether the live Deployment surges and its new pods fail, but not for want of room."""
+    if facts.engine is None or facts.engine.max_surge == 0 or rules.max_surge == 0:
+        return False
+    pods = facts.pods_of(facts.current)
+    found = [problems[pod.name].reason for pod in pods if pod.name in problems]
+    return (
+        _is_rolling(facts)
+        and not any(pod.ready for pod in pods)
+        and any(reason not in WANT_OF_ROOM for reason in found)
+    )
 
 
 def _is_rolling(facts: Facts) -> bool:
