@@ -146,7 +146,7 @@ def _forbidden(plane: ControlPlane, user: str) -> list[str]:
         if f'"{user}"' not in line or '"code":403' not in line:
             continue
         event = json.loads(line)
-        if event["user"]["username"] == user and event["responseStatus"]["code"] == 403:
+        if event["user"].get("username") == user and event["responseStatus"]["code"] == 403:
             found.append(f"{event['verb']} {event['requestURI']}")
     return found
 

@@ -323,7 +323,7 @@ class World:
                 event = json.loads(line)
             except ValueError:
                 continue  # the last line may be half written
-            if event["user"]["username"] != self.user or event["stage"] != "ResponseComplete":
+            if event["user"].get("username") != self.user or event["stage"] != "ResponseComplete":
                 continue
             reference = event.get("objectRef") or {}
             resource = "/".join(
