@@ -112,11 +112,21 @@ def test_events_and_decisions_become_one_story() -> None:
             "to": "2",
             "message": "Replicas 1 -> 2",
         },
+        {"time": "2026-01-01T00:00:11Z", "what": "breaker", "from": "", "to": "Tier batch closed"},
+        {
+            "time": "2026-01-01T00:00:12Z",
+            "what": "limits",
+            "from": "9/512",
+            "to": "9/256",
+            "reason": "A",
+        },
     ]
     told = merged(moments_of_events(events, START), moments_of_decisions(decisions, START))
     assert [(moment.at_s - START, moment.text) for moment in told] == [
         (5.0, "sequences 11 -> 12: room"),
         (9.0, "Replicas 1 -> 2"),
+        (11.0, "Tier batch closed"),
+        (12.0, "limits 9/512 -> 9/256: A"),
     ]
 
 

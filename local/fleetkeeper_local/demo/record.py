@@ -49,11 +49,20 @@ def moments_of_decisions(decisions: Iterable[dict[str, Any]], since_s: float) ->
         at_s = seconds_of(str(row["time"]))
         if at_s < since_s:
             continue
-        change = f"{row['what']} {row.get('from', '?')} -> {row.get('to', '?')}"
-        message = str(row.get("message", ""))
-        text = message if message.lower().startswith(str(row["what"])) else f"{change}: {message}"
-        moments.append(Moment(at_s, FLEET, text, change))
+        moments.append(Moment(at_s, FLEET, *_words_of(row)))
     return sorted(moments, key=lambda moment: moment.at_s)
+
+
+def _words_of(row: dict[str, Any]) -> tuple[str, str]:
+    """The text of a decision, and its few words for the figure."""
+    what, old, new = str(row["what"]), str(row.get("from", "")), str(row.get("to", ""))
+    message, reason = str(row.get("message", "")), str(row.get("reason", ""))
+    if not old:
+        return message or new, reason  # a breaker tells in words what it did
+    change = f"{what} {old} -> {new}"
+    if message.lower().startswith(change.lower()):
+        return message, change
+    return f"{change}: {message or reason}", change
 
 
 def merged(*lists: Iterable[Moment]) -> list[Moment]:

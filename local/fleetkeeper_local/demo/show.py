@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -26,8 +25,7 @@ class Show:
 
     def __init__(self, kubeconfig: Path, operator_namespace: str, namespace: str) -> None:
         """Reads like `fleetkeeper top`, with the same kubeconfig."""
-        os.environ["KUBECONFIG"] = str(kubeconfig)
-        self._source = FleetSource(operator_namespace)
+        self._source = FleetSource(operator_namespace, kubeconfig=str(kubeconfig))
         self._namespace = namespace
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False)

@@ -33,15 +33,17 @@ class FleetSource:
     """Reads with the rights of whoever runs the command.
 
     `metrics_url` names an operator's /metrics; without it the leader is found by its Lease in
-    `operator_namespace`.
+    `operator_namespace`. `kubeconfig` stands in for the usual one.
     """
 
-    def __init__(self, operator_namespace: str, metrics_url: str = "") -> None:
+    def __init__(
+        self, operator_namespace: str, metrics_url: str = "", *, kubeconfig: str | None = None
+    ) -> None:
         from kubernetes import client, config  # noqa: PLC0415 - half a second; only these commands need it
         from kubernetes.config import ConfigException  # noqa: PLC0415
 
         try:
-            config.load_config()
+            config.load_config(**({"config_file": kubeconfig} if kubeconfig else {}))
         except ConfigException as problem:
             stop(
                 ExitCode.FAILED,
