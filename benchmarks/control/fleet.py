@@ -1,0 +1,358 @@
+"""The control loop over a fleet, against a real Prometheus that really scrapes it.
+
+    python benchmarks/control/fleet.py [--services 1000] [--pods 2] [--ticks 12]
+
+Three processes: modelled engines that serve their metrics (this file again, with --serve), Prometheus,
+and this one, which runs the operator's own control loop with its own Prometheus client. Services and
+pods are records in the operator's cache; engines take every order at once; the planner's looks are
+counted, not run. Printed: seconds and CPU of a tick, queries, CPU of a core, lag of the event loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from fleetkeeper.adapters.kubernetes.records import Seen
+from fleetkeeper.adapters.prometheus import Prometheus, PrometheusSettings
+from fleetkeeper.plan.context import default_context
+from fleetkeeper.plan.control.exposed import PLACES
+from fleetkeeper.plan.control.samples import PodSample, StepSums
+from fleetkeeper.plan.control.values import PodOrder, PutOutcome
+from fleetkeeper.plan.model import Kind, Notice, Pod, Workload
+from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.control_loop import ControlLoop
+from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.runtime.control_sources import MeasuredSource
+from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
+from fleetkeeper_local.ports import free_ports
+from fleetkeeper_local.programs import program_path
+
+SHARDS = 20
+"""Scrape targets; each serves the pods of a twentieth of the services, labels included."""
+EDGES_S = (0.005, 0.01, 0.02, 0.03466, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+TICK_S = 5.0
+WARM_TICKS = 3
+LABEL_OF = {"effective": "kind", "applied": "kind", "decode": "step_class", "prefill": "step_class"}
+CONFIG = """
+global: {scrape_interval: 5s, scrape_timeout: 5s}
+scrape_configs:
+- job_name: engines
+  honor_labels: true
+  static_configs: [{targets: [%s]}]
+  relabel_configs:
+  - {source_labels: [__address__], regex: "([^/]+)(/.*)", target_label: __metrics_path__, replacement: "$2"}
+  - {source_labels: [__address__], regex: "([^/]+)(/.*)", target_label: __address__, replacement: "$1"}
+"""
+
+
+def template(sample: PodSample) -> str:
+    """The exposition of a pod with @ where its own labels belong: all places, twelve edges a histogram."""
+    records = {
+        "counters": sample.counters,
+        "gauges": sample.gauges,
+        "decode": sample.decode or StepSums(),
+        "prefill": sample.prefill or StepSums(),
+    }
+    lines = []
+    for (name, value), (record, index) in PLACES.items():
+        number = float(records[record][index])
+        own = f',{LABEL_OF.get(value, "tier")}="{value}"' if value else ""
+        if name.endswith("_bucket"):
+            lines += [f'{name}{{@{own},le="{edge:g}"}} {number}' for edge in EDGES_S]
+        else:
+            lines.append(f"{name}{{@{own}}} {number}")
+    return "\n".join(lines) + "\n"
+
+
+class Engines:
+    """Modelled engines under a steady load; all pods show one of a few of them."""
+
+    def __init__(self, services: int, pods: int) -> None:
+        self.services, self.pods = services, pods
+        self.engines = [EnginePod(H100_8B, f"model-{i}", time.time() - 600) for i in range(8)]
+        self.random = Random(1)
+        self.last = time.time()
+        self.lock = threading.Lock()
+
+    def play(self) -> None:
+        """In real time, for ever."""
+        while True:
+            time.sleep(0.25)
+            now = time.time()
+            with self.lock:
+                for engine in self.engines:
+                    if self.random.random() < 4 * (now - self.last):
+                        engine.arrive(Request(now, 1, 800.0, self.random.uniform(50, 300)), 0.0)
+                    engine.advance(self.last, now - self.last)
+            self.last = now
+
+    def text(self, shard: int) -> bytes:
+        """What one target shows."""
+        with self.lock:
+            shapes = [template(engine.sample(time.time())) for engine in self.engines]
+        return "".join(
+            shapes[(number + pod) % len(shapes)].replace(
+                "@", f'namespace="team",inference_service="s{number}",pod="s{number}-{pod}"'
+            )
+            for number in range(shard, self.services, SHARDS)
+            for pod in range(self.pods)
+        ).encode()
+
+
+def serve(port: int, services: int, pods: int) -> None:
+    """The engines' process."""
+    engines = Engines(services, pods)
+    threading.Thread(target=engines.play, daemon=True).start()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = engines.text(int(self.path.rpartition("/")[2]))
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+
+
+@contextmanager
+def scraped(services: int, pods: int, directory: Path) -> Iterator[str]:
+    """Engines and a Prometheus that scrapes them; gives its address."""
+    port, own = free_ports(2)
+    targets = ", ".join(f"'127.0.0.1:{port}/shard/{shard}'" for shard in range(SHARDS))
+    config = directory / "prometheus.yaml"
+    config.write_text(CONFIG % targets)
+    me = [sys.executable, str(Path(__file__)), "--serve", str(port)]
+    processes = [
+        subprocess.Popen([*me, "--services", str(services), "--pods", str(pods)]),
+        subprocess.Popen(
+            [
+                str(program_path("prometheus")),
+                f"--config.file={config}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                f"--web.listen-address=127.0.0.1:{own}",
+                "--log.level=error",
+            ],
+            stderr=subprocess.DEVNULL,
+        ),
+    ]
+    try:
+        yield f"http://127.0.0.1:{own}"
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def value(url: str, query: str) -> float:
+    """One number that Prometheus computes; 0 where it has none yet."""
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/query?query={query}", timeout=10) as answer:
+            rows = json.load(answer)["data"]["result"]
+    except OSError:
+        return 0.0
+    return float(rows[0]["value"][1]) if rows else 0.0
+
+
+class World:
+    """A cache full of services, and engines that take every order."""
+
+    def __init__(self, services: int, pods: int, url: str, deadline_s: float) -> None:
+        self.looks = self.orders = self.notices = 0
+        self.queue = KeyedQueue(monotonic=time.monotonic, jitter=lambda s: s)
+        self.cache = Cache(now=time.time, changed=lambda _key: None)
+        for number in range(services):
+            self._add(f"s{number}", pods)
+        self.prometheus = Prometheus(PrometheusSettings(url, deadline_s=deadline_s), time.monotonic)
+        self.metrics = ControlMetrics(CollectorRegistry())
+        self.loop = ControlLoop(
+            cache=self.cache,
+            queue=self.queue,
+            context=default_context(),
+            source=MeasuredSource(
+                self.prometheus, None, may_send=lambda: True, monotonic=time.monotonic
+            ),
+            engines=self,
+            replace_pod=self._replace,
+            post_notice=self._notice,
+            metrics=self.metrics,
+            now=time.time,
+            monotonic=time.monotonic,
+        )
+
+    @property
+    def lost(self) -> int:
+        """Services whose breaker `source` is open."""
+        views = (self.loop.view(key).control_status for key in self.cache.services())
+        return sum(view is None or view["breaker"]["source"] == "Open" for view in views)
+
+    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+        """Taken at once."""
+        self.orders += len(orders)
+        return [PutOutcome(order.pod, order.generation, True) for order in orders]
+
+    async def look(self) -> None:
+        """Counts what the planner would look at."""
+        while (key := await self.queue.get()) is not None:
+            self.looks += 1
+            self.queue.done(key)
+
+    async def _replace(self, key: Key, pod: str, uid: str) -> None:
+        raise AssertionError(f"{key}: {pod} {uid} was to be replaced")
+
+    async def _notice(self, key: Key, notice: Notice) -> None:
+        del key, notice
+        self.notices += 1
+
+    def _add(self, name: str, pods: int) -> None:
+        meta = {
+            "namespace": "team",
+            "name": name,
+            "uid": name,
+            "generation": 1,
+            "resourceVersion": "1",
+        }
+        spec = {
+            "model": {"source": "pvc://models/llama"},
+            "engine": {"profile": "cuda"},
+            "resources": {"accelerator": {"resource": "nvidia.com/gpu", "count": 1}},
+            "scaling": {"minReplicas": 1, "maxReplicas": 8},
+        }
+        self.cache.put_service(
+            {
+                "apiVersion": "fleetkeeper.io/v1alpha1",
+                "kind": "InferenceService",
+                "metadata": meta,
+                "spec": spec,
+            }
+        )
+        engine = Workload(Kind.DEPLOYMENT, name, f"d-{name}", "1", "digest", desired_replicas=pods)
+        self.cache.put(Seen("Deployment", "team", name, 1, name, engine))
+        now = time.time()
+        for number in range(pods):
+            pod = Pod(
+                name=f"{name}-{number}",
+                uid=f"uid-{name}-{number}",
+                service=name,
+                component="engine",
+                revision_uid="r",
+                template_hash="t",
+                created=now - 3700,
+                phase="Running",
+                ip="127.0.0.1",
+                ready=True,
+                ready_since=now - 3600,
+                scheduled=True,
+            )
+            self.cache.put(Seen("Pod", "team", pod.name, 1, name, pod))
+
+
+async def measure(world: World, ticks: int) -> dict[str, float]:
+    """Ticks of the operator's own loop; figures after the first three."""
+    seconds, cpu, late = [], [], []
+
+    async def lag() -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            late.append(time.monotonic() - began - 0.01)
+
+    others = [asyncio.create_task(part) for part in (world.look(), world.loop.outbox.run(), lag())]
+    for number in range(ticks + WARM_TICKS):
+        if number == WARM_TICKS:
+            gc.collect()
+            gc.freeze()
+            late.clear()
+            world.looks = world.orders = world.notices = 0
+            started, spent = time.monotonic(), time.process_time()
+        began, used = time.monotonic(), time.process_time()
+        await world.loop.tick()
+        seconds.append(time.monotonic() - began)
+        cpu.append(time.process_time() - used)
+        await asyncio.sleep(max(0.0, TICK_S - seconds[-1]))
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    late.sort()
+    return {
+        "tick, median s": statistics.median(seconds[WARM_TICKS:]),
+        "tick, longest s": max(seconds[WARM_TICKS:]),
+        "CPU of a tick, median s": statistics.median(cpu[WARM_TICKS:]),
+        "CPU, % of a core": 100 * (time.process_time() - spent) / (time.monotonic() - started),
+        "lag of the event loop, p99 ms": 1e3 * late[int(0.99 * len(late))],
+        "looks of the planner a tick": world.looks / ticks,
+        "services without samples, last tick": world.lost,
+        "orders to engines a tick": world.orders / ticks,
+        "events a tick": world.notices / ticks,
+    }
+
+
+async def run(asked: argparse.Namespace) -> dict[str, float]:
+    """Everything, once Prometheus knows all pods."""
+    count = asked.services * asked.pods
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        scraped(asked.services, asked.pods, Path(directory)) as url,
+    ):
+        async with asyncio.timeout(180):
+            while value(url, "count(fleetkeeper_steps_total)") < count:  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(1)
+        world = World(asked.services, asked.pods, url, asked.deadline)
+        asking = world.prometheus._query  # noqa: SLF001 - counted, nothing else
+        queries = 0
+
+        def counted(query: str, now: float, deadline: float) -> list[Any]:
+            nonlocal queries
+            queries += 1
+            return asking(query, now, deadline)
+
+        setattr(world.prometheus, "_query", counted)  # noqa: B010 - a method
+        found = await measure(world, asked.ticks)
+        found["queries a tick"] = queries / (asked.ticks + WARM_TICKS)
+        found["series in Prometheus"] = value(url, "prometheus_tsdb_head_series") or value(
+            url, 'count({inference_service!=""})'
+        )
+        world.prometheus.close()
+        return found
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--services", type=int, default=1000)
+    parser.add_argument("--pods", type=int, default=2)
+    parser.add_argument("--ticks", type=int, default=12)
+    parser.add_argument("--deadline", type=float, default=4.0, help="seconds for a tick's queries")
+    parser.add_argument("--serve", type=int, default=0, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.serve:
+        serve(asked.serve, asked.services, asked.pods)
+    for name, number in asyncio.run(run(asked)).items():
+        print(f"| {name} | {number:.3g} |")
+
+
+if __name__ == "__main__":
+    main()
