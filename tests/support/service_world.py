@@ -99,10 +99,21 @@ def limits(pod: PodFacts) -> dict[str, float]:
     return {kind: seen[f'fleetkeeper_limit_sequences{{kind="{kind}"}}'] for kind in kinds}
 
 
-def await_operators(installation: Installation, count: int, timeout_s: float = 180.0) -> None:
-    """Returns when so many operator pods are ready."""
+def operator_restarts(installation: Installation) -> dict[str, int]:
+    """How often each operator pod's container was restarted, by the pod's UID."""
+    return {pod.uid: pod.restarts for pod in map(pod_facts, installation.operators())}
+
+
+def await_restarted(
+    installation: Installation, before: dict[str, int], timeout_s: float = 300.0
+) -> None:
+    """Returns when each of these operator pods was restarted and is ready again."""
     deadline = time.monotonic() + timeout_s
-    while sum(pod_facts(pod).ready for pod in installation.operators()) < count:
+    while True:
+        pods = [pod_facts(pod) for pod in installation.operators()]
+        back = [pod for pod in pods if pod.ready and pod.restarts > before[pod.uid]]
+        if len(back) == len(before):
+            return
         assert time.monotonic() < deadline, installation.describe()
         time.sleep(0.5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from fleetkeeper_local.demo.record import OURS, Moment
@@ -24,6 +25,9 @@ STEPPED = frozenset({"limits", "replicas", "breakers"})
 COLOURS = {"realtime": "#b03a2e", "standard": "#1f618d", "batch": "#7d8b2f"}
 WIDTH_IN, HEIGHT_IN = 11.0, 12.0
 DPI = 130
+LABEL_ROOM_S = 7.0
+"""Words closer together than this would cover each other."""
+LABEL_CHARACTERS = 32
 
 
 def draw(
@@ -52,8 +56,8 @@ def draw(
         axis.margins(x=0)
         if axis.get_legend_handles_labels()[1]:
             axis.legend(loc="upper right", fontsize="x-small", ncols=4)
-    axes[-1].set_yticks([0, 1, 2], ["closed", "half open", "open"])
-    axes[-1].set_ylim(-0.1, 2.3)
+    axes[-1].set_yticks([0, 0.5, 1], ["closed", "half open", "open"])
+    axes[-1].set_ylim(-0.05, 1.3)
     axes[-1].set_xlabel("seconds after the load began")
     _marks(list(axes), moments, start_s)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -93,16 +97,23 @@ def _line(
 
 
 def _marks(axes: list[Axes], moments: Sequence[Moment], start_s: float) -> None:
-    for number, moment in enumerate(m for m in moments if m.label):
+    """A line at each moment; words above the first panel where there is room for them."""
+    last_s = -LABEL_ROOM_S
+    for moment in (m for m in moments if m.label):
         at_s = moment.at_s - start_s
         colour = "#922b21" if moment.who == OURS else "#566573"
         for axis in axes:
             axis.axvline(at_s, color=colour, linewidth=0.7, alpha=0.6)
+        if at_s - last_s < LABEL_ROOM_S and moment.who != OURS:
+            continue
+        last_s = at_s
         axes[0].annotate(
-            moment.label,
-            (at_s, 1.02 + 0.09 * (number % 4)),
+            shorten(moment.label, LABEL_CHARACTERS, placeholder="…"),
+            (at_s, 1.03),
             xycoords=("data", "axes fraction"),
-            fontsize=6,
+            rotation=60,
+            rotation_mode="anchor",
+            fontsize=7,
             color=colour,
             annotation_clip=False,
         )
