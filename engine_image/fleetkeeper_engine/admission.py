@@ -17,6 +17,7 @@ from fleetkeeper_engine.priority import PriorityRule, Turn, microseconds
 from fleetkeeper_engine.scheduler_limits import (
     RESERVE_KEPT_S,
     LimitRange,
+    RecentPeak,
     lease_holds,
     limits_in_force,
 )
@@ -33,6 +34,8 @@ class Ticket:
     arrival_us: int
     priority: int | None = None
     """Set when it is released."""
+    turn: Turn = Turn.ORDINARY
+    """Why it was released."""
     done: bool = False
 
 
@@ -52,6 +55,8 @@ class _TierState:
     queue: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
     waiting_sequences: int = 0
     held: int = 0
+    held_first: int = 0
+    """Of these, released ahead of ordinary ones."""
     released: int = 0
     credit: float = 0.0
     rate: DrainRate = field(default_factory=DrainRate)
@@ -75,6 +80,7 @@ class Admission:
         self._tiers = tuple(_TierState() for _ in Tier)
         self._orders: SupervisorBlock | None = None
         self._realtime_seen: float | None = None
+        self._realtime_peak = RecentPeak()
         self._last_arrival_us = 0
         self.arrivals = Arrivals()
         self.outcomes = [0] * (len(Tier) * len(Outcome))
@@ -114,6 +120,9 @@ class Admission:
         state = self._tiers[tier]
         state.queue[ticket.arrival_us] = ticket
         state.waiting_sequences += ticket.sequences
+        if tier is Tier.REALTIME:
+            wanted = state.waiting_sequences + state.held
+            self._realtime_peak = self._realtime_peak.after(wanted, now)
         return ticket
 
     def take_released(self, now: float) -> list[Ticket]:
@@ -125,7 +134,8 @@ class Admission:
         while True:
             heads = tuple(_head(state) for state in self._tiers)
             held = tuple(state.held for state in self._tiers)
-            chosen = decide_next(heads, held, room, self.rule, now_us)
+            floor_held = self._tiers[Tier.BATCH].held_first
+            chosen = decide_next(heads, held, room, self.rule, now_us, floor_held=floor_held)
             if chosen is None:
                 return taken
             taken.append(self._release(*chosen))
@@ -142,6 +152,7 @@ class Admission:
             self._count(ticket.tier, Outcome.CANCELLED)
             return
         state.held -= ticket.sequences
+        state.held_first -= ticket.sequences * (ticket.turn is not Turn.ORDINARY)
         state.released -= 1
         state.rate = state.rate.after(1, now)
 
@@ -189,6 +200,7 @@ class Admission:
             sequences=limits.sequences,
             share_ratios=(1.0, 1.0, settings.batch_share_percent / 100),
             batch_floor_ratio=settings.batch_floor_percent / 100,
+            realtime_peak=self._realtime_peak.value,
             reserved=seen is not None and now - seen < RESERVE_KEPT_S,
             stopped=orders is not None and orders.cap_exceeded,
         )
@@ -223,8 +235,10 @@ class Admission:
         state = self._tiers[tier]
         _, ticket = state.queue.popitem(last=False)
         ticket.priority = self.rule.number(tier, ticket.arrival_us, turn)
+        ticket.turn = turn
         state.waiting_sequences -= ticket.sequences
         state.held += ticket.sequences
+        state.held_first += ticket.sequences * (turn is not Turn.ORDINARY)
         state.released += 1
         self._count(tier, Outcome.ADMITTED)
         return ticket
@@ -267,7 +281,8 @@ class Admission:
         heads = [_head(state) for state in self._tiers]
         heads[tier] = Head(1, now_us)
         held = tuple(state.held for state in self._tiers)
-        chosen = decide_next(heads, held, self.room(now), self.rule, now_us)
+        floor_held = self._tiers[Tier.BATCH].held_first
+        chosen = decide_next(heads, held, self.room(now), self.rule, now_us, floor_held=floor_held)
         return chosen is not None and chosen[0] is tier
 
     def _refused(self, tier: Tier, outcome: Outcome, now: float) -> Refusal:

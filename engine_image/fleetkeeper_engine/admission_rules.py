@@ -39,6 +39,8 @@ class Room:
     batch_floor_ratio: float = 0.05
     reserved: bool = False
     """Realtime requests come, so their reserve is kept."""
+    realtime_peak: int = 0
+    """Sequences that realtime waited for or held at its recent peak."""
     stopped: bool = False
     """Nothing may be released: memory is above its cap."""
 
@@ -50,7 +52,7 @@ class Room:
     @property
     def below_realtime(self) -> int:
         """Of these, how many standard and batch may hold together."""
-        return self.total - (reserve_of(self.sequences) if self.reserved else 0)
+        return self.total - (reserve_of(self.sequences, self.realtime_peak) if self.reserved else 0)
 
     @property
     def batch_floor(self) -> int:
@@ -71,7 +73,13 @@ Heads = Sequence[Head | None]
 
 
 def decide_next(
-    heads: Heads, held: Sequence[int], room: Room, rule: PriorityRule, now_us: int
+    heads: Heads,
+    held: Sequence[int],
+    room: Room,
+    rule: PriorityRule,
+    now_us: int,
+    *,
+    floor_held: int | None = None,
 ) -> tuple[Tier, Turn] | None:
     """The tier whose first request is released now, and why; None when nothing may be.
 
@@ -81,6 +89,9 @@ def decide_next(
         room: limits in force.
         rule: order of ordinary requests; its ageing time is also when a request is overdue.
         now_us: microseconds of CLOCK_MONOTONIC.
+        floor_held: of what batch holds, the sequences released ahead of ordinary ones. An ordinary
+            one may lie in vLLM's queue behind all others until it has aged, so it fills no floor.
+            None: all of them.
     """
     if room.stopped:
         return None
@@ -88,7 +99,9 @@ def decide_next(
     if overdue is not None:
         long_ago_us = now_us - _LONG * rule.batch_ageing_us
         return _overdue_turn(overdue, heads, held, room, long_ago_us=long_ago_us)
-    choice = _choice(heads, held, room, rule)
+    choice = _choice(
+        heads, held, room, rule, held[Tier.BATCH] if floor_held is None else floor_held
+    )
     if choice is None:
         return None
     head = heads[choice[0]]
@@ -116,7 +129,7 @@ def _overdue_turn(
 
 
 def _choice(
-    heads: Heads, held: Sequence[int], room: Room, rule: PriorityRule
+    heads: Heads, held: Sequence[int], room: Room, rule: PriorityRule, floor_held: int
 ) -> tuple[Tier, Turn] | None:
     if heads[Tier.REALTIME] is not None and _within_share(Tier.REALTIME, heads, held, room):
         return Tier.REALTIME, Turn.ORDINARY
@@ -124,7 +137,7 @@ def _choice(
     if (
         batch is not None
         and _others_wait(Tier.BATCH, heads)
-        and _fits_into(room.batch_floor, held[Tier.BATCH], batch.sequences)
+        and _fits_into(room.batch_floor, floor_held, batch.sequences)
     ):
         return Tier.BATCH, Turn.FLOOR
     ranked = [

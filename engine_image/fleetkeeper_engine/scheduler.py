@@ -27,6 +27,7 @@ from fleetkeeper_engine.scheduler_limits import (
     PREFILL_QUANTUM_TOKENS,
     RESERVE_KEPT_S,
     LimitRange,
+    RecentPeak,
     active_sequences,
     limits_in_force,
     progressing_tokens,
@@ -79,6 +80,7 @@ class LiveScheduling:
         self._orders: SupervisorBlock | None = None
         self._orders_sequence = -1
         self._reserved_until = 0.0
+        self._realtime_peak = RecentPeak()
         self._waiting_due = 0.0
         self._describe()
 
@@ -91,13 +93,9 @@ class LiveScheduling:
         scheduler, orders = self._scheduler, self._orders
         limits = limits_in_force(orders, self._sequences, self._tokens, now)
         running = len(scheduler.running)
-        reserved = now < self._reserved_until
-        first = 0
-        if reserved and scheduler.waiting:
-            # The queue iterates in the order of priority: no more than the first band is looked at.
-            band = takewhile(goes_first, (request.priority for request in scheduler.waiting))
-            first = sum(1 for _ in band)
-        active = active_sequences(limits.sequences, running, first, reserved=reserved)
+        active = limits.sequences
+        if now < self._reserved_until:
+            active = self._active_with_reserve(limits.sequences, running, now)
         if orders is not None and orders.cap_exceeded:
             active = 0
         tokens = self._tokens.ceiling
@@ -110,6 +108,22 @@ class LiveScheduling:
         self.record.put("generation", orders.generation if orders is not None else 0)
         self.record.put("limit_sequences", limits.sequences)
         self.record.put("limit_tokens", tokens)
+
+    def _active_with_reserve(self, limit: int, running: int, now: float) -> int:
+        scheduler = self._scheduler
+        # The queue iterates in the order of priority: no more than the first band is looked at.
+        band = takewhile(goes_first, (request.priority for request in scheduler.waiting))
+        waiting = sum(1 for _ in band)
+        first = sum(1 for request in scheduler.running if goes_first(request.priority))
+        self._realtime_peak = self._realtime_peak.after(first + waiting, now)
+        return active_sequences(
+            limit,
+            running,
+            waiting,
+            reserved=True,
+            realtime_running=first,
+            realtime_peak=self._realtime_peak.value,
+        )
 
     def after_schedule(self, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Takes in what a schedule call decided."""

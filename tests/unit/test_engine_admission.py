@@ -163,6 +163,15 @@ def test_only_realtime_passes_an_overdue_request_that_needs_more_room() -> None:
     assert decide_next(heads, (10, 5, 0), Room(16), RULE, 271 * SECOND) is None
 
 
+def test_batch_that_lies_behind_all_others_in_vllm_fills_no_floor() -> None:
+    """Released for a look-ahead it waits there until it has aged; another goes first in its stead."""
+    heads, holds = (None, head(1), head(1)), (0, 10, 1)
+    ahead = decide_next(heads, holds, Room(16), RULE, 2 * SECOND, floor_held=0)
+    assert ahead == (Tier.BATCH, Turn.FLOOR)
+    filled = decide_next(heads, holds, Room(16), RULE, 2 * SECOND, floor_held=1)
+    assert filled == (Tier.STANDARD, Turn.ORDINARY)
+
+
 def test_the_reserve_holds_back_all_but_realtime() -> None:
     """Of 16 (+2 look-ahead) one is kept for realtime while realtime comes."""
     reserved = Room(16, reserved=True)
