@@ -14,10 +14,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from fleetkeeper.adapters.kubernetes.resources import (
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports
+from helm_chart import only, rendered
 
 CRDS = Path(__file__).parents[2] / "crds"
 HOOKED = (sys.executable, str(Path(__file__).with_name("operator_entry.py")))
@@ -47,47 +48,16 @@ PATIENCE_S = 60.0
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 Live = dict[str, Any]
 
-_CHILD_VERBS = ["get", "list", "watch", "create", "patch", "delete"]
-OPERATOR_RULES: list[dict[str, Any]] = [
-    {
-        "apiGroups": ["fleetkeeper.io"],
-        "resources": ["inferenceservices"],
-        "verbs": ["get", "list", "watch"],
-    },
-    {
-        "apiGroups": ["fleetkeeper.io"],
-        "resources": ["inferenceservices/status"],
-        "verbs": ["patch"],
-    },
-    {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": _CHILD_VERBS},
-    {"apiGroups": ["apps"], "resources": ["replicasets"], "verbs": ["get", "list", "watch"]},
-    {
-        "apiGroups": [""],
-        "resources": ["services", "serviceaccounts", "configmaps"],
-        "verbs": _CHILD_VERBS,
-    },
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "list"]},
-    {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": _CHILD_VERBS},
-    {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": _CHILD_VERBS},
-    {
-        "apiGroups": ["rbac.authorization.k8s.io"],
-        "resources": ["rolebindings"],
-        "verbs": _CHILD_VERBS,
-    },
-    {
-        "apiGroups": ["rbac.authorization.k8s.io"],
-        "resources": ["clusterroles"],
-        "resourceNames": ["fleetkeeper-router"],
-        "verbs": ["bind"],
-    },
-    {
-        "apiGroups": ["coordination.k8s.io"],
-        "resources": ["leases"],
-        "verbs": ["get", "create", "update"],
-    },
-]
-"""The operator's rights: all that it needs, and nothing that it does not."""
+
+@lru_cache(maxsize=1)
+def operator_rules() -> list[dict[str, Any]]:
+    """The operator's rights: those that the chart gives it, so that every test is held to them."""
+    objects = rendered()
+    roles = [
+        only(objects, "ClusterRole", "fleetkeeper"),
+        only(objects, "Role", "fleetkeeper-leader"),
+    ]
+    return [rule for role in roles for rule in role["rules"]]
 
 
 def service(name: str = "chat", **spec: Any) -> Live:
@@ -367,6 +337,19 @@ class World:
 
     # -- doing ------------------------------------------------------------------------------------
 
+    @contextmanager
+    def cluster_rights(self) -> Iterator[None]:
+        """Gives the operator its rights in every namespace, for as long as this lasts."""
+        name = f"test-{self.user}"
+        self.plane.kubectl(
+            *("create", "clusterrolebinding", name, f"--user={self.user}"),
+            "--clusterrole=fleetkeeper-test-operator",
+        )
+        try:
+            yield
+        finally:
+            self.plane.kubectl("delete", "clusterrolebinding", name)
+
     async def create(self, manifest: Live) -> Live:
         """Creates an InferenceService."""
         body = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.namespace}}
@@ -485,7 +468,7 @@ def _prepare(plane: ControlPlane, namespace: str) -> None:
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
         "metadata": {"name": "fleetkeeper-test-operator"},
-        "rules": OPERATOR_RULES,
+        "rules": operator_rules(),
     }
     router = {
         "apiVersion": "rbac.authorization.k8s.io/v1",

@@ -466,3 +466,22 @@ def test_a_resource_without_metadata_or_status_is_told_and_never_breaks() -> Non
         plan = decide_plan(Snapshot(resource=resource), RESTING.context, START)
         assert plan.status is not None
         assert not plan.actions
+
+
+def notices_of_ready(world: World, look_every_s: float = 1.0) -> list[str]:
+    """What the look that turns the service ready tells."""
+    while world.condition("Ready") != ("True", "AllReplicasReady"):
+        plan = plan_of(world)
+        told = [notice.reason for notice in plan.notices if plan.status is not None]
+        world = step(act(world, plan), look_every_s)
+    return told
+
+
+def test_a_service_that_is_up_in_seconds_posts_one_event() -> None:
+    """Its creation; that it turned ready is news only where it was told not to be."""
+    quick = new_world(routing={"policy": "None"})
+    assert notices_of_ready(quick, look_every_s=10.0) == []
+    assert notices_of_ready(quick) == ["Ready"], "its start was told first"
+    slow = live(replace(quick, gpus=0), 30)
+    assert slow.condition("Ready") == ("False", "InsufficientGPU")
+    assert notices_of_ready(replace(slow, gpus=8)) == ["Ready"]

@@ -99,8 +99,9 @@ def _of_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
     ready = _changed(before, after, ConditionType.READY)
     if ready is None:
         return
-    was_ready = (previous_condition(before, ConditionType.READY) or {}).get("status") == Status.TRUE
-    if ready["status"] == Status.TRUE and not was_ready:
+    told = previous_condition(before, ConditionType.READY) or {}
+    # A service that was never told to be not ready came up in seconds: its creation is the news.
+    if ready["status"] == Status.TRUE and told.get("status", Status.TRUE) != Status.TRUE:
         yield Notice(NORMAL, "Ready", "The service is ready")
     elif ready["status"] == Status.FALSE and ready["reason"] not in CALM:
         yield Notice(WARNING, ready["reason"], ready["message"])

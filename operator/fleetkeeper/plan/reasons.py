@@ -88,6 +88,8 @@ _SECRET = re.compile(
     r"secret \"([^\"]+)\" not found|in Secret [^/\s]+/([a-z0-9.-]+)", re.IGNORECASE
 )
 _IS_SECRET = re.compile(r"\bsecrets?\b", re.IGNORECASE)
+_FORBIDDEN = re.compile(r'^.*?[a-z.]+ "[^"]*" is forbidden: ')
+_BINDING = re.compile(r" with binding '[^']*'(?= denied request)")
 _RPC = re.compile(r"rpc error: code = \w+ desc = ")
 _COUNTS = re.compile(r"\b\d+ (?=node|Insufficient|Too many|persistent)", re.IGNORECASE)
 
@@ -158,8 +160,13 @@ def problem_of_creation(message: str, since: float | None = None) -> Problem:
 
 
 def _plain_refusal(message: str) -> str:
-    """The refusal without the generated pod name, which is another one at every attempt."""
-    return re.sub(r'^.*?pods "[^"]*" is forbidden: ', "", message)
+    """The refusal without the object's name, with the policy named once.
+
+    The name of a pod is another one at every attempt. Worked example: `pods "chat-x1" is forbidden: ValidatingAdmissionPolicy 'a' with binding 'b' denied
+    request: no` becomes `ValidatingAdmissionPolicy 'a' denied request: no`.
+    """
+    text = _FORBIDDEN.sub("", message)
+    return _BINDING.sub("", text)
 
 
 def _of_scheduling(pod: Pod, _events: tuple[ObjectEvent, ...]) -> Problem | None:
