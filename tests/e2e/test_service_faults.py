@@ -39,29 +39,24 @@ def _says(fleet: Fleet, words: str) -> bool:
     )
 
 
-def test_a_lost_prometheus_is_noticed_and_moves_nothing(fleet: Fleet, node: Node) -> None:
+def test_a_lost_prometheus_opens_its_breaker_and_moves_nothing(fleet: Fleet, node: Node) -> None:
     """Pods are read directly, replicas stay, requests are answered; and back again."""
     before = [pod.identity for pod in fleet.engines()]
-    fleet.until(
-        lambda: (
-            fleet.condition("MetricsAvailable").get("status") == "True"
-            and not fleet.condition("MetricsAvailable")["message"]
-        ),
-        "metrics by Prometheus",
-    )
+
+    def source() -> str:
+        return str((fleet.status().get("breaker") or {}).get("source", ""))
+
+    fleet.until(lambda: source() == "Closed", "metrics by Prometheus")
     with steady(fleet, 2.0, seed=11) as traffic:
         node.processes.stop(["prometheus"])
         try:
-            fleet.until(
-                lambda: "Prometheus is silent" in fleet.condition("MetricsAvailable")["message"],
-                "the loss in the status",
-            )
-            assert _says(fleet, "Prometheus")
+            fleet.until(lambda: source() == "Open", "the breaker opens")
+            fleet.until(lambda: _says(fleet, "Prometheus gives no fresh samples"), "the event")
+            available = fleet.condition("MetricsAvailable")
+            assert (available["status"], available["reason"]) == ("True", "FreshMetrics")
         finally:
             assert node.up() is True
-        fleet.until(
-            lambda: not fleet.condition("MetricsAvailable")["message"], "Prometheus believed again"
-        )
+        fleet.until(lambda: source() == "Closed", "the breaker closes")
     assert failures(traffic.samples) == []
     assert [pod.identity for pod in fleet.engines()] == before
     assert fleet.live()["status"]["scaling"]["desired"] == 1
