@@ -183,7 +183,7 @@ capabilities: {drop: [ALL]}
   verbs: [bind]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch, patch, delete]
+  verbs: [list, watch, patch]
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]
