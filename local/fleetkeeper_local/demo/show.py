@@ -48,7 +48,8 @@ class Show:
             self._live.update(self._screen(play), refresh=True)
         elif time.monotonic() >= self._next_line_s:
             self._next_line_s = time.monotonic() + LINE_EVERY_S
-            self._console.print(f"{_load_line(play)} | {play.fleet.summary()}", soft_wrap=True)
+            line = f"{_load_line(play)} | {play.fleet.summary()}"
+            self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _screen(self, play: Play) -> RenderableType:
         fleet = self._source.look(self._namespace)
