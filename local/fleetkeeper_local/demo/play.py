@@ -18,16 +18,17 @@ LOOK_S = 1.0
 SEED = 20_240_607
 YOUNG_S = 60.0
 """The operator judges no replica by its first minute."""
-SURGE_MAX_S, RECOVERY_MAX_S = 240.0, 240.0
+SURGE_MAX_S, RECOVERY_MAX_S = 300.0, 300.0
 PROMETHEUS_GONE_S = 25.0
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something to do once, so many seconds into a stage."""
+    """Something to do once, so many seconds into a stage and not before `when` says so."""
 
     at_s: float
     do: Callable[[], None]
+    when: Callable[[], bool] = lambda: True
 
 
 @dataclass
@@ -71,8 +72,12 @@ class Play:
             self._load(
                 "x4", 4.0, 60.0, self._has_two_ready, SURGE_MAX_S, Act(15.0, self._kill_operators)
             )
-            acts = [Act(5.0, self._freeze), Act(20.0, self._stop_prometheus)]
-            acts.append(Act(20.0 + PROMETHEUS_GONE_S, self._start_prometheus))
+            acts = [
+                Act(5.0, self._stop_prometheus),
+                Act(5.0 + PROMETHEUS_GONE_S, self._start_prometheus),
+                # With one replica alone every request would be in the frozen engine.
+                Act(10.0 + PROMETHEUS_GONE_S, self._freeze, self._has_two_ready),
+            ]
             self._load("x1 again", 1.0, 80.0, self._has_recovered, RECOVERY_MAX_S, *acts)
         finally:
             self._start_prometheus()
@@ -126,7 +131,7 @@ class Play:
         self._note(f"load {name}: {rate:g} requests a second", name)
         begin_s, waiting = time.monotonic(), sorted(acts, key=lambda act: act.at_s)
         while (elapsed_s := time.monotonic() - begin_s) < most_s:
-            while waiting and waiting[0].at_s <= elapsed_s:
+            while waiting and waiting[0].at_s <= elapsed_s and waiting[0].when():
                 waiting.pop(0).do()
             self._watch_frozen()
             self.look(self)
@@ -134,6 +139,8 @@ class Play:
                 break
             time.sleep(LOOK_S)
         traffic.end()
+        for act in waiting:
+            self._note(f"left out, as its time never came: {act.do.__name__.strip('_')}", "")
 
     def _has_two_ready(self) -> bool:
         return sum(pod.ready for pod in self.fleet.engines()) >= 2
