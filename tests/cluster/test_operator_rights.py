@@ -30,6 +30,11 @@ BY_OTHER_TESTS: dict[Right, str] = {
     ("", "events", "list"): "why a pod's volumes are not mounted (test_plan_reasons)",
     ("apps", "replicasets", "get"): "the template of a roll-back (test_operator_rollback)",
     ("", "pods", "patch"): "the deletion cost of the emptiest pod, where its load is known",
+    (
+        "",
+        "pods",
+        "delete",
+    ): "a pod whose engine hangs is replaced (test_service_faults, end to end)",
     ("rbac.authorization.k8s.io", "clusterroles", "bind"): "checked by admission, never asked for",
 }
 """Rights that the life below does not use."""

@@ -183,7 +183,7 @@ capabilities: {drop: [ALL]}
   verbs: [bind]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch, patch]
+  verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]
