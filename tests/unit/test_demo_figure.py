@@ -6,12 +6,13 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from math import isnan
 from pathlib import Path
 from urllib.parse import parse_qs, urlparse
 
 import pytest
 
-from fleetkeeper_local.demo.figure import PANELS, draw
+from fleetkeeper_local.demo.figure import PANELS, draw, with_gaps
 from fleetkeeper_local.demo.record import FLEET, OURS, Moment
 from fleetkeeper_local.demo.series import Series, queries, read_series
 from fleetkeeper_local.errors import LocalError
@@ -78,3 +79,10 @@ def test_the_figure_is_written_whatever_there_was_to_see(tmp_path: Path) -> None
     draw({}, moments, 100.0, tmp_path / "empty.png")
     assert (tmp_path / "out" / "full.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "out" / "full.png").stat().st_size > (tmp_path / "empty.png").stat().st_size
+
+
+def test_no_line_is_drawn_across_what_was_not_measured() -> None:
+    """While Prometheus was stopped there is nothing, and nothing is shown."""
+    points = with_gaps([(0.0, 1.0), (2.0, 1.0), (30.0, 2.0), (32.0, 2.0)])
+    assert [at_s for at_s, _ in points] == [0.0, 2.0, 30.0, 30.0, 32.0]
+    assert [isnan(value) for _, value in points] == [False, False, True, False, False]

@@ -80,6 +80,17 @@ def test_who_was_inside_is_decided_by_overlap() -> None:
     held = [_sample(5, 11), _sample(12, 80), _sample(20, 21)]
     assert inside(held, span) == held
     assert inside(held, None) == []
+    assert inside([_sample(5, 125, cause="timeout")], span) == []
+
+
+def test_what_is_told_twice_is_shown_once_with_its_reason() -> None:
+    """A decision and its event differ in capitals and in how much they say."""
+    bare = Moment(START + 90, FLEET, "replicas 1 -> 2: QueueWaitAboveTarget")
+    full = Moment(START + 91, FLEET, "Replicas 1 -> 2: queue wait 4.4 s against 0.5 s", "Scaled")
+    later = Moment(START + 200, FLEET, "replicas 1 -> 2: QueueWaitAboveTarget")
+    assert [m.text for m in merged([bare], [full], [later])] == [full.text, later.text]
+    apart = [Moment(START, OURS, "load: 1"), Moment(START, OURS, "load: 2")]
+    assert merged(apart) == apart
 
 
 def test_events_and_decisions_become_one_story() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from fleetkeeper_local.demo.record import OURS, Moment
-from fleetkeeper_local.demo.series import Series
+from fleetkeeper_local.demo.series import STEP_S, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,9 +23,16 @@ PANELS = (
     ("breakers", "breakers"),
 )
 STEPPED = frozenset({"limits", "replicas", "breakers"})
-COLOURS = {"realtime": "#b03a2e", "standard": "#1f618d", "batch": "#7d8b2f"}
+COLOURS = {
+    "realtime": "#b03a2e",
+    "standard": "#1f618d",
+    "batch": "#7d8b2f",
+    "control": "#111111",
+    "source": "#b9770e",
+}
 WIDTH_IN, HEIGHT_IN = 11.0, 12.0
 DPI = 130
+GAP_S = 3.0 * STEP_S
 LABEL_ROOM_S = 7.0
 """Words closer together than this would cover each other."""
 LABEL_CHARACTERS = 32
@@ -84,7 +92,7 @@ def _line(
 ) -> None:
     if not line.points:
         return
-    times, values = zip(*line.points, strict=True)
+    times, values = zip(*with_gaps(line.points), strict=True)
     axis.plot(
         times,
         values,
@@ -94,6 +102,16 @@ def _line(
         linewidth=1.3,
         drawstyle="steps-post" if stepped else "default",
     )
+
+
+def with_gaps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points, with a NaN where nothing was measured for a while: no line is drawn across."""
+    drawn: list[tuple[float, float]] = []
+    for at_s, value in points:
+        if drawn and at_s - drawn[-1][0] > GAP_S:
+            drawn.append((at_s, nan))
+        drawn.append((at_s, value))
+    return drawn
 
 
 def _marks(axes: list[Axes], moments: Sequence[Moment], start_s: float) -> None:

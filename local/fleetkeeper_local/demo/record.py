@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +11,7 @@ from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.summary import Row, summarise
 
 OURS, FLEET = "demo", "fleetkeeper"
+TWICE_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,26 @@ def _words_of(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def merged(*lists: Iterable[Moment]) -> list[Moment]:
-    """All moments in order of time; what was told twice within two seconds counts once."""
+    """All moments in order of time; what is told twice within some seconds counts once.
+
+    Events and decisions tell of the same change: the one with more words stays.
+    """
     result: list[Moment] = []
-    for moment in sorted((m for each in lists for m in each), key=lambda m: m.at_s):
-        recent = [m.text for m in result if moment.at_s - m.at_s <= 2.0]
-        if moment.text not in recent:
+    for moment in sorted((m for each in lists for m in each), key=lambda m: (m.at_s, -len(m.text))):
+        twin = next((n for n, m in enumerate(result) if _same(m, moment)), None)
+        if twin is None:
             result.append(moment)
+        elif len(moment.text) > len(result[twin].text):
+            result[twin] = replace(result[twin], text=moment.text)
     return result
+
+
+def _same(one: Moment, other: Moment) -> bool:
+    """Whether both tell the same, by the words before the reason."""
+    if abs(one.at_s - other.at_s) > TWICE_S or one.who != other.who:
+        return False
+    heads = [moment.text.partition(":")[0].lower() for moment in (one, other)]
+    return heads[0] == heads[1] and (" -> " in heads[0] or one.text.lower() == other.text.lower())
 
 
 def page(
@@ -129,11 +143,19 @@ def failed(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def inside(samples: Iterable[Sample], span: tuple[float, float] | None) -> list[Sample]:
-    """Those that were on their way while an engine was frozen, and broke off with it."""
+    """Those that were on their way while an engine was frozen, and broke off with it.
+
+    A frozen engine is ended after a minute, which breaks its answers off. A client that gave up
+    after two minutes waited for something else.
+    """
     if span is None:
         return []
     begin, end = span
-    return [s for s in samples if s.sent_s <= end and s.ended_s >= begin]
+    return [
+        s
+        for s in samples
+        if s.outcome.cause != "timeout" and s.sent_s <= end and s.ended_s >= begin
+    ]
 
 
 def _failures(samples: Sequence[Sample], frozen: tuple[float, float] | None) -> list[str]:
