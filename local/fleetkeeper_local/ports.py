@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 
 import psutil
 
@@ -12,6 +13,10 @@ from fleetkeeper_local.errors import LocalError
 LOWEST, HIGHEST = 20000, 32000
 """Below the range from which the kernel picks ports of outgoing connections (from 32768): a port
 found free here is not taken by a passing client before the server binds it."""
+
+
+DYING_S = 5.0
+POLL_S = 0.05
 
 
 class PortInUse(LocalError):
@@ -46,16 +51,25 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def require_free(host: str, port: int, what: str) -> None:
-    """Raises PortInUse, naming the port and the process that holds it, unless it is free."""
-    if not is_free(host, port):
-        raise PortInUse(
-            f"{what} needs {host}:{port}, which is held by {holder(port)}; "
-            "end that process or choose another port"
-        )
+    """Raises PortInUse, naming the port and the process that holds it, unless it is free.
+
+    A killed process of many threads looks ended before the last of them has let go of its sockets:
+    such a port is waited for.
+    """
+    deadline = time.monotonic() + DYING_S
+    while not is_free(host, port):
+        owner = holder(port)
+        if owner is not None or time.monotonic() > deadline:
+            raise PortInUse(
+                f"{what} needs {host}:{port}, which is held by "
+                f"{owner or 'a process that cannot be seen from here'}; "
+                "end that process or choose another port"
+            )
+        time.sleep(POLL_S)
 
 
-def holder(port: int) -> str:
-    """The process that listens on a port, as far as this user may see it."""
+def holder(port: int) -> str | None:
+    """The process that listens on a port; None when it is dying or this user may not see it."""
     for connection in psutil.net_connections(kind="tcp"):
         if (
             connection.status == psutil.CONN_LISTEN
@@ -63,9 +77,9 @@ def holder(port: int) -> str:
             and connection.laddr.port == port
         ):
             if connection.pid is None:
-                return "a process of another user"
+                return None
             try:
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
             except psutil.Error:
                 return f"pid {connection.pid}"
-    return "a process that cannot be seen from here"
+    return None
