@@ -198,10 +198,12 @@ def test_a_changed_spec_rolls_without_a_lost_request(fleet: Fleet) -> None:
 def test_a_bad_roll_out_leaves_the_old_pods_serving_and_says_why(fleet: Fleet) -> None:
     """A model that is not there: the old pod answers on, the reason is told, and it is taken back."""
 
+    hash_of = r"jsonpath={.spec.template.metadata.annotations.fleetkeeper\.io/template-hash}"
+    present = fleet.kubectl("get", "deployment", "tiny", "-o", hash_of)
+    assert present
+
     def is_good() -> bool:
-        live = fleet.live()
-        good = live["status"].get("lastGood") or {}
-        return bool(good.get("generation") == live["metadata"]["generation"])
+        return bool((fleet.status().get("lastGood") or {}).get("templateHash") == present)
 
     fleet.until(is_good, "the present revision ready for a minute")
     before = [pod.identity for pod in fleet.engines()]
