@@ -17,7 +17,6 @@ from service_world import (
     await_restarted,
     complete,
     failures,
-    limits,
     operator_restarts,
     requests_served,
     steady,
@@ -70,31 +69,6 @@ def test_memory_stays_within_the_cap_and_the_peak_is_reported(fleet: Fleet) -> N
     assert memory["capPercent"] == 80
     assert 20 < peak <= 80
     assert fleet.condition("MemoryWithinCap")["status"] == "True"
-
-
-def test_batch_limits_change_in_running_engines(fleet: Fleet) -> None:
-    """By signed orders, up with the queue: no pod is restarted, no request lost."""
-    before = [pod.identity for pod in fleet.engines()]
-    ordered = fleet.until(
-        lambda: (
-            (now := limits(fleet.engines()[0]))["wanted"] == now["effective"] < now["ceiling"]
-            and now["effective"]
-        ),
-        "a first order",
-    )
-    with steady(fleet, 25.0, seed=3) as traffic:
-        changed = fleet.until(
-            lambda: (
-                (now := limits(fleet.engines()[0])["effective"]) != ordered
-                and fleet.status()["batching"]["sequences"] == now
-                and now
-            ),
-            "another limit under load, told in the status",
-        )
-        fleet.until(lambda: fleet.status()["batching"]["appliedReplicas"] == 1, "in force")
-    assert 4 <= changed <= 32
-    assert failures(traffic.samples) == []
-    assert [pod.identity for pod in fleet.engines()] == before
 
 
 def test_replicas_follow_the_order_and_no_request_is_lost(fleet: Fleet) -> None:
@@ -193,35 +167,6 @@ def test_a_changed_spec_rolls_without_a_lost_request(fleet: Fleet) -> None:
         seen = len(traffic.samples)
         fleet.until(lambda: len(traffic.samples) >= seen + 5, "load on the new pod")
     assert failures(traffic.samples) == []
-
-
-def test_a_bad_roll_out_leaves_the_old_pods_serving_and_says_why(fleet: Fleet) -> None:
-    """A model that is not there: the old pod answers on, the reason is told, and it is taken back."""
-
-    hash_of = r"jsonpath={.spec.template.metadata.annotations.fleetkeeper\.io/template-hash}"
-    present = fleet.kubectl("get", "deployment", "tiny", "-o", hash_of)
-    assert present
-
-    def is_good() -> bool:
-        return bool((fleet.status().get("lastGood") or {}).get("templateHash") == present)
-
-    fleet.until(is_good, "the present revision ready for a minute")
-    before = [pod.identity for pod in fleet.engines()]
-    with steady(fleet, 2.0, seed=10) as traffic:
-        fleet.change({"model": {"source": "pvc://models/no-such-model", "servedName": "tiny"}})
-        stalled = fleet.until(
-            lambda: (c := fleet.condition("Stalled")).get("status") == "True" and c, "Stalled"
-        )
-        assert stalled["reason"] == "RolledBack"
-        assert "no-such-model" in stalled["message"] or "model" in stalled["message"].lower()
-        assert fleet.condition("Available")["status"] == "True"
-        fleet.until(
-            lambda: [pod.identity for pod in fleet.engines()] == before, "only the old pod is left"
-        )
-    assert failures(traffic.samples) == []
-    fleet.change({"model": {"source": "pvc://models/tiny", "servedName": None}})
-    fleet.await_ready(1)
-    assert [pod.identity for pod in fleet.engines()] == before
 
 
 def test_the_operator_never_lost_its_temper(product: Installation) -> None:
