@@ -82,6 +82,29 @@ def test_step_times_three(cold_start_s: float) -> None:
     assert_safe(record)
 
 
+def test_a_long_cold_start_is_bridged_by_wider_batches() -> None:
+    """Replicas need ten minutes: meanwhile the batch widens, steps stay within their objective, and few are refused."""
+    record = run(
+        Scenario(
+            900,
+            lambda t: 40.0 if t >= 200 else 13.0,
+            SETTINGS,
+            H100_70B,
+            replicas=2,
+            cold_start_s=600.0,
+            slice_s=0.5,
+        )
+    )
+    pending = [tick for tick in record.ticks if tick.time > 200 and tick.replicas > tick.ready]
+    assert len(pending) > 100
+    assert max(tick.sequences for tick in pending) >= 1.2 * pending[0].sequences
+    assert all(tick.batch_time_s <= SETTINGS.batch_time_objective_s for tick in pending), (
+        "never at the cost of batch time"
+    )
+    assert record.refused <= 0.1 * record.arrived
+    assert_safe(record)
+
+
 def test_a_ramp_is_met_ahead() -> None:
     """From 4 to 40 requests/s in 20 minutes, cold start 180 s."""
     record = run(

@@ -50,7 +50,11 @@ from fleetkeeper.plan.control.values import (
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """What the chain sees. `pending`: replicas on their way; `may_raise`: no breaker is open."""
+    """What the chain sees. `pending`: replicas on their way; `may_raise`: no breaker is open.
+
+    While replicas are pending the limits never go below what runs; they may rise as at any other
+    time, for a cold start takes minutes and a wider batch helps now.
+    """
 
     signals: Signals
     settings: ControlSettings
@@ -239,12 +243,11 @@ def _shifted(
 def _raise_allowed(
     view: BatchView, memory: BatchMemory, now: float, *, need_use: bool = True
 ) -> bool:
-    """Never up while a breaker is open, replicas are pending, or less than half is used."""
+    """Never up while a breaker is open, soon after a change, or while less than half is used."""
     held = memory.limits
     used = running_per_pod(view.signals)
     return (
         view.may_raise
-        and view.pending == 0
         and now - memory.changed >= UP_EVERY_S
         and now >= memory.rest_until
         and (not need_use or held is None or used >= USED_RATIO * held.sequences)
@@ -426,4 +429,4 @@ def step_up_possible(view: BatchView, memory: BatchMemory) -> bool:
         return False
     windows = judged_since(view.signals.windows, memory.changed)
     below = held.sequences < ceiling_sequences(view) or held.tokens < view.settings.max_tokens
-    return below and has_room(windows, view.settings) and view.may_raise and view.pending == 0
+    return below and has_room(windows, view.settings) and view.may_raise

@@ -1,8 +1,8 @@
 """How the loops fit together: who may act when, and what a replica decision sees of the batch.
 
-Inner (batch) acts faster than outer (replicas); while replicas are on their way the inner loop may
-only protect; at the floor and still violating the inner loop raises the demand flag. While the
-control breaker is not closed the safe values are in force, and half-open one pod gets one notch.
+Inner (batch) acts faster than outer (replicas); while replicas are on their way the inner loop never
+goes below what runs; at the floor and still violating it raises the demand flag. While the control
+breaker is not closed the safe values are in force, and half-open one pod gets one notch.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Scene:
 
 
 def batch_view(scene: Scene, now: float) -> BatchView:
-    """The batch chain's view. Pending pods only silence raises while they count as supply."""
+    """The batch chain's view. Pending pods hold limits up only while they count as supply."""
     return BatchView(
         signals=scene.signals,
         settings=scene.settings,
