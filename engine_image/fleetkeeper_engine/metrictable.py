@@ -169,7 +169,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "fleetkeeper_rejected_total",
         "counter",
-        "Requests refused for an unknown tier, an unknown path or an unreadable body.",
+        "Requests refused for an unknown tier, an unknown path or a response in background.",
     ),
     Metric(
         "fleetkeeper_engine_metrics_up",

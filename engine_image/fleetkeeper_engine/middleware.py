@@ -34,7 +34,13 @@ from fleetkeeper_engine.inside import INTERNAL_HEADER, InsideSettings
 from fleetkeeper_engine.middleware_page import MiddlewarePage
 from fleetkeeper_engine.page import Page
 from fleetkeeper_engine.page_layout import Outcome, Tier
-from fleetkeeper_engine.request_shape import Route, route_of, shape_of, with_priority
+from fleetkeeper_engine.request_shape import (
+    Route,
+    allows_background,
+    route_of,
+    shape_of,
+    with_priority,
+)
 
 logger = logging.getLogger("vllm.fleetkeeper")
 
@@ -155,6 +161,10 @@ class TierMiddleware:
         if shape is None:
             inbox.give_again(body)
             await self._app(scope, inbox.receive, send)
+            return
+        if shape.in_background and allows_background(scope["path"]):
+            self._board.rejected += 1
+            await answer(send, 400, _NO_BACKGROUND)
             return
         ticket = self._admission.enter(tier, shape.sequences, arrived, self._clock())
         if isinstance(ticket, Refusal):
@@ -284,6 +294,15 @@ def _from_loopback(scope: Scope) -> bool:
 
 _UNAUTHORIZED = error_body(
     "The API key is missing or wrong.", "invalid_request_error", "invalid_api_key"
+)
+
+# Its sequences would run on after the answer, unseen by queue, limits and drain; and it is kept in the
+# memory of one replica, where the next request for it hardly arrives.
+_NO_BACKGROUND = error_body(
+    "background is not supported: a response is made while its request is open. "
+    "Send it with background false, and with the tier batch when it may wait.",
+    "invalid_request_error",
+    "background_not_supported",
 )
 
 

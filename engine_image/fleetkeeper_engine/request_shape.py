@@ -43,6 +43,11 @@ _OPEN = frozenset({"/health", "/version"})
 _LISTS = ("input", "prompt", "documents", "text_1", "text_2", "data_1", "data_2")
 
 
+def allows_background(path: str) -> bool:
+    """Whether `background` means something to the route; others ignore the field."""
+    return path == "/v1/responses"
+
+
 def route_of(method: str, path: str) -> Route:
     """The route of a request. What is not known is unknown: the serving port is an allow-list."""
     if path in _GENERATION:
@@ -63,6 +68,8 @@ class Shape:
     sequences: int
     """How many the engine will run at once for it."""
     has_priority: bool
+    in_background: bool = False
+    """The response is to be made after the answer (responses API)."""
 
 
 def shape_of(body: bytes) -> Shape | None:
@@ -73,7 +80,12 @@ def shape_of(body: bytes) -> Shape | None:
         return None
     if not isinstance(fields, dict):
         return None
-    return Shape(sequences_of(fields), "priority" in fields)
+    return Shape(
+        sequences_of(fields),
+        "priority" in fields,
+        # vLLM takes "yes" and 1 for true as well.
+        in_background=fields.get("background") not in (None, False),
+    )
 
 
 def sequences_of(fields: Mapping[str, Any]) -> int:

@@ -303,6 +303,24 @@ async def test_a_body_that_is_no_json_is_left_to_vllm(make: Any, vllm: StandInVl
     assert vllm.taken[0][1] == b"{oops"
 
 
+@pytest.mark.parametrize("value", [True, 1, "yes"])
+async def test_a_response_in_background_is_refused_with_the_reason(
+    make: Any, vllm: StandInVllm, page: Page, value: object
+) -> None:
+    """Its sequences would outlive the answer and with it their place; elsewhere the field means nothing."""
+    app = make()
+    body = json.dumps({"input": "a", "background": value}).encode()
+    status, _, told = await Call(app, body, path="/v1/responses").answer()
+    assert (status, told["error"]["code"]) == (400, "background_not_supported")
+    assert vllm.taken == []
+    block = page.read_middleware()
+    assert block is not None
+    assert (sum(block.released), sum(block.waiting)) == (0, 0)
+    plain = json.dumps({"input": "a", "background": False}).encode()
+    assert (await Call(app, plain, path="/v1/responses").answer())[0] == 200
+    assert (await Call(app, body, path="/v1/chat/completions").answer())[0] == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "sequences"),
     [
