@@ -287,6 +287,18 @@ def test_the_operator_may_bind_exactly_the_role_that_routers_get() -> None:
         assert bind["resourceNames"] == [role]
 
 
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize(("namespaces", "kind"), [([], "ClusterRole"), (["a"], "Role")])
+def test_routers_keep_their_role_as_long_as_services_are_kept(
+    namespaces: list[str], kind: str, keep: bool
+) -> None:
+    """`helm uninstall` leaves it with the CRD: routers of services that serve on go on to find engines."""
+    objects = rendered({"namespaces": namespaces, "crds": {"keep": keep}})
+    role = only(objects, kind, "fleetkeeper-router")
+    policy = (role["metadata"].get("annotations") or {}).get("helm.sh/resource-policy")
+    assert policy == ("keep" if keep else None)
+
+
 def test_keys_are_made_by_a_job_that_can_do_nothing_else() -> None:
     """No key is rendered, so a GitOps tool sees the same text at every look."""
     first, second = (rendered({}) for _ in range(2))

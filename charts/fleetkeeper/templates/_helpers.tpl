@@ -41,6 +41,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Services that outlive the release go on needing it: their routers watch pods by this role. */}}
+{{- define "fleetkeeper.keptWithServices" -}}
+{{- if .Values.crds.keep -}}
+annotations: {helm.sh/resource-policy: keep}
+{{- end }}
+{{- end }}
+
 {{- define "fleetkeeper.routerRoleName" -}}
 {{ include "fleetkeeper.fullname" . }}-router
 {{- end -}}
