@@ -48,7 +48,8 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
     (
         DeathClass.MODEL_NOT_READABLE,
         (
-            r"PermissionError|Permission denied|GatedRepoError|401 Client Error|403 Client Error|"
+            # To a stranger the hub answers 401 for a model that does not exist.
+            r"PermissionError|Permission denied|GatedRepoError|(?<!NotFoundError: )401 Client Error|403 Client Error|"
             r"SafetensorError|HeaderTooLarge|MetadataIncompleteBuffer|is not a valid JSON file|"
             r"Cannot access gated repo"
         ),

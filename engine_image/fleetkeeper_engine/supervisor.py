@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import gc
 import logging
 import os
 import signal
@@ -22,6 +20,7 @@ from fleetkeeper_engine.death import Death, classify_death
 from fleetkeeper_engine.document import EngineDocument
 from fleetkeeper_engine.drain import DrainClock, DrainPhase, decide_drain
 from fleetkeeper_engine.exitcodes import DeathClass
+from fleetkeeper_engine.footprint import give_back
 from fleetkeeper_engine.health import SERVER_PERIOD_S
 from fleetkeeper_engine.memorywatch import (
     SAMPLE_PERIOD_S,
@@ -233,9 +232,7 @@ class Supervisor:
             if beyond > max(kept * 1.01, 0):
                 write_measured(self.run_directory, prepared.measured_key, beyond)
                 kept = beyond
-            # What imports and the start left behind goes back to the pod: 3 MB of 60.
-            gc.collect()
-            ctypes.CDLL(None).malloc_trim(0)
+            give_back()
             await asyncio.sleep(REMEMBER_PERIOD_S)
 
     async def _watch_health(self) -> None:

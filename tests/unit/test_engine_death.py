@@ -45,6 +45,14 @@ CASES = [
         DeathClass.MODEL_NOT_FOUND,
     ),
     (
+        "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error.",
+        DeathClass.MODEL_NOT_FOUND,
+    ),
+    (
+        "huggingface_hub.errors.HfHubHTTPError: 401 Client Error: Unauthorized for url",
+        DeathClass.MODEL_NOT_READABLE,
+    ),
+    (
         "OSError: /models/x does not appear to have a file named tokenizer.json",
         DeathClass.MODEL_NOT_FOUND,
     ),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -19,12 +19,15 @@ from fleetkeeper_engine.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.cgroup import Cgroup, read_cpu_quota
 from fleetkeeper_engine.child import Reaper
 from fleetkeeper_engine.document import DType, EngineDocument, parse_document
+from fleetkeeper_engine.exitcodes import DeathClass
 from fleetkeeper_engine.features import find_features, numbers_of
 from fleetkeeper_engine.inside import ENVIRONMENT as INSIDE
 from fleetkeeper_engine.install import requirements_of
 from fleetkeeper_engine.memoryplan import MemoryPlan
 from fleetkeeper_engine.memorywatch import device_reader, process_reader
+from fleetkeeper_engine.modelfacts import ModelFacts
 from fleetkeeper_engine.nvml import DeviceReader
+from fleetkeeper_engine.prepare import _decided_dtype
 from fleetkeeper_engine.refusal import StartRefusedError
 from fleetkeeper_engine.remembered import read_measured, write_measured
 
@@ -362,3 +365,69 @@ async def test_a_child_that_ends_at_once_is_not_missed(reaper: Reaper) -> None:
 async def test_a_program_that_is_not_there_is_an_error(reaper: Reaper) -> None:
     with pytest.raises(FileNotFoundError):
         await reaper.spawn(["/no/such/program"], {})
+
+
+STAND_IN_TORCH = """
+import os, signal
+bfloat16 = float16 = float32 = None
+class Ones:
+    def __matmul__(self, other):
+        {act}
+        return self
+    def __getitem__(self, place):
+        return {value}
+def ones(*shape, dtype):
+    return Ones()
+"""
+
+
+def a_cpu(directory: Path, act: str = "pass", value: float = 256.0) -> dict[str, str]:
+    """The environment of a machine whose torch does that at its first matrix product."""
+    (directory / "torch.py").write_text(STAND_IN_TORCH.format(act=act, value=value))
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(directory)}
+
+
+def facts_of(dtype: DType) -> ModelFacts:
+    return cast("ModelFacts", SimpleNamespace(dtype=dtype))
+
+
+SIGILL = "os.kill(os.getpid(), signal.SIGILL)"
+
+
+@pytest.mark.parametrize(
+    ("act", "value", "dtype"),
+    [("pass", 256.0, DType.BFLOAT16), (SIGILL, 256.0, DType.FLOAT32), ("pass", 0.0, DType.FLOAT32)],
+)
+async def test_auto_is_float32_where_16_bits_kill_or_lie(
+    reaper: Reaper, tmp_path: Path, act: str, value: float, dtype: DType
+) -> None:
+    """A CPU that advertises what it cannot run ends the throw-away process, not the engine."""
+    document = a_document(engine={"dtype": "auto"})
+    machine = a_cpu(tmp_path, act, value)
+    found = await _decided_dtype(document, facts_of(DType.BFLOAT16), machine, reaper.spawn)
+    assert found is dtype
+
+
+async def test_an_explicit_format_that_kills_is_refused_before_the_start(
+    reaper: Reaper, tmp_path: Path
+) -> None:
+    document = a_document(engine={"dtype": "bfloat16"})
+    with pytest.raises(StartRefusedError, match=r"SIGILL.*set engine\.dtype to float32") as refused:
+        await _decided_dtype(
+            document, facts_of(DType.FLOAT32), a_cpu(tmp_path, SIGILL), reaper.spawn
+        )
+    assert refused.value.death is DeathClass.BAD_ENGINE_OPTION
+
+
+async def test_float32_and_cuda_are_not_tried(reaper: Reaper, tmp_path: Path) -> None:
+    """There is nothing to find out: the throw-away process would die here."""
+    machine = a_cpu(tmp_path, SIGILL)
+    plain = a_document(engine={"dtype": "auto"})
+    assert (
+        await _decided_dtype(plain, facts_of(DType.FLOAT32), machine, reaper.spawn) is DType.FLOAT32
+    )
+    cuda = a_document(accelerator="cuda", engine={"dtype": "bfloat16"})
+    assert (
+        await _decided_dtype(cuda, facts_of(DType.BFLOAT16), machine, reaper.spawn)
+        is DType.BFLOAT16
+    )
