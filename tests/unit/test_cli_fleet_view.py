@@ -107,7 +107,22 @@ def test_explain_tells_why_with_the_numbers() -> None:
             "reason": "QueueWaitAboveTarget",
             "message": "Queue wait p95 1.9 s against 0.5 s, batch at its limit",
         },
-        "breaker": {"control": "Closed", "load": {"batch": "Open"}, "message": "Overload"},
+        "breaker": {
+            "control": "Closed",
+            "source": "Closed",
+            "load": {"standard": "Closed", "batch": "Open"},
+            "reason": "Overload",
+            "message": "Pressure 1.20 above 0.9",
+            "since": "2026-09-21T14:13:20Z",
+        },
+        "conditions": [
+            {
+                "type": "MetricsAvailable",
+                "status": "True",
+                "reason": "FreshMetrics",
+                "message": "Signals are fresh, from Prometheus.",
+            }
+        ],
     }
     text = exposition(("signal_kv_ratio", (), 0.42), ("pressure_ratio", (), 3.8))
     view = view_of(service(**status), parse_gauges(text)["team-a", "chat"])
@@ -116,10 +131,32 @@ def test_explain_tells_why_with_the_numbers() -> None:
         decisions["Replicas 2/2 ready, 3 wanted"]
         == "QueueWaitAboveTarget: Queue wait p95 1.9 s against 0.5 s, batch at its limit"
     )
-    assert "Breakers: control Closed; batch Open" in decisions
+    assert decisions["Breaker control (protects from Fleetkeeper)"] == "Closed"
+    assert decisions["Breaker source (Prometheus)"] == "Closed"
+    assert decisions["Breaker load (protects users)"] == (
+        "standard Closed, batch Open since 2026-09-21T14:13:20Z: Overload: Pressure 1.20 above 0.9"
+    )
+    assert decisions["Signals"] == "Signals are fresh, from Prometheus."
     evidence = dict(evidence_rows(view))
     assert evidence["KV cache used"] == "42%"
     assert evidence["Pressure (1 = at an objective)"] == "3.8"
+
+
+@pytest.mark.parametrize(
+    ("reason", "title"),
+    [
+        ("PrometheusLost", "Breaker source (Prometheus)"),
+        ("Overload", "Breaker load (protects users)"),
+        ("Oscillating", "Breaker control (protects from Fleetkeeper)"),
+    ],
+)
+def test_explain_names_the_breaker_that_a_reason_is_of(reason: str, title: str) -> None:
+    """One reason stands in the status; it is shown at its own breaker and at no other."""
+    states = {"control": "Open", "source": "Open", "load": {"batch": "Open"}}
+    view = view_of(service(breaker={**states, "reason": reason, "message": "Why"}), {})
+    told = {row: text for row, text in decision_rows(view) if row.startswith("Breaker")}
+    assert len(told) == 3
+    assert [row for row, text in told.items() if "Why" in text] == [title]
 
 
 def test_explain_lists_only_conditions_that_are_not_as_they_should_be() -> None:

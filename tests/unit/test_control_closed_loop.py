@@ -237,6 +237,27 @@ def test_with_prometheus_gone_the_pods_are_read_and_decisions_go_on() -> None:
     assert all(tick.decision.control.state is BreakerState.CLOSED for tick in during)
 
 
+def test_without_any_prometheus_an_idle_fleet_goes_to_its_minimum() -> None:
+    """Direct readings of every pod are evidence too, once they were whole for the delay; a gap starts it anew."""
+    scenario = Scenario(
+        1500,
+        lambda _: 2.0,
+        SETTINGS,
+        H100_70B,
+        replicas=3,
+        prometheus=False,
+        direct=lambda t: not 200 <= t < 210,
+        slice_s=0.5,
+    )
+    record = run(scenario)
+    lowered = [time for time, by in record.replica_changes() if by < 0]
+    assert record.ticks[-1].replicas == 1
+    assert lowered[0] >= 210 + SETTINGS.scale_down_delay_s
+    assert all(tick.decision.control.state is BreakerState.CLOSED for tick in record.ticks)
+    assert not [text for _, text in record.notices if "Prometheus" in text]
+    assert_safe(record)
+
+
 def test_pods_that_never_come_are_not_ordered_twice() -> None:
     """The order is bounded, and the overdue ones are told."""
     record = run(

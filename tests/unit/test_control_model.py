@@ -191,6 +191,25 @@ def test_a_model_that_misses_by_half_is_counted() -> None:
     assert model.off_windows >= MODEL_OFF_WINDOWS
 
 
+def test_a_model_learned_from_warm_up_steps_is_doubted_not_called_off() -> None:
+    """The first windows are ten times too slow: no target follows them, the breaker hears nothing, and it learns."""
+    truth = CALIBRATED["8B on H100"]
+    warm_up = StepTime(
+        *(10 * value for value in (truth.t0_s, truth.w_s, truth.g_s, truth.b_s, truth.c_s))
+    )
+    model, random, doubted = StepModel(), Random(5), 0
+    for number in range(3):
+        model = learned(model, window_of(warm_up, random, number=number), 0.0)
+    for number in range(3, 30):
+        load = 0.55 + 0.45 * math.sin(number / 4)
+        model = learned(model, window_of(truth, random, load=load, number=number), 0.0)
+        doubted += model.is_doubted
+        assert model.off_windows == 0
+    assert doubted >= MODEL_OFF_WINDOWS
+    assert model.is_proven
+    assert not model.is_doubted
+
+
 def test_a_jump_of_the_fit_freezes_tuning_for_a_minute() -> None:
     """A refit that moves a term by more than 30%."""
     truth = CALIBRATED["8B on H100"]

@@ -283,7 +283,7 @@ OBJECTIONS = [
     ("stale", {"signals": Signals()}),
     ("ageing", {"signals": signals(grade=Grade.AGEING)}),
     ("not all report", {"signals": signals(coverage=0.75, reporting_pods=3)}),
-    ("direct source", {"signals": signals(source=Source.DIRECT)}),
+    ("direct source not watched", {"signals": signals(source=Source.DIRECT)}),
     ("a scrape is overdue", {"signals": signals(overdue_pods=1)}),
     ("breaker", {"breakers_closed": False}),
     ("pending", {"ready": 3, "pending": 1}),
@@ -304,6 +304,43 @@ OBJECTIONS = [
 def test_no_way_down_when(case: str, change: dict[str, object]) -> None:
     """Each objection alone holds the number."""
     assert decided(view(**change)).value == 4
+
+
+@pytest.mark.parametrize(
+    ("since_s", "change", "goes"),
+    [
+        (600, {}, True),
+        (599, {}, False),
+        (9999, {"prometheus_lost": True}, False),
+        (9999, {"signals": signals(source=Source.DIRECT, coverage=0.75, reporting_pods=3)}, False),
+        (9999, {"signals": signals(source=Source.DIRECT, overdue_pods=1)}, False),
+        (9999, {"signals": signals(source=Source.DIRECT, grade=Grade.AGEING)}, False),
+        (9999, {"signals": signals()}, True),
+    ],
+)
+def test_direct_readings_lower_once_they_were_whole_for_the_delay(
+    since_s: float, change: dict[str, object], goes: bool
+) -> None:
+    """Without a Prometheus every pod must have been read, fresh, all along; with one that is missed none goes."""
+    direct = replace(view(signals=signals(source=Source.DIRECT)), **change)  # type: ignore[arg-type]
+    memory = replace(OBSERVED, direct_since=NOW - since_s)
+    assert (decided(direct, memory).value == 3) is goes
+
+
+def test_one_gap_in_direct_readings_starts_their_time_anew() -> None:
+    """A pod that was silent for one tick, or a Prometheus that was missed for one."""
+    whole = view(signals=signals(source=Source.DIRECT))
+    for gap in (
+        replace(whole, signals=signals(source=Source.DIRECT, coverage=0.75)),
+        replace(whole, signals=Signals()),
+        replace(whole, prometheus_lost=True),
+    ):
+        memory = replace(OBSERVED, direct_since=NOW - 9999)
+        _, memory = decide_replicas(gap, memory, NOW)
+        assert memory.direct_since is None
+        _, memory = decide_replicas(whole, memory, NOW + 5)
+        assert memory.direct_since == NOW + 5
+        assert decide_replicas(whole, memory, NOW + 300)[0].value == 4
 
 
 @pytest.mark.parametrize(

@@ -126,11 +126,12 @@ def test_no_replica_goes_on_missing_data_in_100_000_random_ticks(seed: int) -> N
         )
         replicas = random.randint(1, 4)
         loop = Loop(settings=settings, replicas=replicas, started=NOW)
+        directly = random.random() < 0.5
         kind, left, last_well = "nothing", 0, NOW - 1e9
         for _ in range(250):
             if left == 0:
                 kind, left = (
-                    random.choice([*SILENCES, "one pod", "well", "well"]),
+                    random.choice([*SILENCES, "one pod", "lost", "well", "well"]),
                     random.randint(1, 40),
                 )
             left -= 1
@@ -152,18 +153,22 @@ def test_no_replica_goes_on_missing_data_in_100_000_random_ticks(seed: int) -> N
                 replace(row, counters=row.counters._replace(steps=1e6))
                 for row in loop.samples(gauges=Gauges(kv_capacity_tokens=1e5), **quiet)
             ]
-            if kind == "well" or (kind == "one pod" and loop.replicas == 1):
+            if kind in {"well", "lost"} or (kind == "one pod" and loop.replicas == 1):
                 last_well = loop.now
             if kind == "one pod":
                 rows = rows[:1]
-            elif kind != "well":
+            elif kind not in {"well", "lost"}:
                 rows = silent_rows(loop, kind, rows)
-            decision = loop.tick(rows, prometheus_lost=kind == "nothing")
+            if directly or kind == "lost":
+                rows = [replace(row, source=Source.DIRECT) for row in rows]
+            missed = not directly and kind in {"nothing", "lost"}
+            decision = loop.tick(rows, prometheus_lost=missed)
             ticks += 1
             if decision.replicas.value < loop.replicas:
                 lowered += 1
                 assert loop.now - 5 - last_well <= 5.0, kind
                 assert kind not in {"nan", "future", "gone back"}, kind
+                assert directly or kind != "lost", "not while Prometheus is missed"
                 assert decision.signals.coverage == 1.0
             assert 1 <= decision.replicas.value <= 8
             loop.replicas = decision.replicas.value
@@ -235,18 +240,36 @@ def test_modes_that_do_not_act_give_no_order(
         assert condition(conclusion, ConditionType.SCALING_LIMITED)[1] == Reason.ADVISORY
 
 
-@pytest.mark.parametrize("mode", [BatchingMode.FIXED, BatchingMode.ADVISORY])
-def test_limits_are_not_sent_where_batching_does_not_act(mode: BatchingMode) -> None:
-    """Unless a load breaker has something to say."""
-    loop = Loop(settings=ControlSettings(batching_mode=mode))
+OVERLOADED = Gauges(
+    running=60, waiting_standard=90, oldest_wait_s_standard=9.0, kv_capacity_tokens=4e5
+)
+
+
+def test_fixed_limits_are_not_sent_unless_the_load_breaker_has_something_to_say() -> None:
+    """Then the engines' own limits stand in the order, and admission."""
+    loop = Loop(settings=ControlSettings(batching_mode=BatchingMode.FIXED))
     assert all(not loop.tick(loop.samples()).puts for _ in range(10))
-    waiting = Gauges(
-        running=60, waiting_standard=90, oldest_wait_s_standard=9.0, kv_capacity_tokens=4e5
-    )
-    puts = [put for _ in range(10) for put in loop.tick(loop.samples(gauges=waiting)).puts]
+    puts = [put for _ in range(10) for put in loop.tick(loop.samples(gauges=OVERLOADED)).puts]
     assert puts
     assert all(put.limits == Limits(256, 8192) for put in puts)
     assert all(put.admission.admit[2] < 1.0 for put in puts)
+
+
+def test_advisory_sends_nothing_also_when_the_load_breaker_opens() -> None:
+    """It is computed and reported as what would be; no engine hears of it, nothing is called degraded."""
+    loop = Loop(settings=ControlSettings(batching_mode=BatchingMode.ADVISORY))
+    loop.steady(10)
+    told: list[str] = []
+    for _ in range(20):
+        decision = loop.tick(loop.samples(gauges=OVERLOADED))
+        told += [notice.message for notice in decision.notices]
+        assert decision.puts == ()
+        assert decision.admission.admit == (1.0, 1.0, 1.0)
+    conclusion = concluded(loop, decision)
+    assert conclusion.status["breaker"]["load"]["batch"] == "Open"
+    assert condition(conclusion, ConditionType.DEGRADED)[0] == "False"
+    assert any(text.startswith("Tier batch would refuse requests") for text in told)
+    assert not any("refuses" in text for text in told)
 
 
 def test_engines_without_live_limits_are_steered_by_replicas_only() -> None:
@@ -334,6 +357,53 @@ def test_the_lost_prometheus_is_told_while_pods_are_read_directly() -> None:
     assert told == ["PrometheusLost", "PrometheusBack"]
 
 
+@pytest.mark.parametrize(
+    ("spoil", "reason", "message"),
+    [
+        ("never", Reason.NO_METRICS, "No usable samples come"),
+        ("stopped", Reason.STALE_METRICS, "older than a minute"),
+        ("young", Reason.NO_METRICS, "No replica has been ready for a minute yet"),
+        ("one of three", Reason.TOO_FEW_REPORT, "Fewer than half"),
+        ("none ready", Reason.NO_METRICS, "No replica is ready"),
+    ],
+)
+def test_why_nothing_is_known_is_told_apart(spoil: str, reason: Reason, message: str) -> None:
+    """Never came, stopped coming, too early, too few: each has its own remedy."""
+    age_s = 5.0 if spoil == "young" else 3600.0
+    names = ("chat-0", "chat-1", "chat-2")
+    pods = tuple(pod_view(name, age_s=age_s, ready=spoil != "none ready") for name in names)
+    loop = Loop(pods=pods, replicas=3)
+    if spoil == "stopped":
+        loop.steady(6)
+    for _ in range(11 if spoil == "young" else 14):
+        rows = loop.samples() if spoil in {"young", "one of three"} else []
+        decision = loop.tick(rows[:1] if spoil == "one of three" else rows)
+    if spoil == "young":
+        loop.now = NOW + 50.0
+        decision = loop.tick(loop.samples())
+    got = condition(concluded(loop, decision), ConditionType.METRICS_AVAILABLE)
+    assert got[:2] == ("False", reason)
+    assert message in got[2]
+
+
+@pytest.mark.parametrize(
+    ("source", "lost", "message"),
+    [
+        (Source.PROMETHEUS, False, "Signals are fresh, from Prometheus."),
+        (Source.DIRECT, False, "Signals are fresh, read from the replicas directly."),
+        (Source.DIRECT, True, "Prometheus is silent: replicas are read directly, none is removed."),
+    ],
+)
+def test_where_signals_come_from_is_told(source: Source, lost: bool, message: str) -> None:
+    """In MetricsAvailable."""
+    loop = Loop()
+    for _ in range(6):
+        rows = [replace(row, source=source) for row in loop.samples()]
+        decision = loop.tick(rows, prometheus_lost=lost)
+    got = condition(concluded(loop, decision), ConditionType.METRICS_AVAILABLE)
+    assert got == ("True", Reason.FRESH_METRICS, message)
+
+
 def test_one_slow_answer_of_prometheus_is_told_to_nobody() -> None:
     """Two silent ticks are no loss: a thousand services would post a thousand events."""
     loop = Loop()
@@ -351,8 +421,8 @@ def test_a_lost_prometheus_stays_lost_over_a_restart() -> None:
     assert not decide_source_breaker(held.source, lost=False, now=1010.0).is_open
 
 
-def test_replica_changes_are_told_in_plain_words() -> None:
-    """Replicas 2 -> 3: queue wait 1.9 s against 0.5 s, batch at its limit."""
+def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> None:
+    """Queue wait 1.9 s against 0.5 s, batch at its limit; the event is the planner's, once it has written it."""
     loop = Loop()
     concluded(loop, loop.steady(20, batch_time_within=24.5))
     waiting = Gauges(
@@ -367,13 +437,11 @@ def test_replica_changes_are_told_in_plain_words() -> None:
     for _ in range(6):
         decision = loop.tick(loop.samples(gauges=waiting, batch_time_within=24.5))
         conclusion = concluded(loop, decision)
-        told += [
-            notice.message for notice in conclusion.notices if notice.message.startswith("Replicas")
-        ]
-        if conclusion.order is not None:
+        assert not [text for text in conclusion.notices if "Replicas" in text.message]
+        if conclusion.order is not None and conclusion.order.replicas > loop.replicas:
+            told.append(conclusion.order.message)
             loop.replicas = conclusion.order.replicas
-    assert told[0].startswith("Replicas 2 -> ")
-    assert "queue wait 1.9 s against 0.5 s, batch at its limit" in told[0]
+    assert told[0] == "Queue wait 1.9 s against 0.5 s, batch at its limit"
 
 
 def test_the_status_fits_the_published_schema_and_is_quiet() -> None:

@@ -468,6 +468,25 @@ def test_a_resource_without_metadata_or_status_is_told_and_never_breaks() -> Non
         assert not plan.actions
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [
+        Reason.CONTROL_BREAKER_OPEN,
+        Reason.LOAD_BREAKER_OPEN,
+        Reason.REMEDY_IN_FORCE,
+        Reason.ENGINE_HUNG,
+    ],
+)
+def test_what_the_control_loop_tells_as_it_happens_is_not_told_again(reason: Reason) -> None:
+    """Its breakers, remedies and replacements have events of its own: the condition follows without one."""
+    row = {"type": "Degraded", "status": "True", "reason": str(reason), "message": "why"}
+    world = replace(RESTING, control_status={"conditions": [row]}, status_written=None)
+    plan = plan_of(world)
+    assert plan.status is not None
+    assert told(world, "Degraded")["reason"] == reason
+    assert plan.notices == ()
+
+
 def notices_of_ready(world: World, look_every_s: float = 1.0) -> list[str]:
     """What the look that turns the service ready tells."""
     while world.condition("Ready") != ("True", "AllReplicasReady"):

@@ -215,7 +215,8 @@ async def test_overload_with_a_full_batch_orders_a_replica() -> None:
     order = world.loop.view(key).order
     assert order is not None
     assert order.replicas > 1
-    assert any(notice.message.startswith("Replicas 1 -> ") for _, notice in world.notices)
+    assert "queue wait" in order.message.lower()
+    assert not [notice for _, notice in world.notices if "Replicas" in notice.message]
 
 
 async def test_a_lost_source_holds_and_never_lowers() -> None:

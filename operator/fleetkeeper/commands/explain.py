@@ -61,12 +61,34 @@ def decision_rows(view: ServiceView) -> Iterator[Row]:
     yield _decision(view, "scaling", f"Replicas {view.ready} ready, {view.wanted} wanted")
     title = f"Limits {view.sequences} sequences, {view.tokens} tokens a step"
     yield _decision(view, "batching", title)
+    yield from breaker_rows(view)
+    signals = view.conditions.get("MetricsAvailable") or {}
+    yield "Signals", signals.get("message") or "nothing measured yet"
+
+
+BREAKER_OF = {"PrometheusLost": "source", "Overload": "load"}
+"""Which breaker a reason in status.breaker is of; every other one is of the control breaker."""
+
+BREAKERS = (
+    ("control", "Breaker control (protects from Fleetkeeper)"),
+    ("source", "Breaker source (Prometheus)"),
+    ("load", "Breaker load (protects users)"),
+)
+
+
+def breaker_rows(view: ServiceView) -> Iterator[Row]:
+    """Each breaker with its state; the one that changed last with when and why."""
     breaker = view.status.get("breaker") or {}
-    load = ", ".join(f"{tier} {state}" for tier, state in (breaker.get("load") or {}).items())
-    yield (
-        f"Breakers: control {breaker.get('control', '-')}; {load or '-'}",
-        breaker.get("message", ""),
-    )
+    reason = breaker.get("reason", "")
+    latest = BREAKER_OF.get(reason, "control") if reason else ""
+    for name, title in BREAKERS:
+        state = breaker.get(name) or "-"
+        if isinstance(state, dict):
+            state = ", ".join(f"{tier} {of_tier}" for tier, of_tier in state.items())
+        if name == latest:
+            since = f" since {breaker['since']}" if "since" in breaker else ""
+            state += f"{since}: {reason}: {breaker.get('message', '')}"
+        yield title, state
 
 
 def trouble_rows(view: ServiceView) -> Iterator[Row]:

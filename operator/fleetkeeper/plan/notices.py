@@ -26,6 +26,17 @@ CALM = frozenset(
 """Reasons for not ready that a person chose, or that pass by themselves: no warning is due."""
 
 
+TOLD_BY_CONTROL = frozenset(
+    {
+        Reason.CONTROL_BREAKER_OPEN,
+        Reason.LOAD_BREAKER_OPEN,
+        Reason.REMEDY_IN_FORCE,
+        Reason.ENGINE_HUNG,
+    }
+)
+"""Reasons of Degraded that the control loop tells itself, as they happen and with their numbers."""
+
+
 def decide_notices(
     look: Assessment,
     actions: Sequence[Action],
@@ -94,7 +105,8 @@ def _of_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
     if stalled is not None:
         yield Notice(WARNING, stalled["reason"], stalled["message"])
     degraded = _changed(before, after, ConditionType.DEGRADED)
-    if degraded is not None and degraded["status"] == Status.TRUE:
+    is_ours = degraded is not None and degraded["reason"] not in TOLD_BY_CONTROL
+    if degraded is not None and degraded["status"] == Status.TRUE and is_ours:
         yield Notice(WARNING, degraded["reason"], degraded["message"])
     ready = _changed(before, after, ConditionType.READY)
     if ready is None:

@@ -46,7 +46,8 @@ def never(_: float) -> bool:
 class Scenario:
     """What happens. `rate` gives arrivals/s at seconds since the start; switches take the same time.
 
-    `metrics`: Prometheus answers; `direct`: pods can be read directly; `puts`: engines take PUTs;
+    `prometheus`: one is set up; `metrics`: it answers; `direct`: pods can be read directly; `puts`:
+    engines take PUTs;
     `pods_come`: new pods become ready. `tiers`: shares of realtime, standard, batch.
     """
 
@@ -59,6 +60,7 @@ class Scenario:
     prompt: float = 1000.0
     generated: float = 200.0
     tiers: tuple[float, float, float] = (0.0, 1.0, 0.0)
+    prometheus: bool = True
     metrics: Callable[[float], bool] = always
     direct: Callable[[float], bool] = never
     puts: Callable[[float], bool] = always
@@ -231,7 +233,7 @@ def _arrivals(fleet: Fleet, record: Record, now: float) -> None:
 def _samples(fleet: Fleet, now: float) -> tuple[PodSample, ...]:
     """Scrapes of this tick: by Prometheus, else directly, else none."""
     since = now - EPOCH_S
-    if fleet.scenario.metrics(since):
+    if fleet.scenario.prometheus and fleet.scenario.metrics(since):
         return tuple(pod.sample(now) for pod in fleet.pods.values())
     if fleet.scenario.direct(since):
         rows = (pod.sample(now) for pod in fleet.pods.values())
@@ -301,7 +303,7 @@ def _tick(fleet: Fleet, record: Record, state: _LoopState, now: float) -> None:
         samples=_samples(fleet, now),
         ordered_replicas=state.ordered,
         put_outcomes=state.outcomes,
-        prometheus_lost=not scenario.metrics(now - EPOCH_S),
+        prometheus_lost=scenario.prometheus and not scenario.metrics(now - EPOCH_S),
     )
     decision, memory = decide_service(inputs, state.memory, now)
     orders = arbitrate([decision.want], Budget())

@@ -173,8 +173,8 @@ def _may_try(scene: Scene) -> bool:
 
 
 def decide_admission(scene: Scene) -> Admission:
-    """What the pods let in; all while the breakers only report."""
-    if not scene.settings.breakers_act:
+    """What the pods let in; all where the load breaker only reports."""
+    if not scene.settings.gates:
         return Admission(batch_share=scene.settings.batch_share_ratio)
     return admission_of(scene.load, scene.settings)
 
@@ -184,12 +184,12 @@ def limits_by_pod(
 ) -> Mapping[str, Limits]:
     """The limits that each ready pod is to have. Empty where nothing is ordered.
 
-    Where batching is Fixed, Advisory or paused, the engines' own values stay; such pods are only
-    addressed while a load breaker is not closed.
+    Where batching is Fixed, or the engine knows no live limits, the engines' own values stay, and pods
+    are only addressed while a load breaker is not closed. Advisory or paused, nothing is ever sent.
     """
     settings = scene.settings
     pods = [pod.name for pod in scene.inputs.pods if pod.ready and not pod.deleting and pod.ip]
-    if settings.paused or not pods:
+    if settings.paused or settings.batching_mode is BatchingMode.ADVISORY or not pods:
         return {}
     if not settings.tunes_limits or not scene.signals.live_limits:
         open_admission = Admission(batch_share=settings.batch_share_ratio)
@@ -295,4 +295,5 @@ def replica_view(scene: Scene, memory: BatchMemory, in_force: Limits, now: float
         floor=fallback_floor(scene),
         up_blocked=scene.inputs.scale_up_blocked,
         hung=len(signals.hung_pods),
+        prometheus_lost=scene.inputs.prometheus_lost,
     )

@@ -19,6 +19,7 @@ from fleetkeeper.plan.control.memory import (
 )
 from fleetkeeper.plan.control.outcome import Conclusion, ControlDecision
 from fleetkeeper.plan.control.samples import Source
+from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.values import BreakerState, Decision, Grade
 from fleetkeeper.plan.model import Notice, ReplicaOrder
 
@@ -71,7 +72,7 @@ def conclude(
     batching = _shown(
         memory.shown_batching, f"{limits.sequences}/{limits.tokens}", decision.limits, now
     )
-    changes, notices = _changes(decision, memory, scaling, batching, now)
+    changes = _changes(decision, memory, scaling, batching, now)
     peak = max(memory.peak_percent, round(100 * decision.signals.memory_peak_ratio))
     over = _over_cap_pod(decision, memory)
     told = (scaling, batching, changes, peak, over)
@@ -97,8 +98,8 @@ def conclude(
     }
     if decision.remedy.value is not None:
         status["remedy"] = _remedy_status(decision)
-    notices = (*decision.notices, *notices)
-    return Conclusion(replicas_order, status, notices, _metrics(decision, desired)), memory
+    metrics = _metrics(decision, desired)
+    return Conclusion(replicas_order, status, decision.notices, metrics), memory
 
 
 def _told_before(memory: ControlMemory) -> tuple[Any, ...]:
@@ -136,9 +137,9 @@ def _over_cap_pod(decision: ControlDecision, memory: ControlMemory) -> str:
 
 def _changes(
     decision: ControlDecision, memory: ControlMemory, scaling: Shown, batching: Shown, now: float
-) -> tuple[tuple[Change, ...], tuple[Notice, ...]]:
-    """The list of decisions with this tick's, and the events that replicas are worth."""
-    changes, notices = memory.changes, []
+) -> tuple[Change, ...]:
+    """The list of decisions with this tick's."""
+    changes = memory.changes
     for what, before, after in (
         ("replicas", memory.shown_scaling, scaling),
         ("limits", memory.shown_batching, batching),
@@ -147,14 +148,10 @@ def _changes(
             continue
         change = Change(now, what, before.value, after.value, after.reason)
         changes = with_change(changes, change)
-        if what == "replicas":
-            why = after.message[:1].lower() + after.message[1:]
-            text = f"Replicas {before.value} -> {after.value}: {why}"
-            notices.append(Notice("Normal", after.reason, text))
     for notice in decision.notices:
         if "Breaker" in notice.reason:
             changes = with_change(changes, _breaker_change(notice, now))
-    return changes, tuple(notices)
+    return changes
 
 
 def _breaker_change(notice: Notice, now: float) -> Change:
@@ -228,20 +225,39 @@ def _remedy_status(decision: ControlDecision) -> dict[str, Any]:
 def _metrics_available(look: _Look) -> Value:
     signals = look.decision.signals
     if signals.grade is Grade.FRESH:
-        direct = signals.source is Source.DIRECT
-        how = "Prometheus is silent: replicas are read directly, none is removed." if direct else ""
-        return "True", Reason.FRESH_METRICS, how
-    if not signals.ready_pods:
-        return "False", Reason.NO_METRICS, "No replica is ready."
+        return "True", Reason.FRESH_METRICS, _origin(look.decision)
     if signals.grade is Grade.AGEING:
         return "True", Reason.FRESH_METRICS, "Samples are older than 15 s: nothing is lowered."
-    if signals.reporting_pods:
+    return "False", *_why_unknown(signals)
+
+
+def _origin(decision: ControlDecision) -> str:
+    """Where fresh signals come from."""
+    if decision.signals.source is Source.PROMETHEUS:
+        return "Signals are fresh, from Prometheus."
+    if decision.source.is_silent:
+        return "Prometheus is silent: replicas are read directly, none is removed."
+    return "Signals are fresh, read from the replicas directly."
+
+
+def _why_unknown(signals: Signals) -> tuple[Reason, str]:
+    """Why nothing can be decided, what a person would look at first before the rest."""
+    if not signals.ready_pods:
+        return Reason.NO_METRICS, "No replica is ready."
+    if not signals.grown_pods:
         return (
-            "False",
-            Reason.TOO_FEW_REPORT,
-            "Fewer than half of the ready replicas report; replicas are held.",
+            Reason.NO_METRICS,
+            "No replica has been ready for a minute yet: a first minute is not judged.",
         )
-    return "False", Reason.NO_METRICS, "No fresh samples come from the replicas; replicas are held."
+    if signals.reporting_pods:
+        text = "Fewer than half of the ready replicas report; replicas are held."
+        return Reason.TOO_FEW_REPORT, text
+    if signals.old_pods:
+        return (
+            Reason.STALE_METRICS,
+            "The newest samples are older than a minute; replicas are held.",
+        )
+    return Reason.NO_METRICS, "No usable samples come from the replicas; replicas are held."
 
 
 def _metrics_compatible(look: _Look) -> Value:
@@ -291,7 +307,7 @@ def _degraded(look: _Look) -> Value:
             Reason.CONTROL_BREAKER_OPEN,
             f"{_capital(look.decision.control.detail)}; safe limits, nothing is lowered.",
         )
-    if settings.breakers_act and not look.decision.load.is_closed:
+    if settings.gates and not look.decision.load.is_closed:
         tiers = [
             str(t)
             for t, b in look.decision.load.by_tier().items()

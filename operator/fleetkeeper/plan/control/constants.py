@@ -98,6 +98,8 @@ MODEL_OFF_RATIO: Final = 0.5
 """The model is wrong when it misses the measured mean by more than half."""
 MODEL_OFF_WINDOWS: Final = 5
 """Wrong for this many windows (ten ticks): the control breaker opens."""
+MODEL_PROVEN_WINDOWS: Final = 5
+"""Only a model that was right for this many windows is one whose misses say that something broke."""
 
 # Batch limits
 LOW_POINTS: Final = 0.02
@@ -186,6 +188,8 @@ DOWN_SHARE: Final = 0.1
 """One pod, or a tenth of the fleet, goes at a time."""
 DOWN_EVERY_REPLICA_S: Final = 60.0
 """At most one such step a minute: the next must see what the last one did."""
+DIRECT_WHOLE_S: Final = 60.0
+"""Without a Prometheus every pod must have been read for this long, or the scale-down delay, without a gap."""
 CARRY_RATIO: Final = 0.85
 """Those who stay must carry all that runs with this share of their capacity."""
 CARRY_KV_RATIO: Final = 0.8

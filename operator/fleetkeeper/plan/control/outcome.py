@@ -68,6 +68,7 @@ class Conclusion:
     """What `conclude` gives, in the words of the planner's snapshot.
 
     `order` is None where the loop does not order (hold, pinned, Advisory, paused).
+    `notices` do not tell of replicas: the planner does, when it has written them.
     `status`: the pieces scaling, batching, breaker, memory, remedy, decisions, and `conditions`.
     `metrics`: (name without prefix, labels, value) of gauges to export.
     """

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fleetkeeper.plan.control.constants import (
     CARRY_KV_RATIO,
     CARRY_RATIO,
+    DIRECT_WHOLE_S,
     DOWN_EVERY_REPLICA_S,
     DOWN_SHARE,
     UP_SPAN_S,
@@ -33,6 +34,7 @@ class ReplicaView:
     silent pods as idle, `needed_down` as full; None: not known. `capacity`: sequences a replica
     carries. `batch_at_limit`: no step up of the batch is possible. `demand`: batch limits are at
     their floor and batch time is still too long. `raise_first`: a raise of the batch may do.
+    `prometheus_lost`: a Prometheus is set up and has nothing fresh.
     """
 
     signals: Signals
@@ -53,6 +55,7 @@ class ReplicaView:
     floor: int = 0
     up_blocked: str = ""
     hung: int = 0
+    prometheus_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class ReplicasMemory:
     """`wishes`: (slot start, highest wish) over the delay; `since`: start of the unbroken observation.
 
     `orders`: (time, replicas wanted) over the last minute, for the bound on steps up. `lowered`,
-    `raised`: times of the last changes.
+    `raised`: times of the last changes. `direct_since`: since when, without a gap, every pod was read
+    directly and no Prometheus was missed.
     """
 
     wishes: tuple[tuple[float, int], ...] = ()
@@ -68,6 +72,7 @@ class ReplicasMemory:
     orders: tuple[tuple[float, int], ...] = ()
     lowered: float = 0.0
     raised: float = 0.0
+    direct_since: float | None = None
 
 
 def remembered_wish(
@@ -108,8 +113,25 @@ def _overdue(view: ReplicaView) -> str:
     return f"{count} replicas have sent nothing new" if count else ""
 
 
-def _fallback_source(view: ReplicaView) -> str:
-    return "Prometheus is silent" if view.signals.source is Source.DIRECT else ""
+def _watched(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasMemory:
+    """The memory with whether this look had a fresh direct reading of every ready pod."""
+    direct = view.signals.source is Source.DIRECT and not view.prometheus_lost
+    whole = direct and not _unknown(view) and not _overdue(view)
+    held = memory.direct_since
+    since = (now if held is None else held) if whole else None
+    return memory if since == held else replace(memory, direct_since=since)
+
+
+def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
+    """Direct readings lower nothing while a Prometheus is missed, nor before they were whole for long enough."""
+    if view.signals.source is not Source.DIRECT:
+        return ""
+    if view.prometheus_lost:
+        return "Prometheus is silent"
+    needed_s = max(DIRECT_WHOLE_S, view.settings.scale_down_delay_s)
+    if memory.direct_since is not None and now - memory.direct_since >= needed_s:
+        return ""
+    return f"every replica must have been read directly for {needed_s:.0f} s without a gap"
 
 
 def _pending(view: ReplicaView) -> str:
@@ -145,7 +167,6 @@ def _carry(view: ReplicaView) -> str:
 OBJECTIONS: tuple[Callable[[ReplicaView], str], ...] = (
     _unknown,
     _overdue,
-    _fallback_source,
     _breakers,
     _pending,
     _hung,
@@ -229,8 +250,8 @@ def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int
         return steady
     if memory.since is None or now - memory.since < delay_s:
         return hold(view.replicas, "ScaleDownDelay", f"observed for less than {delay_s:.0f} s")
-    for objection in OBJECTIONS:
-        if why := objection(view):
+    for why in (*(check(view) for check in OBJECTIONS), _fallback_source(view, memory, now)):
+        if why:
             return hold(view.replicas, "ScaleDownHeld", why)
     if now - max(memory.lowered, memory.raised) < DOWN_EVERY_REPLICA_S:
         return hold(view.replicas, "ScaleDownPace", "one step a minute")
@@ -248,6 +269,7 @@ def decide_replicas(
 ) -> tuple[Decision[int], ReplicasMemory]:
     """The wanted number, and what to remember. Never below what runs on missing data."""
     settings = view.settings
+    memory = _watched(view, memory, now)
     if settings.pinned_replicas is not None:
         return act(settings.pinned_replicas, "ReplicasPinned", "spec.replicas is set"), memory
     bounded = max(_bounded(view.replicas, view), min(view.floor, settings.max_replicas))

@@ -177,7 +177,7 @@ def _seen(memory: ControlMemory, inputs: ControlInputs) -> ReplicasMemory:
     """The replicas' memory; its observation starts anew with every leader."""
     held = memory.replicas
     if held.since is not None and held.since < inputs.started:
-        return replace(held, since=None, wishes=())
+        return replace(held, since=None, wishes=(), direct_since=None)
     return held
 
 
@@ -228,8 +228,8 @@ def _notices(
 ) -> tuple[Notice, ...]:
     before: ControlBreaker = memory.control
     told = [
-        notice_of_control(before, scene.control),
-        *notices_of_load(memory.load, scene.load),
+        notice_of_control(before, scene.control, acts=scene.settings.breakers_act),
+        *notices_of_load(memory.load, scene.load, acts=scene.settings.gates),
         notice_of_source(memory.source, source, known=scene.signals.known),
         Notice("Warning", remedy.reason, remedy.detail[:1].upper() + remedy.detail[1:])
         if remedy.valid

@@ -29,6 +29,7 @@ from fleetkeeper.plan.control.tracks import (
     grade_of,
     has_rates,
     is_grown,
+    is_old,
     is_overdue,
 )
 from fleetkeeper.plan.control.values import Grade, PodView
@@ -65,6 +66,8 @@ class Signals:
     `rates` are per second over 30 s, summed over pods; `gauges` are present values, summed, except
     oldest waits (mean over pods). `coverage` = reporting / ready pods. `window` is the window that
     closed in this tick, if one did. `overdue_pods`: reporting pods whose next scrape should have come. `reporting` pods are those that rates were made from.
+    `grown_pods`: pods that have been ready for their first minute; `old_pods`: those of them whose newest
+    sample is too old to be used.
     """
 
     grade: Grade = Grade.STALE
@@ -95,6 +98,8 @@ class Signals:
     windows: tuple[Window, ...] = ()
     window: Window | None = None
     overdue_pods: int = 0
+    grown_pods: int = 0
+    old_pods: int = 0
 
     @property
     def known(self) -> bool:
@@ -143,6 +148,8 @@ class _Seen:
     missing: tuple[str, ...]
     window: Window | None
     overdue: int
+    grown: int
+    old: int
 
 
 def observe_service(
@@ -180,6 +187,8 @@ def observe_service(
         _missing(tracks, grown),
         window,
         sum([is_overdue(tracks[name], now) for name in usable]),
+        len(grown),
+        sum([is_old(tracks.get(name), now) for name in grown]),
     )
     return _signals(seen, usable), memory
 
@@ -296,6 +305,8 @@ def _signals(seen: _Seen, usable: Sequence[str]) -> Signals:
             rejections=seen.rejections,
             missing=seen.missing,
             windows=memory.windows,
+            grown_pods=seen.grown,
+            old_pods=seen.old,
         )
     tracks = [memory.tracks[name] for name in usable]
     doubted = [0 < track.rejected < REJECTIONS_STALE for track in tracks]
@@ -323,6 +334,8 @@ def _signals(seen: _Seen, usable: Sequence[str]) -> Signals:
         missing=seen.missing,
         window=seen.window,
         overdue_pods=seen.overdue,
+        grown_pods=seen.grown,
+        old_pods=seen.old,
         source=Source.DIRECT if direct else Source.PROMETHEUS,
         rates=rates,
         gauges=gauges,

@@ -21,6 +21,11 @@ class SourceBreaker:
     lost: int = 0
 
     @property
+    def is_silent(self) -> bool:
+        """Whether Prometheus gave nothing fresh in this tick."""
+        return self.is_open or self.lost > 0
+
+    @property
     def is_open(self) -> bool:
         """Whether Prometheus counts as lost."""
         return self.state is BreakerState.OPEN

@@ -17,6 +17,7 @@ from fleetkeeper.plan.control.constants import (
     MODEL_FREEZE_S,
     MODEL_MOVE_RATIO,
     MODEL_OFF_RATIO,
+    MODEL_PROVEN_WINDOWS,
     MODEL_STEPS,
 )
 from fleetkeeper.plan.control.least_squares import Fit, Matrix, Vector, unknown_fit, updated
@@ -57,15 +58,29 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Two fits and how they fared: `off_windows` in a row in which the model missed by half.
+    """Two fits and how they fared: `off_windows` in a row in which a proven model missed by half.
 
     `decode` fits (t0 + w, b, c), `prefill` fits (t0, g). `frozen_until`: tuning waits after a jump.
+    `right_windows`: in a row in which it was right, at most those that prove it; a proven model stays
+    proven. `missed`: whether it was wrong in the last window.
     """
 
     decode: Fit = UNKNOWN_DECODE
     prefill: Fit = UNKNOWN_PREFILL
     off_windows: int = 0
     frozen_until: float = 0.0
+    right_windows: int = 0
+    missed: bool = False
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it was right for long enough: an engine's first steps (warm-up) teach nonsense."""
+        return self.right_windows >= MODEL_PROVEN_WINDOWS
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether it is no better than none: wrong now, and never proven."""
+        return self.missed and not self.is_proven
 
     @property
     def knows_decode(self) -> bool:
@@ -112,10 +127,20 @@ def learned(model: StepModel, window: Window, now: float) -> StepModel:
     if missed:
         steps = sum(n for n, _ in missed)
         off = sum(n * relative for n, relative in missed) / steps > MODEL_OFF_RATIO
-        model = replace(model, off_windows=model.off_windows + 1 if off else 0)
+        model = _fared(model, off=off)
     if before.knows_decode and _jumped(before, model, window):
         model = replace(model, frozen_until=now + MODEL_FREEZE_S)
     return model
+
+
+def _fared(model: StepModel, *, off: bool) -> StepModel:
+    """The model with one more window in which it was right, or `off`."""
+    if not off:
+        right = min(MODEL_PROVEN_WINDOWS, model.right_windows + 1)
+        return replace(model, off_windows=0, right_windows=right, missed=False)
+    if model.is_proven:
+        return replace(model, off_windows=model.off_windows + 1, missed=True)
+    return replace(model, right_windows=0, missed=True)
 
 
 def _learn_decode(fit: Fit, sums: StepSums) -> tuple[Fit, float]:

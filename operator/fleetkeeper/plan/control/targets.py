@@ -91,9 +91,9 @@ def kv_sequences(prompt: float, generated: float, kv_capacity: float) -> float:
 
 
 def decide_targets(model: StepModel, signals: Signals, settings: ControlSettings) -> Targets | None:
-    """The targets, or None while the model is not certain enough at them."""
+    """The targets, or None while the model is doubted or not certain enough at them."""
     prompt, generated = signals.prompt_tokens, signals.generation_tokens
-    if not model.knows_decode or generated <= 0 or not signals.reporting_pods:
+    if not model.knows_decode or model.is_doubted or generated <= 0 or not signals.reporting_pods:
         return None
     time = model.step_time
     kv_capacity = signals.gauges.kv_capacity_tokens / signals.reporting_pods

@@ -16,14 +16,22 @@ _TIER_WORDS = {
     BreakerState.HALF_OPEN: "lets some requests in again",
     BreakerState.CLOSED: "lets all requests in again",
 }
+_ADVISED_WORDS = {
+    BreakerState.OPEN: "would refuse requests",
+    BreakerState.HALF_OPEN: "would let some requests in again",
+    BreakerState.CLOSED: "would let all requests in again",
+}
 
 
-def notice_of_control(before: ControlBreaker, after: ControlBreaker) -> Notice | None:
-    """The control breaker's transition, if there was one."""
+def notice_of_control(
+    before: ControlBreaker, after: ControlBreaker, *, acts: bool
+) -> Notice | None:
+    """The control breaker's transition, if there was one; `acts`: whether anything follows from it."""
     if before.state is after.state:
         return None
     if after.state is BreakerState.OPEN:
-        text = f"Control breaker open: {after.detail}; safe limits, no scale-down, next try in {after.wait_s:.0f} s"
+        follows = "safe limits, no scale-down" if acts else "reported only, breakers are disabled"
+        text = f"Control breaker open: {after.detail}; {follows}, next try in {after.wait_s:.0f} s"
         return Notice(WARNING, "ControlBreakerOpen", text)
     if after.state is BreakerState.HALF_OPEN:
         return Notice(
@@ -36,10 +44,11 @@ def notice_of_control(before: ControlBreaker, after: ControlBreaker) -> Notice |
     )
 
 
-def notices_of_load(before: LoadBreaker, after: LoadBreaker) -> tuple[Notice, ...]:
-    """The load breaker's transitions, tier by tier."""
+def notices_of_load(before: LoadBreaker, after: LoadBreaker, *, acts: bool) -> tuple[Notice, ...]:
+    """The load breaker's transitions, tier by tier; `acts`: whether they are sent to the engines."""
     if before is after:
         return ()
+    words = _TIER_WORDS if acts else _ADVISED_WORDS
     notices = []
     old = before.by_tier()
     for tier, breaker in after.by_tier().items():
@@ -51,7 +60,7 @@ def notices_of_load(before: LoadBreaker, after: LoadBreaker) -> tuple[Notice, ..
             Notice(
                 WARNING if opened else NORMAL,
                 "LoadBreakerOpen" if opened else f"LoadBreaker{breaker.state}",
-                f"Tier {tier} {_TIER_WORDS[breaker.state]}{why}",
+                f"Tier {tier} {words[breaker.state]}{why}",
             )
         )
     return tuple(notices)

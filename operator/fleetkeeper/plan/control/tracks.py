@@ -89,6 +89,12 @@ def grade_of(track: PodTrack | None, now: float) -> Grade:
     return Grade.AGEING if age_s <= AGEING_S else Grade.STALE
 
 
+def is_old(track: PodTrack | None, now: float) -> bool:
+    """Whether samples came and the newest is older than a minute."""
+    newest = track.newest if track is not None else None
+    return newest is not None and now - newest.time > AGEING_S
+
+
 def is_overdue(track: PodTrack, now: float) -> bool:
     """Whether the next scrape should have come by now, or the last one was refused.
 

@@ -89,6 +89,12 @@ class ControlSettings:
         )
 
     @property
+    def gates(self) -> bool:
+        """Whether what the load breaker decides is sent to the engines."""
+        advised = self.batching_mode is BatchingMode.ADVISORY
+        return self.breakers_act and not advised and not self.paused
+
+    @property
     def tunes_limits(self) -> bool:
         """Whether our limits are sent to the engines."""
         return self.batching_mode is BatchingMode.AUTO and not self.paused
@@ -162,6 +168,7 @@ class ControlInputs:
     `replicas` is the live Deployment's number, `ordered_replicas` what was ordered last (None: not
     yet), `failed_writes` the writes of replicas that failed in the last tick, `started` when this
     process began to lead. `scale_up_blocked` says why more pods would not help (a bad revision).
+    `prometheus_lost`: a Prometheus is set up and has nothing fresh of this service.
     """
 
     namespace: str
