@@ -9,7 +9,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 LOCAL := $(BIN)/python -m fleetkeeper_local
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs images up down demo demo-down test test-unit test-cluster test-engine test-e2e clean
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push up down demo demo-down test test-unit test-cluster test-engine test-e2e clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -46,8 +46,12 @@ lock: ## Pin the dependencies anew, with hashes
 programs: setup ## Build the cluster's programs from Go modules (10 minutes the first time)
 	@$(LOCAL) build
 
-images: setup programs ## Build the images (operator, engine for CPU, router) for the local node
+images: setup setup-engine programs ## Build the images (operator, router, engine: for CPU and to inject) for the local node
 	@$(LOCAL) images
+
+push: setup setup-engine ## Push the images to a registry of yours: make images push REGISTRY=registry.example.com/fleetkeeper
+	@test -n "$(REGISTRY)" || { echo "say where to: make images push REGISTRY=registry.example.com/fleetkeeper" >&2; exit 2; }
+	@$(LOCAL) push "$(REGISTRY)" $(if $(TAG),--tag "$(TAG)") $(PUSH_FLAGS)
 
 up: setup ## Start a real single-node Kubernetes on this machine (root)
 	@$(LOCAL) up

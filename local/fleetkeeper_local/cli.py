@@ -5,16 +5,18 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import psutil
 import typer
 
-from fleetkeeper_local import controlplane, images, lock, nodeflags
+from fleetkeeper_local import controlplane, given, images, lock, nodeflags
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.images import BUILDERS
+from fleetkeeper_local.images import BUILDERS, PUBLISHED
 from fleetkeeper_local.node import Node
 from fleetkeeper_local.paths import data_dir
 from fleetkeeper_local.processes import Processes
@@ -63,9 +65,20 @@ def up(
     bridge: Annotated[str, typer.Option(help="Name of the bridge.")] = NodeSettings.bridge,
     pod_cidr: Annotated[str, typer.Option(help="The pods' network.")] = NodeSettings.pod_cidr,
     prometheus: Annotated[bool, typer.Option(help="Run a Prometheus.")] = True,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option(
+            help="Use a cluster that you have (kind, minikube, a remote one): it is looked at and "
+            "remembered, and nothing is started here or changed there.",
+        ),
+    ] = None,
 ) -> None:
     """Start the cluster; a second call changes nothing, a call after a crash heals."""
     began = time.monotonic()
+    if kubeconfig is not None:
+        _orderly(lambda: _take_given(directory, kubeconfig))
+        return
+    _orderly(lambda: _refuse_given(directory))
     if control_plane_only:
         plane = _orderly(lambda: _up_plane(directory))
     else:
@@ -97,6 +110,10 @@ def down(
     if not directory.exists():
         say(f"nothing to remove: {directory} does not exist")
         return
+    if _given(directory):
+        given.forget(directory)
+        say("forgotten; the cluster itself is as it was")
+        return
     if _is_plane_only(directory):
         _orderly(lambda: controlplane.remove(directory))
     else:
@@ -107,6 +124,10 @@ def down(
 @app.command()
 def status(directory: Dir) -> None:
     """Show what runs; exit code 0 when all of it does."""
+    if path := _given(directory):
+        for line in given.lines_of(_orderly(lambda: given.observe_cluster(path))):
+            typer.echo(line)
+        return
     processes = Processes(directory, tied=False)
     names = processes.names()
     if not names:
@@ -156,7 +177,7 @@ def logs(
 @app.command()
 def kubeconfig(directory: Dir) -> None:
     """Print the path of the administrator's kubeconfig."""
-    path = ControlPlane(directory, tied=False).kubeconfig
+    path = _given(directory) or ControlPlane(directory, tied=False).kubeconfig
     if not path.exists():
         raise _failure(f"no cluster was started in {directory}; run: fleetkeeper local up")
     typer.echo(path)
@@ -172,6 +193,10 @@ def load_image(
     directory: Dir,
 ) -> None:
     """Put an image where the node's pods can pull it, and print its name there."""
+    if _given(directory):
+        raise _failure(
+            "a cluster of yours takes images from your registry: `make images push REGISTRY=...`"
+        )
     repository, _, tag = name.partition(":")
     typer.echo(
         _orderly(lambda: Node(_settings(directory)).load_image(source, repository, tag or "latest"))
@@ -204,11 +229,52 @@ def build_images(
 
 
 @app.command()
+def push(
+    registry: Annotated[str, typer.Argument(help="Where to: registry.example.com/fleetkeeper")],
+    *,
+    tag: Annotated[str, typer.Option(help="The tag they get.")] = metadata.version("fleetkeeper"),
+    plain_http: Annotated[bool, typer.Option(help="The registry has no TLS.")] = False,
+) -> None:
+    """Build what the chart names and push it to your registry; log in first (skopeo login)."""
+    for name in sorted(PUBLISHED):
+        typer.echo(_orderly(partial(_publish, name, registry, tag, plain_http=plain_http)))
+
+
+@app.command()
 def program(
     name: Annotated[str, typer.Argument(help="kubectl, helm, kwok, prometheus, ...")],
 ) -> None:
     """Print the path of a program the cluster is made of; built when it is not there yet."""
     typer.echo(_orderly(lambda: program_path(name)))
+
+
+def _publish(name: str, registry: str, tag: str, *, plain_http: bool) -> str:
+    return images.build(name).publish(registry, tag, plain_http=plain_http)
+
+
+def _take_given(directory: Path, kubeconfig: Path) -> None:
+    if Processes(directory, tied=False).names():
+        raise LocalError(
+            f"a cluster of ours lives in {directory}; remove it (fleetkeeper local down "
+            f"--dir {directory}) or choose another --dir"
+        )
+    cluster = given.observe_cluster(kubeconfig.expanduser().resolve())
+    given.remember(directory, cluster)
+    for line in given.lines_of(cluster):
+        typer.echo(line)
+    say(f"use it by: export KUBECONFIG={cluster.kubeconfig}")
+
+
+def _refuse_given(directory: Path) -> None:
+    if path := given.remembered(directory):
+        raise LocalError(
+            f"{directory} stands for the cluster of {path}; forget it first (fleetkeeper local down "
+            f"--dir {directory}) or choose another --dir"
+        )
+
+
+def _given(directory: Path) -> Path | None:
+    return _orderly(lambda: given.remembered(directory))
 
 
 def _up_plane(directory: Path) -> ControlPlane:

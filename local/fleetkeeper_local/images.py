@@ -65,6 +65,20 @@ class Image:
     source: str
     """What skopeo copies it from."""
 
+    def publish(self, prefix: str, tag: str, *, plain_http: bool = False) -> str:
+        """Copies it to a registry of the user's; returns its name there.
+
+        Args:
+            prefix: host and folder, `registry.example.com/fleetkeeper`.
+            tag: the version to give it.
+            plain_http: the registry has no TLS.
+
+        Raises:
+            LocalError: the copy failed; the text is skopeo's.
+        """
+        target = f"{prefix.rstrip('/')}/{PUBLISHED[self.name]}:{tag}"
+        return registry.copy(self.source, target, tls=not plain_http)
+
     def push(self, port: int) -> str:
         """Puts it into the registry on this port; returns the name by which pods pull it."""
         repository = f"fleetkeeper/{self.name}"
@@ -253,7 +267,16 @@ def _check_disk() -> None:
 BUILDERS: dict[str, Callable[[], Image]] = {
     "base": base_image,
     "engine": engine_image,
+    "inject": lambda: build_image(RECIPES["inject"]),
     "operator": lambda: build_image(RECIPES["operator"]),
     "router": lambda: build_image(RECIPES["router"]),
 }
 """How each image is made on this machine; Containerfile.cpu is the engine's way elsewhere."""
+
+PUBLISHED = {
+    "engine": "fleetkeeper-engine-cpu",
+    "inject": "fleetkeeper-engine",
+    "operator": "fleetkeeper",
+    "router": "fleetkeeper-router",
+}
+"""The name that each image has in a registry, as in the chart's values."""

@@ -20,7 +20,7 @@ MEMORY_GIB = 2
 
 INSTEAD = (
     "What works here: `fleetkeeper local up --control-plane-only` (no root, no containers), "
-    "or KUBECONFIG of a cluster that you have (kind, minikube, a remote one)."
+    "or `--kubeconfig FILE` of a cluster that you have (kind, minikube, a remote one)."
 )
 
 

@@ -107,7 +107,15 @@ PROGRAMS = {
             name="helm",
             module="tools",
             package="helm.sh/helm/v3/cmd/helm",
-            stamps=(f"helm.sh/helm/v3/internal/version.version=v{HELM_VERSION}",),
+            stamps=(
+                f"helm.sh/helm/v3/internal/version.version=v{HELM_VERSION}",
+                # What `helm template` and `helm lint` take the cluster for; unset, it is 1.20.
+                *(
+                    f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}={number}"
+                    for package in ("chartutil", "lint/rules")
+                    for part, number in (("Major", _MAJOR), ("Minor", _MINOR))
+                ),
+            ),
         ),
         Program(
             name="prometheus",

@@ -51,16 +51,37 @@ def push(source: str, port: int, name: str, tag: str) -> str:
     Raises:
         LocalError: the copy failed; the text is skopeo's.
     """
-    target = reference(port, name, tag)
-    argv = ["skopeo", "copy", "--insecure-policy", "--quiet", "--dest-tls-verify=false"]
-    done = subprocess.run(
-        [*argv, source, f"docker://{target}"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PUSH_TIMEOUT_S,
-    )
+    return copy(source, reference(port, name, tag), tls=False)
+
+
+def copy(source: str, target: str, *, tls: bool) -> str:
+    """Copies an image to `HOST/NAME:TAG` with the user's own log-in and returns that name.
+
+    Raises:
+        LocalError: skopeo is missing, or the copy failed; the text is skopeo's.
+    """
+    argv = [
+        "skopeo",
+        "copy",
+        "--insecure-policy",
+        "--quiet",
+        f"--dest-tls-verify={str(tls).lower()}",
+    ]
+    try:
+        done = subprocess.run(
+            [*argv, source, f"docker://{target}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PUSH_TIMEOUT_S,
+        )
+    except FileNotFoundError as error:
+        raise LocalError(
+            "skopeo is not on the PATH; install it (Debian: apt-get install skopeo)"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise LocalError(f"{target} did not take the image within {PUSH_TIMEOUT_S} s") from error
     if done.returncode:
         raise LocalError(f"{source} could not be copied to {target}: {done.stderr.strip()}")
     return target

@@ -1,0 +1,165 @@
+"""A cluster that the user has: looked at, remembered, never changed by `fleetkeeper local`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Final
+
+import kubernetes
+import urllib3
+import yaml
+from kubernetes.client.exceptions import ApiException
+
+from fleetkeeper_local.errors import LocalError
+
+MINIMUM: Final = (1, 31)
+"""The chart's `kubeVersion`."""
+TIMEOUT_S: Final = 10.0
+_RECORD: Final = "given.json"
+_GPU: Final = ("nvidia.com/gpu", "amd.com/gpu")
+_NEEDED: Final = (
+    ("", "namespaces"),
+    ("apiextensions.k8s.io", "customresourcedefinitions"),
+    ("rbac.authorization.k8s.io", "clusterroles"),
+)
+"""What installing the chart creates beyond its own namespace: API group and resource."""
+
+
+@dataclass(frozen=True)
+class GivenCluster:
+    """What a look at the cluster showed."""
+
+    kubeconfig: Path
+    server: str
+    version: str
+    nodes: int
+    gpus: int
+    """Allocatable GPUs of the Ready nodes."""
+    lacks: tuple[str, ...]
+    """What this user may not create there but the installation needs."""
+
+
+def observe_cluster(kubeconfig: Path) -> GivenCluster:
+    """Looks at a cluster with a few reads; nothing in it is changed.
+
+    Raises:
+        LocalError: the file cannot be read, the API does not answer or refuses us, the version is
+            older than the chart allows, or no node is Ready.
+    """
+    client = _client(kubeconfig)
+    server = client.configuration.host
+    try:
+        found = kubernetes.client.VersionApi(client).get_code(_request_timeout=TIMEOUT_S)
+        _require_version(server, found.git_version, (found.major, found.minor))
+        nodes = kubernetes.client.CoreV1Api(client).list_node(_request_timeout=TIMEOUT_S).items
+        lacks = tuple(_lacking(kubernetes.client.AuthorizationV1Api(client)))
+    except ApiException as error:
+        raise LocalError(
+            f"{server} answered {error.status} {error.reason}; the user of {kubeconfig} needs to read "
+            "nodes; log in again or take another kubeconfig"
+        ) from error
+    except urllib3.exceptions.HTTPError as error:
+        raise LocalError(
+            f"{server} (of {kubeconfig}) does not answer: {_cause(error)}; is the cluster up?"
+        ) from error
+    ready = [node for node in nodes if _is_ready(node)]
+    if not ready:
+        raise LocalError(
+            f"{server} has no Ready node ({len(nodes)} in all); nothing could run there"
+        )
+    return GivenCluster(
+        kubeconfig=kubeconfig,
+        server=server,
+        version=found.git_version,
+        nodes=len(ready),
+        gpus=sum(_gpus(node.status.allocatable or {}) for node in ready),
+        lacks=lacks,
+    )
+
+
+def remember(directory: Path, cluster: GivenCluster) -> None:
+    """Writes into the data folder which cluster `status`, `kubeconfig` and `down` mean."""
+    directory.mkdir(parents=True, exist_ok=True)
+    draft = directory / f".{_RECORD}"
+    draft.write_text(json.dumps({"kubeconfig": str(cluster.kubeconfig)}) + "\n")
+    draft.replace(directory / _RECORD)
+
+
+def remembered(directory: Path) -> Path | None:
+    """The kubeconfig of the given cluster, or None when the folder is not about one.
+
+    Raises:
+        LocalError: the record is not readable.
+    """
+    path = directory / _RECORD
+    if not path.exists():
+        return None
+    try:
+        return Path(json.loads(path.read_text())["kubeconfig"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise LocalError(
+            f"{path} is not readable ({error}); remove it and run `up` again"
+        ) from error
+
+
+def forget(directory: Path) -> None:
+    """Removes the record; the cluster is left as it is."""
+    (directory / _RECORD).unlink(missing_ok=True)
+
+
+def lines_of(cluster: GivenCluster) -> list[str]:
+    """What a person wants to know of it, a line each."""
+    return [
+        f"API         {cluster.server} (Kubernetes {cluster.version})",
+        f"nodes       {cluster.nodes} Ready, {cluster.gpus} GPUs allocatable",
+        *(f"missing     {lack}" for lack in cluster.lacks),
+        f"kubeconfig  {cluster.kubeconfig}",
+    ]
+
+
+def _client(kubeconfig: Path) -> kubernetes.client.ApiClient:
+    try:
+        client = kubernetes.config.new_client_from_config(str(kubeconfig))
+    except (kubernetes.config.ConfigException, OSError, yaml.YAMLError, TypeError) as error:
+        raise LocalError(
+            f"{kubeconfig} is no usable kubeconfig: {_cause(error)}; "
+            "give the file that `kubectl --kubeconfig` takes"
+        ) from error
+    client.configuration.retries = False
+    return client
+
+
+def _require_version(server: str, shown: str, version: tuple[str, str]) -> None:
+    major, minor = (int("".join(filter(str.isdigit, part)) or 0) for part in version)
+    if (major, minor) < MINIMUM:
+        raise LocalError(
+            f"{server} runs Kubernetes {shown}; Fleetkeeper needs {MINIMUM[0]}.{MINIMUM[1]} or later"
+        )
+
+
+def _lacking(api: kubernetes.client.AuthorizationV1Api) -> Iterable[str]:
+    for group, resource in _NEEDED:
+        attributes = {"verb": "create", "group": group, "resource": resource}
+        review = {"spec": {"resourceAttributes": attributes}}
+        answer = api.create_self_subject_access_review(review, _request_timeout=TIMEOUT_S)
+        if not answer.status.allowed:
+            yield f"the right to create {resource}: the chart cannot be installed by this user"
+
+
+def _is_ready(node: kubernetes.client.V1Node) -> bool:
+    return any(
+        condition.type == "Ready" and condition.status == "True"
+        for condition in node.status.conditions or ()
+    )
+
+
+def _gpus(allocatable: dict[str, str]) -> int:
+    return sum(int(Decimal(allocatable.get(name, "0"))) for name in _GPU)
+
+
+def _cause(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

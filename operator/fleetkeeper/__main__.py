@@ -1,0 +1,5 @@
+"""`python -m fleetkeeper`: the same as `fleetkeeper`."""
+
+from fleetkeeper.cli import main
+
+main()
