@@ -1,88 +1,83 @@
-"""The demo's figure and its numbers: what Prometheus says is what is drawn."""
+"""The demo's figure and its lines: what was looked at is what is drawn."""
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
-from urllib.parse import parse_qs, urlparse
 
 import pytest
 
-from fleetkeeper_local.demo.figure import PANELS, draw, with_gaps
-from fleetkeeper_local.demo.record import FLEET, OURS, Moment
-from fleetkeeper_local.demo.series import Series, queries, read_series
-from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.demo.figure import BREAKERS, FAULT, LOAD, Run, Span, draw
+from fleetkeeper_local.demo.recorder import Look, points_of, ready_of
+from fleetkeeper_local.demo.series import gapped, spread, steps_of
+from fleetkeeper_local.load.client import Outcome
+from fleetkeeper_local.load.open_loop import Sample
+from fleetkeeper_local.load.schedule import Arrival
 
-ROWS = [
-    {"metric": {"tier": "batch"}, "values": [[100, "1.5"], [102, "NaN"], [104, "2"]]},
-    {"metric": {}, "values": []},
-]
-
-
-@pytest.fixture
-def prometheus() -> Iterator[tuple[str, list[dict[str, list[str]]]]]:
-    """Answers every range query with the same rows, and remembers what was asked."""
-    asked: list[dict[str, list[str]]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(parse_qs(urlparse(self.path).query))
-            body = json.dumps({"status": "success", "data": {"result": ROWS}}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Silence."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-        thread.join()
+START_S = 1_000_000_000.0
 
 
-def test_series_count_from_the_start_and_leave_out_what_is_no_number(
-    prometheus: tuple[str, list[dict[str, list[str]]]],
-) -> None:
-    """NaN is where nothing was measured: a gap, not a zero."""
-    url, asked = prometheus
-    lines = read_series(url, "up", 90.0, 110.0)
-    assert lines == [Series("batch", ((10.0, 1.5), (14.0, 2.0))), Series("", ())]
-    assert (asked[0]["query"], asked[0]["start"]) == (["up"], ["90.000"])
+def _look(at_s: float, *, leading: bool = True) -> Look:
+    gauges: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {
+        ("signal_queue_wait_seconds", ()): at_s / 7 + 0.1,
+        ("decision_limit_sequences", ()): 11.0,
+        ("decision_replicas", (("kind", "ordered"),)): 2.0,
+    }
+    for name in BREAKERS:
+        gauges["breaker_state", (("breaker", name),)] = 1.0
+    return Look(START_S + at_s, gauges if leading else {}, 1)
 
 
-def test_a_silent_prometheus_is_told(unused_tcp_port: int) -> None:
-    """With its address."""
-    with pytest.raises(LocalError, match=f"127.0.0.1:{unused_tcp_port}"):
-        read_series(f"http://127.0.0.1:{unused_tcp_port}", "up", 0.0, 1.0)
+def _sample(at_s: float) -> Sample:
+    outcome = Outcome(True, "", 200, 1, at_s, at_s + 0.1, at_s + 0.5, 8)
+    return Sample(Arrival(0, at_s, "x1", "batch", "s", 8, 8), outcome, at_s, at_s, at_s + 0.5)
 
 
-def test_every_panel_has_its_query() -> None:
-    """And both objectives theirs."""
-    assert {name for name, _ in PANELS} <= set(queries("a", "chat"))
-    assert all('inference_service="chat"' in text for text in queries("a", "chat").values())
+def test_a_gauge_is_known_only_while_somebody_leads() -> None:
+    """Its times count from the start; looks before the start and without a leader are left out."""
+    looks = [_look(-2.0), _look(0.0), _look(2.0, leading=False), _look(4.0)]
+    points = points_of(looks, START_S, "decision_replicas", kind="ordered")
+    assert points == ((0.0, 2.0), (4.0, 2.0))
+    assert points_of(looks, START_S, "decision_replicas", kind="live") == ()
+    assert ready_of(looks, START_S) == ((0.0, 1.0), (2.0, 1.0), (4.0, 1.0))
+
+
+def test_no_line_is_drawn_across_what_was_not_known() -> None:
+    """While nobody led there is nothing, and nothing is shown."""
+    points = gapped([(0.0, 1.0), (2.0, 1.0), (30.0, 2.0), (32.0, 2.0)], 6.0)
+    assert [at_s for at_s, _ in points] == pytest.approx([0.0, 2.0, 2.0, 30.0, 32.0], abs=0.01)
+    assert [isnan(value) for _, value in points] == [False, False, True, False, False]
+
+
+def test_requests_become_a_rate() -> None:
+    """In whole bins; what came after the end is in none."""
+    assert spread([0.0, 1.0, 4.9, 5.0, 11.0], 10.0, 5.0) == ((2.5, 0.6), (7.5, 0.2))
+
+
+def test_states_become_stretches() -> None:
+    """One bar for as long as a breaker is in one state, none where it is not known."""
+    points = ((0.0, 0.0), (2.0, 0.0), (4.0, 1.0), (6.0, nan), (20.0, 0.5))
+    assert steps_of(points, 22.0) == [(0.0, 4.0, 0.0), (4.0, 6.0, 1.0), (20.0, 22.0, 0.5)]
 
 
 def test_the_figure_is_written_whatever_there_was_to_see(tmp_path: Path) -> None:
-    """With all lines, with none, and with marks of both kinds."""
-    moments = [Moment(105.0, OURS, "SIGSTOP", "frozen"), Moment(109.0, FLEET, "Replicas 1 -> 2")]
-    line = Series("standard", tuple((float(t), t / 7 + 0.1) for t in range(30)))
-    full = {name: [line] for name in queries("a", "chat")}
-    draw(full, moments, 100.0, tmp_path / "out" / "full.png")
-    draw({}, moments, 100.0, tmp_path / "empty.png")
+    """With all lines and marks, and with none."""
+    spans = [
+        Span(START_S, START_S + 60, LOAD, "x1: 3/s"),
+        Span(START_S + 9, START_S + 20, FAULT, "frozen"),
+    ]
+    decisions = [
+        {"time": "2001-09-09T01:46:45Z", "what": "replicas", "from": "1", "to": "2"},
+        {"time": "2001-09-09T01:46:50Z", "what": "limits", "from": "9/512", "to": "11/512"},
+        {"time": "2001-09-09T01:46:50Z", "what": "breaker", "to": "Tier batch"},
+    ]
+    looks = [_look(2.0 * n, leading=not 9 < n < 15) for n in range(30)]
+    samples = [_sample(float(n)) for n in range(55)]
+    end_s = START_S + 60.0
+    draw(
+        Run("A run", START_S, end_s, spans, looks, decisions, samples),
+        tmp_path / "out" / "full.png",
+    )
+    draw(Run("A run", START_S, end_s, [], [], [], []), tmp_path / "empty.png")
     assert (tmp_path / "out" / "full.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "out" / "full.png").stat().st_size > (tmp_path / "empty.png").stat().st_size
-
-
-def test_no_line_is_drawn_across_what_was_not_measured() -> None:
-    """While Prometheus was stopped there is nothing, and nothing is shown."""
-    points = with_gaps([(0.0, 1.0), (2.0, 1.0), (30.0, 2.0), (32.0, 2.0)])
-    assert [at_s for at_s, _ in points] == [0.0, 2.0, 30.0, 30.0, 32.0]
-    assert [isnan(value) for _, value in points] == [False, False, True, False, False]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fleetkeeper_local.demo.fleet import condition_of, pod_facts, ready_in_its_generation
 from fleetkeeper_local.demo.installation import desired_model_claim
 from fleetkeeper_local.demo.record import (
     FLEET,
     OURS,
+    Frozen,
     Moment,
     failed,
     inside,
@@ -35,13 +38,18 @@ def _sample(sent_s: float, ended_s: float, *, status: int = 200, cause: str = ""
     )
 
 
-def _page(samples: list[Sample], frozen: tuple[float, float] | None) -> str:
+def _page(samples: list[Sample], frozen: Frozen | None) -> str:
     moments = [
-        Moment(START + 5, OURS, "kill -9 of 2 operator processes", "operators killed"),
+        Moment(START + 5, OURS, "kill -9 of 2 operator processes"),
         Moment(START + 9, FLEET, "Replicas 1 -> 2: queue wait 1.9 s against 0.5 s"),
     ]
     return page(
-        "A run", start_s=START, moments=moments, samples=samples, frozen=frozen, figure="a.png"
+        "A run",
+        start_s=START,
+        moments=moments,
+        samples=samples,
+        frozen=frozen,
+        notes=("Figure: a.png",),
     )
 
 
@@ -59,8 +67,8 @@ def test_failures_are_told_by_cause_and_by_place() -> None:
     caught = _sample(10, 80, status=200, cause="truncated")
     later = _sample(50, 60, status=500, cause="http_500")
     before = _sample(1, 2, status=0, cause="connection")
-    text = _page([_sample(1, 2), caught, later, before], (12.0, 24.0))
-    assert "Failed requests: 3 of 4; 1 of them in the frozen engine" in text
+    text = _page([_sample(1, 2), caught, later, before], Frozen(12.0, 24.0, 78.0))
+    assert "Failed requests: 3 of 4; 1 in the frozen engine." in text
     assert "1  truncated (frozen engine)" in text
     assert "1  http_500 (elsewhere)" in text
     assert "1  connection (elsewhere)" in text
@@ -73,20 +81,29 @@ def test_a_refusal_is_no_failure() -> None:
     assert "Failed requests: none." in _page([refused], None)
 
 
-def test_who_was_inside_is_decided_by_overlap() -> None:
-    """Ended before, or sent after the pod was ejected: not inside."""
-    span = (10.0, 20.0)
-    assert inside([_sample(5, 9), _sample(21, 30)], span) == []
-    held = [_sample(5, 11), _sample(12, 80), _sample(20, 21)]
-    assert inside(held, span) == held
+def test_who_was_inside_is_decided_by_when_it_was_sent_and_when_it_broke() -> None:
+    """Ended before, sent after the pod was ejected, or broken off later: not inside."""
+    frozen = Frozen(10.0, 20.0, 70.0)
+    assert inside([_sample(5, 9), _sample(21, 30), _sample(15, 90)], frozen) == []
+    held = [_sample(5, 11), _sample(12, 78), _sample(20, 21)]
+    assert inside(held, frozen) == held
     assert inside(held, None) == []
-    assert inside([_sample(5, 125, cause="timeout")], span) == []
+    assert inside([_sample(5, 70, cause="timeout")], frozen) == []
+
+
+def test_a_request_that_was_told_to_come_back_and_did_is_answered() -> None:
+    """Counted as answered, and told apart: that is what Retry-After promises."""
+    again = replace(_sample(1, 9), outcome=replace(_sample(1, 9).outcome, attempts=3))
+    text = _page([_sample(1, 2), again], None)
+    row = next(line.split() for line in text.splitlines() if line.startswith("all "))
+    assert row[1:6] == ["2", "2", "1", "0", "0"]
+    assert "Failed requests: none." in text
 
 
 def test_what_is_told_twice_is_shown_once_with_its_reason() -> None:
     """A decision and its event differ in capitals and in how much they say."""
     bare = Moment(START + 90, FLEET, "replicas 1 -> 2: QueueWaitAboveTarget")
-    full = Moment(START + 91, FLEET, "Replicas 1 -> 2: queue wait 4.4 s against 0.5 s", "Scaled")
+    full = Moment(START + 91, FLEET, "Replicas 1 -> 2: queue wait 4.4 s against 0.5 s")
     later = Moment(START + 200, FLEET, "replicas 1 -> 2: QueueWaitAboveTarget")
     assert [m.text for m in merged([bare], [full], [later])] == [full.text, later.text]
     apart = [Moment(START, OURS, "load: 1"), Moment(START, OURS, "load: 2")]

@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from fleetkeeper_local.demo.capacity import measure_capacity
 from fleetkeeper_local.demo.traffic import Traffic
+from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
@@ -84,3 +86,17 @@ def test_a_broken_generator_is_told_to_who_waits(base_url: str) -> None:
     traffic._arrivals = [None]  # type: ignore[list-item]
     with pytest.raises(ExceptionGroup):
         traffic.start().wait()
+
+
+def test_capacity_is_what_is_answered_while_one_is_always_waiting(base_url: str) -> None:
+    """Sixteen at once, a tenth of a second each, are at most 160 a second."""
+    capacity = measure_capacity(base_url, "tiny", Shape(), seconds=1.0, warm_up_s=0.2)
+    assert 16 <= capacity <= 176
+
+
+def test_nothing_answered_is_no_capacity(unused_tcp_port: int) -> None:
+    """Load of zero requests a second would look like a fine run."""
+    with pytest.raises(LocalError, match=f"127.0.0.1:{unused_tcp_port}"):
+        measure_capacity(
+            f"http://127.0.0.1:{unused_tcp_port}/v1", "tiny", Shape(), seconds=0.2, warm_up_s=0.1
+        )

@@ -134,6 +134,49 @@ async def test_nobody_listening_is_a_connection_failure_after_all_attempts(start
     assert (outcome.cause, outcome.attempts, len(waits)) == ("connection", 3, 2)
 
 
+async def test_no_attempt_begins_after_the_deadline(start: Start) -> None:
+    """A client that was told to come back too late gives up at once, and was not failed by a wait."""
+    waits: list[float] = []
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=429, headers={"Retry-After": "4"})
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    patience = Patience(attempts=50, deadline_s=3.0)
+    async with CompletionClient(await start(refuse), "m", patience=patience, sleep=sleep) as client:
+        outcome = await client.complete("x", 1)
+    assert (outcome.cause, outcome.attempts, waits) == ("http_429", 1, [])
+
+
+async def test_a_server_that_broke_before_a_token_is_asked_again(start: Start) -> None:
+    """A proxy answers 500 when the engine behind it dies: another one can still answer."""
+    calls = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal calls
+        calls += 1
+        return web.Response(status=500) if calls == 1 else await stream(request)
+
+    patience = Patience(base_wait_s=0.0)
+    async with CompletionClient(await start(handler), "m", patience=patience) as client:
+        outcome = await client.complete("x", 1)
+    assert (outcome.ok, outcome.attempts) == (True, 2)
+
+
+async def test_a_whole_answer_is_counted_too(start: Start) -> None:
+    """Without a stream there is no first token to time, but the tokens are known."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        assert (await request.json())["stream"] is False
+        return web.json_response({"usage": {"completion_tokens": 7}})
+
+    async with CompletionClient(await start(handler), "m") as client:
+        outcome = await client.complete("x", 7, stream=False)
+    assert (outcome.ok, outcome.tokens, outcome.first_token_s) == (True, 7, None)
+
+
 async def test_latency_counts_from_the_intended_moment(start: Start) -> None:
     """One slot, three requests at once: the third's latency holds its wait for the others."""
     gate = asyncio.Semaphore(1)
@@ -219,10 +262,10 @@ def test_impossible_plans_are_refused(phases: list[Phase], shape: Shape, said: s
 def test_waits_are_bounded_and_never_shorter_than_asked_for(
     attempt: int, asked: float | None
 ) -> None:
-    """Full jitter under a ceiling; Retry-After is a floor up to that ceiling."""
+    """Full jitter under a ceiling; Retry-After is a floor up to that, with a quarter of jitter."""
     patience = Patience()
     wait_s = patience.wait_s(attempt, asked, random.Random(attempt))
-    assert 0 <= wait_s <= patience.longest_wait_s
+    assert 0 <= wait_s <= 1.25 * patience.longest_wait_s
     if asked is not None:
         assert wait_s >= min(asked, patience.longest_wait_s)
 

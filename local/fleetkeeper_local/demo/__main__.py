@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from fleetkeeper_local.demo.capacity import measure_capacity
 from fleetkeeper_local.demo.cluster import Cluster
-from fleetkeeper_local.demo.figure import draw
+from fleetkeeper_local.demo.figure import Run, draw
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.installation import (
     NAMESPACE,
@@ -28,10 +29,11 @@ from fleetkeeper_local.demo.record import (
     moments_of_events,
     page,
 )
-from fleetkeeper_local.demo.series import queries, read_series
+from fleetkeeper_local.demo.recorder import Recorder
 from fleetkeeper_local.demo.show import Show
 from fleetkeeper_local.demo.stage import GivenStage, LocalStage, Stage, reached
 from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.load.schedule import Shape
 from fleetkeeper_local.node import Node
 from fleetkeeper_local.nodeflags import read_settings
 from fleetkeeper_local.paths import REPOSITORY, data_dir
@@ -39,6 +41,8 @@ from fleetkeeper_local.report import say
 
 TENANT = "fleetkeeper-demo"
 TITLE = "Fleetkeeper: load, four times the load, three faults"
+SHARE_RATIO = 0.4
+"""Of what one replica can do: four times that is more than one replica carries, and two carry it."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Out = Annotated[Path, typer.Option("--out", help="Where the page and the figure go.")]
@@ -47,12 +51,17 @@ Out = Annotated[Path, typer.Option("--out", help="Where the page and the figure 
 @app.command()
 def up(
     out: Out = REPOSITORY / "out" / "demo",
-    rate: Annotated[float, typer.Option(help="Requests a second at first.", min=0.1)] = 3.0,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Requests a second at first; by default 0.4 of what one replica can do.", min=0.1
+        ),
+    ] = None,
 ) -> None:
     """Install everything, load it, break it, and say what happened.
 
     On the local node; with DEMO_KUBECONFIG on a cluster of yours. There DEMO_VALUES names a file of
-    the chart's values with images that it can pull, and DEMO_PROMETHEUS an address for the figure.
+    the chart's values with images that it can pull.
     """
     began = time.monotonic()
     try:
@@ -93,12 +102,10 @@ def _stage() -> Stage:
             "DEMO_KUBECONFIG is set: set DEMO_VALUES too, a values file of charts/fleetkeeper with "
             "image names that the cluster can pull (docs/operations.md)"
         )
-    return GivenStage(
-        Cluster(Path(given)), Path(values), os.environ.get("DEMO_PROMETHEUS", "").rstrip("/")
-    )
+    return GivenStage(Cluster(Path(given)), Path(values))
 
 
-def _run(stage: Stage, out: Path, rate: float, began: float) -> int:
+def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
     """Plays it all; returns how many requests failed that no frozen engine explains."""
     installation = stage.install()
     ensure_namespace(stage.cluster, TENANT)
@@ -106,46 +113,56 @@ def _run(stage: Stage, out: Path, rate: float, began: float) -> int:
     say("kubectl apply -f examples/tiny.yaml")
     fleet = apply_example(stage.cluster, TENANT)
     fleet.said = say
-    fleet.await_ready()
-    say(f"the fleet is Ready ({time.monotonic() - began:.0f} s after the start)")
+    fleet.await_ready(1)
+    ready_s = time.monotonic() - began
+    say(f"the fleet is Ready ({ready_s:.0f} s after the start)")
     with (
         reached(stage, fleet) as address,
-        Show(stage.cluster.kubeconfig, NAMESPACE, TENANT) as show,
+        Recorder(stage.cluster.kubeconfig, NAMESPACE, TENANT, fleet.name) as recorder,
+        Show(recorder) as show,
     ):
-        play = Play(stage, installation, fleet, address, rate, show.look)
+        capacity = _capacity(address, fleet.name)
+        first = rate or SHARE_RATIO * capacity
+        play = Play(stage, installation, fleet, address, first, show.look)
         play.run()
-    end_s = time.time()
-    moments = merged(play.moments, _told(fleet, play.start_s))
+        end_s = time.time()
     samples = play.samples()
     figure = out / "demo.png"
-    if stage.prometheus_url:
-        panels = {
-            name: read_series(stage.prometheus_url, query, play.start_s, end_s)
-            for name, query in queries(TENANT, fleet.name).items()
-        }
-        draw(panels, moments, play.start_s, figure)
+    run = Run(TITLE, play.start_s, end_s, play.spans, recorder.looks, recorder.decisions, samples)
+    draw(run, figure)
+    took_s = time.monotonic() - began
     text = page(
         TITLE,
         start_s=play.start_s,
-        moments=moments,
+        moments=merged(play.moments, _told(fleet, recorder, play.start_s)),
         samples=samples,
-        frozen=play.frozen_span(),
-        figure=str(figure) if stage.prometheus_url else "none: no Prometheus was named",
+        frozen=play.frozen_times(),
+        notes=(
+            f"One replica answered {capacity:.1f} requests a second; x1 is {first:.1f}.",
+            f"Ready {ready_s:.0f} s after the start; {took_s:.0f} s in all.",
+            f"Figure: {figure}",
+        ),
     )
-    out.mkdir(parents=True, exist_ok=True)
     written = out / "demo.txt"
     written.write_text(text)
     typer.echo(text)
-    typer.echo(f"The same page: {written}. It took {time.monotonic() - began:.0f} s in all.")
+    typer.echo(f"The same page: {written}")
     broken = failed(samples)
-    return len(broken) - len(inside(broken, play.frozen_span()))
+    return len(broken) - len(inside(broken, play.frozen_times()))
 
 
-def _told(fleet: Fleet, since_s: float) -> list[Moment]:
+def _capacity(address: str, model: str) -> float:
+    say("measuring what one replica can do")
+    capacity = measure_capacity(address, model, Shape())
+    say(f"one replica answers {capacity:.1f} requests a second")
+    return capacity
+
+
+def _told(fleet: Fleet, recorder: Recorder, since_s: float) -> list[Moment]:
     """What Fleetkeeper said of the fleet since the load began."""
     return merged(
         moments_of_events(fleet.cluster.events(fleet.namespace, fleet.name), since_s),
-        moments_of_decisions(fleet.status().get("decisions") or (), since_s),
+        moments_of_decisions(recorder.decisions, since_s),
     )
 
 

@@ -1,137 +1,214 @@
-"""The figure of a run: six panels over one time axis, decisions as marks."""
+"""The figure of a run: one time axis, what was done on top, decisions where they took effect."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
-from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fleetkeeper_local.demo.record import OURS, Moment
-from fleetkeeper_local.demo.series import STEP_S, Series
+from fleetkeeper_local.demo.record import seconds_of
+from fleetkeeper_local.demo.recorder import EVERY_S, Look, Points, points_of, ready_of
+from fleetkeeper_local.demo.series import gapped, spread, steps_of
+from fleetkeeper_local.load.open_loop import Sample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PANELS = (
-    ("arrivals", "requests/s"),
-    ("queue wait", "queue wait, s"),
-    ("batch time", "batch time, s"),
-    ("limits", "sequences"),
-    ("replicas", "replicas"),
-    ("breakers", "breakers"),
-)
-STEPPED = frozenset({"limits", "replicas", "breakers"})
-COLOURS = {
-    "realtime": "#b03a2e",
-    "standard": "#1f618d",
-    "batch": "#7d8b2f",
-    "control": "#111111",
-    "source": "#b9770e",
-}
-WIDTH_IN, HEIGHT_IN = 11.0, 12.0
-DPI = 130
-GAP_S = 3.0 * STEP_S
-LABEL_ROOM_S = 7.0
-"""Words closer together than this would cover each other."""
-LABEL_CHARACTERS = 32
+LOAD, FAULT = "load", "fault"
+TIERS = ("realtime", "standard", "batch")
+BREAKERS = ("control", "source", "standard", "batch")
+BREAKER_NAMES = {"source": "Prometheus"}
+COLOURS = {"realtime": "#b03a2e", "standard": "#1f618d", "batch": "#7d8b2f"}
+INK, BLUE, FAULT_COLOUR, LOAD_COLOURS = "#222222", "#1f618d", "#c0392b", ("#dfe7ee", "#f6d8a8")
+STATES = {0.0: "#e8f0e8", 0.5: "#f0b429", 1.0: "#c0392b"}
+WIDTH_IN, HEIGHT_IN, DPI = 11.0, 12.5, 110
+HEIGHTS = (0.85, 1.1, 1.1, 1.1, 1.1, 1.1, 0.9, 1.0)
+BIN_S = 5.0
 
 
-def draw(
-    panels: Mapping[str, Sequence[Series]], moments: Sequence[Moment], start_s: float, file: Path
-) -> None:
-    """Writes the figure as PNG.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a run, in seconds of the wall clock: a stage of the load, or a fault."""
 
-    Args:
-        panels: lines by panel, as `series.queries` names them.
-        moments: what is marked; those without a label are not.
-        start_s: the zero of the time axis.
-        file: where to.
-    """
+    begin_s: float
+    end_s: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything that is drawn. Samples count from `start_s`; all else is the wall clock's."""
+
+    title: str
+    start_s: float
+    end_s: float
+    spans: Sequence[Span]
+    looks: Sequence[Look]
+    decisions: Sequence[Mapping[str, Any]]
+    samples: Sequence[Sample]
+
+    def points(self, name: str, **labels: str) -> Points:
+        """A gauge of the control loop, with gaps where nobody led."""
+        return gapped(points_of(self.looks, self.start_s, name, **labels), 3.0 * EVERY_S)
+
+
+def draw(run: Run, file: Path) -> None:
+    """Writes the figure as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - heavy
     from matplotlib.figure import Figure  # noqa: PLC0415 - as above
 
     figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(PANELS), 1, sharex=True)
-    for axis, (name, label) in zip(axes, PANELS, strict=True):
-        _panel(axis, name, panels.get(name, ()))
-        for line in panels.get(f"objective {name}", ()):
-            _line(axis, line, "objective", colour="black", style=":", stepped=True)
-        axis.set_ylabel(label)
+    figure.suptitle(run.title, fontsize=12)
+    axes = list(figure.subplots(len(HEIGHTS), 1, sharex=True, height_ratios=HEIGHTS))
+    _strip(axes[0], run)
+    for axis, panel in zip(
+        axes[1:],
+        (_requests, _first_token, _queue_wait, _batch_time, _sequences, _replicas, _breakers),
+        strict=True,
+    ):
+        panel(axis, run)
         axis.grid(alpha=0.25)
-        axis.margins(x=0)
+        _shade(axis, run)
         if axis.get_legend_handles_labels()[1]:
-            axis.legend(loc="upper right", fontsize="x-small", ncols=4)
-    axes[-1].set_yticks([0, 0.5, 1], ["closed", "half open", "open"])
-    axes[-1].set_ylim(-0.05, 1.3)
+            axis.legend(
+                loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize="x-small", frameon=False
+            )
     axes[-1].set_xlabel("seconds after the load began")
-    _marks(list(axes), moments, start_s)
+    axes[-1].set_xlim(0, run.end_s - run.start_s)
+    figure.align_ylabels(axes)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=DPI)
 
 
-def _panel(axis: Axes, name: str, lines: Sequence[Series]) -> None:
-    for line in sorted(lines, key=lambda line: line.name):
-        _line(axis, line, line.name or "mean", COLOURS.get(line.name), stepped=name in STEPPED)
-    if name in {"queue wait", "batch time"} and any(line.points for line in lines):
-        axis.set_yscale("log")
-    elif name != "breakers":
-        axis.set_ylim(bottom=0)
-
-
-def _line(
-    axis: Axes,
-    line: Series,
-    label: str,
-    colour: str | None = None,
-    style: str = "-",
-    *,
-    stepped: bool = False,
-) -> None:
-    if not line.points:
-        return
-    times, values = zip(*with_gaps(line.points), strict=True)
-    axis.plot(
-        times,
-        values,
-        label=label,
-        color=colour,
-        linestyle=style,
-        linewidth=1.3,
-        drawstyle="steps-post" if stepped else "default",
-    )
-
-
-def with_gaps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points, with a NaN where nothing was measured for a while: no line is drawn across."""
-    drawn: list[tuple[float, float]] = []
-    for at_s, value in points:
-        if drawn and at_s - drawn[-1][0] > GAP_S:
-            drawn.append((at_s, nan))
-        drawn.append((at_s, value))
-    return drawn
-
-
-def _marks(axes: list[Axes], moments: Sequence[Moment], start_s: float) -> None:
-    """A line at each moment; words above the first panel where there is room for them."""
-    last_s = -LABEL_ROOM_S
-    for moment in (m for m in moments if m.label):
-        at_s = moment.at_s - start_s
-        colour = "#922b21" if moment.who == OURS else "#566573"
-        for axis in axes:
-            axis.axvline(at_s, color=colour, linewidth=0.7, alpha=0.6)
-        if at_s - last_s < LABEL_ROOM_S and moment.who != OURS:
+def _strip(axis: Axes, run: Run) -> None:
+    """What was done to the fleet: a row for the load, one for each kind of fault."""
+    faults = list(dict.fromkeys(span.text for span in run.spans if span.kind == FAULT))
+    rows = ["load", *faults]
+    stages = 0
+    for span in run.spans:
+        begin, length = span.begin_s - run.start_s, span.end_s - span.begin_s
+        if span.kind == FAULT:
+            axis.barh(rows.index(span.text), length, left=begin, height=0.6, color=FAULT_COLOUR)
             continue
-        last_s = at_s
-        axes[0].annotate(
-            shorten(moment.label, LABEL_CHARACTERS, placeholder="…"),
-            (at_s, 1.03),
-            xycoords=("data", "axes fraction"),
-            rotation=60,
-            rotation_mode="anchor",
+        axis.barh(0, length, left=begin, height=0.9, color=LOAD_COLOURS[stages % 2])
+        axis.text(begin + length / 2, 0, span.text, ha="center", va="center", fontsize=9)
+        stages += 1
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.tick_params(axis="both", length=0)
+    for side in ("top", "right", "bottom", "left"):
+        axis.spines[side].set_visible(False)
+
+
+def _shade(axis: Axes, run: Run) -> None:
+    """Faults as pale bands, changes of load as lines, through every panel."""
+    for span in run.spans:
+        begin, end = span.begin_s - run.start_s, span.end_s - run.start_s
+        if span.kind == FAULT:
+            axis.axvspan(begin, max(end, begin + 1.0), color=FAULT_COLOUR, alpha=0.08, linewidth=0)
+        else:
+            axis.axvline(begin, color="#808080", linewidth=0.8, linestyle=(0, (4, 3)))
+
+
+def _line(axis: Axes, points: Points, label: str, colour: str, **style: Any) -> None:  # noqa: ANN401 - passed on
+    if points:
+        times, values = zip(*points, strict=True)
+        axis.plot(times, values, label=label, color=colour, **{"linewidth": 1.4, **style})
+
+
+def _requests(axis: Axes, run: Run) -> None:
+    width_s = run.end_s - run.start_s
+    sent = spread([s.intended_s for s in run.samples], width_s, BIN_S)
+    answered = spread([s.ended_s for s in run.samples if s.outcome.ok], width_s, BIN_S)
+    _line(axis, sent, "sent", INK)
+    _line(axis, answered, "answered", "#27824a")
+    axis.set_ylabel("requests\na second")
+    axis.set_ylim(bottom=0)
+
+
+def _first_token(axis: Axes, run: Run) -> None:
+    for tier in TIERS:
+        chosen = [s for s in run.samples if s.arrival.tier == tier and s.first_token_s is not None]
+        times = [s.intended_s for s in chosen]
+        values = [max(1e-3, s.first_token_s or 0.0) for s in chosen]
+        axis.plot(times, values, ".", markersize=2.2, color=COLOURS[tier], label=tier, alpha=0.6)
+    axis.set_yscale("log")
+    axis.set_ylabel("first token\nat the client, s")
+
+
+def _queue_wait(axis: Axes, run: Run) -> None:
+    _line(axis, run.points("objective_queue_wait_seconds"), "objective", INK, linestyle=":")
+    _line(axis, run.points("signal_queue_wait_seconds"), "as judged", BLUE)
+    axis.set_yscale("log")
+    axis.set_ylabel("queue wait, s")
+
+
+def _batch_time(axis: Axes, run: Run) -> None:
+    def milliseconds(name: str) -> Points:
+        return tuple((at_s, 1e3 * value) for at_s, value in run.points(name))
+
+    _line(axis, milliseconds("objective_batch_time_seconds"), "objective", INK, linestyle=":")
+    _line(axis, milliseconds("signal_batch_time_seconds"), "mean of a step", BLUE)
+    axis.set_ylabel("batch time, ms")
+    axis.set_ylim(bottom=0)
+
+
+def _sequences(axis: Axes, run: Run) -> None:
+    limit = run.points("decision_limit_sequences")
+    _line(axis, run.points("signal_running"), "running, all replicas", "#8e9aa6", linewidth=1.0)
+    _line(axis, limit, "limit of one replica", BLUE, drawstyle="steps-post")
+    changes = [row for row in run.decisions if row["what"] == "limits"]
+    _marks(axis, run, changes, [float(str(row.get("to", "0")).split("/")[0]) for row in changes])
+    axis.set_ylabel("sequences\nin a batch")
+    axis.set_ylim(0, 1.4 * max((value for _, value in limit if not isnan(value)), default=1.0))
+
+
+def _replicas(axis: Axes, run: Run) -> None:
+    ordered = run.points("decision_replicas", kind="ordered")
+    _line(axis, ordered, "ordered", INK, drawstyle="steps-post")
+    ready = ready_of(run.looks, run.start_s)
+    _line(axis, ready, "ready", "#27824a", drawstyle="steps-post", linestyle="--")
+    changes = [row for row in run.decisions if row["what"] == "replicas"]
+    _marks(axis, run, changes, [float(row.get("to") or 0) for row in changes])
+    axis.set_ylabel("replicas")
+    most = max((value for _, value in (*ordered, *ready) if not isnan(value)), default=1.0)
+    axis.set_yticks(range(int(most) + 1))
+    axis.set_ylim(0, most + 0.9)
+
+
+def _marks(
+    axis: Axes, run: Run, changes: Sequence[Mapping[str, Any]], values: Sequence[float]
+) -> None:
+    """A triangle at each decision, with what it changed."""
+    for number, (row, value) in enumerate(zip(changes, values, strict=True)):
+        at_s = seconds_of(str(row["time"])) - run.start_s
+        axis.plot([at_s], [value], "v", color="#d35400", markersize=6, zorder=5)
+        axis.annotate(
+            f"{row.get('from', '')} \u2192 {row.get('to', '')}",
+            (at_s, value),
+            xytext=(0, 6 if number % 2 else 14),
+            textcoords="offset points",
+            ha="center",
             fontsize=7,
-            color=colour,
-            annotation_clip=False,
+            color="#a04000",
         )
+
+
+def _breakers(axis: Axes, run: Run) -> None:
+    """A row a breaker: pale while closed, amber half-open, red open; empty where nobody led."""
+    end_s = run.end_s - run.start_s
+    for row, name in enumerate(reversed(BREAKERS)):
+        points = run.points("breaker_state", breaker=name)
+        for begin, end, state in steps_of(points, end_s):
+            axis.barh(row, end - begin, left=begin, height=0.7, color=STATES[state])
+    axis.set_yticks(
+        range(len(BREAKERS)), [BREAKER_NAMES.get(name, name) for name in reversed(BREAKERS)]
+    )
+    axis.set_ylabel("breakers")
+    for state, label in ((0.0, "closed"), (0.5, "half-open"), (1.0, "open")):
+        axis.barh(0, 0, color=STATES[state], label=label)
+    axis.set_ylim(-0.6, len(BREAKERS) - 0.4)

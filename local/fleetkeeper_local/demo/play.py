@@ -6,20 +6,27 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from fleetkeeper_local.demo.figure import FAULT, LOAD, Span
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts
 from fleetkeeper_local.demo.installation import Installation
-from fleetkeeper_local.demo.record import OURS, Moment
+from fleetkeeper_local.demo.record import OURS, Frozen, Moment
 from fleetkeeper_local.demo.stage import Stage
 from fleetkeeper_local.demo.traffic import Traffic
+from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
 LOOK_S = 1.0
 SEED = 20_240_607
-YOUNG_S = 60.0
-"""The operator judges no replica by its first minute."""
+QUIET_S, SURGE_LEAST_S, LAST_LEAST_S = 45.0, 45.0, 45.0
+"""With the time that capacity is measured for, a replica's first minute, which is not judged."""
 SURGE_MAX_S, RECOVERY_MAX_S = 300.0, 300.0
+SETTLED_S = 15.0
+"""How long the surge goes on with two replicas."""
 PROMETHEUS_GONE_S = 25.0
+KILLED_S = 2.0
+PATIENCE = Patience(attempts=100, longest_wait_s=30.0, request_timeout_s=300.0, deadline_s=300.0)
+"""A user's client that comes back when it is told to, for five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +60,14 @@ class Play:
     look: Callable[[Play], None]
     moments: list[Moment] = field(default_factory=list)
     traffic: list[Traffic] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     frozen: PodFacts | None = None
     frozen_at_s: float | None = None
     ejected_at_s: float | None = None
+    ended_at_s: float | None = None
     phase: str = ""
-    _prometheus_is_gone: bool = False
+    _prometheus_gone_at_s: float | None = None
+    _two_ready_since_s: float | None = None
 
     @property
     def start_s(self) -> float:
@@ -68,25 +78,24 @@ class Play:
         """Plays all stages, and waits for the last answers."""
         began_s = time.time()
         try:
-            self._load("x1", 1.0, YOUNG_S, lambda: True, YOUNG_S)
-            self._load(
-                "x4", 4.0, 60.0, self._has_two_ready, SURGE_MAX_S, Act(15.0, self._kill_operators)
-            )
+            self._load("x1", 1.0, QUIET_S, lambda: True, QUIET_S)
+            kill = Act(10.0, self._kill_operators, self._has_two)
+            self._load("x4", 4.0, SURGE_LEAST_S, self._has_settled, SURGE_MAX_S, kill)
             acts = [
-                Act(5.0, self._stop_prometheus),
-                Act(5.0 + PROMETHEUS_GONE_S, self._start_prometheus),
                 # With one replica alone every request would be in the frozen engine.
-                Act(10.0 + PROMETHEUS_GONE_S, self._freeze, self._has_two_ready),
+                Act(8.0, self._freeze, self._has_two_ready),
+                Act(25.0, self._stop_prometheus),
+                Act(25.0 + PROMETHEUS_GONE_S, self._start_prometheus),
             ]
-            self._load("x1 again", 1.0, 80.0, self._has_recovered, RECOVERY_MAX_S, *acts)
+            self._load("x1 again", 1.0, LAST_LEAST_S, self._has_recovered, RECOVERY_MAX_S, *acts)
         finally:
             self._start_prometheus()
             for traffic in self.traffic:
                 traffic.end()
-        self._note("the load ended; waiting for the last answers", "")
+        self._note("the load ended; waiting for the last answers")
         for traffic in self.traffic:
             traffic.wait()
-        self._note(f"everything was answered, {time.time() - began_s:.0f} s after the start", "")
+        self._note(f"everything was answered, {time.time() - began_s:.0f} s after the start")
 
     def samples(self) -> list[Sample]:
         """All requests of all stages; times in seconds after the load began."""
@@ -104,12 +113,16 @@ class Play:
             ]
         return sorted(found, key=lambda sample: sample.intended_s)
 
-    def frozen_span(self) -> tuple[float, float] | None:
-        """From when to when (after the load's begin) requests could be caught in the frozen engine."""
+    def frozen_times(self) -> Frozen | None:
+        """When an engine was frozen, got no requests any more, and was ended."""
         if self.frozen_at_s is None:
             return None
-        end_s = self.ejected_at_s or self.frozen_at_s + 60.0
-        return (self.frozen_at_s - self.start_s, end_s - self.start_s)
+        now_s = time.time()
+        return Frozen(
+            self.frozen_at_s - self.start_s,
+            (self.ejected_at_s or now_s) - self.start_s,
+            (self.ended_at_s or now_s) - self.start_s,
+        )
 
     # -- stages -------------------------------------------------------------------------------
 
@@ -125,11 +138,15 @@ class Play:
         """Load for at least `least_s`, until the event came, at most `most_s`; acts at their times."""
         rate = factor * self.rate_per_s
         arrivals = plan_arrivals([Phase(name, most_s, rate)], Shape(), SEED + len(self.traffic))
-        traffic = Traffic(self.base_url, self.fleet.name, arrivals).start()
+        traffic = Traffic(self.base_url, self.fleet.name, arrivals, PATIENCE).start()
         self.traffic.append(traffic)
         self.phase = name
-        self._note(f"load {name}: {rate:g} requests a second", name)
-        begin_s, waiting = time.monotonic(), sorted(acts, key=lambda act: act.at_s)
+        self._note(f"load {name}: {rate:.1f} requests a second")
+        began_s, begin_s, waiting = (
+            time.time(),
+            time.monotonic(),
+            sorted(acts, key=lambda act: act.at_s),
+        )
         while (elapsed_s := time.monotonic() - begin_s) < most_s:
             while waiting and waiting[0].at_s <= elapsed_s and waiting[0].when():
                 waiting.pop(0).do()
@@ -139,49 +156,69 @@ class Play:
                 break
             time.sleep(LOOK_S)
         traffic.end()
+        self.spans.append(Span(began_s, time.time(), LOAD, f"{name}: {rate:.1f}/s"))
         for act in waiting:
-            self._note(f"left out, as its time never came: {act.do.__name__.strip('_')}", "")
+            self._note(f"left out, as its time never came: {act.do.__name__.strip('_')}")
+
+    def _has_two(self) -> bool:
+        return len(self.fleet.engines()) >= 2
 
     def _has_two_ready(self) -> bool:
         return sum(pod.ready for pod in self.fleet.engines()) >= 2
 
+    def _has_settled(self) -> bool:
+        """Two replicas have been ready for a while."""
+        if not self._has_two_ready():
+            self._two_ready_since_s = None
+            return False
+        now_s = time.monotonic()
+        self._two_ready_since_s = self._two_ready_since_s or now_s
+        return now_s - self._two_ready_since_s >= SETTLED_S
+
     def _has_recovered(self) -> bool:
         """The frozen engine was ended, by whoever noticed first."""
-        if self.frozen is None:
-            return True
-        return self.frozen.identity not in [pod.identity for pod in self.fleet.engines()]
+        return self.frozen is None or self.ended_at_s is not None
 
     # -- faults -------------------------------------------------------------------------------
 
     def _kill_operators(self) -> None:
         killed = self.stage.kill_operators(self.installation)
-        self._note(f"kill -9 of {killed} operator processes", "operators killed")
+        self._note(f"kill -9 of {killed} operator processes")
+        now_s = time.time()
+        self.spans.append(Span(now_s, now_s + KILLED_S, FAULT, "operators killed"))
 
     def _freeze(self) -> None:
         ready = [pod for pod in self.fleet.engines() if pod.ready]
         self.frozen = ready[0]
         self.frozen_at_s = time.time()
         self.stage.freeze_engine(self.fleet, self.frozen)
-        self._note(f"SIGSTOP of the engine in {self.frozen.name}", "engine frozen")
+        self._note(f"SIGSTOP of the engine in {self.frozen.name}")
 
     def _watch_frozen(self) -> None:
-        if self.frozen is None or self.ejected_at_s is not None:
+        if self.frozen is None or self.frozen_at_s is None or self.ended_at_s is not None:
             return
         same = [pod for pod in self.fleet.engines() if pod.identity == self.frozen.identity]
-        if not any(pod.ready for pod in same):
-            self.ejected_at_s = time.time()
-            self._note(f"{self.frozen.name} gets no requests any more", "", who="kubernetes")
+        now_s = time.time()
+        if self.ejected_at_s is None and not any(pod.ready for pod in same):
+            self.ejected_at_s = now_s
+            self._note(f"{self.frozen.name} gets no requests any more", who="kubernetes")
+            self.spans.append(Span(self.frozen_at_s, now_s, FAULT, "engine frozen"))
+        if not same:
+            self.ended_at_s = now_s
+            self._note(f"the engine in {self.frozen.name} was ended", who="kubernetes")
 
     def _stop_prometheus(self) -> None:
-        self._prometheus_is_gone = self.stage.stop_prometheus()
-        if self._prometheus_is_gone:
-            self._note("Prometheus stopped", "Prometheus stopped")
+        if self.stage.stop_prometheus():
+            self._prometheus_gone_at_s = time.time()
+            self._note("Prometheus stopped")
 
     def _start_prometheus(self) -> None:
-        if self._prometheus_is_gone:
-            self._prometheus_is_gone = False
+        if self._prometheus_gone_at_s is not None:
             self.stage.start_prometheus()
-            self._note("Prometheus started again", "Prometheus back")
+            span = Span(self._prometheus_gone_at_s, time.time(), FAULT, "Prometheus stopped")
+            self._prometheus_gone_at_s = None
+            self.spans.append(span)
+            self._note("Prometheus started again")
 
-    def _note(self, text: str, label: str, who: str = OURS) -> None:
-        self.moments.append(Moment(time.time(), who, text, label))
+    def _note(self, text: str, who: str = OURS) -> None:
+        self.moments.append(Moment(time.time(), who, text))

@@ -22,8 +22,18 @@ class Moment:
     who: str
     """`demo` did it to the fleet, or `fleetkeeper` decided it."""
     text: str
-    label: str = ""
-    """A few words for the figure; empty: not marked there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """An engine that was frozen, in seconds after the load began."""
+
+    begin_s: float
+    """It was stopped."""
+    ejected_s: float
+    """It got no requests any more."""
+    ended_s: float
+    """It was ended, and its connections with it."""
 
 
 def seconds_of(timestamp: str) -> float:
@@ -39,7 +49,7 @@ def moments_of_events(events: Iterable[dict[str, Any]], since_s: float) -> list[
         reason, text = str(event.get("reason", "")), str(event.get("message", ""))
         if when is None or seconds_of(when) < since_s or (reason, text) in found:
             continue
-        found[reason, text] = Moment(seconds_of(when), FLEET, text, reason)
+        found[reason, text] = Moment(seconds_of(when), FLEET, text)
     return sorted(found.values(), key=lambda moment: moment.at_s)
 
 
@@ -50,20 +60,20 @@ def moments_of_decisions(decisions: Iterable[dict[str, Any]], since_s: float) ->
         at_s = seconds_of(str(row["time"]))
         if at_s < since_s:
             continue
-        moments.append(Moment(at_s, FLEET, *_words_of(row)))
+        moments.append(Moment(at_s, FLEET, _words_of(row)))
     return sorted(moments, key=lambda moment: moment.at_s)
 
 
-def _words_of(row: dict[str, Any]) -> tuple[str, str]:
-    """The text of a decision, and its few words for the figure."""
+def _words_of(row: dict[str, Any]) -> str:
+    """A decision in words."""
     what, old, new = str(row["what"]), str(row.get("from", "")), str(row.get("to", ""))
     message, reason = str(row.get("message", "")), str(row.get("reason", ""))
     if not old:
-        return message or new, reason  # a breaker tells in words what it did
+        return message or new  # a breaker tells in words what it did
     change = f"{what} {old} -> {new}"
     if message.lower().startswith(change.lower()):
-        return message, change
-    return f"{change}: {message or reason}", change
+        return message
+    return f"{change}: {message or reason}"
 
 
 def merged(*lists: Iterable[Moment]) -> list[Moment]:
@@ -95,8 +105,8 @@ def page(
     start_s: float,
     moments: Sequence[Moment],
     samples: Sequence[Sample],
-    frozen: tuple[float, float] | None,
-    figure: str,
+    frozen: Frozen | None,
+    notes: Sequence[str] = (),
 ) -> str:
     """One page of text: what happened, when and why; requests by stage and tier; failures by cause.
 
@@ -105,8 +115,8 @@ def page(
         start_s: when the load began, by the wall clock.
         moments: in order of time.
         samples: all requests; their times count from `start_s`.
-        frozen: from when to when, in seconds after `start_s`, a frozen engine held requests.
-        figure: the name of the figure's file.
+        frozen: the engine that was frozen.
+        notes: the last lines.
     """
     lines = [title, "=" * len(title), "", "What happened (seconds after the load began)", ""]
     lines += [
@@ -120,14 +130,22 @@ def page(
     ]
     lines += ["Requests by stage", "", *_table(summarise(samples, lambda s: s.arrival.phase)), ""]
     lines += ["Requests by tier", "", *_table(summarise(samples)), ""]
-    lines += [*_failures(samples, frozen), "", f"Figure: {figure}"]
+    lines += [
+        "again: of those answered, the ones that were told to come back first (429, Retry-After) or",
+        "whose connection broke before a token came. Times count from when a request was to be sent.",
+        "",
+    ]
+    lines += [*_failures(samples, frozen), "", *notes]
     return "\n".join(lines) + "\n"
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    head = f"{'':12}{'sent':>7}{'answered':>10}{'refused':>9}{'failed':>8}{'p50 s':>8}{'p95 s':>8}{'1st token p95 s':>17}"
+    head = (
+        f"{'':12}{'sent':>7}{'answered':>10}{'again':>7}{'refused':>9}{'failed':>8}"
+        f"{'p50 s':>8}{'p95 s':>8}{'1st token p95 s':>17}"
+    )
     return [head] + [
-        f"{row.name:12}{row.requests:7}{row.succeeded:10}{row.shed:9}{row.failures:8}"
+        f"{row.name:12}{row.requests:7}{row.succeeded:10}{row.repeated:7}{row.shed:9}{row.failures:8}"
         f"{_number(row.p50_s):>8}{_number(row.p95_s):>8}{_number(row.first_token_p95_s):>17}"
         for row in rows
     ]
@@ -142,29 +160,32 @@ def failed(samples: Iterable[Sample]) -> list[Sample]:
     return [s for s in samples if not s.outcome.ok and s.outcome.status != 429]
 
 
-def inside(samples: Iterable[Sample], span: tuple[float, float] | None) -> list[Sample]:
-    """Those that were on their way while an engine was frozen, and broke off with it.
+ENDING_S = 10.0
+"""Connections of an ended engine break within this: its grace, and the router's notice."""
 
-    A frozen engine is ended after a minute, which breaks its answers off. A client that gave up
-    after two minutes waited for something else.
+
+def inside(samples: Iterable[Sample], frozen: Frozen | None) -> list[Sample]:
+    """Those that broke off in the frozen engine: sent while it took requests, ended with it.
+
+    A client that gave up by itself waited for something else, and what broke off later too.
     """
-    if span is None:
+    if frozen is None:
         return []
-    begin, end = span
     return [
         s
         for s in samples
-        if s.outcome.cause != "timeout" and s.sent_s <= end and s.ended_s >= begin
+        if s.outcome.cause != "timeout"
+        and s.sent_s <= frozen.ejected_s
+        and frozen.begin_s <= s.ended_s <= frozen.ended_s + ENDING_S
     ]
 
 
-def _failures(samples: Sequence[Sample], frozen: tuple[float, float] | None) -> list[str]:
+def _failures(samples: Sequence[Sample], frozen: Frozen | None) -> list[str]:
     broken = failed(samples)
     if not broken:
         return ["Failed requests: none."]
     held = inside(broken, frozen)
-    share = f"{len(held)} of them in the frozen engine or on their way to it"
-    lines = [f"Failed requests: {len(broken)} of {len(samples)}; {share}."]
+    lines = [f"Failed requests: {len(broken)} of {len(samples)}; {len(held)} in the frozen engine."]
     causes: dict[str, int] = {}
     for sample in broken:
         where = "frozen engine" if sample in held else "elsewhere"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fleetkeeper.commands.fleet_source import FleetSource
 from fleetkeeper.commands.fleet_view import views_of
 from fleetkeeper.commands.top import fleet_table
 from fleetkeeper_local.demo.play import Play
+from fleetkeeper_local.demo.recorder import Recorder
 
 LINE_EVERY_S = 5.0
 MOMENTS_SHOWN = 6
@@ -23,10 +22,9 @@ MOMENTS_SHOWN = 6
 class Show:
     """A context manager; `look` is given to the play."""
 
-    def __init__(self, kubeconfig: Path, operator_namespace: str, namespace: str) -> None:
-        """Reads like `fleetkeeper top`, with the same kubeconfig."""
-        self._source = FleetSource(operator_namespace, kubeconfig=str(kubeconfig))
-        self._namespace = namespace
+    def __init__(self, recorder: Recorder) -> None:
+        """Shows what the recorder looked at last."""
+        self._recorder = recorder
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False)
         self._next_line_s = 0.0
@@ -52,7 +50,7 @@ class Show:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _screen(self, play: Play) -> RenderableType:
-        fleet = self._source.look(self._namespace)
+        fleet = self._recorder.fleet
         rows: list[RenderableType] = [
             fleet_table(views_of(fleet.services, fleet.gauges), time.time()),
             Text(""),

@@ -40,8 +40,6 @@ class Stage(Protocol):
     """A cluster with everything that the demo does to it."""
 
     cluster: Cluster
-    prometheus_url: str
-    """Where the figure's numbers are read; empty: there is no figure."""
 
     def install(self) -> Installation:
         """Installs the product."""
@@ -75,7 +73,6 @@ class LocalStage:
         """Starts the node where it does not run."""
         self.node.up()
         self.cluster = Cluster(self.node.kubeconfig)
-        self.prometheus_url = self.node.prometheus_url
 
     def install(self) -> Installation:
         """Images from this checkout, into the node's registry."""
@@ -117,7 +114,6 @@ class GivenStage:
 
     cluster: Cluster
     values: Path
-    prometheus_url: str = ""
 
     def install(self) -> Installation:
         """With the user's values."""

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 import aiohttp
 
-RETRIED_STATUSES = frozenset({429, 502, 503, 504})
+RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
+"""As the clients of OpenAI do: no token came yet, so nothing is done twice."""
 DONE = "[DONE]"
 
 
@@ -41,20 +42,26 @@ class Patience:
     """How long and how often a client tries.
 
     The wait before attempt n is drawn evenly from 0 to base x 2^n (full jitter), at most
-    `longest_wait_s`; a server's Retry-After is honoured when it asks for more.
+    `longest_wait_s`. A server's Retry-After is honoured, with up to a quarter more, so that those
+    who were told the same do not come back together; beyond `longest_wait_s` it is cut. No attempt
+    begins later than `deadline_s` after the first.
     """
 
     attempts: int = 5
     base_wait_s: float = 0.25
     longest_wait_s: float = 10.0
     request_timeout_s: float = 120.0
+    deadline_s: float = 300.0
 
     def wait_s(self, attempt: int, retry_after_s: float | None, rng: random.Random) -> float:
         """Seconds to wait after failed attempt number `attempt` (from 0)."""
-        drawn = rng.uniform(0.0, min(self.longest_wait_s, self.base_wait_s * 2**attempt))
+        # Beyond 2^16 the bound is `longest_wait_s` for any sensible base.
+        most = min(self.longest_wait_s, self.base_wait_s * 2.0 ** min(attempt, 16))
+        drawn = rng.uniform(0.0, most)
         if retry_after_s is None:
             return drawn
-        return max(drawn, min(retry_after_s, self.longest_wait_s))
+        told = min(retry_after_s, self.longest_wait_s)
+        return max(drawn, told * rng.uniform(1.0, 1.25))
 
 
 def parse_retry_after(value: str | None) -> float | None:
@@ -130,23 +137,33 @@ class CompletionClient:
         *,
         tier: str | None = None,
         session: str | None = None,
+        stream: bool = True,
     ) -> Outcome:
-        """Sends one request, trying again as its patience allows; never raises for its failure."""
+        """Sends one request, trying again as its patience allows; never raises for its failure.
+
+        Args:
+            prompt: text or token ids.
+            max_tokens: exactly so many are generated.
+            tier: the header X-Inference-Tier.
+            session: the header X-Session-ID.
+            stream: token by token; else the answer comes whole, and no first token is told apart.
+        """
         loop = asyncio.get_running_loop()
         headers = {"X-Request-Id": uuid.uuid4().hex}
         if tier is not None:
             headers["X-Inference-Tier"] = tier
         if session is not None:
             headers["X-Session-ID"] = session
-        body = {
+        body: dict[str, Any] = {
             "model": self._model,
             "prompt": prompt,
             "max_tokens": max_tokens,
             "temperature": 0.0,
             "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream": stream,
         }
+        if stream:
+            body["stream_options"] = {"include_usage": True}
         started_s = loop.time()
         last = RequestFailedError("none")
         for attempt in range(self._patience.attempts):
@@ -156,7 +173,10 @@ class CompletionClient:
                 last = failure
                 if not failure.can_be_retried or attempt + 1 == self._patience.attempts:
                     break
-                await self._sleep(self._patience.wait_s(attempt, failure.retry_after_s, self._rng))
+                wait_s = self._patience.wait_s(attempt, failure.retry_after_s, self._rng)
+                if loop.time() + wait_s - started_s > self._patience.deadline_s:
+                    break
+                await self._sleep(wait_s)
             else:
                 return Outcome(True, "", 200, attempt + 1, started_s, first_s, loop.time(), tokens)
         return Outcome(
@@ -190,13 +210,18 @@ class CompletionClient:
                         parse_retry_after(answer.headers.get("Retry-After")),
                         (await answer.text())[:300],
                     )
-                return await self._read(answer)
+                return await (self._read(answer) if body["stream"] else self._read_whole(answer))
         except TimeoutError as error:
             raise RequestFailedError("timeout", detail=str(error)) from error
         except aiohttp.ClientPayloadError as error:
             raise RequestFailedError("truncated", detail=str(error)) from error
         except aiohttp.ClientError as error:
             raise RequestFailedError("connection", detail=str(error)) from error
+
+    @staticmethod
+    async def _read_whole(answer: aiohttp.ClientResponse) -> tuple[float | None, int]:
+        """Reads an answer that is not streamed."""
+        return None, int((await answer.json())["usage"]["completion_tokens"])
 
     @staticmethod
     async def _read(answer: aiohttp.ClientResponse) -> tuple[float | None, int]:

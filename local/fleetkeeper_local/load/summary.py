@@ -27,6 +27,8 @@ class Row:
     p95_s: float | None
     first_token_p95_s: float | None
     tokens: int
+    repeated: int = 0
+    """Succeeded at a later attempt, as Retry-After had told."""
 
     @property
     def failures(self) -> int:
@@ -57,6 +59,7 @@ def _row(name: str, samples: Sequence[Sample]) -> Row:
         p95_s=quantile(latencies, 0.95),
         first_token_p95_s=quantile(firsts, 0.95),
         tokens=sum(sample.outcome.tokens for sample in good),
+        repeated=sum(sample.outcome.attempts > 1 for sample in good),
     )
 
 

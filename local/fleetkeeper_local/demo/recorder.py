@@ -1,0 +1,112 @@
+"""What the control loop saw and did in a run: its own gauges and decisions, looked at every 2 s.
+
+They come from the leading operator through the API server, as `fleetkeeper top` reads them, so
+that a kubeconfig is all it takes and a stopped Prometheus leaves no gap.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import typer
+
+from fleetkeeper.commands.fleet_source import Fleet, FleetSource
+from fleetkeeper.commands.fleet_view import Gauges
+
+EVERY_S = 2.0
+Points = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look, at a second of the wall clock; `gauges` is empty while no operator leads."""
+
+    at_s: float
+    gauges: Gauges
+    ready: int
+    """Replicas that take requests."""
+
+
+def points_of(looks: Sequence[Look], start_s: float, name: str, **labels: str) -> Points:
+    """A gauge (without its prefix) over time, in seconds after `start_s`."""
+    key = (name, tuple(sorted(labels.items())))
+    return tuple(
+        (look.at_s - start_s, look.gauges[key])
+        for look in looks
+        if key in look.gauges and look.at_s >= start_s
+    )
+
+
+def ready_of(looks: Sequence[Look], start_s: float) -> Points:
+    """Ready replicas over time, in seconds after `start_s`."""
+    return tuple((look.at_s - start_s, float(look.ready)) for look in looks if look.at_s >= start_s)
+
+
+class Recorder:
+    """Looks in a thread of its own while its block runs."""
+
+    def __init__(
+        self, kubeconfig: Path, operator_namespace: str, namespace: str, name: str
+    ) -> None:
+        """Reads like `fleetkeeper top`, with the same kubeconfig."""
+        self._source = FleetSource(operator_namespace, kubeconfig=str(kubeconfig))
+        self._namespace, self._name = namespace, name
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._decisions: dict[tuple[str, ...], dict[str, Any]] = {}
+        self.looks: list[Look] = []
+        self.fleet = Fleet([], {})
+        """The last look, whole."""
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        """All decisions seen, oldest first; the status itself holds the last ten."""
+        return sorted(self._decisions.values(), key=lambda row: str(row["time"]))
+
+    def __enter__(self) -> Self:
+        """Begins to look."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Looks once more."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        next_s = time.monotonic()
+        while True:
+            last = self._over.is_set()
+            self._look()
+            if last:
+                return
+            next_s = max(next_s + EVERY_S, time.monotonic())
+            self._over.wait(next_s - time.monotonic())
+
+    def _look(self) -> None:
+        try:
+            self.fleet = self._source.look(self._namespace)
+        except typer.Exit:
+            return  # the API server did not answer; it was said on standard error
+        at_s = time.time()
+        for service in self.fleet.services:
+            if service["metadata"]["name"] == self._name:
+                self._keep(service.get("status") or {}, at_s)
+
+    def _keep(self, status: dict[str, Any], at_s: float) -> None:
+        gauges = self.fleet.gauges.get((self._namespace, self._name), {})
+        self.looks.append(Look(at_s, gauges, int(status.get("readyReplicas") or 0)))
+        for row in status.get("decisions") or ():
+            key = tuple(str(row.get(part, "")) for part in ("time", "what", "from", "to"))
+            self._decisions[key] = row
