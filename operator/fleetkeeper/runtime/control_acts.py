@@ -11,8 +11,8 @@ from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.plan.model import Notice
 from fleetkeeper.runtime.cache import Cache
-from fleetkeeper.runtime.executor import event_manifest
 from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
@@ -33,8 +33,7 @@ class ControlActs:
         self._writer = writer
         self._cache = cache
         self._metrics = metrics
-        self._now = now
-        self._instance = instance
+        self._board = NoticeBoard(writer, metrics, now=now, instance=instance)
 
     async def replace_pod(self, key: Key, pod: str, uid: str) -> None:
         """Deletes that very pod as it was last seen; its ReplicaSet makes another.
@@ -56,13 +55,8 @@ class ControlActs:
         log.info("replaced", service=str(key), pod=pod, why="its engine has work and makes no step")
 
     async def post_notice(self, key: Key, notice: Notice) -> None:
-        """Posts an event on the service; one that the server does not take is logged and let go."""
+        """Posts an event on the service, if it still exists."""
         entry = self._cache.service(key)
         if entry is None:
             return
-        manifest = event_manifest(key, entry.unpack(), notice, self._now(), self._instance)
-        try:
-            await self._writer.post_event(key.namespace, manifest)
-        except ApiError as problem:
-            self._metrics.errors.labels(problem.reason).inc()
-            log.warning("event not posted", service=str(key), error=str(problem))
+        await self._board.post(key, entry.unpack(), notice)

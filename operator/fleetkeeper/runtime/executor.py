@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any
 
 import structlog
 
@@ -14,7 +12,6 @@ from fleetkeeper.adapters.kubernetes.errors import ApiError, problem_of
 from fleetkeeper.adapters.kubernetes.records import seen
 from fleetkeeper.adapters.kubernetes.resources import (
     CHILDREN,
-    EVENT,
     INFERENCE_SERVICE,
     POD,
     resource_of,
@@ -28,13 +25,13 @@ from fleetkeeper.plan.model import (
     Delete,
     Manifest,
     MarkPod,
-    Notice,
     Plan,
     WriteFailure,
     WriteProblem,
 )
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
@@ -80,7 +77,7 @@ class Executor:
         self._cache = cache
         self._metrics = metrics
         self._now = now
-        self._instance = instance
+        self._board = NoticeBoard(writer, metrics, now=now, instance=instance)
 
     async def carry_out(
         self,
@@ -111,7 +108,7 @@ class Executor:
             await self._write_status(key, resource, plan.status, outcome)
         if not outcome.stopped:
             for notice in plan.notices:
-                await self._post(key, resource, notice)
+                await self._board.post(key, resource, notice)
         return outcome
 
     async def _act(self, key: Key, resource: Manifest, action: Action, outcome: Outcome) -> None:
@@ -273,50 +270,6 @@ class Executor:
             return await self._exists(key, resource)
         except ApiError:
             return True
-
-    async def _post(self, key: Key, resource: Manifest, notice: Notice) -> None:
-        """Notices are for people: one that the server does not take is logged and let go."""
-        moment = self._now()
-        try:
-            await self._writer.post_event(
-                key.namespace, event_manifest(key, resource, notice, moment, self._instance)
-            )
-        except ApiError as problem:
-            self._metrics.errors.labels(problem.reason).inc()
-            log.warning("event not posted", service=str(key), error=str(problem))
-
-
-def event_manifest(
-    key: Key, resource: Manifest, notice: Notice, moment: float, instance: str
-) -> dict[str, Any]:
-    """A Kubernetes event on the InferenceService. Its name makes it one, however often it is sent."""
-    stamp = _timestamp(moment)
-    return {
-        "apiVersion": EVENT.api_version,
-        "kind": EVENT.kind,
-        "metadata": {"name": f"{key.name}.{int(moment * 1e6):x}", "namespace": key.namespace},
-        "involvedObject": {
-            "apiVersion": INFERENCE_SERVICE.api_version,
-            "kind": INFERENCE_SERVICE.kind,
-            "namespace": key.namespace,
-            "name": key.name,
-            "uid": resource["metadata"].get("uid", ""),
-            "resourceVersion": resource["metadata"].get("resourceVersion", ""),
-        },
-        "type": notice.type,
-        "reason": notice.reason,
-        "message": notice.message[:1024],
-        "source": {"component": "fleetkeeper"},
-        "reportingComponent": "fleetkeeper.io/operator",
-        "reportingInstance": instance[:128],
-        "firstTimestamp": stamp,
-        "lastTimestamp": stamp,
-        "count": 1,
-    }
-
-
-def _timestamp(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _is_creation(action: Action) -> bool:
