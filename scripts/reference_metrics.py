@@ -65,7 +65,6 @@ NOTHING_TO_DO: frozenset[Reason] = frozenset(
         Reason.ROLLING_OUT,
         Reason.SCALING_UP,
         Reason.SCALING_DOWN,
-        Reason.SETTLED,
         Reason.WRITING,
         Reason.AS_ASKED,
         Reason.FRESH_METRICS,

@@ -66,6 +66,44 @@ def test_a_pod() -> None:
     assert container.last_terminated.message == "out of memory"
 
 
+@pytest.mark.parametrize(
+    ("container", "turned", "ejected"),
+    [
+        ({"started": True, "state": {"running": {"startedAt": "2026-01-01T00:01:00Z"}}}, 120, True),
+        ({"started": False, "state": {"running": {"startedAt": "2026-01-01T00:01:00Z"}}}, 120, False),
+        ({"started": True, "state": {"running": {"startedAt": "2026-01-01T00:01:00Z"}}}, 5, False),
+        ({"started": True, "state": {"running": {"startedAt": "2026-01-01T00:02:00Z"}}}, 120, False),
+        ({"started": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}, 120, False),
+        ({"started": True, "state": {"running": {}}}, 120, False),
+        ({"started": True, "ready": True, "state": {"running": {"startedAt": "2026-01-01T00:01:00Z"}}}, 120, False),
+    ],
+    ids=[
+        "ready once, then not",
+        "never started",
+        "not ready yet since before its run",
+        "restarted when it turned",
+        "ended",
+        "no time",
+        "another container",
+    ],
+)  # fmt: skip
+def test_a_pod_that_its_own_readiness_takes_out_is_told_from_one_that_starts(
+    container: dict[str, Any], turned: int, ejected: bool
+) -> None:
+    """The container runs, had started, and Ready turned False in that run."""
+    at = f"2026-01-01T00:{turned // 60:02}:{turned % 60:02}Z"
+    condition = {"type": "Ready", "status": "False", "lastTransitionTime": at}
+    row = {"name": "engine", "ready": False, **container}
+    live = {
+        "metadata": POD["metadata"],
+        "status": {"conditions": [condition], "containerStatuses": [row]},
+    }
+    pod = seen("Pod", live).record
+    assert isinstance(pod, Pod)
+    assert pod.ejected_since == (seconds_of(at) if ejected else None)
+    assert not pod.ready
+
+
 def test_a_pod_that_found_no_place() -> None:
     condition = {
         "type": "PodScheduled",

@@ -415,6 +415,16 @@ def test_a_ready_replica_that_keeps_ending_degrades_the_service() -> None:
     assert told(replace(RESTING, pods=pods), "Degraded")["reason"] == Reason.SOME_REPLICAS_FAILING
 
 
+def test_replicas_out_of_service_by_their_own_readiness_degrade_the_service() -> None:
+    """They run and were ready: the others serve, and a person hears which do not."""
+    world = settle(with_spec(RESTING, replicas=2))
+    out = replace(world.pods[0], ready=False, ready_since=None, ejected_since=world.now - 30)
+    found = told(replace(world, pods=(out, *world.pods[1:])), "Degraded")
+    assert (found["status"], found["reason"]) == ("True", Reason.PODS_EJECTED)
+    assert out.name in found["message"]
+    assert told(world, "Degraded")["status"] == "False"
+
+
 def test_scaling_never_reconciles() -> None:
     """Replicas that come by an order are no generation to roll out."""
     world = replace(RESTING, order=ReplicaOrder(3, "QueueWaitAboveTarget", "more"))

@@ -96,7 +96,6 @@ class Reason(Told):
     ROLLING_OUT = "RollingOut", "Replicas are being replaced by the current generation."
     SCALING_UP = "ScalingUp", "Replicas are being added."
     SCALING_DOWN = "ScalingDown", "Replicas are being drained and removed."
-    SETTLED = "Settled", "Nothing moves."
     WRITING = "WritingChildren", "Children are being written."
 
     # Stalled, Degraded

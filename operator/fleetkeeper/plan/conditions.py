@@ -277,6 +277,10 @@ def _degraded_by_pods(look: Assessment) -> Value:
     if failing:
         text = f"{failing.reason}: {failing.message}"
         return _true(Reason.SOME_REPLICAS_FAILING, text)
+    ejected = sorted(pod.name for pod in look.facts.engine_pods if pod.ejected_since is not None)
+    if ejected:
+        text = f"Kept out of service by their own readiness: {', '.join(ejected)}"
+        return _true(Reason.PODS_EJECTED, text)
     return _false(Reason.AS_ASKED)
 
 

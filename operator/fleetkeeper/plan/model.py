@@ -128,8 +128,9 @@ class Pod:
     """A pod of a service: a dozen fields.
 
     `revision_uid` is the UID of its controller (a ReplicaSet), `ready_since` the last transition of
-    its Ready condition while it is True, `unschedulable` the message of PodScheduled=False with
-    reason Unschedulable ("" otherwise), `deletion_cost` the annotation
+    its Ready condition while it is True, `ejected_since` the time at which a container that runs and
+    had started took the pod out of service by its own readiness (None otherwise), `unschedulable` the
+    message of PodScheduled=False with reason Unschedulable ("" otherwise), `deletion_cost` the annotation
     `controller.kubernetes.io/pod-deletion-cost` (0 when absent).
     """
 
@@ -145,6 +146,7 @@ class Pod:
     node: str = ""
     ready: bool = False
     ready_since: float | None = None
+    ejected_since: float | None = None
     scheduled: bool = False
     unschedulable: str = ""
     deleting: bool = False

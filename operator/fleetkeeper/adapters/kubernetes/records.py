@@ -205,12 +205,30 @@ def pod_record(live: Mapping[str, Any]) -> Pod:
         node=intern(str(spec.get("nodeName") or "")),
         ready=is_ready,
         ready_since=seconds_of(ready.get("lastTransitionTime")) if is_ready else None,
+        ejected_since=None if is_ready else _ejected_since(status, ready),
         scheduled=scheduled.get("status") == "True" or bool(spec.get("nodeName")),
         unschedulable=_unschedulable(scheduled),
         deleting="deletionTimestamp" in meta,
         deletion_cost=_cost(annotations.get(ANNOTATION_DELETION_COST)),
         containers=tuple(_containers(status)),
     )
+
+
+def _ejected_since(status: Mapping[str, Any], ready: Mapping[str, Any]) -> float | None:
+    """When a started container that still runs stopped being ready; a starting one never was ready.
+
+    Ready turned False after the container's present run began: only its own readiness does that.
+    """
+    turned = seconds_of(ready.get("lastTransitionTime"))
+    if turned is None:
+        return None
+    for found in _maps(status.get("containerStatuses")):
+        running = (found.get("state") or {}).get("running") or {}
+        began = seconds_of(running.get("startedAt"))
+        is_out = bool(found.get("started")) and not found.get("ready")
+        if is_out and began is not None and began < turned:
+            return turned
+    return None
 
 
 def event_record(live: Mapping[str, Any]) -> ObjectEvent:
