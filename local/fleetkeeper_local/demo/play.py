@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fleetkeeper_local.demo.figure import FAULT, LOAD, Span
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts
 from fleetkeeper_local.demo.installation import Installation
 from fleetkeeper_local.demo.record import OURS, Frozen, Moment
 from fleetkeeper_local.demo.stage import Stage
-from fleetkeeper_local.demo.traffic import Traffic
+from fleetkeeper_local.demo.traffic import Traffic, joined
 from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
@@ -99,19 +99,7 @@ class Play:
 
     def samples(self) -> list[Sample]:
         """All requests of all stages; times in seconds after the load began."""
-        found = []
-        for traffic in self.traffic:
-            shift_s = traffic.started_at_s - self.start_s
-            found += [
-                replace(
-                    sample,
-                    intended_s=sample.intended_s + shift_s,
-                    sent_s=sample.sent_s + shift_s,
-                    ended_s=sample.ended_s + shift_s,
-                )
-                for sample in list(traffic.samples)
-            ]
-        return sorted(found, key=lambda sample: sample.intended_s)
+        return joined(self.traffic)
 
     def frozen_times(self) -> Frozen | None:
         """When an engine was frozen, got no requests any more, and was ended."""

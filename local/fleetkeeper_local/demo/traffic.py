@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -133,3 +134,20 @@ class Traffic:
             prompt_of(arrival), arrival.output_tokens, tier=arrival.tier, session=arrival.session
         )
         self.samples.append(Sample(arrival, outcome, arrival.at_s, sent_s, loop.time() - zero))
+
+
+def joined(traffics: Sequence[Traffic]) -> list[Sample]:
+    """All samples in order, their times in seconds after the first traffic began."""
+    found = []
+    for traffic in traffics:
+        shift_s = traffic.started_at_s - traffics[0].started_at_s
+        found += [
+            replace(
+                sample,
+                intended_s=sample.intended_s + shift_s,
+                sent_s=sample.sent_s + shift_s,
+                ended_s=sample.ended_s + shift_s,
+            )
+            for sample in list(traffic.samples)
+        ]
+    return sorted(found, key=lambda sample: sample.intended_s)
