@@ -1,10 +1,66 @@
-"""What holds for every test: properties are judged by what they find, never by how long it took."""
+"""What holds for every test: how properties are judged, which tests may run side by side."""
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from collections import defaultdict
+from typing import Final
 
+import pytest
+from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
+
+# Properties are judged by what they find, never by how long it took.
 settings.register_profile(
     "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("shared-machine")
+
+STAGES: Final = ("cluster", "unit", "engine", "e2e")
+"""In the order they run: most of tests/cluster waits, so tests/unit runs beside it and after it."""
+WHOLE_MACHINE: Final = frozenset({"engine", "e2e"})
+"""A real vLLM takes every core, and there is one node a machine: these run one after another."""
+FIRST: Final = ("test_operator_rollback", "test_control_prometheus", "test_operator_crash")
+"""The longest files start first, so that no worker is left with one of them at the end."""
+
+
+def _stage(nodeid: str) -> str:
+    return nodeid.split("/")[1] if nodeid.startswith("tests/") else ""
+
+
+def _rank(item: pytest.Item) -> tuple[int, int]:
+    stage = _stage(item.nodeid)
+    early = next((rank for rank, name in enumerate(FIRST) if name in item.nodeid), len(FIRST))
+    return STAGES.index(stage) if stage in STAGES else len(STAGES), early
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Orders the stages; within a file the order stays as written."""
+    items.sort(key=_rank)
+
+
+class Scopes(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
+    """A file is one worker's; all that needs the whole machine is one worker's, and the last."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        stage = _stage(nodeid)
+        return "whole machine" if stage in WHOLE_MACHINE else nodeid.split("::", 1)[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    """With `-n` the tests are shared out as `Scopes` says, in the order collected."""
+    config.option.loadscopereorder = False
+    return Scopes(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints how long the tests of each stage took, summed over the workers."""
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[_stage(report.nodeid)] += report.duration
+    if len(seconds) > 1:
+        terminalreporter.section("seconds by stage, summed over the workers")
+        for stage, took_s in sorted(seconds.items()):
+            terminalreporter.write_line(f"{stage:10} {took_s:7.0f}")

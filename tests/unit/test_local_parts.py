@@ -146,7 +146,7 @@ def test_without_root_what_is_missing_and_what_works_instead_are_told(
 ) -> None:
     """The refusal names the lack, --control-plane-only, and a cluster of one's own."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(LocalError, match=r"(?s)root is needed.*--control-plane-only.*KUBECONFIG"):
+    with pytest.raises(LocalError, match=r"(?s)root is needed.*--control-plane-only.*--kubeconfig"):
         preflight.check_machine(NodeSettings(directory=tmp_path / "not" / "yet"))
 
 
