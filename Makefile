@@ -7,6 +7,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+# Most of tests/unit and tests/cluster waits for others; what takes the whole machine runs alone (tests/conftest.py).
+WORKERS ?= 3
 LOCAL := $(BIN)/python -m fleetkeeper_local
 
 .PHONY: help setup setup-engine check vet-all fmt generate lock programs images push up down demo demo-down test test-unit test-cluster test-engine test-e2e clean
@@ -66,13 +68,13 @@ demo-down: setup ## Remove what the demo made
 	@$(BIN)/python -m fleetkeeper_local.demo down
 
 test: check setup-engine programs ## Everything, in one run of pytest
-	@$(PYTEST) tests/unit tests/cluster tests/engine tests/e2e
+	@$(PYTEST) -n $(WORKERS) tests/unit tests/cluster tests/engine tests/e2e
 
 test-unit: setup ## Pure tests
-	@$(PYTEST) tests/unit
+	@$(PYTEST) -n $(WORKERS) tests/unit
 
 test-cluster: setup programs ## Tests on a real API server (etcd, kube-apiserver, controller-manager, kwok)
-	@$(PYTEST) tests/cluster
+	@$(PYTEST) -n $(WORKERS) tests/cluster
 
 test-engine: setup setup-engine ## Tests on a real vLLM for CPU
 	@$(PYTEST) tests/engine
