@@ -18,7 +18,7 @@ from aiohttp import ClientError, ClientSession, web
 from engine_metrics import metrics_text
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusError, PrometheusSettings
 from fleetkeeper.plan.control.exposed import Edges
-from fleetkeeper.plan.control.samples import Counters
+from fleetkeeper.plan.control.samples import Counters, PodSample
 from fleetkeeper.plan.control.signals import SignalsMemory, observe_service
 from fleetkeeper.plan.control.values import Grade, PodView
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
@@ -147,20 +147,25 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def observed(
-    prometheus: Prometheus, *, step_model: bool = True
-) -> dict[tuple[str, str], tuple]:  # type: ignore[type-arg]
-    """The samples of now."""
-    return await prometheus.observe_samples(
-        dict.fromkeys(SERVICES, EDGES), time.time(), step_model=step_model
-    )
+    world: World, prometheus: Prometheus, *, step_class: str = "decode"
+) -> dict[tuple[str, str], list[PodSample]]:
+    """The samples of now, by service."""
+    pods = {(namespace, pod): EDGES for pod, (namespace, _) in world.services.items()}
+    found = await prometheus.observe_samples(pods, time.time(), step_class=step_class)
+    by_service: dict[tuple[str, str], list[PodSample]] = {}
+    for (_, pod), row in found.items():
+        by_service.setdefault(world.services[pod], []).append(row)
+    return by_service
 
 
-async def until_complete(prometheus: Prometheus) -> dict[tuple[str, str], tuple]:  # type: ignore[type-arg]
+async def until_complete(
+    world: World, prometheus: Prometheus
+) -> dict[tuple[str, str], list[PodSample]]:
     """The samples once every pod was scraped."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            got = await observed(prometheus)
+            got = await observed(world, prometheus)
         except PrometheusError:
             got = {}
         if sum(len(rows) for rows in got.values()) == 4 and not any(
@@ -175,35 +180,38 @@ async def test_real_samples_become_signals(world: World) -> None:
     """All pods, all metrics, real scrape times; rates agree with what was sent; outages are errors and end."""
     prometheus = Prometheus(PrometheusSettings(world.url, deadline_s=20.0), time.monotonic)
     try:
-        got = await until_complete(prometheus)
+        got = await until_complete(world, prometheus)
         for service in SERVICES:
             for row in got[service]:
                 assert 0 <= time.time() - row.time < 30
                 assert row.decode is not None
+                assert row.prefill is None
                 assert (
                     row.counters.arrivals_standard
                     <= world.engines[row.pod].counters[Counters._fields.index("arrivals_standard")]
                 )
-        await signals_agree(prometheus)
+        await signals_agree(world, prometheus)
         await rules_evaluate(world)
         world.garbage = "<html>"
         await asyncio.sleep(4 * SCRAPE_S)
-        assert await observed(prometheus) == {}, "a target that fails leaves no samples behind"
+        assert await observed(world, prometheus) == {}, (
+            "a target that fails leaves no samples behind"
+        )
         world.garbage = ""
-        await until_complete(prometheus)
+        await until_complete(world, prometheus)
         await frozen_and_back(world, prometheus)
     finally:
         prometheus.close()
 
 
-async def signals_agree(prometheus: Prometheus) -> None:
+async def signals_agree(world: World, prometheus: Prometheus) -> None:
     """Rates made from real samples are those of the load."""
     views = tuple(
         PodView(f"chat-{i}", f"u{i}", time.time() - 900, True, time.time() - 800) for i in range(2)
     )
     memory = SignalsMemory()
     for _ in range(8):
-        rows = (await observed(prometheus, step_model=False))[SERVICES[0]]
+        rows = (await observed(world, prometheus))[SERVICES[0]]
         signals, memory = observe_service(rows, views, memory, time.time())
         await asyncio.sleep(1.0)
     assert signals.grade is Grade.FRESH
@@ -238,8 +246,8 @@ async def frozen_and_back(world: World, prometheus: Prometheus) -> None:
     short = Prometheus(PrometheusSettings(world.url, deadline_s=1.0), time.monotonic)
     began = time.monotonic()
     with pytest.raises(PrometheusError):
-        await observed(short)
+        await observed(world, short)
     assert time.monotonic() - began < 20
     short.close()
     os.kill(world.process.pid, signal.SIGCONT)
-    await until_complete(prometheus)
+    await until_complete(world, prometheus)

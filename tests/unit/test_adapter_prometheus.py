@@ -14,18 +14,19 @@ from aiohttp import web
 
 from control_cases import NOW
 from fleetkeeper.adapters.prometheus import (
+    Fan,
     Prometheus,
     PrometheusError,
     PrometheusSettings,
     bucket_matcher,
     label_value,
     queries_for,
-    samples_by_service,
 )
-from fleetkeeper.plan.control.exposed import Edges
+from fleetkeeper.plan.control.exposed import STEP_CLASSES, Edges
 
 EDGES = Edges(0.5, 0.05)
-CHAT = ("team-a", "chat")
+CHAT = ("team-a", "chat-0")
+PODS = {("team-a", f"chat-{i}"): EDGES for i in range(2)}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -40,7 +41,7 @@ async def asked(handler: Handler, tmp_path: Path | None = None, **changes: Any) 
     settings = PrometheusSettings(url, **({"deadline_s": 2.0} | changes))
     prometheus = Prometheus(settings, time.monotonic)
     try:
-        return await prometheus.observe_samples({CHAT: EDGES}, NOW, step_model=True)
+        return await prometheus.observe_samples(PODS, NOW, step_class="decode")
     finally:
         prometheus.close()
         await runner.cleanup()
@@ -48,7 +49,7 @@ async def asked(handler: Handler, tmp_path: Path | None = None, **changes: Any) 
 
 def row(value: object = "1", **labels: str) -> dict[str, Any]:
     """A series of pod chat-0."""
-    metric = {"namespace": "team-a", "inference_service": "chat", "pod": "chat-0"} | labels
+    metric = {"namespace": "team-a", "pod": "chat-0"} | labels
     return {"metric": metric, "value": [NOW, value]}
 
 
@@ -71,12 +72,21 @@ async def test_ten_queries_a_tick_at_one_instant() -> None:
     assert len(seen) == 10
     assert {instant for _, instant in seen} == {f"{NOW:.3f}"}
     many = [Edges(0.1 * i, 0.01 * i) for i in range(1, 100)]
-    assert len(queries_for(many, step_model=True)) == 10
-    assert len(queries_for(many, step_model=False)) == 9
+    assert len(queries_for(many, step_class="prefill")) == 10
+    assert len(queries_for(many)) == 9
+
+
+def test_the_sums_of_one_class_of_steps_are_asked_for_at_a_time() -> None:
+    """Decode-only steps bear no prefill tokens: their sums of them are not asked for."""
+    decode, prefill = (queries_for([EDGES], step_class=name)[-1] for name in STEP_CLASSES)
+    assert 'step_class="decode"' in decode
+    assert "prefill" not in decode
+    assert 'step_class="prefill"' in prefill
+    assert "prefill_prefill" in prefill
 
 
 async def test_series_are_fanned_out_to_pods() -> None:
-    """By namespace, service and pod; with the scrape's own time; unknown ones dropped."""
+    """By namespace and pod; with the scrape's own time; unknown ones dropped."""
 
     async def handler(request: web.Request) -> web.Response:
         query = request.query["query"]
@@ -85,7 +95,7 @@ async def test_series_are_fanned_out_to_pods() -> None:
                 [
                     row(str(NOW - 3)),
                     row(str(NOW - 2), pod="chat-1"),
-                    row(str(NOW), inference_service="other"),
+                    row(str(NOW), namespace="team-b"),
                 ]
             )
         if "limit_" in query:
@@ -108,7 +118,7 @@ async def test_series_are_fanned_out_to_pods() -> None:
         return answer([])
 
     samples = await asked(handler)
-    by_pod = {sample.pod: sample for sample in samples[CHAT]}
+    by_pod = {sample.pod: sample for sample in samples.values()}
     assert set(by_pod) == {"chat-0", "chat-1"}
     assert by_pod["chat-0"].time == NOW - 3
     assert by_pod["chat-0"].gauges.limit_sequences == 64
@@ -221,7 +231,7 @@ async def test_nobody_there_is_an_error() -> None:
         PrometheusSettings("http://127.0.0.1:9", deadline_s=2.0), time.monotonic
     )
     with pytest.raises(PrometheusError):
-        await prometheus.observe_samples({CHAT: EDGES}, NOW, step_model=False)
+        await prometheus.observe_samples(PODS, NOW)
     prometheus.close()
 
 
@@ -267,6 +277,10 @@ HOSTILE_ROWS: list[object] = [
     {"metric": {}, "value": [0, None]},
     {"metric": {}, "value": [0, {}]},
     {"value": [0, "1"]},
+    {"metric": {"namespace": "team-a", "pod": []}, "value": [0, "1"]},
+    {"metric": {"namespace": "team-a", "pod": "chat-0", "tier": {}}, "value": [0, "1"]},
+    {"metric": {"namespace": "team-a", "pod": "chat-0"}, "value": "12"},
+    {"metric": {"namespace": "team-a", "pod": "chat-0"}, "value": [0, 10**400]},
 ]
 
 
@@ -274,10 +288,10 @@ HOSTILE_ROWS: list[object] = [
 def test_one_bad_row_spoils_no_other(bad: object) -> None:
     """It is left out."""
     name = "fleetkeeper_steps_total"
-    got = samples_by_service(
-        [[bad, row(str(NOW))], [bad, row("41", __name__=name), bad]], {CHAT: EDGES}
-    )
-    assert got[CHAT][0].counters.steps == 41
+    fan = Fan(PODS)
+    fan.take_times([bad, row(str(NOW))])
+    fan.take([bad, row("41", __name__=name), bad])
+    assert fan.samples()[CHAT].counters.steps == 41
 
 
 @pytest.mark.parametrize(
@@ -299,4 +313,4 @@ def test_bucket_edges_match_both_spellings() -> None:
     """Prometheus 3 writes 1.0 where older ones wrote 1; dots are literal."""
     assert set(bucket_matcher([1.0]).split("|")) == {"1", "1\\\\.0"}
     assert bucket_matcher([0.5]) == "0\\\\.5"
-    assert json.dumps(queries_for([EDGES], step_model=True))
+    assert json.dumps(queries_for([EDGES], step_class="decode"))

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from control_cases import NOW, Loop, pod_view, sample
 from fleetkeeper.plan.control.constants import AGEING_S, FRESH_S, WINDOW_S
 from fleetkeeper.plan.control.edges import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S, snap_down
-from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample, Source, why_impossible
+from fleetkeeper.plan.control.samples import (
+    Counters,
+    Gauges,
+    PodSample,
+    Source,
+    StepSums,
+    why_impossible,
+)
 from fleetkeeper.plan.control.signals import Signals, SignalsMemory, observe_service
 from fleetkeeper.plan.control.tracks import PodTrack, accept, grade_of
 from fleetkeeper.plan.control.values import Grade
@@ -330,6 +337,21 @@ def test_windows_need_20_requests_or_100_steps(
     window = loop.memory.signals.windows[-1]
     assert (window.wait_attainment is not None) is wait_judged
     assert (window.batch_attainment is not None) is batch_judged
+
+
+def test_each_class_of_steps_is_summed_though_a_scrape_brings_one_of_them() -> None:
+    """Decode and prefill sums come in turn, a class a tick: every window holds ten seconds of both."""
+    views, memory, windows = (pod_view("chat-0"),), SignalsMemory(), []
+    for tick in range(13):
+        now = NOW + 5 * tick
+        sums = StepSums(steps=100.0 * tick, seconds=4.0 * tick)
+        row = sample(now)
+        row = replace(row, decode=sums) if tick % 2 else replace(row, prefill=sums)
+        signals, memory = observe_service([row], views, memory, now)
+        windows += [signals.window] if signals.window is not None else []
+    assert len(windows) >= 5
+    for window in windows[1:]:
+        assert (window.decode.steps, window.prefill.steps) == (200.0, 200.0)
 
 
 def test_batch_tier_is_judged_only_when_alone() -> None:

@@ -35,17 +35,19 @@ class Doubles:
     answering: frozenset[str] = frozenset()
     called: list[list[str]] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
+    step_classes: list[str] = field(default_factory=list)
     clock: float = 0.0
 
     async def observe_samples(
-        self, services: Mapping[tuple[str, str], Edges], now: float, *, step_model: bool
-    ) -> dict[tuple[str, str], tuple[PodSample, ...]]:
+        self, pods: Mapping[tuple[str, str], Edges], now: float, *, step_class: str
+    ) -> dict[tuple[str, str], PodSample]:
         """Prometheus."""
-        del step_model
+        self.step_classes.append(step_class)
         await asyncio.sleep(0)
         if self.down:
             raise PrometheusError("down")
-        return {key: (sample(now, f"{key[1]}-0"),) for key in services if key[1] in self.known}
+        known = {f"{name}-0" for name in self.known}
+        return {pod: sample(now, pod[1]) for pod in pods if pod[1] in known}
 
     async def scrape_samples(
         self, pods: Iterable[tuple[PodView, Edges]], *, deadline_s: float
@@ -123,6 +125,16 @@ async def test_pods_and_prometheus_are_asked_at_once_while_it_is_down_and_it_is_
     assert not (await source.observe([target("chat")], NOW)).lost
     await source.observe([target("chat")], NOW)
     assert len(doubles.called) == 4
+
+
+async def test_the_classes_of_steps_are_asked_for_in_turn() -> None:
+    """A window is two ticks long: each class comes once in it."""
+    doubles = Doubles(known=("chat",))
+    source = doubles.source()
+    for _ in range(4):
+        await source.observe([target("chat")], NOW)
+    assert doubles.step_classes[:2] == doubles.step_classes[2:]
+    assert sorted(doubles.step_classes[:2]) == ["decode", "prefill"]
 
 
 async def test_a_pod_that_prometheus_had_no_time_to_scrape_is_not_lost() -> None:

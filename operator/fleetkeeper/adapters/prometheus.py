@@ -3,13 +3,16 @@
 Raw series come back, a scrape's own time with them; rates are made by the control loop. All queries
 of a tick are evaluated at one instant, so a pod's values belong to one scrape. What Prometheus
 answers is hostile input: size, time, shape and every number are bounded.
+
+A thousand services are a hundred thousand series a tick, so series bear the labels that tell them
+apart and no others, and each answer is fanned out and let go while the next is under way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +23,14 @@ from prometheus_api_client import PrometheusApiClientException, PrometheusConnec
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
-from fleetkeeper.plan.control.exposed import Edges, PodSeries
+from fleetkeeper.plan.control.exposed import STEP_TERMS, Edges, PodSeries
 from fleetkeeper.plan.control.samples import PodSample, Source
 
-Service = tuple[str, str]
-"""Namespace and name of an InferenceService."""
+PodKey = tuple[str, str]
+"""Namespace and name of a pod."""
 
 SERVICE_LABEL: Final = "inference_service"
-BY: Final = f"namespace, {SERVICE_LABEL}, pod"
+BY: Final = "namespace, pod"
 OURS: Final = f'{SERVICE_LABEL}!=""'
 CHUNK_BYTES: Final = 65_536
 LEAST_S: Final = 0.01
@@ -116,10 +119,11 @@ def _named(names: str, by: str = "", more: str = "") -> str:
     return f'max by (__name__, {labels}) ({{__name__=~"fleetkeeper_({names})", {OURS}{more}}})'
 
 
-def queries_for(edges: Iterable[Edges], *, step_model: bool) -> tuple[str, ...]:
-    """The queries of one tick; their number does not depend on that of services.
+def queries_for(edges: Iterable[Edges], *, step_class: str = "") -> tuple[str, ...]:
+    """The queries of one tick, that for the times of scrapes first; their number does not depend on that of services.
 
-    `max by` rather than `sum by`: a pod scraped by two jobs counts once.
+    `max by` rather than `sum by`: a pod scraped by two jobs counts once. `step_class`: the class of
+    steps whose sums for the step-time model are asked for, if any.
     """
     listed = list(edges)
     waits = bucket_matcher({edge.queue_wait_s for edge in listed})
@@ -138,7 +142,10 @@ def queries_for(edges: Iterable[Edges], *, step_model: bool) -> tuple[str, ...]:
         _named("limit_(sequences|tokens|generation)", "kind", ', kind=~"effective|applied"'),
         _named("kv_(capacity|resident)_tokens|memory_(used|peak)_ratio|live_limits_supported"),
     )
-    return (*queries, _named("step_model_.+_total", "step_class")) if step_model else queries
+    if not step_class:
+        return queries
+    terms, of_class = "|".join(STEP_TERMS[step_class]), f', step_class="{step_class}"'
+    return (*queries, _named(f"step_model_({terms})_total", "step_class", of_class))
 
 
 class Prometheus:
@@ -171,37 +178,35 @@ class Prometheus:
         self._session.close()
 
     async def observe_samples(
-        self, services: Mapping[Service, Edges], now: float, *, step_model: bool
-    ) -> dict[Service, tuple[PodSample, ...]]:
-        """The newest samples of the pods of these services.
+        self, pods: Mapping[PodKey, Edges], now: float, *, step_class: str = ""
+    ) -> dict[PodKey, PodSample]:
+        """The newest sample of each of these pods that Prometheus knows.
 
         Raises:
             PrometheusError: when any query failed, or the deadline passed.
         """
-        if not services:
+        if not pods:
             return {}
         self._refresh()
         deadline = self._monotonic() + self._settings.deadline_s
-        queries = queries_for(services.values(), step_model=step_model)
+        times, *others = queries_for(set(pods.values()), step_class=step_class)
+        fan = Fan(pods)
+
+        def ask(query: str, take: Callable[[list[Any]], None]) -> None:
+            take(self._query(query, now, deadline))
+
         loop = asyncio.get_running_loop()
-        jobs = [
-            loop.run_in_executor(self._threads, self._query, query, now, deadline)
-            for query in queries
-        ]
+        jobs = [loop.run_in_executor(self._threads, ask, times, fan.take_times)]
+        jobs += [loop.run_in_executor(self._threads, ask, query, fan.take) for query in others]
         try:
             async with asyncio.timeout(self._settings.deadline_s + 0.5):
-                answers = await asyncio.gather(*jobs)
+                await asyncio.gather(*jobs)
         except TimeoutError:
             raise PrometheusError(f"no answer within {self._settings.deadline_s:.0f} s") from None
         finally:
             for job in jobs:
                 job.cancel()
-        try:
-            return await loop.run_in_executor(
-                self._threads, lambda: samples_by_service(answers, services)
-            )
-        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise PrometheusError(f"gives no usable series: {str(error)[:200]}") from error
+        return fan.samples()
 
     def _refresh(self) -> None:
         """Credentials and CA for this tick."""
@@ -236,59 +241,54 @@ def _read_token(path: Path) -> str:
         raise PrometheusError(f"token file {path}: {error.strerror}") from error
 
 
-def _parsed(row: object) -> tuple[Mapping[str, str], float] | None:
-    """Labels and value of one series; None when it is no such thing. NaN is kept: it is judged later."""
-    if not isinstance(row, dict):
-        return None
-    labels, value = row.get("metric"), row.get("value")
-    if not isinstance(labels, dict) or not isinstance(value, list) or len(value) != 2:
-        return None
-    try:
-        return labels, float(value[1])
-    except (TypeError, ValueError):
-        return None
+class Fan:
+    """Fans the answers of one tick out to their pods, as they come, from several threads.
 
-
-def samples_by_service(
-    answers: Sequence[list[Any]], services: Mapping[Service, Edges]
-) -> dict[Service, tuple[PodSample, ...]]:
-    """Fans the answers out: first the times of scrapes, then every series to its pod.
-
-    Pods without a time, and series of services not asked for, are dropped.
+    Rows that are no series, and series of pods not asked for, are dropped. NaN is kept: it is judged
+    later.
     """
-    times, pods = _times(answers[0], services), dict[tuple[str, str, str], PodSeries]()
-    for rows in answers[1:]:
-        for row in rows:
-            parsed = _parsed(row)
-            if parsed is None:
-                continue
-            labels, value = parsed
-            key = (
-                labels.get("namespace", ""),
-                labels.get(SERVICE_LABEL, ""),
-                labels.get("pod", ""),
-            )
-            if key not in times:
-                continue
-            series = pods.get(key)
-            if series is None:
-                series = pods[key] = PodSeries(services[key[0], key[1]])
-            series.add(labels.get("__name__", ""), labels, value)
-    samples: dict[Service, list[PodSample]] = {}
-    for key, series in pods.items():
-        sample = series.sample(key[2], times[key], Source.PROMETHEUS)
-        samples.setdefault(key[:2], []).append(sample)
-    return {service: tuple(rows) for service, rows in samples.items()}
+
+    def __init__(self, pods: Mapping[PodKey, Edges]) -> None:
+        self._series = {pod: PodSeries(edges) for pod, edges in pods.items()}
+        self._times: dict[PodKey, float] = {}
+        self._turn = threading.Lock()
+
+    def take_times(self, rows: list[Any]) -> None:
+        """The answer to the query for the times of scrapes."""
+        for pod, _, time_s in _parsed(rows):
+            if pod in self._series:
+                self._times[pod] = time_s
+
+    def take(self, rows: list[Any]) -> None:
+        """The answer to any other query."""
+        with self._turn:
+            for pod, labels, value in _parsed(rows):
+                series = self._series.get(pod)
+                if series is None:
+                    continue
+                try:
+                    series.add(labels.get("__name__", ""), labels, value)
+                except TypeError:  # a label that is no text
+                    continue
+
+    def samples(self) -> dict[PodKey, PodSample]:
+        """A sample of every pod that has a time and at least one series that we know."""
+        return {
+            pod: series.sample(pod[1], self._times[pod], Source.PROMETHEUS)
+            for pod, series in self._series.items()
+            if pod in self._times and not series.is_empty
+        }
 
 
-def _times(rows: list[Any], services: Mapping[Service, Edges]) -> dict[tuple[str, str, str], float]:
-    times: dict[tuple[str, str, str], float] = {}
+def _parsed(rows: list[Any]) -> Iterator[tuple[PodKey, Mapping[str, str], float]]:
+    """Pod, labels and value of each row that is a series."""
     for row in rows:
-        parsed = _parsed(row)
-        if parsed is None:
+        try:
+            labels, value = row["metric"], row["value"]
+            if type(value) is not list or type(labels) is not dict:
+                continue
+            pod, number = (labels["namespace"], labels["pod"]), float(value[1])
+            hash(pod)
+        except (ArithmeticError, LookupError, TypeError, ValueError):
             continue
-        labels, time_s = parsed
-        service = (labels.get("namespace", ""), labels.get(SERVICE_LABEL, ""))
-        if service in services:
-            times[(*service, labels.get("pod", ""))] = time_s
-    return times
+        yield pod, labels, number

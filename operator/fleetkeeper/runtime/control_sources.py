@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetkeeper.adapters.engine import Engines, Signer, read_signing_key
 from fleetkeeper.adapters.keys import public_jwk
-from fleetkeeper.adapters.prometheus import Prometheus, PrometheusError
+from fleetkeeper.adapters.prometheus import PodKey, Prometheus, PrometheusError
 from fleetkeeper.plan.control.constants import FRESH_S
-from fleetkeeper.plan.control.exposed import Edges, edges_of
+from fleetkeeper.plan.control.exposed import STEP_CLASSES, Edges, edges_of
 from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
 from fleetkeeper.runtime.control_loop import Readings, Target
@@ -52,7 +53,7 @@ class MeasuredSource:
         self._monotonic = monotonic
         self._deadline_s = deadline_s
         self._is_answering = True
-        self._with_model = False
+        self._step_classes = deque(STEP_CLASSES)
         self._read_at: dict[Key, float] = {}
 
     async def observe(self, targets: Sequence[Target], now: float) -> Readings:
@@ -81,13 +82,14 @@ class MeasuredSource:
     async def _ask(
         self, prometheus: Prometheus, targets: Sequence[Target], now: float
     ) -> dict[Key, tuple[PodSample, ...]]:
-        """The step-time model's sums are asked for at every second tick: windows are two ticks long."""
-        self._with_model = not self._with_model
-        edges = {
-            (target.key.namespace, target.key.name): edges_of(target.settings) for target in targets
-        }
+        """The step-time model's sums are asked for in turn, a class a tick: windows are two ticks long."""
+        self._step_classes.rotate()
+        pods: dict[PodKey, Edges] = {}
+        for target in targets:
+            edges = edges_of(target.settings)
+            pods |= {(target.key.namespace, pod.name): edges for pod in target.pods}
         try:
-            found = await prometheus.observe_samples(edges, now, step_model=self._with_model)
+            found = await prometheus.observe_samples(pods, now, step_class=self._step_classes[0])
         except PrometheusError as problem:
             if self._is_answering:
                 log.warning("Prometheus is lost", error=str(problem))
@@ -96,7 +98,14 @@ class MeasuredSource:
         if not self._is_answering:
             log.info("Prometheus answers again")
         self._is_answering = True
-        return {Key(*service): samples for service, samples in found.items()}
+        return {
+            target.key: tuple(
+                sample
+                for pod in target.pods
+                if (sample := found.get((target.key.namespace, pod.name))) is not None
+            )
+            for target in targets
+        }
 
     async def _scrape(self, targets: Sequence[Target]) -> dict[Key, tuple[PodSample, ...]]:
         """Samples of these services' pods, those first that were read the longest time ago."""

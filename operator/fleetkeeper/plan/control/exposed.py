@@ -26,6 +26,11 @@ QUEUE_WAIT: Final = "fleetkeeper_queue_wait_seconds"
 BATCH_TIME: Final = "fleetkeeper_batch_time_seconds"
 STEP_MODEL: Final = "fleetkeeper_step_model_"
 STEP_CLASSES: Final = ("decode", "prefill")
+STEP_TERMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "decode": tuple(term for term in StepSums._fields if not term.startswith("prefill")),
+    "prefill": StepSums._fields,
+}
+"""The sums that the step-time model needs of each class: decode-only steps bear no prefill tokens."""
 
 Place = tuple[str, int]
 """Which record (counters, gauges, decode, prefill) and which index in it."""
@@ -101,6 +106,7 @@ OPTIONAL: Final = frozenset(
 
 REQUIRED: Final = frozenset(name for name, _ in PLACES) - OPTIONAL
 SERIES: Final = frozenset(name for name, _ in PLACES)
+BUCKETS: Final = frozenset({f"{QUEUE_WAIT}_bucket", f"{BATCH_TIME}_bucket"})
 LABELS: Final = ("tier", "kind", "step_class")
 
 
@@ -119,11 +125,11 @@ class PodSeries:
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """One series; ignored when it is not in the table or lies at another bucket edge."""
-        if name.endswith("_bucket") and not self._is_edge(name, labels.get("le", "")):
-            return
         key = labels.get("tier") or labels.get("kind") or labels.get("step_class") or ""
         place = PLACES.get((name, key))
         if place is None:
+            return
+        if name in BUCKETS and not self._is_edge(name, labels.get("le", "")):
             return
         record, index = place
         held = self._records.get(record)
@@ -141,6 +147,11 @@ class PodSeries:
             return abs(float(le) - edge) <= 1e-6 * edge
         except ValueError:
             return False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of the series was one of the table."""
+        return not self._names
 
     def sample(self, pod: str, time: float, source: Source) -> PodSample:
         """The sample, with the names that decisions need and that did not come."""

@@ -52,7 +52,7 @@ class PodTrack:
 def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float) -> PodTrack:
     """The track with one more sample: taken, refused as impossible, or the start after a reset.
 
-    Sums for the step-time model that a source left out this time are carried over. A sample that is not newer than the last (repeated, or the slower of two sources) changes nothing.
+    Sums for the step-time model that a source left out this time are carried over, class by class. A sample that is not newer than the last (repeated, or the slower of two sources) changes nothing.
     """
     newest = track.newest
     if newest is not None and sample.time <= newest.time:
@@ -67,8 +67,17 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
     problem = why_impossible(sample, limit_s, newest)
     if problem:
         return _refuse(track, problem)
-    if newest is not None and sample.decode is None and sample.prefill is None:
-        sample = replace(sample, decode=newest.decode, prefill=newest.prefill)
+    if newest is not None and (sample.decode is None or sample.prefill is None):
+        sample = PodSample(
+            sample.pod,
+            sample.time,
+            sample.counters,
+            sample.gauges,
+            newest.decode if sample.decode is None else sample.decode,
+            newest.prefill if sample.prefill is None else sample.prefill,
+            sample.source,
+            sample.missing,
+        )
     oldest = sample.time - RATE_S - TICK_S / 2
     history = (*(held for held in track.history if held.time >= oldest), sample)
     return PodTrack(track.pod, history, track.mark or sample, out_until=track.out_until)
