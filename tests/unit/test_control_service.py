@@ -98,6 +98,17 @@ def test_signals_lost_for_three_ticks_open_the_control_breaker(silence: str) -> 
     assert decision.control.state is BreakerState.CLOSED
 
 
+def test_a_new_leader_is_not_blind_before_it_had_time_to_look() -> None:
+    """Half a minute without signals after a start opens nothing; after that three ticks do."""
+    loop = Loop(started=NOW)
+    opened = None
+    while opened is None and loop.now < NOW + 300:
+        decision = loop.tick()
+        if decision.control.state is BreakerState.OPEN:
+            opened = loop.now - 5 - NOW
+    assert opened == 40.0
+
+
 def silent_samples(loop: Loop, silence: str, lost_at: float) -> list[PodSample]:
     """Samples of a tick in which signals are lost in one way."""
     rows = loop.samples()

@@ -34,7 +34,7 @@ from fleetkeeper.plan.control.values import BreakerState, Limits
 class Evidence:
     """What one tick tells about ourselves.
 
-    `signals_expected`: there are grown pods that ought to report. `failed_acts`: writes or PUTs that
+    `signals_expected`: there are grown pods that ought to report, and we lead for as long as rates need. `failed_acts`: writes or PUTs that
     failed in this tick. `limits_late_s`, `replicas_late_s`: how long an order is not in effect.
     `worse_by`: by how much attainment fell after our own raise (None: not judged).
     """

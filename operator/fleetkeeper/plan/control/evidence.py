@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fleetkeeper.plan.control.batch import BatchMemory
+from fleetkeeper.plan.control.constants import RATE_S
 from fleetkeeper.plan.control.control_breaker import Evidence
 from fleetkeeper.plan.control.judge import judged_since, wait_is_broken
 from fleetkeeper.plan.control.memory import ControlMemory
@@ -48,7 +49,8 @@ def evidence_of(
         limits_late_s = late_s(acts.orders, signals.generation_by_pod, busy, now)
     return Evidence(
         signals_known=signals.known,
-        signals_expected=any(is_grown(pod, now) for pod in inputs.pods),
+        signals_expected=now - inputs.started >= RATE_S
+        and any(is_grown(pod, now) for pod in inputs.pods),
         failed_acts=acts.failed,
         limits_late_s=limits_late_s,
         replicas_late_s=0.0 if acts.late_since is None else now - acts.late_since,
