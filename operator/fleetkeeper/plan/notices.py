@@ -73,7 +73,13 @@ def _of_replicas(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice
         and item.kind is Kind.DEPLOYMENT
         for item in actions
     ):
-        yield Notice(NORMAL, "Scaled", f"Replicas {live} -> {decision.value}: {decision.message}")
+        why = _in_sentence(decision.message)
+        yield Notice(NORMAL, "Scaled", f"Replicas {live} -> {decision.value}: {why}")
+
+
+def _in_sentence(message: str) -> str:
+    """The message as it stands after a colon: `Queue wait` is `queue wait`, `HPA` stays."""
+    return message[:1].lower() + message[1:] if message[1:2].islower() else message
 
 
 def _of_children(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice]:
