@@ -20,6 +20,7 @@ START_S = 1_000_000_000.0
 def _look(at_s: float, *, leading: bool = True) -> Look:
     gauges: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {
         ("signal_queue_wait_seconds", ()): at_s / 7 + 0.1,
+        ("signal_coverage_ratio", ()): float(at_s < 50),
         ("decision_limit_sequences", ()): 11.0,
         ("decision_replicas", (("kind", "ordered"),)): 2.0,
     }
@@ -47,6 +48,13 @@ def test_no_line_is_drawn_across_what_was_not_known() -> None:
     points = gapped([(0.0, 1.0), (2.0, 1.0), (30.0, 2.0), (32.0, 2.0)], 6.0)
     assert [at_s for at_s, _ in points] == pytest.approx([0.0, 2.0, 2.0, 30.0, 32.0], abs=0.01)
     assert [isnan(value) for _, value in points] == [False, False, True, False, False]
+
+
+def test_a_signal_is_drawn_only_while_it_is_known() -> None:
+    """Without a replica whose signals can be used the gauges are 0, and that 0 was not measured."""
+    run = Run("A run", START_S, START_S + 60.0, [], [_look(48.0), _look(52.0)], [], [])
+    assert [at_s for at_s, _ in run.signal("signal_queue_wait_seconds")] == [48.0]
+    assert [at_s for at_s, _ in run.points("decision_limit_sequences")] == [48.0, 52.0]
 
 
 def test_requests_become_a_rate() -> None:

@@ -26,6 +26,8 @@ STATES = {0.0: "#e8f0e8", 0.5: "#f0b429", 1.0: "#c0392b"}
 WIDTH_IN, HEIGHT_IN, DPI = 11.0, 12.5, 110
 HEIGHTS = (0.85, 1.1, 1.1, 1.1, 1.1, 1.1, 0.9, 1.0)
 BIN_S = 5.0
+GAP_S = 3.0 * EVERY_S
+COVERAGE = ("signal_coverage_ratio", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,12 @@ class Run:
 
     def points(self, name: str, **labels: str) -> Points:
         """A gauge of the control loop, with gaps where nobody led."""
-        return gapped(points_of(self.looks, self.start_s, name, **labels), 3.0 * EVERY_S)
+        return gapped(points_of(self.looks, self.start_s, name, **labels), GAP_S)
+
+    def signal(self, name: str) -> Points:
+        """A signal, with gaps where no replica's signals could be used: its 0 means nothing then."""
+        looks = [look for look in self.looks if look.gauges.get(COVERAGE)]
+        return gapped(points_of(looks, self.start_s, name), GAP_S)
 
 
 def draw(run: Run, file: Path) -> None:
@@ -142,24 +149,28 @@ def _first_token(axis: Axes, run: Run) -> None:
 
 def _queue_wait(axis: Axes, run: Run) -> None:
     _line(axis, run.points("objective_queue_wait_seconds"), "objective", INK, linestyle=":")
-    _line(axis, run.points("signal_queue_wait_seconds"), "as judged", BLUE)
+    _line(axis, run.signal("signal_queue_wait_seconds"), "as judged", BLUE)
     axis.set_yscale("log")
     axis.set_ylabel("queue wait, s")
 
 
 def _batch_time(axis: Axes, run: Run) -> None:
-    def milliseconds(name: str) -> Points:
-        return tuple((at_s, 1e3 * value) for at_s, value in run.points(name))
-
-    _line(axis, milliseconds("objective_batch_time_seconds"), "objective", INK, linestyle=":")
-    _line(axis, milliseconds("signal_batch_time_seconds"), "mean of a step", BLUE)
+    objective, measured = (
+        tuple((at_s, 1e3 * value) for at_s, value in points)
+        for points in (
+            run.points("objective_batch_time_seconds"),
+            run.signal("signal_batch_time_seconds"),
+        )
+    )
+    _line(axis, objective, "objective", INK, linestyle=":")
+    _line(axis, measured, "mean of a step", BLUE)
     axis.set_ylabel("batch time, ms")
     axis.set_ylim(bottom=0)
 
 
 def _sequences(axis: Axes, run: Run) -> None:
     limit = run.points("decision_limit_sequences")
-    _line(axis, run.points("signal_running"), "running, all replicas", "#8e9aa6", linewidth=1.0)
+    _line(axis, run.signal("signal_running"), "running, all replicas", "#8e9aa6", linewidth=1.0)
     _line(axis, limit, "limit of one replica", BLUE, drawstyle="steps-post")
     changes = [row for row in run.decisions if row["what"] == "limits"]
     _marks(axis, run, changes, [float(str(row.get("to", "0")).split("/")[0]) for row in changes])

@@ -190,10 +190,10 @@ class Play:
         if self.ejected_at_s is None and not any(pod.ready for pod in same):
             self.ejected_at_s = now_s
             self._note(f"{self.frozen.name} gets no requests any more", who="kubernetes")
-            self.spans.append(Span(self.frozen_at_s, now_s, FAULT, "engine frozen"))
         if not same:
             self.ended_at_s = now_s
             self._note(f"the engine in {self.frozen.name} was ended", who="kubernetes")
+            self.spans.append(Span(self.frozen_at_s, now_s, FAULT, "engine frozen"))
 
     def _stop_prometheus(self) -> None:
         if self.stage.stop_prometheus():
