@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fleetkeeper.plan.control.exposed import PLACES, Edges
 from fleetkeeper.plan.control.samples import PodSample, StepSums
 
@@ -11,8 +13,8 @@ LABEL_OF = {
 }  # fmt: skip
 
 
-def metrics_text(sample: PodSample, edges: Edges) -> str:
-    """Exposition of what `sample` holds: one series for every place of the table, and some others.
+def metrics_series(sample: PodSample, edges: Edges) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Name, labels and value of one series for every place of the table, and of some others.
 
     Summed places (running, arrivals_squared) stand in the first tier's series.
     """
@@ -22,19 +24,22 @@ def metrics_text(sample: PodSample, edges: Edges) -> str:
         "decode": sample.decode or StepSums(),
         "prefill": sample.prefill or StepSums(),
     }
-    lines, seen = (
-        ["# HELP vllm:something Else.", "# TYPE vllm:something gauge", "vllm:something 1.0"],
-        set(),
-    )
+    seen: set[tuple[str, int]] = set()
     for (name, value), (record, index) in PLACES.items():
         number = 0.0 if (record, index) in seen else float(records[record][index])
         seen.add((record, index))
-        labels = [f'{LABEL_OF[value]}="{value}"'] if value else []
+        labels = {LABEL_OF[value]: value} if value else {}
         if name.endswith("_bucket"):
             edge = edges.queue_wait_s if "queue_wait" in name else edges.batch_time_s
-            half = ",".join([*labels, f'le="{edge / 2}"'])
-            lines.append(f"{name}{{{half}}} {number / 2}")
-            labels = [*labels, f'le="{edge}"']
-        tail = "{" + ",".join(labels) + "}" if labels else ""
-        lines.append(f"{name}{tail} {number}")
+            yield name, {**labels, "le": f"{edge / 2}"}, number / 2
+            labels = {**labels, "le": f"{edge}"}
+        yield name, labels, number
+
+
+def metrics_text(sample: PodSample, edges: Edges) -> str:
+    """The exposition of what `sample` holds, and of something that is not ours."""
+    lines = ["# HELP vllm:something Else.", "# TYPE vllm:something gauge", "vllm:something 1.0"]
+    for name, labels, number in metrics_series(sample, edges):
+        inside = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        lines.append(f"{name}{{{inside}}} {number}" if inside else f"{name} {number}")
     return "\n".join(lines) + "\n"
