@@ -11,6 +11,8 @@ import structlog
 LogFormat = Literal["json", "console"]
 QUIET = ("kopf", "aiohttp", "asyncio", "kubernetes", "urllib3")
 """Loggers of libraries that are heard from warnings on; kopf else writes a line an event."""
+SILENT = ("urllib3.connectionpool",)
+"""Heard from errors on: it warns of every retry of every query, twenty lines a tick without a Prometheus."""
 
 
 def configure_logs(level: str, style: LogFormat) -> None:
@@ -51,3 +53,5 @@ def configure_logs(level: str, style: LogFormat) -> None:
     root.setLevel(level.upper())
     for name in QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    for name in SILENT:
+        logging.getLogger(name).setLevel(max(logging.ERROR, root.level))
