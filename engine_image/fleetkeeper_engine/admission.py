@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
-from fleetkeeper_engine.admission_rules import DrainRate, Head, Room, decide_next
+from fleetkeeper_engine.admission_rules import DrainRate, Head, Policy, Room, decide_next
 from fleetkeeper_engine.arrivals import Arrivals
 from fleetkeeper_engine.inside import InsideSettings
 from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
@@ -66,12 +66,17 @@ class Admission:
     """Queues, shares, floors and the pod's own rule."""
 
     def __init__(self, settings: InsideSettings) -> None:
-        self._limits = (
-            settings.realtime_queue_limit,
-            settings.standard_queue_limit,
-            settings.batch_queue_limit,
+        self._start_policy = Policy(
+            queue_limits=(
+                settings.realtime_queue_limit,
+                settings.standard_queue_limit,
+                settings.batch_queue_limit,
+            ),
+            batch_share_ratio=settings.batch_share_percent / 100,
+            batch_floor_ratio=settings.batch_floor_percent / 100,
+            queue_wait_objective_s=settings.queue_wait_objective_s,
         )
-        self._settings = settings
+        self._policy = self._start_policy
         self._sequences = LimitRange(settings.min_sequences, settings.max_sequences)
         self._tokens = LimitRange(settings.min_tokens, settings.max_tokens)
         self.rule = PriorityRule(
@@ -89,6 +94,7 @@ class Admission:
     def take_orders(self, orders: SupervisorBlock | None) -> None:
         """What the supervisor says; None: its block cannot be read, start-up values hold."""
         self._orders = orders
+        self._policy = _policy_in(orders) or self._start_policy
 
     def refuse(self, tier: Tier, request_id: str | None, now: float) -> Refusal | None:
         """Counts an arrival and says whether it is refused before its body is read."""
@@ -187,19 +193,19 @@ class Admission:
             for arrival in (self.oldest_arrival(tier), engine_oldest[tier])
             if arrival > 0.0
         ]
-        objective = self._settings.queue_wait_objective_s
+        objective = self._policy.queue_wait_objective_s
         limit = objective * (_REOPEN_RATIO if self.own_rule_closed else 1.0)
         self.own_rule_closed = max(waits, default=0.0) > limit
 
     def room(self, now: float) -> Room:
         """What may be inside vLLM now."""
         limits = limits_in_force(self._orders, self._sequences, self._tokens, now)
-        settings, orders = self._settings, self._orders
+        policy, orders = self._policy, self._orders
         seen = self._realtime_seen
         room = Room(
             sequences=limits.sequences,
-            share_ratios=(1.0, 1.0, settings.batch_share_percent / 100),
-            batch_floor_ratio=settings.batch_floor_percent / 100,
+            share_ratios=(1.0, 1.0, policy.batch_share_ratio),
+            batch_floor_ratio=policy.batch_floor_ratio,
             realtime_peak=self._realtime_peak.value,
             reserved=seen is not None and now - seen < RESERVE_KEPT_S,
             stopped=orders is not None and orders.cap_exceeded,
@@ -272,7 +278,7 @@ class Admission:
         return state.held + state.waiting_sequences < self.room(now).batch_floor
 
     def _is_full(self, tier: Tier) -> bool:
-        return len(self._tiers[tier].queue) >= self._limits[tier]
+        return len(self._tiers[tier].queue) >= self._policy.queue_limits[tier]
 
     def _could_leave_at_once(self, tier: Tier, now: float) -> bool:
         if self._tiers[tier].queue:
@@ -289,10 +295,22 @@ class Admission:
         self._count(tier, outcome)
         state = self._tiers[tier]
         retry_after_s = state.rate.retry_after_s(max(1, len(state.queue)), now)
-        return Refusal(outcome, tier, self._limits[tier], retry_after_s)
+        return Refusal(outcome, tier, self._policy.queue_limits[tier], retry_after_s)
 
     def _count(self, tier: Tier, outcome: Outcome) -> None:
         self.outcomes[tier * len(Outcome) + outcome] += 1
+
+
+def _policy_in(orders: SupervisorBlock | None) -> Policy | None:
+    if orders is None or orders.queue_wait_objective_s <= 0.0:
+        return None
+    realtime, standard, batch = orders.queue_limits
+    return Policy(
+        queue_limits=(realtime, standard, batch),
+        batch_share_ratio=orders.batch_share_ratio,
+        batch_floor_ratio=orders.batch_floor_ratio,
+        queue_wait_objective_s=orders.queue_wait_objective_s,
+    )
 
 
 def _head(state: _TierState) -> Head | None:

@@ -20,6 +20,19 @@ from fleetkeeper_engine.scheduler_limits import look_ahead_of, reserve_of
 _LONG = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Rules of admission in force."""
+
+    queue_limits: tuple[int, int, int]
+    """Requests that may wait, by tier in the page's order."""
+    batch_share_ratio: float
+    """Of the sequences, the most that batch may hold while others wait."""
+    batch_floor_ratio: float
+    """Of the sequences, what batch may hold always."""
+    queue_wait_objective_s: float
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Head:
     """The first in a tier's queue."""

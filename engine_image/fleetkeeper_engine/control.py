@@ -138,6 +138,12 @@ class ControlPort:
             },
             "draining": {"above": max(0, running - limit)} if scheduler else {"above": 0},
             "allowed": pod.ranges(),
+            "policy": {
+                "queueLimits": list(pod.policy.queue_limits),
+                "batchShareRatio": pod.policy.batch_share_ratio,
+                "batchFloorRatio": pod.policy.batch_floor_ratio,
+                "queueWaitObjectiveSeconds": pod.policy.queue_wait_objective_s,
+            },
         }
 
 

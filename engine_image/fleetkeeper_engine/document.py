@@ -265,7 +265,7 @@ class Tiers(_Section):
 
 
 class Objectives(_Section):
-    """What the service is held to; the pod's own admission rule and the histograms' range use them."""
+    """What the service is held to; the pod's own admission rule uses the first."""
 
     queue_wait_milliseconds: int = Field(default=500, ge=1, le=3_600_000)
     batch_time_milliseconds: int = Field(default=50, ge=1, le=600_000)

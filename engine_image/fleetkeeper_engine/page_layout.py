@@ -73,6 +73,12 @@ class SupervisorBlock:
     """Memory is above its cap: nothing new is scheduled until it is below."""
     closed: tuple[bool, ...] = (False, False, False)
     """Tiers closed by the pod itself, beyond what `admit` says."""
+    queue_limits: tuple[int, ...] = (0, 0, 0)
+    """Requests that may wait, by tier."""
+    batch_share_ratio: float = 0.0
+    batch_floor_ratio: float = 0.0
+    queue_wait_objective_s: float = 0.0
+    """0: there is no policy (this and the three before it), start-up values hold."""
     written: float = 0.0
     """When this block was written."""
 
@@ -199,6 +205,10 @@ TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
         ("drain_deadline", "d", 1),
         ("cap_exceeded", "?", 1),
         ("closed", "?", _TIERS),
+        ("queue_limits", "Q", _TIERS),
+        ("batch_share_ratio", "d", 1),
+        ("batch_floor_ratio", "d", 1),
+        ("queue_wait_objective_s", "d", 1),
         ("written", "d", 1),
     ),
     MiddlewareBlock: (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from fleetkeeper_engine.page_layout import CAP, MIDDLEWARE, SCHEDULER, SUPERVISOR
 
-VERSION = 1
+VERSION = 2
 """Of slots and tables together; a process with another one takes the page for none."""
 MAGIC = b"FKPAGE\x00\x00"
 MOST_RANKS = 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetkeeper_engine.admission_rules import Policy
 from fleetkeeper_engine.document import Accelerator, EngineDocument
 from fleetkeeper_engine.health import (
     SERVER_PERIOD_S,
@@ -24,6 +25,7 @@ from fleetkeeper_engine.page_layout import (
     SchedulerBlock,
     SupervisorBlock,
 )
+from fleetkeeper_engine.policy import start_policy
 
 SERVER_PATIENCE_S = 20.0
 """Not ready when vLLM's API server has not answered for so long after its turn."""
@@ -41,6 +43,7 @@ class PodState:
     memory: MemoryState
     vllm_version: str = "unknown"
     orders: Orders = field(default_factory=Orders)
+    policy: Policy = field(init=False)
     progress: Progress = field(default_factory=Progress)
     started: bool = False
     child_alive: bool = False
@@ -53,6 +56,19 @@ class PodState:
     control_answers: dict[int, int] = field(
         default_factory=lambda: {200: 0, 401: 0, 409: 0, 422: 0}
     )
+
+    def __post_init__(self) -> None:
+        """Until a file says otherwise the document's policy holds."""
+        self.policy = start_policy(self.document)
+
+    def follow(self, policy: Policy | None, now: float) -> bool:
+        """Puts a policy into force, None: the document's; True when it differs from the last one."""
+        wanted = policy or start_policy(self.document)
+        if wanted == self.policy:
+            return False
+        self.policy = wanted
+        self.write(now)
+        return True
 
     def write(self, now: float) -> None:
         """Puts everything that the engine must know into the page."""
@@ -70,6 +86,10 @@ class PodState:
             draining=self.admission_closed,
             drain_deadline=self.drain_deadline,
             cap_exceeded=self.memory.over_cap,
+            queue_limits=self.policy.queue_limits,
+            batch_share_ratio=self.policy.batch_share_ratio,
+            batch_floor_ratio=self.policy.batch_floor_ratio,
+            queue_wait_objective_s=self.policy.queue_wait_objective_s,
             written=now,
         )
 

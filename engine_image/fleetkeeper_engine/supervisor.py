@@ -33,6 +33,7 @@ from fleetkeeper_engine.memorywatch import (
 )
 from fleetkeeper_engine.page import Page
 from fleetkeeper_engine.pod import PodState
+from fleetkeeper_engine.policy import POLICY_FILE, read_policy
 from fleetkeeper_engine.prepare import Prepared, pod_limit_bytes, prepare
 from fleetkeeper_engine.refusal import StartRefusedError
 from fleetkeeper_engine.remembered import write_measured
@@ -41,7 +42,8 @@ from fleetkeeper_engine.selfrequest import EngineClient
 logger = logging.getLogger("fleetkeeper.supervisor")
 
 LOOK_PERIOD_S = 0.5
-KEYS_PERIOD_S = 30.0
+CONTROL_FILES_PERIOD_S = 5.0
+"""Keys and policy are small files in a mounted ConfigMap, which the kubelet renews within a minute or two."""
 REMEMBER_PERIOD_S = 30.0
 DRAIN_LOOK_S = 0.05
 START_LOOK_S = 0.5
@@ -73,6 +75,7 @@ class Supervisor:
         self._drain_began = asyncio.Event()
         self._drained = asyncio.Event()
         self._hung = False
+        self._told: list[str] = []
         self._over: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Death | None:
@@ -81,7 +84,7 @@ class Supervisor:
         kills_before = group.oom_kills() if group else 0
         self._reaper.start()
         self._take_signals()
-        self._trust_keys()
+        self._read_control_files()
         self._pod.write(time.monotonic())
         ports = self.document.ports
         try:
@@ -157,7 +160,7 @@ class Supervisor:
             "startup": self._watch_startup(prepared),
             "health": self._watch_health(),
             "server": self._watch_server(),
-            "keys": self._watch_keys(),
+            "control files": self._watch_control_files(),
             "drain": self._watch_drain(),
         }
 
@@ -257,18 +260,30 @@ class Supervisor:
             if self._pod.started and await client.answers():
                 self._pod.server_answered = time.monotonic()
 
-    async def _watch_keys(self) -> None:
+    async def _watch_control_files(self) -> None:
         while True:
-            await asyncio.sleep(KEYS_PERIOD_S)
-            self._trust_keys()
+            await asyncio.sleep(CONTROL_FILES_PERIOD_S)
+            self._read_control_files()
 
-    def _trust_keys(self) -> None:
+    def _read_control_files(self) -> None:
         directory = Path(self.document.control.keys_directory)
+        problems = []
+        # What is known so far stays: a half-written ConfigMap must not lock the operator out.
         try:
             self._verifier.trust(read_keys(directory))
         except (OSError, ValueError) as error:
-            # The keys known so far stay: a half-written ConfigMap must not lock the operator out.
-            logger.warning("control keys in %s are not usable: %s", directory, error)
+            problems.append(f"control keys in {directory} are not usable: {error}")
+        try:
+            policy = read_policy(directory)
+        except (OSError, ValueError) as error:
+            problems.append(f"{directory / POLICY_FILE} is not usable: {error}")
+        else:
+            if self._pod.follow(policy, time.monotonic()):
+                logger.info("admission follows %s", self._pod.policy)
+        for problem in problems:
+            if problem not in self._told:
+                logger.warning("%s", problem)
+        self._told = problems
 
     async def _watch_drain(self) -> None:
         await self._drain_began.wait()

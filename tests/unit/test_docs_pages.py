@@ -159,6 +159,9 @@ QUIET = {
     "routing.policy": "RoundRobin",
     "routing.replicas": 3,
     "access.from": "SameNamespace",
+    "tiers.batch.sharePercent": 40,
+    "objectives.queueWaitMilliseconds": 300,
+    "objectives.batchTimeMilliseconds": 40,
 }
 ROLLED_OUT = {
     "model.servedName": "other",
@@ -167,9 +170,6 @@ ROLLED_OUT = {
     "memory.capPercent": 70,
     "batching.maxSequences": 128,
     "batching.minTokens": 512,
-    "tiers.batch.sharePercent": 40,
-    "objectives.queueWaitMilliseconds": 300,
-    "objectives.batchTimeMilliseconds": 40,
     "rollout.drainSeconds": 60,
     "rollout.startupSeconds": 600,
     "placement.topologySpread": False,

@@ -141,7 +141,7 @@ def test_control_keys_reach_the_engines_as_a_directory() -> None:
     keys = json.dumps({"keys": [{"kid": "a"}]})
     before = _children()
     after = _children(replace(default_context(), control_keys=keys))
-    assert after["ConfigMap/chat-fk-control"]["data"] == {"jwks.json": keys}
+    assert after["ConfigMap/chat-fk-control"]["data"]["jwks.json"] == keys
     assert after["Deployment/chat"] == before["Deployment/chat"]
     pod = after["Deployment/chat"]["spec"]["template"]["spec"]
     assert {"name": "control", "configMap": {"name": "chat-fk-control"}} in pod["volumes"]

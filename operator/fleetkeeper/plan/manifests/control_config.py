@@ -1,4 +1,4 @@
-"""The ConfigMap with the public control keys."""
+"""The ConfigMap that engines read while they run: the public control keys and their policy."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from fleetkeeper.api.names import Component, control_config_name
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.plan.context import PlanContext
 from fleetkeeper.plan.manifests.common import desired_metadata
+from fleetkeeper.plan.manifests.engine_document import desired_policy, document_text
 from fleetkeeper.plan.model import Manifest
 
 KEYS_FILE = "jwks.json"
+POLICY_FILE = "policy.json"
 
 
 def desired_control_config(service: InferenceService, context: PlanContext) -> Manifest:
-    """The keys with which engines check who steers them. Public halves only: no secret."""
+    """The keys with which engines check who steers them, public halves only, and what they follow."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": desired_metadata(service, control_config_name(service.name), Component.CONTROL),
-        "data": {KEYS_FILE: context.control_keys},
+        "data": {
+            KEYS_FILE: context.control_keys,
+            POLICY_FILE: document_text(desired_policy(service.spec)),
+        },
     }

@@ -2,6 +2,7 @@
 
 Its schema is engine_image/contract/engine-document.schema.json; a test holds both together. Values
 are written out in full, defaults too: a default that changed in a newer engine must not change a pod.
+Tiers and objectives are not in it: they reach running engines as a file of the control ConfigMap.
 """
 
 from __future__ import annotations
@@ -54,19 +55,6 @@ def desired_engine_document(
             "limitBytes": ceil(parse_quantity(resources.memory)),
         },
         "batching": _batching(spec, tuning),
-        "tiers": {
-            "realtime": {"queueLimit": spec.tiers.realtime.queue_limit},
-            "standard": {"queueLimit": spec.tiers.standard.queue_limit},
-            "batch": {
-                "queueLimit": spec.tiers.batch.queue_limit,
-                "sharePercent": spec.tiers.batch.share_percent,
-                "floorPercent": spec.tiers.batch.floor_percent,
-            },
-        },
-        "objectives": {
-            "queueWaitMilliseconds": spec.objectives.queue_wait_milliseconds,
-            "batchTimeMilliseconds": spec.objectives.batch_time_milliseconds,
-        },
         "health": {
             "stallSeconds": STALL_S,
             "startupSeconds": spec.rollout.startup_seconds,
@@ -74,6 +62,26 @@ def desired_engine_document(
         "drain": {"seconds": spec.rollout.drain_seconds, "noticeSeconds": NOTICE_S},
         "ports": {"host": "0.0.0.0", "serving": SERVING_PORT, "control": CONTROL_PORT},  # noqa: S104 - a pod serves its network
         "control": {"issuer": CONTROL_ISSUER, "keysDirectory": KEYS_DIR},
+    }
+
+
+def desired_policy(spec: InferenceServiceSpec) -> Manifest:
+    """What engines follow while they run: a change of it changes no pod."""
+    tiers = spec.tiers
+    return {
+        "tiers": {
+            "realtime": {"queueLimit": tiers.realtime.queue_limit},
+            "standard": {"queueLimit": tiers.standard.queue_limit},
+            "batch": {
+                "queueLimit": tiers.batch.queue_limit,
+                "sharePercent": tiers.batch.share_percent,
+                "floorPercent": tiers.batch.floor_percent,
+            },
+        },
+        "objectives": {
+            "queueWaitMilliseconds": spec.objectives.queue_wait_milliseconds,
+            "batchTimeMilliseconds": spec.objectives.batch_time_milliseconds,
+        },
     }
 
 
