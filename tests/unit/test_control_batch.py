@@ -212,7 +212,8 @@ def test_tokens_grow_where_sequences_are_not_the_limit() -> None:
     ("case", "change", "memory"),
     [
         ("nobody waits", {"signals": signals(**{**ROOM, "queue_wait_s": 0.1})}, MEMORY),
-        ("a breaker is open", {"may_raise": False}, MEMORY),
+        ("the control breaker is open", {"may_raise": False}, MEMORY),
+        ("requests are refused for overload", {"gated": True}, MEMORY),
         (
             "less than half is used",
             {"signals": signals(**ROOM, gauges=Gauges(running=60.0))},
@@ -259,6 +260,14 @@ def test_short_steps_and_a_full_batch_grow_by_a_quarter() -> None:
     decision, memory = decide_limits(view, MEMORY, NOW)
     assert decision.value == Limits(80, 2048)
     assert memory.replicas_wait_ticks == 3
+
+
+def test_a_batch_that_is_simply_too_small_grows_while_requests_are_refused() -> None:
+    """The load breaker opens before the objective breaks: it must not keep up the cause of it."""
+    view = BatchView(signals(queue_wait_s=0.8, batch_time_s=0.02), SETTINGS, gated=True)
+    assert decided(view) == (Limits(80, 2048), "BatchTimeHeadroom")
+    assert decided(replace(view, may_raise=False))[0] == HELD
+    assert not step_up_possible(view, MEMORY), "replicas are asked for all the same"
 
 
 @pytest.mark.parametrize("kv", [0.86, 0.93])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control_cases import NOW
+from fleetkeeper.plan.control.constants import LOAD_OPEN_S, YOUNG_S
 from fleetkeeper.plan.control.control_breaker import (
     ControlBreaker,
     Evidence,
@@ -22,7 +23,7 @@ from fleetkeeper.plan.control.load_breaker import (
     pressure,
     rejected_ratio,
 )
-from fleetkeeper.plan.control.samples import Counters, Gauges
+from fleetkeeper.plan.control.samples import Counters, Gauges, Tier
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.values import BreakerState, ControlSettings, Grade, Limits
 
@@ -111,6 +112,30 @@ def test_preemptions_open_batch_at_once() -> None:
     """More than one a second."""
     assert played([0.2], preemptions=1.1)[0].batch.state is OPEN
     assert played([0.2], preemptions=1.0)[0].batch.state is CLOSED
+
+
+def test_a_breaker_that_sees_nothing_closes() -> None:
+    """Live traffic is not turned away because a scrape failed."""
+    held = played([3.0] * 14)[-1]
+    silent = Signals(ready_pods=2, grown_pods=2)
+    assert decide_load_breaker(silent, SETTINGS, 100.0, held, NOW + 75).is_closed
+
+
+def test_young_replicas_alone_do_not_open_the_gates() -> None:
+    """They are judged within a minute: until then tiers stay as they were, and not for longer than their time."""
+    held = played([3.0] * 14)[-1]
+    opened = {tier: breaker.since for tier, breaker in held.by_tier().items()}
+    young, states = Signals(ready_pods=1), []
+    for second in range(70, 400, 5):
+        held = decide_load_breaker(young, SETTINGS, 100.0, held, NOW + second)
+        states.append((NOW + second, held))
+    for now, breaker in states:
+        for tier, of_tier in breaker.by_tier().items():
+            if tier != Tier.REALTIME:
+                is_due = now - opened[tier] >= LOAD_OPEN_S[0] + YOUNG_S
+                assert of_tier.state is (CLOSED if is_due else OPEN)
+    assert held.is_closed
+    assert states[-1][1] is states[-2][1], "nothing moves once it is closed"
 
 
 def test_standard_opens_after_batch_was_open_for_thirty_seconds() -> None:

@@ -50,7 +50,10 @@ from fleetkeeper.plan.control.values import (
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """What the chain sees. `pending`: replicas on their way; `may_raise`: no breaker is open.
+    """What the chain sees.
+
+    `pending`: replicas on their way; `may_raise`: the control breaker is closed and no canary runs;
+    `gated`: the load breaker is not closed.
 
     While replicas are pending the limits never go below what runs; they may rise as at any other
     time, for a cold start takes minutes and a wider batch helps now.
@@ -61,6 +64,7 @@ class BatchView:
     targets: Targets | None = None
     pending: int = 0
     may_raise: bool = True
+    gated: bool = False
     model_frozen: bool = False
 
 
@@ -241,13 +245,22 @@ def _shifted(
 
 
 def _raise_allowed(
-    view: BatchView, memory: BatchMemory, now: float, *, need_use: bool = True
+    view: BatchView,
+    memory: BatchMemory,
+    now: float,
+    *,
+    need_use: bool = True,
+    despite_gate: bool = False,
 ) -> bool:
-    """Never up while a breaker is open, soon after a change, or while less than half is used."""
+    """Never up while a breaker is open, soon after a change, or while less than half is used.
+
+    `despite_gate`: an open load breaker is no objection, for what is asked for relieves it.
+    """
     held = memory.limits
     used = running_per_pod(view.signals)
     return (
         view.may_raise
+        and (despite_gate or not view.gated)
         and now - memory.changed >= UP_EVERY_S
         and now >= memory.rest_until
         and (not need_use or held is None or used >= USED_RATIO * held.sequences)
@@ -278,6 +291,7 @@ def _widen_for_queue(view: BatchView, memory: BatchMemory, held: Limits, now: fl
     """Requests wait, steps are short, memory is free and the limit is reached: 25% more sequences.
 
     Steps are short when the mean batch time is below 0.7 of its objective; replicas wait two ticks.
+    Also while requests are refused for overload: a batch that is simply too small may be its cause.
     """
     signals, settings = view.signals, view.settings
     short = 0.0 < signals.batch_time_s < 0.7 * settings.batch_time_objective_s
@@ -286,7 +300,9 @@ def _widen_for_queue(view: BatchView, memory: BatchMemory, held: Limits, now: fl
         short and free and is_full(signals, held.sequences) and wait_is_broken(signals, settings)
     ):
         return None
-    if held.sequences >= ceiling_sequences(view) or not _raise_allowed(view, memory, now):
+    if held.sequences >= ceiling_sequences(view):
+        return None
+    if not _raise_allowed(view, memory, now, despite_gate=True):
         return None
     sequences = max(held.sequences + 1, round(held.sequences * QUEUE_UP_FACTOR))
     return Move(
@@ -429,4 +445,4 @@ def step_up_possible(view: BatchView, memory: BatchMemory) -> bool:
         return False
     windows = judged_since(view.signals.windows, memory.changed)
     below = held.sequences < ceiling_sequences(view) or held.tokens < view.settings.max_tokens
-    return below and has_room(windows, view.settings) and view.may_raise
+    return below and has_room(windows, view.settings) and view.may_raise and not view.gated

@@ -86,7 +86,8 @@ def batch_view(scene: Scene, now: float) -> BatchView:
         settings=scene.settings,
         targets=scene.targets,
         pending=scene.supply.pending,
-        may_raise=scene.breakers_closed,
+        may_raise=not scene.control_acts,
+        gated=scene.settings.breakers_act and not scene.load.is_closed,
         model_frozen=now < scene.model.frozen_until,
     )
 
@@ -184,13 +185,16 @@ def limits_by_pod(
 ) -> Mapping[str, Limits]:
     """The limits that each ready pod is to have. Empty where nothing is ordered.
 
-    Where batching is Fixed, or the engine knows no live limits, the engines' own values stay, and pods
-    are only addressed while a load breaker is not closed. Advisory or paused, nothing is ever sent.
+    Where batching is Fixed the start-up values are ordered, so that limits of before end at once and not
+    with their lease. Engines that know no live limits are only addressed while a load breaker is not
+    closed. Advisory or paused, nothing is ever sent.
     """
     settings = scene.settings
     pods = [pod.name for pod in scene.inputs.pods if pod.ready and not pod.deleting and pod.ip]
     if settings.paused or settings.batching_mode is BatchingMode.ADVISORY or not pods:
         return {}
+    if settings.batching_mode is BatchingMode.FIXED and scene.signals.live_limits:
+        return dict.fromkeys(pods, start_up(settings))
     if not settings.tunes_limits or not scene.signals.live_limits:
         open_admission = Admission(batch_share=settings.batch_share_ratio)
         return {} if admission == open_admission else dict.fromkeys(pods, start_up(settings))

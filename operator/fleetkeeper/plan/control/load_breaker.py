@@ -3,7 +3,8 @@
 Pressure x = max(W / objective, B / objective, KV / 0.95, Q / (C* x ready)), of the judged tiers.
 Batch opens first, then standard by probability; realtime never by load, only when its queue is
 older than a client waits. A breaker that sees nothing closes: live traffic is never turned away
-for want of metrics (the pods keep a rule of their own).
+for want of metrics (the pods keep a rule of their own). Only while no replica is old enough to be
+judged, which passes by itself within a minute, the breakers stay as they were.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fleetkeeper.plan.control.constants import (
     STANDARD_AFTER_BATCH_S,
     STANDARD_OPEN,
     STANDARD_OPEN_TICKS,
+    YOUNG_S,
 )
 from fleetkeeper.plan.control.samples import Tier
 from fleetkeeper.plan.control.signals import Signals
@@ -148,9 +150,9 @@ def _tested(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
 def decide_load_breaker(
     signals: Signals, settings: ControlSettings, capacity: float, breaker: LoadBreaker, now: float
 ) -> LoadBreaker:
-    """The breakers after one tick. Signals that are not known close them all."""
+    """The breakers after one tick. Signals that are not known close them all; young pods alone do not yet."""
     if not signals.known:
-        return breaker if breaker.is_closed else LoadBreaker()
+        return _blind(signals, breaker, now)
     x = pressure(signals, settings, capacity)
     enough = _enough(signals)
     if (
@@ -167,6 +169,20 @@ def decide_load_breaker(
     standard = _stepped(breaker.standard, standard_view, now)
     realtime = _stepped(breaker.realtime, _realtime_view(signals, breaker, clean=clean), now)
     return LoadBreaker(realtime, standard, batch)
+
+
+def _blind(signals: Signals, breaker: LoadBreaker, now: float) -> LoadBreaker:
+    """While every ready pod is young a tier stays as it was, at most a minute beyond its own time."""
+    young = signals.ready_pods > 0 and signals.grown_pods == 0
+    if breaker.is_closed or not young:
+        return breaker if breaker.is_closed else LoadBreaker()
+
+    def held(tier: TierBreaker) -> TierBreaker:
+        is_due = now - tier.since >= tier.wait_s + YOUNG_S
+        closes = is_due and tier.state is not BreakerState.CLOSED
+        return TierBreaker(since=now) if closes else tier
+
+    return LoadBreaker(held(breaker.realtime), held(breaker.standard), held(breaker.batch))
 
 
 def _calm(breaker: LoadBreaker) -> LoadBreaker:
