@@ -315,6 +315,19 @@ def test_a_movement_that_we_began_is_told_after_three_seconds_or_when_it_is_over
     assert write_of(over, written=None, children_written=-1) == (over, None)
 
 
+def test_a_first_router_that_comes_after_the_engines_is_part_of_the_start() -> None:
+    """The engines are complete, so nothing progresses; the router follows, and one status tells it."""
+    waits = [
+        {**item, "status": "False", "reason": "NoReadyRouter"}
+        if item["type"] in {"Available", "Ready"}
+        else item
+        for item in RESTING.status["conditions"]
+    ]
+    status = {**RESTING.status, "conditions": waits}
+    assert write_of(status, written=None, children_written=-1) == (None, 2.0)
+    assert write_of(status, written=None, children_written=None) == (status, None)
+
+
 def test_what_later_looks_rest_on_never_waits_for_a_movement() -> None:
     """A crash in these three seconds would restart the engines on the profile before."""
     changed = moving(engine={**RESTING.status["engine"], "profile": "cuda-0.33.0-1"})
@@ -423,6 +436,33 @@ def test_replicas_out_of_service_by_their_own_readiness_degrade_the_service() ->
     assert (found["status"], found["reason"]) == ("True", Reason.PODS_EJECTED)
     assert out.name in found["message"]
     assert told(world, "Degraded")["status"] == "False"
+
+
+@pytest.mark.parametrize(
+    ("by_control", "told_first"),
+    [
+        (Reason.LOAD_BREAKER_OPEN, Reason.SOME_REPLICAS_FAILING),
+        (Reason.CONTROL_BREAKER_OPEN, Reason.CONTROL_BREAKER_OPEN),
+    ],
+)
+def test_a_failing_replica_is_told_before_the_overload_that_it_causes(
+    by_control: Reason, told_first: Reason
+) -> None:
+    """With an event, at once: not only when the breaker has closed again."""
+    end = Termination(75, "Error", "", RESTING.now - 5)
+    container = Container("engine", ready=False, restarts=1, last_terminated=end)
+    world = settle(with_spec(RESTING, replicas=2))
+    broken = replace(world.pods[0], ready=False, ready_since=None, containers=(container,))
+    row = {"type": "Degraded", "status": "True", "reason": str(by_control), "message": "why"}
+    world = replace(
+        world,
+        pods=(broken, *world.pods[1:]),
+        control_status={"conditions": [row]},
+        status_written=None,
+    )
+    assert told(world, "Degraded")["reason"] == told_first
+    events = [notice.reason for notice in plan_of(world).notices]
+    assert (Reason.SOME_REPLICAS_FAILING in events) is (told_first is Reason.SOME_REPLICAS_FAILING)
 
 
 def test_scaling_never_reconciles() -> None:

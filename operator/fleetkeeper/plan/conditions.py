@@ -263,10 +263,12 @@ def degraded(look: Assessment) -> Value:
         return _false(Reason.NO_READY_REPLICA, "It does not serve.")
     if look.rollout.rollback:
         return _true(Reason.ROLLED_BACK, rolled_back_message(look))
-    by_control = _from_control(look, ConditionType.DEGRADED)
-    if by_control is not None and by_control.status is Status.TRUE:
-        return by_control
-    return _degraded_by_pods(look)
+    by_control, by_pods = _from_control(look, ConditionType.DEGRADED), _degraded_by_pods(look)
+    if by_control is None or by_control.status is not Status.TRUE:
+        return by_pods
+    # Replicas that fail are why there is too much load for the others: the cause is told first.
+    is_effect = by_control.reason is Reason.LOAD_BREAKER_OPEN and by_pods.status is Status.TRUE
+    return by_pods if is_effect else by_control
 
 
 def _degraded_by_pods(look: Assessment) -> Value:
