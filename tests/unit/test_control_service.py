@@ -256,14 +256,16 @@ OVERLOADED = Gauges(
 )
 
 
-def test_fixed_limits_are_not_sent_unless_the_load_breaker_has_something_to_say() -> None:
-    """Then the engines' own limits stand in the order, and admission."""
+def test_fixed_orders_the_start_up_limits_at_once_whatever_held_before() -> None:
+    """Limits of a lease do not linger; under load admission goes along with the same limits."""
     loop = Loop(settings=ControlSettings(batching_mode=BatchingMode.FIXED))
-    assert all(not loop.tick(loop.samples()).puts for _ in range(10))
+    first = loop.tick(loop.samples()).puts
+    assert first
+    assert all(put.limits == Limits(256, 8192) for put in first)
+    assert all(put.admission.admit == (1.0, 1.0, 1.0) for put in first)
     puts = [put for _ in range(10) for put in loop.tick(loop.samples(gauges=OVERLOADED)).puts]
-    assert puts
     assert all(put.limits == Limits(256, 8192) for put in puts)
-    assert all(put.admission.admit[2] < 1.0 for put in puts)
+    assert puts[-1].admission.admit[2] < 1.0
 
 
 def test_advisory_sends_nothing_also_when_the_load_breaker_opens() -> None:
