@@ -23,6 +23,7 @@ from fleetkeeper.plan.model import (
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.executor import Executor, Outcome
 from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key
 
 Live = dict[str, Any]
@@ -60,6 +61,13 @@ class Server:
         meta = {**manifest["metadata"], "uid": "c1", "resourceVersion": "10"}
         return {**manifest, "metadata": meta}
 
+    async def create_child(self, resource: Resource, manifest: Live) -> Live:
+        self._call(f"create {resource.kind}")
+        if (resource.kind, manifest["metadata"]["name"]) in self.objects:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        meta = {**manifest["metadata"], "uid": "c1", "resourceVersion": "10"}
+        return {**manifest, "metadata": meta}
+
     async def apply_status(self, namespace: str, name: str, uid: str, status: Live) -> Live:
         self._call("status", uid, status)
         return {**NEW, "metadata": {**NEW["metadata"], "resourceVersion": "9"}, "status": status}
@@ -84,6 +92,12 @@ class Scene:
         self.cache = Cache(now=lambda: 100.0, changed=lambda _: None)
         self.metrics = OperatorMetrics()
         self.failures: dict[tuple[str, str], WriteFailure] = {}
+        self.board = NoticeBoard(
+            self.server,  # type: ignore[arg-type]
+            self.metrics,
+            now=lambda: 100.0,
+            instance="pod-1",
+        )
 
     async def run(self, plan: Plan, resource: Live = NEW) -> Outcome:
         executor = Executor(
@@ -92,7 +106,7 @@ class Scene:
             self.cache,
             self.metrics,
             now=lambda: 100.0,
-            instance="pod-1",
+            board=self.board,
         )
         return await executor.carry_out(CHAT, resource, plan, self.failures)
 
@@ -120,8 +134,9 @@ async def test_children_then_the_status_then_notices() -> None:
         ("delete", "Service", "old", "u9", "7"),
         ("mark", "p", "u2", -5),
         ("status", "u1", {"replicas": 1}),
-        ("event", "Scaled"),
     ]
+    await scene.board.drain()
+    assert scene.server.calls[-1] == ("event", "Scaled")
     assert (outcome.written, outcome.stopped) == (4, False)
 
 
@@ -131,13 +146,37 @@ async def test_an_empty_plan_writes_nothing() -> None:
     assert (scene.server.calls, outcome.written) == ([], 0)
 
 
-async def test_a_child_believed_absent_is_read_first_and_applied_without_force() -> None:
+async def test_a_child_believed_absent_is_created_in_one_request() -> None:
     scene = Scene()
+    outcome = await scene.run(Plan(actions=(apply(create_only=True),)))
+    assert scene.server.calls == [("create ConfigMap",)]
+    assert outcome.written == 1
+
+
+async def test_a_creation_refused_though_nothing_is_there_is_applied_without_force() -> None:
+    """The object went in between, or the server takes no resourceVersion of what is absent."""
+    scene = Scene()
+    scene.server.refuse["create ConfigMap"] = ApiError(409, "Conflict", "")
     await scene.run(Plan(actions=(apply(create_only=True),)))
     assert scene.server.calls == [
+        ("create ConfigMap",),
         ("read", "ConfigMap", "chat-fk-x"),
         ("apply ConfigMap", False, None),
     ]
+
+
+async def test_a_name_known_to_be_taken_is_read_before_it_is_tried_again() -> None:
+    """To wait for a conflict to end costs no writes; its end is noticed."""
+    scene = Scene()
+    scene.server.objects["ConfigMap", "chat-fk-x"] = found()
+    plan = Plan(actions=(apply(create_only=True),))
+    await scene.run(plan)
+    await scene.run(plan)
+    assert scene.names == ["create ConfigMap", "read", "read"]
+    del scene.server.objects["ConfigMap", "chat-fk-x"]
+    await scene.run(plan)
+    assert scene.names[-2:] == ["read", "create ConfigMap"]
+    assert not scene.failures
 
 
 def found(**meta: Any) -> Live:
@@ -156,7 +195,7 @@ async def test_a_child_that_is_there_after_all_is_planned_with(meta: Live) -> No
     scene = Scene()
     scene.server.objects["ConfigMap", "chat-fk-x"] = found(**meta)
     outcome = await scene.run(Plan(actions=(apply(create_only=True),), status={"a": 1}))
-    assert scene.names == ["read"]
+    assert scene.names == ["create ConfigMap", "read"]
     assert outcome.plan_again
     assert (Kind.CONFIG_MAP, "chat-fk-x") in scene.cache.children(CHAT)
     assert not scene.failures
@@ -180,7 +219,7 @@ async def test_a_foreign_object_is_a_conflict_and_not_touched(meta: Live) -> Non
     scene = Scene()
     scene.server.objects["ConfigMap", "chat-fk-x"] = found(**meta)
     outcome = await scene.run(Plan(actions=(apply(create_only=True),), status={"a": 1}))
-    assert scene.names == ["read"]
+    assert scene.names == ["create ConfigMap", "read"]
     assert outcome.plan_again
     assert scene.failures["ConfigMap", "chat-fk-x"].problem is WriteProblem.CONFLICT
 
@@ -229,14 +268,7 @@ async def test_a_status_for_a_service_that_is_gone_ends_the_look() -> None:
     scene.server.objects.clear()
     outcome = await scene.run(Plan(status={"a": 1}, notices=(Notice("Normal", "X", "x"),)))
     assert (outcome.gone, outcome.wait) == (True, False)
-    assert "event" not in scene.names
-
-
-async def test_an_event_that_is_refused_fails_nothing() -> None:
-    scene = Scene()
-    scene.server.refuse["event"] = ApiError(403, "Forbidden", "")
-    outcome = await scene.run(Plan(status={"a": 1}, notices=(Notice("Normal", "X", "x"),)))
-    assert not outcome.stopped
+    assert len(scene.board) == 0
 
 
 async def test_a_lost_lease_ends_everything() -> None:

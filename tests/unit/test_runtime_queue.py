@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper.runtime.queue import LONGEST_RETRY_S, Key, KeyedQueue, Urgency
+from fleetkeeper.runtime.queue import (
+    CALM_S,
+    LONGEST_RETRY_S,
+    TURN_OF_MOVED,
+    Key,
+    KeyedQueue,
+    Urgency,
+)
 
 A, B, C = (Key("ns", name) for name in "abc")
 
@@ -151,3 +159,49 @@ def test_no_change_is_lost_and_no_key_has_two_workers(steps: list[tuple[str, Key
         assert not owed
 
     asyncio.run(run())
+
+
+async def test_what_moved_waits_for_what_changed_but_not_for_ever() -> None:
+    """Movements of a service that waits in line are one look; yet a burst keeps no status back."""
+    clock = Clock()
+    found = queue(clock)
+    moved = Key("ns", "moved")
+    first = [Key("ns", f"n{number}") for number in range(2 * TURN_OF_MOVED)]
+    found.add(first[0])
+    assert await found.get() == first[0]
+    found.add_soon(moved)
+    for key in first[1:]:
+        found.add(key)
+    clock.time_s = 1.0
+    handed = []
+    while len(found):
+        handed.append(await found.get())
+    assert sorted(filter(None, handed)) == sorted([moved, *first[1:]])
+    assert 0 < handed.index(moved) < TURN_OF_MOVED
+
+
+async def test_calm_is_a_pause_without_a_key_in_hand_or_in_line() -> None:
+    found = KeyedQueue(monotonic=time.monotonic, jitter=lambda seconds: seconds)
+    found.add(A)
+    calm = asyncio.create_task(found.calm())
+    key = await found.get()
+    assert key is not None
+    await asyncio.sleep(CALM_S / 5)
+    assert not calm.done()
+    found.done(key)
+    ended = time.monotonic()
+    async with asyncio.timeout(5):
+        await calm
+    assert time.monotonic() - ended >= 0.9 * CALM_S
+
+
+async def test_a_key_that_comes_in_the_pause_begins_it_anew() -> None:
+    found = KeyedQueue(monotonic=time.monotonic, jitter=lambda seconds: seconds)
+    calm = asyncio.create_task(found.calm())
+    await asyncio.sleep(CALM_S / 5)
+    found.add(A)
+    await asyncio.sleep(CALM_S)
+    assert not calm.done()
+    found.forget(A)
+    async with asyncio.timeout(5):
+        await calm

@@ -260,8 +260,8 @@ class Snapshot:
 class Apply:
     """Server-side apply of a child. Without `force` a foreign owner of a field is a conflict.
 
-    `create_only`: the child is believed absent: it is first read by name. Absent: it is applied
-    without force. Present: nothing is written; an object of this service (our owner UID, or our
+    `create_only`: the child is believed absent, and the write is one that the API server refuses
+    where an object has that name. Then the object is read: one of this service (our owner UID, or our
     labels and no controller) goes into `Snapshot.children` and is planned anew, any other becomes a
     `WriteFailure` CONFLICT.
     `resource_version` is a precondition (409 when the live object moved on).

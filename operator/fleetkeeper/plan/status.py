@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleetkeeper.api import names
-from fleetkeeper.api.conditions import ConditionType
+from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.profile import effective_resources
 from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.conditions import decide_conditions
@@ -178,10 +178,15 @@ def _adds_only_last_good(desired: Mapping[str, Any], present: Mapping[str, Any])
 
 
 def _only_moves(status: Mapping[str, Any]) -> bool:
-    """Whether the news is that something moves, and nothing is wrong."""
-    states = {item.get("type"): item.get("status") for item in status.get("conditions") or ()}
+    """Whether the news is that something moves, and nothing is wrong.
+
+    The engines may be complete a moment before the first router is.
+    """
+    found = {item.get("type"): item for item in status.get("conditions") or ()}
+    states = {kind: item.get("status") for kind, item in found.items()}
+    ready = found.get(ConditionType.READY, {}).get("reason")
     return (
-        states.get(ConditionType.PROGRESSING) == "True"
+        (states.get(ConditionType.PROGRESSING) == "True" or ready == Reason.NO_READY_ROUTER)
         and ConditionType.STALLED not in states
         and states.get(ConditionType.DEGRADED) != "True"
     )

@@ -140,9 +140,21 @@ class Controller:
                 key = await self._queue.get()
                 if key is None:
                     return
-                group.create_task(self._look(key, slots), name=f"look at {key}")
+                group.create_task(self._look_in_turn(key, slots), name=f"look at {key}")
 
-    async def _look(self, key: Key, slots: asyncio.Semaphore) -> None:
+    async def _look_in_turn(self, key: Key, slots: asyncio.Semaphore) -> None:
+        try:
+            await self.look(key)
+        finally:
+            self._queue.done(key)
+            slots.release()
+
+    async def look(self, key: Key) -> None:
+        """One look; where it fails the key is queued again.
+
+        Raises:
+            LeaseLost: this process may not write any more.
+        """
         began = self._monotonic()
         try:
             result = await self._reconcile(key)
@@ -156,9 +168,6 @@ class Controller:
             log.exception("decision failed", service=str(key))
             result = "failed"
             self._queue.retry(key)
-        finally:
-            self._queue.done(key)
-            slots.release()
         self._metrics.reconciles.labels(result).inc()
         self._metrics.reconcile_seconds.observe(self._monotonic() - began)
 

@@ -1,4 +1,4 @@
-"""Carries a plan out: children first, then the status, then the notices."""
+"""Carries a plan out: children first, then the status; its notices are handed on."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ class Executor:
         metrics: OperatorMetrics,
         *,
         now: Callable[[], float],
-        instance: str,
+        board: NoticeBoard,
     ) -> None:
         self._client = client
         self._writer = writer
         self._cache = cache
         self._metrics = metrics
         self._now = now
-        self._board = NoticeBoard(writer, metrics, now=now, instance=instance)
+        self._board = board
 
     async def carry_out(
         self,
@@ -108,7 +108,7 @@ class Executor:
             await self._write_status(key, resource, plan.status, outcome)
         if not outcome.stopped:
             for notice in plan.notices:
-                await self._board.post(key, resource, notice)
+                self._board.tell(key, resource, notice)
         return outcome
 
     async def _act(self, key: Key, resource: Manifest, action: Action, outcome: Outcome) -> None:
@@ -128,14 +128,17 @@ class Executor:
             outcome.failures.pop(name, None)
 
     async def _apply(self, key: Key, resource: Manifest, action: Apply, outcome: Outcome) -> bool:
-        if action.create_only and not await self._may_create(key, resource, action, outcome):
-            return False
-        live = await self._writer.apply_child(
-            CHILDREN[action.kind],
-            action.manifest,
-            force=action.force and not action.create_only,
-            resource_version=action.resource_version,
-        )
+        if action.create_only:
+            live = await self._create(key, resource, action, outcome)
+            if live is None:
+                return False
+        else:
+            live = await self._writer.apply_child(
+                CHILDREN[action.kind],
+                action.manifest,
+                force=action.force,
+                resource_version=action.resource_version,
+            )
         found = seen(action.kind.value, live)
         if isinstance(found.record, Child) and found.record.digest != action.digest:
             self._metrics.digest_mismatches.labels(action.kind.value).inc()
@@ -153,20 +156,40 @@ class Executor:
         )
         return True
 
-    async def _may_create(
+    async def _create(
         self, key: Key, resource: Manifest, action: Apply, outcome: Outcome
-    ) -> bool:
-        """Whether the name is free. What is there already is planned with, or told as a conflict.
+    ) -> Manifest | None:
+        """The new object; None where the name is taken or the service is gone.
 
         Where a service is not new, it is first made sure that it still exists: its children vanish
-        with it, and the news of that may come before the news of its own end.
+        with it, and the news of that may come before the news of its own end. A name that was found
+        taken is read before it is tried again, so that waiting for it writes nothing.
         """
         if resource.get("status") and not await self._exists(key, resource):
             outcome.gone = True
-            return False
+            return None
+        where = CHILDREN[action.kind]
+        known = outcome.failures.get((action.kind.value, action.name))
+        is_told = known is not None and known.problem is WriteProblem.CONFLICT
+        if is_told and await self._is_taken(key, resource, action, outcome):
+            return None
+        try:
+            return await self._writer.create_child(where, action.manifest)
+        except ApiError as problem:
+            if not problem.is_stale:
+                raise
+        if await self._is_taken(key, resource, action, outcome):
+            return None
+        # Gone again by now, or a server that takes no version of what is absent.
+        return await self._writer.apply_child(where, action.manifest, force=False)
+
+    async def _is_taken(
+        self, key: Key, resource: Manifest, action: Apply, outcome: Outcome
+    ) -> bool:
+        """Whether there is an object of that name. It is planned with, or told as a conflict."""
         live = await self._client.read(CHILDREN[action.kind], key.namespace, action.name)
         if live is None:
-            return True
+            return False
         found = seen(action.kind.value, live)
         child = found.record
         if isinstance(child, Child) and _is_ours(child, key, resource):
@@ -175,7 +198,7 @@ class Executor:
         else:
             problem = ApiError(409, "NameConflict", _foreign(action, live))
             self._fail(key, action, WriteProblem.CONFLICT, problem.message, outcome)
-        return False
+        return True
 
     async def _exists(self, key: Key, resource: Manifest) -> bool:
         live = await self._client.read(INFERENCE_SERVICE, key.namespace, key.name)

@@ -36,12 +36,14 @@ from fleetkeeper.adapters.kubernetes.writes import (
 )
 from fleetkeeper.plan.context import PlanContext
 from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.catch_up import observe_service, services_behind
 from fleetkeeper.runtime.control_setup import build_control
 from fleetkeeper.runtime.controller import Control, Controller
 from fleetkeeper.runtime.crd import CrdAbsent, observe_crd_missing
 from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.health import HealthServer, Vitals, watch_lag
 from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.settings import Settings
@@ -113,7 +115,7 @@ class Operator:
         self._watch = watch
         self.metrics = OperatorMetrics()
         self.queue = KeyedQueue(monotonic=clock.monotonic, jitter=clock.jitter)
-        self.cache = Cache(now=clock.now, changed=self.queue.add, stirred=self.queue.add_soon)
+        self.cache = Cache(now=clock.now, changed=self._changed, stirred=self._stirred)
         self.lease = LeaderLease(
             client,
             LeaseTerms(
@@ -146,17 +148,15 @@ class Operator:
             if control is None and settings.control_enabled
             else None
         )
+        self.board = NoticeBoard(
+            writer, self.metrics, now=clock.now, instance=settings.process_identity
+        )
         self.controller = Controller(
             queue=self.queue,
             cache=self.cache,
             client=client,
             executor=Executor(
-                client,
-                writer,
-                self.cache,
-                self.metrics,
-                now=clock.now,
-                instance=settings.process_identity,
+                client, writer, self.cache, self.metrics, now=clock.now, board=self.board
             ),
             metrics=self.metrics,
             context=context,
@@ -216,39 +216,64 @@ class Operator:
         """Everything that runs; it ends when one part of it fails, or with the queue."""
         async with asyncio.TaskGroup() as group:
             helpers = [
-                group.create_task(watch_lag(self.vitals, self.metrics, self._clock.monotonic)),
-                *(
-                    group.create_task(reflector.run(), name=f"watch {reflector.resource.plural}")
-                    for reflector in self.reflectors
-                ),
+                group.create_task(watch_lag(self.vitals, self.metrics, self._clock.monotonic))
             ]
             await self._until_done(self._observe_crd)
-            helpers.append(
-                group.create_task(
-                    self._watch(
-                        ServiceFeed(self.cache, self.resync.want),
-                        namespaces=self._settings.namespaces,
-                        kubeconfig=self._settings.kubeconfig,
-                        after_start=self._take_signals,
-                    ),
-                    name="watch inferenceservices",
-                )
-            )
             await self._until_done(self.resync.once)
+            if behind := services_behind(self.cache):
+                helpers += await self._catch_up(behind, group)
+            helpers += self._start_watches(group)
             await all_synced(self.reflectors)
             self.vitals.synced = True
             _settle_memory()
             log.info("caches complete", services=len(self.cache), records=self.cache.records)
             helpers.append(group.create_task(self.resync.run(), name="resync"))
-            await self._lead()
-            if self._settings.leader.enabled:
-                helpers.append(group.create_task(self.lease.keep(), name="lease"))
+            helpers += await self._lead(group)
             self._settle()
             if self._control is not None:
                 helpers.append(group.create_task(self._control.loop.run(), name="control"))
+            telling = group.create_task(self.board.run(self.queue.calm), name="notices")
             await self.controller.run(self._settings.workers)
+            telling.cancel()
+            await self.board.drain()
             for helper in helpers:
                 helper.cancel()
+
+    def _start_watches(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        watch = self._watch(
+            ServiceFeed(self.cache, self.resync.want),
+            namespaces=self._settings.namespaces,
+            kubeconfig=self._settings.kubeconfig,
+            after_start=self._take_signals,
+        )
+        return [
+            *(
+                group.create_task(reflector.run(), name=f"watch {reflector.resource.plural}")
+                for reflector in self.reflectors
+            ),
+            group.create_task(watch, name="watch inferenceservices"),
+        ]
+
+    async def _catch_up(
+        self, behind: list[Key], group: asyncio.TaskGroup
+    ) -> list[asyncio.Task[None]]:
+        """Looks at services whose spec changed while nobody led, if this process leads at once."""
+        if not self._settings.leader.enabled:
+            helpers = await self._lead(group)
+        elif await self.lease.acquire_if_free():
+            helpers = self._led(group)
+        else:
+            return []
+        for key in behind:
+            try:
+                await observe_service(self._client, self.cache, key)
+            except* ApiError as problems:
+                log.warning(
+                    "not looked at early", service=str(key), error=str(problems.exceptions[0])
+                )
+            else:
+                await self.controller.look(key)
+        return helpers
 
     def _changed(self, key: Key) -> None:
         """What is read at the start is no news: it is looked at after what changes now."""
@@ -269,12 +294,20 @@ class Operator:
             if entry is not None and not entry.is_observed:
                 self.queue.add(key)
 
-    async def _lead(self) -> None:
-        """Waits for the lease."""
-        if self._settings.leader.enabled:
-            await self.lease.acquire()
-            log.info("leading", lease=self._settings.leader.lease_name)
+    async def _lead(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Waits for the lease; the task that keeps it."""
+        if not self._settings.leader.enabled:
+            self.metrics.leader.set(1)
+            return []
+        if self.lease.holds:
+            return []
+        await self.lease.acquire()
+        return self._led(group)
+
+    def _led(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        log.info("leading", lease=self._settings.leader.lease_name)
         self.metrics.leader.set(1)
+        return [group.create_task(self.lease.keep(), name="lease")]
 
     async def _end(self, work: asyncio.Task[None]) -> None:
         """No new looks; those under way finish or are cut off."""

@@ -1,10 +1,18 @@
-"""Events on a service: the one place that posts what the planner and the control loop have to tell."""
+"""Events on a service: the one place that posts what the planner and the control loop have to tell.
+
+An event costs the API server as much as a Deployment, and no pod waits for it: what the planner has
+to tell is posted one at a time, when no service wants a look, and a few seconds later anyhow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -16,6 +24,21 @@ from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
+
+
+LONGEST_WAIT_S: Final = 5.0
+"""After this a notice is posted whatever else is under way."""
+DRAIN_S: Final = 2.0
+"""For what is left to post when the process ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A notice as the event that it will be, and until when it may wait (the loop's clock)."""
+
+    key: Key
+    manifest: Manifest
+    due: float
 
 
 class NoticeBoard:
@@ -33,14 +56,61 @@ class NoticeBoard:
         self._metrics = metrics
         self._now = now
         self._instance = instance
+        self._waiting: deque[_Waiting] = deque()
+        self._added = asyncio.Event()
 
-    async def post(self, key: Key, resource: Manifest, notice: Notice) -> None:
-        """One event on the service whose manifest `resource` is.
+    def __len__(self) -> int:
+        """Notices that wait to be posted."""
+        return len(self._waiting)
+
+    def tell(self, key: Key, resource: Manifest, notice: Notice) -> None:
+        """Takes a notice of this moment on the service whose manifest `resource` is; `run` posts it."""
+        manifest = event_manifest(key, resource, notice, self._now(), self._instance)
+        due = asyncio.get_running_loop().time() + LONGEST_WAIT_S
+        self._waiting.append(_Waiting(key, manifest, due))
+        self._added.set()
+
+    async def run(self, calm: Callable[[], Awaitable[None]]) -> None:
+        """Posts what was told, in order; never ends. `calm` returns when no service wants a look.
 
         Raises:
             LeaseLost: this process may not write any more.
         """
-        manifest = event_manifest(key, resource, notice, self._now(), self._instance)
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            while self._waiting:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._waiting[0].due):
+                        await calm()
+                await self._post_first()
+
+    async def drain(self) -> None:
+        """Posts what is left, for `DRAIN_S` at most. Not beside `run`.
+
+        Raises:
+            LeaseLost: this process may not write any more.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while self._waiting:
+                    await self._post_first()
+
+    async def _post_first(self) -> None:
+        """Taken off only when posted: one that was cut off is sent again, and its name makes it one."""
+        first = self._waiting[0]
+        await self._send(first.key, first.manifest)
+        self._waiting.popleft()
+
+    async def post(self, key: Key, resource: Manifest, notice: Notice) -> None:
+        """One event, at once, on the service whose manifest `resource` is.
+
+        Raises:
+            LeaseLost: this process may not write any more.
+        """
+        await self._send(key, event_manifest(key, resource, notice, self._now(), self._instance))
+
+    async def _send(self, key: Key, manifest: Manifest) -> None:
         try:
             await self._writer.post_event(key.namespace, manifest)
         except ApiError as problem:

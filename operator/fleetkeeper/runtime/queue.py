@@ -12,6 +12,10 @@ from enum import IntEnum
 from typing import Final
 
 SOON_S: Final = 0.05
+TURN_OF_MOVED: Final = 4
+"""Every so many keys one that merely moved goes first: a long burst of changes keeps no status back."""
+CALM_S: Final = 0.5
+"""Pods that start in a burst have one look after another: only a pause of this length is calm."""
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
 """After a fault of the API server everything is tried again within this time."""
@@ -33,34 +37,42 @@ class Urgency(IntEnum):
     """Why a key is queued. Lower is sooner."""
 
     CHANGED = 0
-    RESYNC = 1
+    """The service itself, or what it asks for."""
+    MOVED = 1
+    """What it owns moved on, or a moment came that was asked for."""
+    RESYNC = 2
 
 
 class KeyedQueue:
     """Keys that want a look.
 
     A key queued while a worker has it is handed out again after `done`. A key that waits for a later
-    moment is handed out at the earliest of all moments asked for; a change hands it out at once.
+    moment is handed out at the earliest of all moments asked for; a change hands it out at once. In a
+    burst new services come before those that start, whose movements so become one look.
     """
 
     def __init__(self, *, monotonic: Callable[[], float], jitter: Callable[[float], float]) -> None:
         self._monotonic = monotonic
         self._jitter = jitter
-        self._ready: tuple[OrderedDict[Key, None], OrderedDict[Key, None]] = (
-            OrderedDict(),
-            OrderedDict(),
-        )
+        self._ready: dict[Urgency, OrderedDict[Key, None]] = {
+            urgency: OrderedDict() for urgency in Urgency
+        }
+        self._handed_out = 0
         self._working: set[Key] = set()
         self._again: dict[Key, Urgency] = {}
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, Key]] = []
         self._tries: dict[Key, int] = {}
         self._added = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._busy = asyncio.Event()
+        self._idle_since = monotonic()
+        self._idle.set()
         self._closed = False
 
     def __len__(self) -> int:
         """Keys that could be handed out now."""
-        return sum(map(len, self._ready))
+        return sum(map(len, self._ready.values()))
 
     @property
     def waiting(self) -> int:
@@ -73,16 +85,18 @@ class KeyedQueue:
         return len(self._working)
 
     def add(self, key: Key, urgency: Urgency = Urgency.CHANGED) -> None:
-        """Queues the key now. What is queued as changed stays so when a resync comes by."""
+        """Queues the key now. What is queued as more urgent stays so."""
         if key in self._working:
             self._again[key] = min(urgency, self._again.get(key, urgency))
             return
-        changed, resync = self._ready
-        if key in changed or (urgency is Urgency.RESYNC and key in resync):
-            return
-        resync.pop(key, None)
+        for known, ready in self._ready.items():
+            if key in ready:
+                if known <= urgency:
+                    return
+                del ready[key]
         self._ready[urgency][key] = None
         self._added.set()
+        self._note_work()
 
     def add_soon(self, key: Key) -> None:
         """Queues the key in a moment, so that changes in a row are one look."""
@@ -112,9 +126,10 @@ class KeyedQueue:
         """Drops the key and all that is known of it: the service is gone."""
         self._tries.pop(key, None)
         self._due.pop(key, None)
-        for ready in self._ready:
+        for ready in self._ready.values():
             ready.pop(key, None)
         self._again.pop(key, None)
+        self._note_work()
 
     def close(self) -> None:
         """Hands out nothing more."""
@@ -125,14 +140,20 @@ class KeyedQueue:
         """The next key, the worker's until `done`; None once closed. For one caller at a time."""
         while not self._closed:
             self._release_due()
-            for ready in self._ready:
-                if ready:
-                    key, _ = ready.popitem(last=False)
-                    self._due.pop(key, None)
-                    self._working.add(key)
-                    return key
+            if (ready := self._next()) is not None:
+                key, _ = ready.popitem(last=False)
+                self._due.pop(key, None)
+                self._working.add(key)
+                self._handed_out += 1
+                return key
             await self._wait()
         return None
+
+    def _next(self) -> OrderedDict[Key, None] | None:
+        moved = self._ready[Urgency.MOVED]
+        if moved and self._handed_out % TURN_OF_MOVED == 0:
+            return moved
+        return next((ready for ready in self._ready.values() if ready), None)
 
     def done(self, key: Key) -> None:
         """The worker is through with the key."""
@@ -140,6 +161,28 @@ class KeyedQueue:
         urgency = self._again.pop(key, None)
         if urgency is not None:
             self.add(key, urgency)
+        self._note_work()
+
+    async def calm(self) -> None:
+        """Returns once no key has been handed out or been ready to be for `CALM_S`."""
+        while True:
+            await self._idle.wait()
+            left_s = self._idle_since + CALM_S - self._monotonic()
+            if left_s <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._busy.wait()
+
+    def _note_work(self) -> None:
+        """Keeps what `calm` waits for: the two events are never both set."""
+        if self._working or any(self._ready.values()):
+            self._idle.clear()
+            self._busy.set()
+        elif not self._idle.is_set():
+            self._busy.clear()
+            self._idle.set()
+            self._idle_since = self._monotonic()
 
     def _release_due(self) -> None:
         now = self._monotonic()
@@ -147,7 +190,7 @@ class KeyedQueue:
             due, key = heapq.heappop(self._heap)
             if self._due.get(key) == due:
                 del self._due[key]
-                self.add(key)
+                self.add(key, Urgency.MOVED)
 
     async def _wait(self) -> None:
         """Until something is added or due."""

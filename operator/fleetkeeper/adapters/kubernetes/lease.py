@@ -138,6 +138,20 @@ class LeaderLease:
                     raise
             await asyncio.sleep(self._clock.jitter(self._terms.retry_s))
 
+    async def acquire_if_free(self) -> bool:
+        """Whether this process holds the lease now; nobody is waited for.
+
+        Raises:
+            ApiError: the lease may not be read or written (401, 403).
+        """
+        try:
+            found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
+            return self._is_free(_held(found), 0.0) and await self._take(found)
+        except ApiError as problem:
+            if problem.status in {401, 403}:
+                raise
+            return False
+
     async def keep(self) -> None:
         """Renews until it cannot.
 

@@ -25,6 +25,8 @@ from fleetkeeper.api.names import ANNOTATION_DELETION_COST, FIELD_MANAGER
 from fleetkeeper.plan.model import Manifest
 
 APPLY: Final = "application/apply-patch+yaml"
+NO_VERSION: Final = "1"
+"""A resourceVersion that no object has: the first write of a cluster has a greater one."""
 
 
 class WritePoint(StrEnum):
@@ -86,6 +88,15 @@ class KubernetesWriter:
             }
         meta = manifest["metadata"]
         return await self._apply(resource, meta["namespace"], meta["name"], body, force=force)
+
+    async def create_child(self, resource: Resource, manifest: Manifest) -> dict[str, Any]:
+        """Server-side apply of a child that is not there yet; the live object.
+
+        Whatever has that name already, ours or not, is answered 409 and stays as it is: it never has
+        the version that is asked for, while an absent object has none to compare. One request, and no
+        moment between a look and a write.
+        """
+        return await self.apply_child(resource, manifest, force=False, resource_version=NO_VERSION)
 
     async def apply_status(
         self, namespace: str, name: str, uid: str, status: Manifest
