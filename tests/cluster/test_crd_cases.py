@@ -46,7 +46,10 @@ Send = Callable[..., Answer]
 
 @pytest.fixture(scope="module")
 def send(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
-    """Creates a service in the API server's own strict mode, without keeping it."""
+    """Creates a service in the API server's own strict mode, without keeping it.
+
+    What a test keeps goes with the namespace: a later test's operator may serve all namespaces.
+    """
     control_plane.kubectl("apply", "--server-side", "-f", str(ROOT / PATH))
     control_plane.kubectl(
         "wait", "--for=condition=Established", "--timeout=30s", f"crd/{names.CRD_NAME}"
@@ -65,6 +68,7 @@ def send(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) 
 
     yield sent
     connection.close()
+    control_plane.kubectl("delete", "namespace", NAMESPACE, "--timeout=60s")
 
 
 def connected(control_plane: ControlPlane, folder: Path) -> http.client.HTTPSConnection:

@@ -35,8 +35,7 @@ async def test_a_namespace_ends_with_all_that_is_in_it(world: World, runs: bool)
         operator.kill()
     world.plane.kubectl("delete", "namespace", world.namespace, "--wait=false")
     await world.until("namespace gone", partial(_is_gone, world.plane, world.namespace), 120)
-    assert world.fis() is None
-    assert world.fis("other") is None
+    await world.until("both gone", lambda: world.fis() is None and world.fis("other") is None)
 
 
 async def test_one_operator_serves_all_namespaces(world: World) -> None:

@@ -55,7 +55,7 @@ async def test_a_service_becomes_a_ready_fleet_in_few_writes(
     assert len(writes) <= 10, told
     assert all(write.namespace == world.namespace for write in writes)
     assert await operator.metric("fleetkeeper_digest_mismatches_total") in {None, 0.0}
-    assert [event["reason"] for event in await world.events_of()]
+    assert "Created" in {event["reason"] for event in await world.told("chat", "Normal")}
 
 
 async def test_at_rest_nothing_is_read_or_written(world: World, operator: OperatorProcess) -> None:

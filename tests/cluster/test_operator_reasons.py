@@ -138,7 +138,7 @@ async def test_what_a_spec_alone_makes_impossible(world: World) -> None:
     for name in ("no-profile", "bad-option", "taken"):
         stalled = condition(world.fis(name), "Stalled")
         assert stalled["status"] == "True"
-        assert "Warning" in {event["type"] for event in await world.events_of(name)}
+        await world.told(name, "Warning")
     for name in ("no-profile", "bad-option", "paused"):
         assert world.children(name) == {}
     assert LABEL_SERVICE not in (world.get("Deployment", "taken") or {})["metadata"]["labels"]

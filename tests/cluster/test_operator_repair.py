@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -49,14 +49,15 @@ def _essence(live: Live) -> Live:
     }
 
 
-Fault = Callable[[World, Kind, str], Any]
+Fault = Callable[[World, Kind, str], Coroutine[Any, Any, Live | None]]
+"""Does it, and returns the object as it then was, None where it is gone."""
 
 
 async def _delete(world: World, kind: Kind, name: str) -> None:
     await world.delete(CHILDREN[kind], name)
 
 
-async def _change_a_field(world: World, kind: Kind, name: str) -> None:
+async def _change_a_field(world: World, kind: Kind, name: str) -> Live:
     changes: dict[Kind, Live] = {
         Kind.DEPLOYMENT: {"spec": {"revisionHistoryLimit": 9, "replicas": 5}},
         Kind.SERVICE: {"spec": {"selector": {"fleetkeeper.io/component": "nobody"}}},
@@ -66,21 +67,21 @@ async def _change_a_field(world: World, kind: Kind, name: str) -> None:
         Kind.CONFIG_MAP: {"data": None},
         Kind.NETWORK_POLICY: {"spec": {"ingress": []}},
     }
-    await world.patch(CHILDREN[kind], name, changes[kind])
+    return await world.patch(CHILDREN[kind], name, changes[kind])
 
 
-async def _remove_labels(world: World, kind: Kind, name: str) -> None:
+async def _remove_labels(world: World, kind: Kind, name: str) -> Live:
     labels = {LABEL_MANAGED_BY: None, LABEL_SERVICE: None}
-    await world.patch(CHILDREN[kind], name, {"metadata": {"labels": labels}})
+    return await world.patch(CHILDREN[kind], name, {"metadata": {"labels": labels}})
 
 
-async def _remove_owner(world: World, kind: Kind, name: str) -> None:
-    await world.patch(CHILDREN[kind], name, {"metadata": {"ownerReferences": []}})
+async def _remove_owner(world: World, kind: Kind, name: str) -> Live:
+    return await world.patch(CHILDREN[kind], name, {"metadata": {"ownerReferences": []}})
 
 
-async def _take_a_field(world: World, kind: Kind, name: str) -> None:
+async def _take_a_field(world: World, kind: Kind, name: str) -> Live:
     """Another manager applies a label of ours with another value, by force."""
-    await world.client.request(
+    return await world.client.request(
         "PATCH",
         CHILDREN[kind].path(world.namespace, name) + "?fieldManager=greedy&force=true",
         body={
@@ -114,10 +115,17 @@ async def test_every_child_is_repaired_after_every_fault(world: World) -> None:
         await world.patch(CHILDREN[kind], name, {"metadata": {"annotations": {FOREIGN: "mine"}}})
         for fault in FAULTS:
             before = (world.get(kind, name) or {})["metadata"]
-            await fault(world, kind, name)
+            harmed = await fault(world, kind, name)
             await world.until(
                 f"{kind} {name} after {fault.__name__}",
-                partial(_is_repaired, world, kind, name, before, reference[kind.value, name]),
+                partial(
+                    _is_repaired,
+                    world,
+                    (kind_name, name),
+                    before,
+                    harmed,
+                    reference[kind_name, name],
+                ),
                 timeout_s=REPAIR_S,
             )
             live = (world.get(kind, name) or {})["metadata"]
@@ -130,11 +138,16 @@ async def test_every_child_is_repaired_after_every_fault(world: World) -> None:
     assert operator.alive
 
 
-def _is_repaired(world: World, kind: Kind, name: str, before: Live, wanted: Live) -> bool:
-    live = world.get(kind, name)
-    if live is None or live["metadata"]["resourceVersion"] == before["resourceVersion"]:
+def _is_repaired(
+    world: World, child: tuple[str, str], before: Live, harmed: Live | None, wanted: Live
+) -> bool:
+    """As it was, and seen after the fault: this view is a watch, which may be behind."""
+    live = world.get(*child)
+    if live is None or _essence(live) != wanted:
         return False
-    return _essence(live) == wanted
+    if harmed is None:
+        return bool(live["metadata"]["uid"] != before["uid"])
+    return int(live["metadata"]["resourceVersion"]) > int(harmed["metadata"]["resourceVersion"])
 
 
 async def test_a_child_restored_without_its_owner_is_adopted(world: World) -> None:

@@ -398,6 +398,19 @@ class World:
         )
         return list(found["items"])
 
+    async def told(self, name: str, kind: str) -> list[Live]:
+        """Waits for an event of this type about a service: they come after what is more urgent.
+
+        Raises:
+            TimeoutError: there was none in time.
+        """
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                found = [event for event in await self.events_of(name) if event["type"] == kind]
+                if found:
+                    return found
+                await asyncio.sleep(0.2)
+
     # -- inside -----------------------------------------------------------------------------------
 
     async def mirror(self, resource: Resource, synced: asyncio.Event) -> None:
