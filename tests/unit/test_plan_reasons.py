@@ -187,6 +187,16 @@ def test_each_cause_has_its_reason_and_its_advice(cause: str) -> None:
     assert len(problem.message) <= MESSAGE_MAX_LENGTH
 
 
+def test_a_container_that_the_kernel_killed_is_not_explained_by_its_last_log_line() -> None:
+    """It had no time for a last word: without one Kubernetes gives the log's end, which tells of other things."""
+    pod = ended(137, "INFO Avg prompt throughput: 7.8 tokens/s", reason="OOMKilled")
+    problem = problem_of_pod(pod)
+    assert problem is not None
+    assert problem.reason is Reason.HOST_OUT_OF_MEMORY
+    assert problem.message.startswith("Pod chat-a: Container engine was killed for want of memory.")
+    assert "throughput" not in problem.message
+
+
 def test_the_tables_are_those_of_the_engine_contract() -> None:
     """Classes and exit codes of the engine are known one by one, and no others."""
     deaths = json.loads(CONTRACT.read_text())["deaths"]

@@ -261,10 +261,14 @@ def _problem_of_end(pod: Pod, container: Container, end: Termination) -> Problem
     reason = told or EXIT_CODES.get(end.exit_code, Reason.CRASH_LOOP)
     if end.reason == "OOMKilled" and told in {None, Reason.CRASH_LOOP}:
         reason = Reason.HOST_OUT_OF_MEMORY
-    detail = str(line.get("message") or "") or _last_line(end.message)
-    what = f"Container {container.name} ended with exit code {end.exit_code}"
-    if end.reason == "OOMKilled":
+    detail = str(line.get("message") or "")
+    if (
+        end.reason == "OOMKilled"
+    ):  # it had no time for a last word: the log's end tells of other things
         what = f"Container {container.name} was killed for want of memory"
+    else:
+        what = f"Container {container.name} ended with exit code {end.exit_code}"
+        detail = detail or _last_line(end.message)
     return _problem(reason, pod, what, detail, terminations=_ends(container))
 
 
