@@ -24,7 +24,7 @@ from fleetkeeper_local.controlplane import ControlPlane, Endpoint
 from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.kubeconfig import write_kubeconfig
 from fleetkeeper_local.pki import Authority
-from fleetkeeper_local.ports import require_free
+from fleetkeeper_local.ports import is_free, require_free
 from fleetkeeper_local.processes import Processes
 from fleetkeeper_local.report import say
 from fleetkeeper_local.settings import NodeSettings
@@ -105,14 +105,16 @@ class Node:
 
     def _check_ports(self) -> None:
         settings = self.settings
+        # Before the first start there is no bridge yet: then the port must be free everywhere.
+        own = settings.node_ip if is_free(settings.node_ip, 0) else "0.0.0.0"  # noqa: S104 - looked at, not listened on
         wanted = [
             ("registry", "127.0.0.1", settings.registry_port),
-            ("kube-apiserver", "0.0.0.0", settings.api_port),  # noqa: S104 - the bridge may not exist yet
-            ("kubelet", "0.0.0.0", nodeflags.KUBELET_PORT),  # noqa: S104 - as above
+            ("kube-apiserver", own, settings.api_port),
+            ("kubelet", own, nodeflags.KUBELET_PORT),
             ("kube-proxy", "127.0.0.1", 10256),
         ]
         if settings.prometheus:
-            wanted.append(("prometheus", "0.0.0.0", settings.prometheus_port))  # noqa: S104 - as above
+            wanted.append(("prometheus", own, settings.prometheus_port))
         for name, host, port in wanted:
             if self.processes.running(name) is None:
                 require_free(host, port, name)

@@ -161,6 +161,8 @@ def _kubelet_config(settings: NodeSettings) -> dict[str, object]:
         "clusterDomain": CLUSTER_DOMAIN,
         "containerRuntimeEndpoint": f"unix://{settings.containerd_socket}",
         "resolvConf": "",
+        # Somebody sits in front of this node and waits; elsewhere restarts are up to 5 min apart.
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         "evictionHard": thresholds,
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
