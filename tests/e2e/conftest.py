@@ -7,16 +7,20 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from fleetkeeper_local import images
 from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.installation import (
+    ImageNames,
     Installation,
+    desired_values,
     ensure_namespace,
-    install_on_node,
+    push_images,
     put_model,
 )
 from fleetkeeper_local.lock import machine_owner
@@ -25,7 +29,7 @@ from fleetkeeper_local.paths import cache_dir
 from fleetkeeper_local.report import say
 from fleetkeeper_local.settings import NodeSettings
 from node_world import MachineState, Pods, machine_state, until
-from service_world import tiny, tracebacks
+from service_world import ordered, tiny, tracebacks
 
 DATA = cache_dir() / "e2e-node"
 """In the cache: the next session finds its images there."""
@@ -79,28 +83,64 @@ def pods(cluster: ControlPlane) -> Iterator[Pods]:
 
 
 @pytest.fixture(scope="session")
-def product(node: Node) -> Installation:
-    """Fleetkeeper installed on the node by Helm: images built, chart, operator ready."""
-    return install_on_node(node)
+def images_ahead(
+    request: pytest.FixtureRequest, node: Node, python_image: str
+) -> Iterator[Future[ImageNames] | None]:
+    """The product's images, where a test will want them: built while tests of pods alone still run.
+
+    Not sooner: tests of the node compare the machine's mounts before and after.
+    """
+    assert python_image  # the base of them all; two builds at a time would be in each other's way
+    if not any("product" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        yield None
+        return
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        yield pool.submit(push_images, node)
 
 
 @pytest.fixture(scope="session")
-def fleet(product: Installation, node: Node) -> Iterator[Fleet]:
-    """One replica of the tiny model behind a router that keeps sessions together: shared.
+def product(node: Node, images_ahead: Future[ImageNames]) -> Installation:
+    """Fleetkeeper installed on the node by Helm: images built, chart, operator ready."""
+    names = images_ahead.result()
+    installation = Installation(Cluster(node.kubeconfig), desired_values(names, node))
+    installation.install()
+    return installation
 
-    Each test leaves it as it found it, but for pods that it had to replace.
-    """
+
+@pytest.fixture(scope="session")
+def shared_fleet(product: Installation, node: Node) -> Iterator[Fleet]:
+    """The tiny model behind a router that keeps sessions together; tests take `fleet` or `pair`."""
     tenant = "tenant-kept" if KEEP else f"tenant-{uuid.uuid4().hex[:6]}"
     ensure_namespace(product.cluster, tenant)
     put_model(product.cluster, node, tenant)
-    manifest = tiny(replicas=1, routing={"policy": "SessionAffinity"})
+    manifest = tiny(
+        replicas=1,
+        resources={"cpu": "800m"},
+        routing={"policy": "SessionAffinity"},
+        scaling={"maxReplicas": 2, "scaleDownDelaySeconds": 30},
+    )
     fleet = Fleet(product.cluster, tenant, "tiny")
     fleet.said = say
     fleet.kubectl("apply", "-f", "-", given=json.dumps(manifest))
     fleet.await_ready(1)
     yield fleet
     if not KEEP:
-        product.cluster.kubectl("delete", "namespace", tenant, "--wait=false")
+        product.cluster.kubectl("delete", "namespace", tenant, "--wait=false", "--ignore-not-found")
+
+
+@pytest.fixture
+def fleet(shared_fleet: Fleet) -> Fleet:
+    """The shared fleet with one replica, Ready.
+
+    Each test leaves it as it found it, but for pods that it had to replace.
+    """
+    return ordered(shared_fleet, 1)
+
+
+@pytest.fixture
+def pair(shared_fleet: Fleet) -> Fleet:
+    """The shared fleet with two replicas, Ready, by an order through the scale subresource."""
+    return ordered(shared_fleet, 2)
 
 
 @pytest.fixture

@@ -7,8 +7,12 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
+import pytest
+
 from fleetkeeper_local.node import Node
 from node_world import Pods, pod_manifest, until
+
+pytestmark = pytest.mark.usefixtures("images_ahead")
 
 METRICS = """
 import http.server

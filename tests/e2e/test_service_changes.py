@@ -1,7 +1,4 @@
-"""One fleet from its first apply to its last change, always under somebody's load.
-
-The tests share a fleet and leave it as they found it: one replica, Ready.
-"""
+"""A fleet whose pods stay as they are, whatever is done around them, always under somebody's load."""
 
 from __future__ import annotations
 
@@ -14,16 +11,16 @@ from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import kill_operators
 from fleetkeeper_local.demo.installation import PROFILE, Installation
 from service_world import (
+    await_measured,
     await_restarted,
     complete,
     failures,
     operator_restarts,
-    requests_served,
+    says,
     steady,
-    tracebacks,
 )
 
-pytestmark = [pytest.mark.timeout(1500), pytest.mark.usefixtures("calm_operator")]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("calm_operator")]
 
 
 def test_an_applied_service_turns_ready_and_answers_by_its_name(fleet: Fleet) -> None:
@@ -58,49 +55,6 @@ def test_the_same_manifest_applied_again_changes_nothing(fleet: Fleet) -> None:
     after = fleet.live()
     assert after["metadata"]["generation"] == before["metadata"]["generation"]
     assert fleet.kubectl(*children) == seen
-
-
-def test_memory_stays_within_the_cap_and_the_peak_is_reported(fleet: Fleet) -> None:
-    """At most 80% of the pod's memory, under a batch as large as it gets, and status says how much."""
-    with steady(fleet, 12.0, seed=2) as traffic:
-        fleet.until(lambda: len(traffic.samples) > 60, "sixty answers")
-        memory = fleet.until(lambda: fleet.status().get("memory") or {}, "status.memory")
-    peak = fleet.until(lambda: (fleet.status()["memory"] or {}).get("peakPercent"), "a peak")
-    assert memory["capPercent"] == 80
-    assert 20 < peak <= 80
-    assert fleet.condition("MemoryWithinCap")["status"] == "True"
-
-
-def test_replicas_follow_the_order_and_no_request_is_lost(fleet: Fleet) -> None:
-    """One to two and back under load: nobody notices; sessions stick to their replica."""
-    with steady(fleet, 3.0, seed=4) as traffic:
-        fleet.kubectl("scale", "inferenceservices.fleetkeeper.io/tiny", "--replicas=2")
-        fleet.await_ready(2)
-        assert fleet.live()["status"]["readyReplicas"] == 2
-    assert failures(traffic.samples) == []
-    _assert_sessions_stick(fleet)
-    with steady(fleet, 3.0, seed=5) as traffic:
-        fleet.until(lambda: len(traffic.samples) >= 5, "some load")
-        fleet.kubectl("scale", "inferenceservices.fleetkeeper.io/tiny", "--replicas=1")
-        fleet.await_ready(1)
-        seen = len(traffic.samples)
-        fleet.until(lambda: len(traffic.samples) >= seen + 5, "load on what is left")
-    assert failures(traffic.samples) == []
-
-
-def _assert_sessions_stick(fleet: Fleet) -> None:
-    """Each session's requests all reach one replica, and sessions spread over both."""
-    homes = set()
-    url = fleet.base_url()
-    for session in range(8):
-        before = requests_served(fleet)
-        for _ in range(4):
-            complete(url, "tiny", tokens=2, **{"X-Session-ID": f"session-{session}"})
-        after = requests_served(fleet)
-        gained = {name: after[name] - before[name] for name in after if after[name] > before[name]}
-        assert list(gained.values()) == [4], (session, gained)
-        homes |= set(gained)
-    assert len(homes) == 2
 
 
 def test_operators_killed_under_load_cost_nothing(fleet: Fleet, product: Installation) -> None:
@@ -155,22 +109,36 @@ def test_an_operator_upgrade_with_a_new_engine_profile_restarts_nothing(
     assert fleet.status()["engine"]["profile"] == PROFILE
 
 
-def test_a_changed_spec_rolls_without_a_lost_request(fleet: Fleet) -> None:
-    """A new pod comes before the old one goes, and the old one ends what it has."""
-    (old,) = fleet.engines()
-    with steady(fleet, 2.0, seed=9) as traffic:
-        fleet.change({"engine": {"maxModelLength": 1024}})
-        fleet.until(
-            lambda: fleet.is_ready(1) and old.uid not in [pod.uid for pod in fleet.engines()],
-            "the new revision",
+def test_memory_stays_within_the_cap_and_the_peak_is_reported(fleet: Fleet) -> None:
+    """At most 80% of the pod's memory, under a batch as large as it gets, and status says how much."""
+    with steady(fleet, 12.0, seed=2) as traffic:
+        fleet.until(lambda: len(traffic.samples) > 60, "sixty answers")
+        memory = fleet.until(lambda: fleet.status().get("memory") or {}, "status.memory")
+    peak = fleet.until(lambda: (fleet.status()["memory"] or {}).get("peakPercent"), "a peak")
+    assert memory["capPercent"] == 80
+    assert 20 < peak <= 80
+    assert fleet.condition("MemoryWithinCap")["status"] == "True"
+
+
+def test_a_bad_roll_out_leaves_the_old_pods_serving_and_says_why(fleet: Fleet) -> None:
+    """A model that is not there: the old pod answers on, the reason is told, and it is taken back."""
+    await_measured(fleet)  # and so good: Ready for a minute
+    before = [pod.identity for pod in fleet.engines()]
+    with steady(fleet, 2.0, seed=10) as traffic:
+        fleet.change({"model": {"source": "pvc://models/no-such-model"}})
+        stalled = fleet.until(
+            lambda: (c := fleet.condition("Stalled")).get("status") == "True" and c, "Stalled"
         )
-        seen = len(traffic.samples)
-        fleet.until(lambda: len(traffic.samples) >= seen + 5, "load on the new pod")
+        assert stalled["reason"] == "RolledBack"
+        assert "ModelNotFound" in stalled["message"]
+        assert "/no-such-model" in stalled["message"]
+        assert fleet.condition("Available")["status"] == "True"
+        fleet.until(
+            lambda: [pod.identity for pod in fleet.engines()] == before, "only the old pod is left"
+        )
+        fleet.until(lambda: says(fleet, "/no-such-model", "RolledBack"), "the event")
     assert failures(traffic.samples) == []
-
-
-def test_the_operator_never_lost_its_temper(product: Installation) -> None:
-    """The scan of the log sees tracebacks, and sees none in what was said so far."""
-    assert tracebacks('{"level": "error", "event": "x"}') != []
-    assert tracebacks("Traceback (most recent call last):") != []
-    assert tracebacks(product.logs()) == []
+    fleet.change({"model": {"source": "pvc://models/tiny"}})
+    fleet.await_ready(1)
+    assert not fleet.condition("Stalled")
+    assert [pod.identity for pod in fleet.engines()] == before

@@ -19,6 +19,7 @@ from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
+FIS = "inferenceservices.fleetkeeper.io"
 ONE_TRY = Patience(attempts=1, request_timeout_s=300.0)
 """A client that hides nothing: any refusal or break is a failed request."""
 CONTROL_PORT = 9090
@@ -51,9 +52,48 @@ def complete(base_url: str, model: str, *, tokens: int = 8, **headers: str) -> L
     return found
 
 
-def steady(fleet: Fleet, rate_per_s: float, *, seed: int = 1, seconds: float = 3600.0) -> Traffic:
-    """Load of mixed tiers and short answers, by a client that tries once."""
-    shape = Shape(prompt_tokens=(8, 24), output_tokens=(8, 24))
+def ordered(fleet: Fleet, replicas: int) -> Fleet:
+    """The fleet with so many replicas, Ready, by an order through the scale subresource."""
+    if "replicas" not in fleet.live()["spec"]:
+        fleet.change({"replicas": replicas})  # the subresource cannot make the field
+    fleet.kubectl("scale", f"{FIS}/{fleet.name}", f"--replicas={replicas}")
+    fleet.await_ready(replicas)
+    return fleet
+
+
+def await_measured(fleet: Fleet) -> None:
+    """Returns when the control loop knows its pods by Prometheus: they were ready for a minute."""
+    fleet.until(
+        lambda: (
+            fleet.condition("MetricsAvailable").get("status") == "True"
+            and fleet.status()["breaker"]["source"] == "Closed"
+        ),
+        "metrics by Prometheus",
+    )
+
+
+def says(fleet: Fleet, words: str, reason: str | None = None) -> bool:
+    """Whether an event of the service holds these words (and has this reason)."""
+    return any(
+        words in str(event.get("message")) and reason in (None, event.get("reason"))
+        for event in fleet.cluster.events(fleet.namespace, fleet.name)
+    )
+
+
+MIXED = Shape(prompt_tokens=(8, 24), output_tokens=(8, 24))
+"""Short answers of all tiers."""
+HEAVY = Shape(
+    tiers={"realtime": 0.1, "standard": 0.6, "batch": 0.3},
+    prompt_tokens=(8, 24),
+    output_tokens=(16, 32),
+)
+"""Longer answers, hardly any realtime: what is too much of it may be refused."""
+
+
+def steady(
+    fleet: Fleet, rate_per_s: float, *, seed: int, shape: Shape = MIXED, seconds: float = 3600.0
+) -> Traffic:
+    """Load at a steady rate, by a client that tries once."""
     arrivals = plan_arrivals([Phase("steady", seconds, rate_per_s)], shape, seed)
     return Traffic(fleet.base_url(), fleet.name, arrivals, ONE_TRY)
 
@@ -92,11 +132,16 @@ def requests_served(fleet: Fleet) -> dict[str, float]:
     }
 
 
-def limits(pod: PodFacts) -> dict[str, float]:
-    """The limits of sequences of an engine: wanted, effective, floor, ceiling."""
+def limits(pod: PodFacts) -> dict[str, tuple[int, int]]:
+    """Sequences and tokens of a step at an engine: wanted, effective, floor, ceiling."""
     seen = metrics(pod)
-    kinds = ("wanted", "effective", "floor", "ceiling")
-    return {kind: seen[f'fleetkeeper_limit_sequences{{kind="{kind}"}}'] for kind in kinds}
+    return {
+        kind: (
+            int(seen[f'fleetkeeper_limit_sequences{{kind="{kind}"}}']),
+            int(seen[f'fleetkeeper_limit_tokens{{kind="{kind}"}}']),
+        )
+        for kind in ("wanted", "effective", "floor", "ceiling")
+    }
 
 
 def operator_restarts(installation: Installation) -> dict[str, int]:

@@ -1,0 +1,95 @@
+"""Load that comes and goes: limits and replicas follow it.
+
+In this order each test begins where the one before ended; alone each makes its own beginning.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetkeeper_local.demo.fleet import Fleet
+from service_world import (
+    HEAVY,
+    await_measured,
+    complete,
+    failures,
+    limits,
+    requests_served,
+    says,
+    steady,
+)
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("calm_operator")]
+
+OVERLOAD_PER_S = 30.0
+"""Of longer answers: nearly twice what one replica on 0.8 of a core writes."""
+LIGHT_PER_S = 2.0
+"""Of short answers: one replica is bored."""
+
+
+def test_batch_limits_change_in_running_engines(fleet: Fleet) -> None:
+    """By signed orders under load, seen at the engine's control port: no restart, no request lost."""
+    await_measured(fleet)
+    before = [pod.identity for pod in fleet.engines()]
+    told = fleet.until(lambda: _in_force(fleet), "a first order in force")
+    # Nothing but limits shall answer the load: up while steps are short, down as soon as 1% are not.
+    fleet.change({"breaker": {"mode": "Disabled"}, "objectives": {"attainmentPercent": 99}})
+    with steady(fleet, OVERLOAD_PER_S, seed=3, shape=HEAVY) as traffic:
+        fleet.until(
+            lambda: _in_force(fleet) not in (None, told), "another order in force under load"
+        )
+    fleet.change({"breaker": {"mode": "Auto"}, "objectives": {"attainmentPercent": 95}})
+    assert failures(traffic.samples) == []
+    assert [pod.identity for pod in fleet.engines()] == before
+
+
+def _in_force(fleet: Fleet) -> tuple[int, int] | None:
+    """The limits that its engine has from the operator and told in the status; None while they move."""
+    now = limits(fleet.engines()[0])
+    batching = fleet.status()["batching"]
+    told = (batching["sequences"], batching["tokens"])
+    if not now["wanted"] == now["effective"] == told:
+        return None
+    for floor, value, ceiling in zip(now["floor"], told, now["ceiling"], strict=True):
+        assert floor <= value <= ceiling
+    return told
+
+
+def test_load_raises_replicas(fleet: Fleet) -> None:
+    """More than one replica carries: the loop orders another, says why, and it takes its share."""
+    await_measured(fleet)
+    (old,) = fleet.engines()
+    fleet.change({"replicas": None})
+    with steady(fleet, OVERLOAD_PER_S, seed=4, shape=HEAVY) as traffic:
+        fleet.until(lambda: fleet.status()["scaling"]["desired"] == 2, "the order")
+        fleet.until(lambda: says(fleet, "Replicas 1 -> 2: "), "the event")
+        fleet.await_ready(2)
+        fleet.until(lambda: all(requests_served(fleet).values()), "requests at the new replica")
+    assert failures(traffic.samples) == []
+    assert old.identity in [pod.identity for pod in fleet.engines()]
+
+
+def test_sessions_stick_to_their_replica(pair: Fleet) -> None:
+    """Each session's requests all reach one replica, and sessions spread over both."""
+    homes = set()
+    url = pair.base_url()
+    for session in range(8):
+        before = requests_served(pair)
+        for _ in range(4):
+            complete(url, "tiny", tokens=2, **{"X-Session-ID": f"session-{session}"})
+        after = requests_served(pair)
+        gained = {name: after[name] - before[name] for name in after if after[name] > before[name]}
+        assert list(gained.values()) == [4], (session, gained)
+        homes |= set(gained)
+    assert len(homes) == 2
+
+
+def test_replicas_fall_by_order_and_no_request_is_lost(pair: Fleet) -> None:
+    """The one that goes is drained, and nobody notices."""
+    with steady(pair, LIGHT_PER_S, seed=5) as traffic:
+        pair.until(lambda: len(traffic.samples) >= 5, "some load")
+        pair.kubectl("scale", "inferenceservices.fleetkeeper.io/tiny", "--replicas=1")
+        pair.await_ready(1)
+        seen = len(traffic.samples)
+        pair.until(lambda: len(traffic.samples) >= seen + 5, "load on what is left")
+    assert failures(traffic.samples) == []
