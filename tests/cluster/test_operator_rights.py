@@ -34,7 +34,7 @@ BY_OTHER_TESTS: dict[Right, str] = {
         "",
         "pods",
         "delete",
-    ): "a pod whose engine hangs is replaced (test_service_faults, end to end)",
+    ): "a pod whose engine hangs is replaced (test_service_pods, end to end)",
     ("rbac.authorization.k8s.io", "clusterroles", "bind"): "checked by admission, never asked for",
 }
 """Rights that the life below does not use."""
