@@ -46,10 +46,16 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
         "this vLLM does not know the model's architecture",
     ),
     (
+        DeathClass.MODEL_NOT_FOUND,
+        # To a stranger the hub answers 401 for a model that does not exist, so this comes first.
+        r"RepositoryNotFoundError|RevisionNotFoundError",
+        "there is no such model",
+    ),
+    (
         DeathClass.MODEL_NOT_READABLE,
         (
-            # To a stranger the hub answers 401 for a model that does not exist.
-            r"PermissionError|Permission denied|GatedRepoError|(?<!NotFoundError: )401 Client Error|403 Client Error|"
+            r"PermissionError|Permission denied|GatedRepoError|401 Client Error|403 Client Error|"
+            r"Client error '40[13] |"
             r"SafetensorError|HeaderTooLarge|MetadataIncompleteBuffer|is not a valid JSON file|"
             r"Cannot access gated repo"
         ),
@@ -58,7 +64,7 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
     (
         DeathClass.MODEL_NOT_FOUND,
         (
-            r"RepositoryNotFoundError|RevisionNotFoundError|LocalEntryNotFoundError|404 Client Error|"
+            r"LocalEntryNotFoundError|404 Client Error|Client error '404 |"
             r"Invalid repository ID or local directory|is not a local folder and is not a valid model identifier|"
             r"Cannot find any model weights|does not appear to have a file named|"
             r"No such file or directory: '[^']*(config\.json|safetensors|tokenizer|adapter)[^']*'"

@@ -53,6 +53,14 @@ CASES = [
         DeathClass.MODEL_NOT_READABLE,
     ),
     (
+        "huggingface_hub.errors.HfHubHTTPError: Client error '401 Unauthorized' for url 'https://hub/a'",
+        DeathClass.MODEL_NOT_READABLE,
+    ),
+    (
+        "huggingface_hub.errors.HfHubHTTPError: Client error '404 Not Found' for url 'https://hub/a'",
+        DeathClass.MODEL_NOT_FOUND,
+    ),
+    (
         "OSError: /models/x does not appear to have a file named tokenizer.json",
         DeathClass.MODEL_NOT_FOUND,
     ),
