@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -27,6 +28,7 @@ from aiohttp import web
 from engine_metrics import metrics_text
 from fleetkeeper.adapters.engine import CONTROL_PORT
 from fleetkeeper.adapters.keys import ControlKeys, new_control_keys
+from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper.plan.control.exposed import Edges
 from fleetkeeper.plan.control.step_model import StepTime
@@ -74,6 +76,7 @@ class LoopbackEngines:
         self.orders: list[TakenOrder] = []
         self.fault = ""
         self.hides_targets = False
+        self.direct_reads = 0
         self.url = ""
         self._engines: dict[str, EnginePod] = {}
         self._random = Random(1)
@@ -91,7 +94,9 @@ class LoopbackEngines:
         return {
             "FLEETKEEPER_CONTROL_ENABLED": "true",
             "FLEETKEEPER_DIRECT_READS": "true",
-            "FLEETKEEPER_TICK_S": "3",  # its deadline for Prometheus is 0.8 of it: room on a busy machine
+            "FLEETKEEPER_TICK_S": "1",
+            "FLEETKEEPER_LEADER__DURATION_S": "10",
+            "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "5",
             "FLEETKEEPER_PROMETHEUS_URL": f"{self.url}/prometheus",
             "FLEETKEEPER_CONTROL_KEY_FILE": str(directory / "key.pem"),
             "FLEETKEEPER_CONTROL_JWKS_FILE": str(directory / "jwks.json"),
@@ -117,6 +122,52 @@ class LoopbackEngines:
         """Sends Prometheus a signal."""
         assert self.prometheus is not None
         self.prometheus.send_signal(number)
+
+    async def start_prometheus(self) -> None:
+        """Starts it, with what it stored before if it ran already."""
+        self.prometheus = await asyncio.create_subprocess_exec(
+            str(program_path("prometheus")),
+            f"--config.file={self.world.directory / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={self.world.directory / 'prometheus'}",
+            f"--web.listen-address={self._prometheus_url.removeprefix('http://')}",
+            "--log.level=error",
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+
+    async def stop_prometheus(self) -> None:
+        """Ends it: nothing listens at its address any more."""
+        assert self.prometheus is not None
+        self.prometheus.terminate()
+        await self.prometheus.wait()
+
+    async def grow(self, service: str, pods: int) -> None:
+        """Waits for so many ready pods and says that they have been ready for ten minutes.
+
+        The control loop does not judge a pod's first minute, and a test need not wait for it.
+        """
+        done: set[str] = set()
+
+        def missing() -> list[str]:
+            ready = [pod["metadata"]["name"] for pod in self.pods(service) if _is_ready(pod)]
+            return [name for name in ready if name not in done]
+
+        while len(done) < pods:
+            await self.world.until(f"{pods} pods of {service}", missing)
+            for name in missing():
+                await self._say_long_ready(name)
+                done.add(name)
+
+    async def _say_long_ready(self, pod: str) -> None:
+        long_ago = datetime.fromtimestamp(time.time() - 600, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": long_ago}
+        await self.world.client.request(
+            "PATCH",
+            f"{POD.path(self.world.namespace, pod)}/status",
+            body={"status": {"conditions": [ready]}},
+            content_type="application/strategic-merge-patch+json",
+            timeout_s=30,
+        )
 
     async def source_state(self, operator: OperatorProcess, service: str) -> float | None:
         """The operator's gauge of the breaker `source`."""
@@ -163,20 +214,12 @@ class LoopbackEngines:
         await self._serve(around, ["127.0.0.1"], port)
         self.url = f"http://127.0.0.1:{port}"
         self._prometheus_url = f"http://127.0.0.1:{own}"
-        config = self._write("prometheus.yaml", PROMETHEUS % self.url)
-        self.prometheus = await asyncio.create_subprocess_exec(
-            str(program_path("prometheus")),
-            f"--config.file={config}",
-            f"--storage.tsdb.path={self.world.directory / 'prometheus'}",
-            f"--web.listen-address=127.0.0.1:{own}",
-            "--log.level=error",
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        self._write("prometheus.yaml", PROMETHEUS % self.url)
+        await self.start_prometheus()
 
     async def stop(self) -> None:
         """Ends what was started."""
-        if self.prometheus is not None:
+        if self.prometheus is not None and self.prometheus.returncode is None:
             self.signal(signal.SIGCONT)
             self.prometheus.kill()
             await self.prometheus.wait()
@@ -202,15 +245,20 @@ class LoopbackEngines:
         plane.kubectl(*space, "delete", "pod", "probe", "--wait=false")
 
     async def play(self) -> None:
-        """Requests arrive and engines work, in real time, for ever."""
+        """Requests arrive and engines work, in real time, for ever.
+
+        Where there is no engine nobody asks, and a pause of the test's own process is no burst.
+        """
         last, owed = time.time(), dict[str, float]()
         while True:
             await asyncio.sleep(SLICE_S)
             now = time.time()
             for service, rate in self.rate_per_s.items():
                 engines = [self._engine(pod) for pod in self.pods(service)]
-                owed[service] = owed.get(service, 0.0) + rate * (now - last)
-                while engines and owed[service] >= 1.0:
+                if not engines:
+                    continue
+                owed[service] = owed.get(service, 0.0) + rate * min(now - last, 1.0)
+                while owed[service] >= 1.0:
                     owed[service] -= 1.0
                     engine = min(engines, key=lambda e: e.running + sum(map(len, e.queues)))
                     engine.arrive(Request(now, 1, TOKENS, TOKENS), self._random.random())
@@ -262,6 +310,8 @@ class LoopbackEngines:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         engine = self._engine(self._pod_at(request))
+        if not request.headers.get("User-Agent", "").startswith("Prometheus"):
+            self.direct_reads += 1
         return web.Response(text=metrics_text(engine.sample(time.time()), EDGES))
 
     async def _limits(self, request: web.Request) -> web.Response:
@@ -317,6 +367,11 @@ class LoopbackEngines:
                 )
         except aiohttp.ClientError as problem:
             raise web.HTTPBadGateway(text=str(problem)) from problem
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions") or ()
+    return any(row["type"] == "Ready" and row["status"] == "True" for row in conditions)
 
 
 @asynccontextmanager
