@@ -20,6 +20,7 @@ from fleetkeeper.adapters.kubernetes.resources import (
     Resource,
 )
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE
+from fleetkeeper.plan.model import Kind
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import Live, World, operator_rules, operator_world, service
 
@@ -121,6 +122,19 @@ def _leftovers(world: World) -> list[str]:
     return [name for _, name in world.children() if name == LEFTOVER]
 
 
+async def _lose_sight_of(world: World, kind: Kind, name: str) -> None:
+    """Without its labels a child is out of view: it is taken for absent, refused, and read by name."""
+    labels = {LABEL_MANAGED_BY: None, LABEL_SERVICE: None}
+    patched = await world.patch(CHILDREN[kind], name, {"metadata": {"labels": labels}})
+    version = int(patched["metadata"]["resourceVersion"])
+
+    def is_labelled() -> bool:
+        meta = world.children().get((kind.value, name), {}).get("metadata", {})
+        return int(meta.get("resourceVersion", 0)) > version
+
+    await world.until(f"{kind} {name} labelled again", is_labelled)
+
+
 @pytest.mark.timeout(300)
 async def test_every_right_is_enough_and_every_right_is_used(world: World) -> None:
     """A life with a router and without, repaired, pruned, and with pods that do not start."""
@@ -131,6 +145,8 @@ async def test_every_right_is_enough_and_every_right_is_used(world: World) -> No
     await world.delete(DEPLOYMENT, "chat")  # made again, once the service is seen to exist
     await world.until("back", lambda: world.get("Deployment", "chat") is not None)
     await world.ready()
+    for kind, name in list(world.children()):
+        await _lose_sight_of(world, Kind(kind), name)
     await world.change(routing={"policy": "None"})
     await world.until("pruned", lambda: ("Deployment", "chat-fk-router") not in world.children())
     for resource in CHILDREN.values():  # what is wanted no more goes, of every kind

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
+from fleetkeeper.adapters.kubernetes.client import KubernetesClient, load_configuration
 from fleetkeeper.adapters.kubernetes.errors import ApiError, BrokenAnswer
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVICE
-from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter, Write, WritePoint
+from fleetkeeper.adapters.kubernetes.writes import (
+    ADDRESSES_IN_FLIGHT,
+    KubernetesWriter,
+    Write,
+    WritePoint,
+)
 from fleetkeeper.plan.model import Kind
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -279,3 +286,67 @@ async def test_no_more_requests_than_slots_are_in_flight() -> None:
     async with served(handler) as client:
         await asyncio.gather(*(client.request("GET", "/x") for _ in range(20)))
     assert peak == 4
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        ({}, None),
+        ({"https_proxy": "http://proxy:3128"}, "http://proxy:3128"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "api.example"}, None),
+        ({"http_proxy": "http://proxy:3128"}, None),
+    ],
+    ids=["none", "a proxy", "excepted", "another scheme"],
+)
+async def test_the_environment_is_asked_for_a_proxy_once_at_the_start(
+    environment: dict[str, str],
+    proxy: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And never again: for each request it would cost two threads, and ~/.netrc could name a user."""
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    file = tmp_path / "kubeconfig"
+    file.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "a",
+                "clusters": [{"name": "a", "cluster": {"server": "https://api.example:6443"}}],
+                "users": [{"name": "a", "user": {"token": "t"}}],
+                "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+            }
+        )
+    )
+    configuration = await load_configuration(file)
+    assert configuration.proxy == proxy
+    assert configuration.client_session_kwargs == {"trust_env": False}
+
+
+async def test_few_services_are_created_at_a_time() -> None:
+    """Their addresses are allotted one by one: the others wait here, where no time-out runs."""
+    under_way = most = 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.02)
+        under_way -= 1
+        return web.json_response({"metadata": {"name": request.path.rpartition("/")[2]}})
+
+    service = CHILDREN[Kind.SERVICE]
+    async with served(handler) as client:
+        writer = KubernetesWriter(client, fence=lambda: None)
+        await asyncio.gather(
+            *(
+                writer.create_child(service, {"metadata": {"namespace": "a", "name": f"s{n}"}})
+                for n in range(3 * ADDRESSES_IN_FLIGHT)
+            )
+        )
+    assert most == ADDRESSES_IN_FLIGHT

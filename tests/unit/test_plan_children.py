@@ -173,10 +173,10 @@ def test_a_refused_write_waits_half_a_minute_or_for_the_spec() -> None:
     assert plan_of(replace(world, failures=(other,))).actions
 
 
-def test_pods_are_created_last() -> None:
-    """A name that is taken is found before a Deployment holds accelerators."""
+def test_pods_come_after_what_they_need_and_do_not_wait_for_an_address() -> None:
+    """Kubernetes allots cluster addresses one after another; the executor looks first if the name is free."""
     kinds = [item.kind for item in applies(new_world())]
-    assert kinds[-2:] == [Kind.DEPLOYMENT, Kind.DEPLOYMENT]
+    assert kinds[-3:] == [Kind.DEPLOYMENT, Kind.DEPLOYMENT, Kind.SERVICE]
 
 
 def test_a_router_is_ready_before_the_address_leads_to_it() -> None:

@@ -224,6 +224,28 @@ async def test_a_foreign_object_is_a_conflict_and_not_touched(meta: Live) -> Non
     assert scene.failures["ConfigMap", "chat-fk-x"].problem is WriteProblem.CONFLICT
 
 
+async def test_a_services_name_is_looked_at_before_pods_are_created() -> None:
+    """Services come last; one whose name is taken still keeps accelerators from being held."""
+    scene = Scene()
+    plan = Plan(
+        actions=(
+            apply(create_only=True),
+            apply(Kind.DEPLOYMENT, create_only=True),
+            apply(Kind.SERVICE, create_only=True),
+        )
+    )
+    scene.server.objects["Service", "chat-fk-x"] = found()
+    outcome = await scene.run(plan)
+    assert scene.names == ["create ConfigMap", "read"]
+    assert scene.failures["Service", "chat-fk-x"].problem is WriteProblem.CONFLICT
+    assert outcome.plan_again
+    scene.server.objects.clear()
+    scene.failures.clear()
+    scene.server.calls.clear()
+    await scene.run(plan)
+    assert scene.names == ["create ConfigMap", "read", "create Deployment", "create Service"]
+
+
 async def test_children_that_vanish_with_their_service_are_not_made_anew() -> None:
     scene = Scene()
     scene.cache.put_service(OLD)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import cache
 
 from pydantic import BaseModel
 
@@ -33,10 +34,23 @@ def item_of(annotation: object) -> object:
     return arguments[0] if typing.get_origin(inner) is tuple else arguments[1]
 
 
-def aliases(model: type[BaseModel]) -> Iterator[tuple[str, str, object]]:
+@cache
+def aliases(model: type[BaseModel]) -> tuple[tuple[str, str, object], ...]:
     """(key in the manifest, attribute, annotation) of each field."""
-    for name, info in model.model_fields.items():
-        yield info.alias or name, name, info.annotation
+    return tuple(
+        (info.alias or name, name, info.annotation) for name, info in model.model_fields.items()
+    )
+
+
+@cache
+def sections(model: type[BaseModel]) -> Mapping[str, type[BaseModel] | None]:
+    """By key in the manifest: the section that a field holds, None for any other field."""
+    found: dict[str, type[BaseModel] | None] = {}
+    for key, _, annotation in aliases(model):
+        inner = bare(annotation)
+        is_section = isinstance(inner, type) and issubclass(inner, BaseModel)
+        found[key] = typing.cast("type[BaseModel]", inner) if is_section else None
+    return types.MappingProxyType(found)
 
 
 def known_fields(model: type[BaseModel], where: tuple[int | str, ...]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fleetkeeper.api.fields import aliases, bare
+from fleetkeeper.api.fields import sections
 from fleetkeeper.api.names import API_VERSION, KIND
 from fleetkeeper.api.plain_words import FieldError, in_plain_words
 from fleetkeeper.api.rule_check import broken_name_rules, broken_rules, floating_revisions
@@ -112,9 +112,8 @@ def _parse_spec(spec: object) -> tuple[InferenceServiceSpec | None, list[FieldEr
 def _rules_of_sound_parts(spec: Mapping[str, Any]) -> list[FieldError]:
     """The broken rules within those sections that are sound in themselves, so that all is told at once."""
     errors: list[FieldError] = []
-    for key, _, annotation in aliases(InferenceServiceSpec):
-        section = bare(annotation)
-        if key not in spec or not (isinstance(section, type) and issubclass(section, BaseModel)):
+    for key, section in sections(InferenceServiceSpec).items():
+        if key not in spec or section is None:
             continue
         try:
             part = _validated(section, spec[key])
@@ -135,10 +134,13 @@ def _without_nulls(section: type[BaseModel], raw: object) -> object:
     if not isinstance(raw, Mapping):
         return raw
     kept = dict(raw)
-    for key, _, annotation in aliases(section):
-        inner = bare(annotation)
-        if key in kept and kept[key] is None:
+    known = sections(section)
+    for key, value in raw.items():
+        if key not in known:
+            continue
+        inner = known[key]
+        if value is None:
             del kept[key]
-        elif key in kept and isinstance(inner, type) and issubclass(inner, BaseModel):
-            kept[key] = _without_nulls(inner, kept[key])
+        elif inner is not None:
+            kept[key] = _without_nulls(inner, value)
     return kept

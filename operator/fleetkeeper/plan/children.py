@@ -75,8 +75,8 @@ def decide_children(
 ) -> ChildrenDecision:
     """Creations, repairs, adoptions and removals, each in the order of `desired`.
 
-    Deployments are created after all else, so that a taken name is found before pods hold
-    accelerators.
+    Deployments are created after what their pods need, Services last: Kubernetes allots cluster
+    addresses one after another, and pods need not wait for that.
 
     `live_bound` names Deployments whose number of replicas rests on the live one, so that a write
     holds only for the object as it was seen. `untouched` names children that are wanted but not
@@ -104,10 +104,10 @@ def decide_children(
 
 
 def _turn(action: Apply | Delete) -> int:
-    """Creations first, those of Deployments after the others."""
+    """Creations first, those of Deployments after what their pods need, those of Services last."""
     if not (isinstance(action, Apply) and action.create_only):
-        return 2
-    return 1 if action.kind is Kind.DEPLOYMENT else 0
+        return 3
+    return {Kind.DEPLOYMENT: 1, Kind.SERVICE: 2}.get(action.kind, 0)
 
 
 def _cannot_change(child: Child, failures: tuple[WriteFailure, ...], owner_uid: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 import structlog
 
@@ -23,6 +24,7 @@ from fleetkeeper.plan.model import (
     Apply,
     Child,
     Delete,
+    Kind,
     Manifest,
     MarkPod,
     Plan,
@@ -96,7 +98,10 @@ class Executor:
             LeaseLost: this process may not write any more.
         """
         outcome = Outcome(failures=failures)
+        first = next((item for item in plan.actions if _makes_pods(item)), None)
         for action in plan.actions:
+            if action is first:
+                await self._look_ahead(key, resource, plan.actions, outcome)
             if _is_creation(action) and _meets_conflict(outcome):
                 continue
             await self._act(key, resource, action, outcome)
@@ -110,6 +115,17 @@ class Executor:
             for notice in plan.notices:
                 self._board.tell(key, resource, notice)
         return outcome
+
+    async def _look_ahead(
+        self, key: Key, resource: Manifest, actions: Sequence[Action], outcome: Outcome
+    ) -> None:
+        """Whether the names of Services, which come last, are free, before pods hold accelerators."""
+        for action in actions:
+            if _is_creation(action) and action.kind is Kind.SERVICE:
+                try:
+                    await self._is_taken(key, resource, action, outcome)
+                except ApiError as problem:
+                    self._refused(key, action, problem, outcome)
 
     async def _act(self, key: Key, resource: Manifest, action: Action, outcome: Outcome) -> None:
         name = (_kind(action), action.name)
@@ -295,8 +311,12 @@ class Executor:
             return True
 
 
-def _is_creation(action: Action) -> bool:
+def _is_creation(action: Action) -> TypeGuard[Apply]:
     return isinstance(action, Apply) and action.create_only
+
+
+def _makes_pods(action: Action) -> bool:
+    return _is_creation(action) and action.kind is Kind.DEPLOYMENT
 
 
 def _meets_conflict(outcome: Outcome) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-SOON_S: Final = 0.05
+SOON_S: Final = 0.2
+"""A pod that starts moves a dozen objects within a second: that many looks would say nothing more."""
 TURN_OF_MOVED: Final = 4
 """Every so many keys one that merely moved goes first: a long burst of changes keeps no status back."""
 CALM_S: Final = 0.5

@@ -161,7 +161,12 @@ class Settings(BaseSettings):
         "info", description="The least that is logged."
     )
     log_format: Literal["json", "console"] = Field("json", description="For machines or people.")
-    workers: int = Field(16, ge=1, le=256, description="Services looked at at a time.")
+    workers: int = Field(
+        64,
+        ge=1,
+        le=256,
+        description="Services looked at at a time. More than requests: some wait for their cluster address.",
+    )
     requests_in_flight: int = Field(
         24, ge=1, le=256, description="Requests to the Kubernetes API at a time."
     )

@@ -13,7 +13,8 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import config as kube_config
@@ -69,7 +70,18 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
         0  # watches hold connections; requests have their own limit
     )
     configuration.retries = None
+    # Else aiohttp reads ~/.netrc and the environment again, each in a thread, for every request.
+    configuration.client_session_kwargs = {"trust_env": False}
+    configuration.proxy = configuration.proxy or _proxy_of_environment(configuration.host)
     return configuration
+
+
+def _proxy_of_environment(server: str) -> str | None:
+    """The proxy that HTTPS_PROXY and its kin name for the server, unless NO_PROXY excepts it."""
+    address = urlsplit(server)
+    if proxy_bypass(address.netloc):
+        return None
+    return getproxies().get(address.scheme)
 
 
 class KubernetesClient:

@@ -7,6 +7,8 @@ points; it counts, and it is where a test kills the process.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,17 +18,21 @@ from urllib.parse import urlencode
 from fleetkeeper.adapters.kubernetes.client import Checkpoint, KubernetesClient
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import (
+    CHILDREN,
     EVENT,
     INFERENCE_SERVICE,
     POD,
     Resource,
 )
 from fleetkeeper.api.names import ANNOTATION_DELETION_COST, FIELD_MANAGER
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.plan.model import Kind, Manifest
 
 APPLY: Final = "application/apply-patch+yaml"
 NO_VERSION: Final = "1"
 """A resourceVersion that no object has: the first write of a cluster has a greater one."""
+ADDRESSES_IN_FLIGHT: Final = 3
+"""New Services at a time: the API server allots their addresses one after another, and more of them
+would wait there until their time is out."""
 
 
 class WritePoint(StrEnum):
@@ -67,6 +73,7 @@ class KubernetesWriter:
         self._client = client
         self._fence = fence
         self._hook = hook
+        self._addresses = asyncio.Semaphore(ADDRESSES_IN_FLIGHT)
 
     async def apply_child(
         self,
@@ -96,7 +103,11 @@ class KubernetesWriter:
         the version that is asked for, while an absent object has none to compare. One request, and no
         moment between a look and a write.
         """
-        return await self.apply_child(resource, manifest, force=False, resource_version=NO_VERSION)
+        turn = self._addresses if resource == CHILDREN[Kind.SERVICE] else contextlib.nullcontext()
+        async with turn:
+            return await self.apply_child(
+                resource, manifest, force=False, resource_version=NO_VERSION
+            )
 
     async def apply_status(
         self, namespace: str, name: str, uid: str, status: Manifest
