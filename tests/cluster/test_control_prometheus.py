@@ -24,7 +24,7 @@ SHOWN_S = 30.0
 """A lost Prometheus stands in the status within this; a started one is believed within this."""
 BACK_S = 10.0
 """Two scrapes and two ticks of a second each, and what a busy machine adds."""
-KILLS = 3
+KILLS = 2
 
 
 @pytest_asyncio.fixture
