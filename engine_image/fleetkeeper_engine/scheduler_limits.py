@@ -86,17 +86,18 @@ def progressing_tokens(
 
 
 def reserve_of(sequences: int, realtime_peak: int = 0) -> int:
-    """Sequences kept for realtime while realtime requests come: its recent peak, at least max(1, 5%).
+    """Sequences kept for realtime while its requests come: max(1, 5%) more than at its recent peak.
 
     At most half for its peak's sake, and never all. The peak and not the mean: places come free when
     sequences end, and those that started together end together. A fixed 5% leaves realtime behind
     them: simulated at twice the capacity with a fifth of it realtime, p95 of its wait was 6 steps at
-    8 sequences and 8 at 64 of equal length; with its peak kept it is below 2.5 everywhere.
+    8 sequences and 8 at 64 of equal length; with its peak kept it is below 2.5 everywhere. More than
+    the peak: else the first request above it waits for a sequence of another tier to end.
     """
     if sequences <= 1:
         return 0
     least = min(max(1, math.ceil(0.05 * sequences)), sequences - 1)
-    return max(least, min(realtime_peak, sequences // 2))
+    return max(least, min(realtime_peak + least, sequences // 2)) if realtime_peak else least
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Whole engines for the tests of this folder: a supervisor and a real vLLM on the tiny model.
 
 A start takes half a minute of two cores, so engines are shared where the tests leave them as they
-found them. Each engine gets a cgroup of its own with the pod's memory limit, as a kubelet would make it.
+found them; the last test of the others ends them. Each engine gets a cgroup of its own with the pod's memory limit, as a kubelet would make it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from inside_engine import end_shared_engine
 from supervised_engine import (
     GIB,
     Document,
@@ -63,9 +64,32 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
+Running = list[tuple[RunningEngine, PodCgroup | None]]
+_RUNNING = pytest.StashKey[Running]()
+_FOLDER = Path(__file__).parent
+
+
+def _end(running: Running) -> None:
+    while running:
+        engine, group = running.pop()
+        engine.stop()
+        if group is not None:
+            group.remove()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """With the last test of this folder its engines end: what follows gets the whole machine."""
+    if nextitem is None or not nextitem.path.is_relative_to(_FOLDER):
+        _end(item.config.stash.get(_RUNNING, []))
+        end_shared_engine(item.config)
+
+
 @pytest.fixture(scope="session")
-def _starter(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[StartEngine]:
-    running: list[tuple[RunningEngine, PodCgroup | None]] = []
+def _starter(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> Iterator[StartEngine]:
+    running = pytestconfig.stash.setdefault(_RUNNING, [])
 
     def start(
         document: Document | None = None,
@@ -87,10 +111,7 @@ def _starter(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iter
         return engine
 
     yield start
-    for engine, group in running:
-        engine.stop()
-        if group is not None:
-            group.remove()
+    _end(running)
 
 
 @pytest.fixture
@@ -101,7 +122,7 @@ def start(_starter: StartEngine) -> StartEngine:
 
 @pytest.fixture(scope="session")
 def engine(_starter: StartEngine) -> RunningEngine:
-    """A ready engine in a pod of 4 GiB, shared: leave it as you found it."""
-    found = _starter(pod_bytes=4 * GIB)
+    """A ready engine in a pod of 4 GiB, hung after 25 s; shared: leave it as you found it."""
+    found = _starter(sections={"health": {"stallSeconds": 25}}, pod_bytes=4 * GIB)
     found.wait_ready()
     return found

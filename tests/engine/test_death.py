@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from supervised_engine import GIB, StartEngine, desired_document
+from supervised_engine import GIB, StartEngine, desired_document, with_config
 
 pytestmark = pytest.mark.timeout(1200)
-
-
-def damaged(model: Path, target: Path, **config: Any) -> Path:
-    """A copy of the model whose config says something else."""
-    shutil.copytree(model, target)
-    written = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**written, **config}))
-    return target
 
 
 def test_a_missing_model_is_told_at_once(start: StartEngine, tmp_path: Path) -> None:
@@ -35,7 +24,7 @@ def test_an_unreadable_model_is_told_at_once(
     start: StartEngine, tiny_model: Path, tmp_path: Path
 ) -> None:
     """The kubelet's user reads everything here, so the file is damaged instead of forbidden."""
-    model = damaged(tiny_model, tmp_path / "model")
+    model = with_config(tiny_model, tmp_path / "model")
     weights = model / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
     engine = start(desired_document(model, tmp_path))
@@ -71,7 +60,7 @@ def test_an_option_that_vllm_does_not_know_is_named(
 def test_an_unknown_architecture_is_told(
     start: StartEngine, tiny_model: Path, tmp_path: Path
 ) -> None:
-    model = damaged(
+    model = with_config(
         tiny_model,
         tmp_path / "model",
         architectures=["NoSuchForCausalLM"],

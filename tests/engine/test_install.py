@@ -1,16 +1,32 @@
-"""`install DIR` brings the supervisor to an environment that has vLLM and nothing of ours."""
+"""`install DIR` brings the supervisor to an environment that has vLLM and nothing of ours.
+
+The injected engine gets its model from a hub, has an adapter, and ends in a hang.
+"""
 
 from __future__ import annotations
 
 import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from supervised_engine import ENGINE_PYTHON, STOCK_PYTHON, RunningEngine, StartEngine
+from model_hub import COMMIT, TOKEN, ModelHub, model_hub
+from supervised_engine import (
+    ENGINE_PYTHON,
+    STOCK_PYTHON,
+    RunningEngine,
+    StartEngine,
+    eight_running,
+    stopped,
+)
 from tiny_adapter import make_tiny_adapter
 
 pytestmark = pytest.mark.timeout(1200)
+STALL_S = 15
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +74,34 @@ def test_installed_twice_is_as_installed_once(installed: Path) -> None:
 
 
 @pytest.fixture(scope="module")
+def hub(tiny_model: Path) -> Iterator[ModelHub]:
+    """A hub with the tiny model, open as fleet/tiny and with a token as fleet/gated."""
+    with model_hub(tiny_model, name="fleet/tiny", gated="fleet/gated") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def injected(
-    _starter: StartEngine, installed: Path, tmp_path_factory: pytest.TempPathFactory
+    _starter: StartEngine,
+    installed: Path,
+    hub: ModelHub,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> RunningEngine:
-    """Delivery `inject`: the installed copy supervises the stock vLLM; with a LoRA adapter."""
+    """Delivery `inject`: the installed copy supervises the stock vLLM; a hub's model, a LoRA adapter."""
     adapter = make_tiny_adapter(tmp_path_factory.mktemp("adapters") / "pirate", rank=12)
+    home = tmp_path_factory.mktemp("hub-cache")
     found = _starter(
-        sections={"model": {"adapters": [{"name": "pirate", "path": str(adapter)}]}},
+        sections={
+            "model": {
+                "source": "fleet/gated",
+                "revision": COMMIT,
+                "adapters": [{"name": "pirate", "path": str(adapter)}],
+            },
+            "health": {"stallSeconds": STALL_S},
+        },
         python=STOCK_PYTHON,
         launcher=installed / "bin" / "fleetkeeper-engine",
+        environment={"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": TOKEN},
     )
     found.wait_ready()
     return found
@@ -79,6 +114,39 @@ def test_an_injected_supervisor_runs_a_stock_vllm(injected: RunningEngine, insta
     assert injected.put_limits(8, 512, lease_s=5).status_code == 200
     path = injected.vllm_process("APIServer").environ()["PYTHONPATH"]
     assert path.startswith(str(installed / "own"))
+
+
+def test_a_model_of_the_hub_is_fetched_before_the_start_and_not_asked_for_again(
+    injected: RunningEngine, hub: ModelHub
+) -> None:
+    """vLLM gets the directory of exactly the revision asked for, and is offline: it fetched nothing."""
+    words = injected.vllm_process("APIServer").cmdline()
+    source = next(word.partition("=")[2] for word in words if word.startswith("--model="))
+    assert Path(source).name == COMMIT
+    weights = f"GET /fleet/gated/resolve/{COMMIT}/model.safetensors"
+    assert sum(asked.startswith(weights) for asked in hub.asked) == 1
+    assert injected.vllm_process("APIServer").environ()["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("model", "token", "told"),
+    [
+        ({"source": "fleet/absent"}, "", (66, "ModelNotFound")),
+        ({"source": "fleet/tiny", "revision": "f" * 40}, "", (66, "ModelNotFound")),
+        ({"source": "fleet/gated"}, "", (77, "ModelNotReadable")),
+        ({"source": "fleet/tiny"}, "hf_wrong", (77, "ModelNotReadable")),
+    ],
+)
+def test_what_the_hub_refuses_is_told_by_its_class(
+    start: StartEngine, hub: ModelHub, model: dict[str, str], token: str, told: tuple[int, str]
+) -> None:
+    """No such model, no such revision, no token for a gated one, a token that is none."""
+    with tempfile.TemporaryDirectory() as home:
+        engine = start(
+            sections={"model": model},
+            environment={"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_TOKEN": token},
+        )
+        assert (engine.wait_end(60), engine.termination()["class"]) == told
 
 
 def test_an_adapter_is_loaded_at_start_and_served_under_its_name(injected: RunningEngine) -> None:
@@ -102,6 +170,18 @@ def test_an_adapter_is_loaded_at_start_and_served_under_its_name(injected: Runni
     assert after[tokens] - before[tokens] == 4 * 24
 
 
-def test_an_injected_supervisor_ends_cleanly(injected: RunningEngine) -> None:
-    """Last: SIGTERM drains and ends with 0."""
-    assert injected.stop() == 0
+def test_a_core_that_hangs_under_load_is_ended_as_hung(injected: RunningEngine) -> None:
+    """Last: not ready within 15 s, not live by stallSeconds, exit code 75 and a termination line."""
+    with ThreadPoolExecutor(8) as pool:
+        eight_running(injected, pool, 1500)
+        with stopped(injected, "EngineCore") as since:
+            not_ready = injected.wait_for(
+                lambda: injected.health("ready") == 503, "not ready", STALL_S
+            )
+            assert injected.wait_end(STALL_S + 60) == 75
+            took = time.monotonic() - since
+    print(f"not ready after {not_ready:.1f} s, ended {took:.1f} s after the hang began")
+    assert STALL_S - 2 <= took <= STALL_S + 5
+    line = injected.termination()
+    assert (line["class"], line["phase"]) == ("Hung", "serve")
+    assert line["detail"]

@@ -29,17 +29,9 @@ def test_a_pod_of_2_gib_is_refused_with_the_sum(start: StartEngine) -> None:
 
 
 def test_a_pod_of_4_gib_stays_within_80_percent_under_full_load(engine: RunningEngine) -> None:
+    """Pods of 3 and 6 GiB are looked at in test_drain.py."""
     full_load(engine)
     assert_within_cap(engine, 4)
-
-
-def test_a_pod_of_3_gib_stays_within_80_percent_under_full_load(start: StartEngine) -> None:
-    """One of 6 GiB is looked at in test_drain.py."""
-    engine = start(sections={"memory": {"limitBytes": 3 * GIB}}, pod_bytes=3 * GIB)
-    engine.wait_ready()
-    full_load(engine)
-    assert_within_cap(engine, 3)
-    assert engine.stop() == 0
 
 
 def hold_memory(size: int, group: str, held: Event, release: Event) -> None:

@@ -8,6 +8,7 @@ import random
 import time
 from bisect import bisect_left
 from collections import Counter
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import aiohttp
@@ -16,10 +17,12 @@ import pytest
 from fleetkeeper_engine.histogram import QUEUE_WAIT_EDGES_S
 from fleetkeeper_engine.page_layout import Outcome, SchedulerBlock, Tier
 from fleetkeeper_engine.scheduler_limits import RESERVE_KEPT_S
-from inside_engine import Answer, InsideEngine, client, shared_engine
+from inside_engine import InsideEngine, client, shared_engine
 
 SEQUENCES = 8
 MANY = 32
+REALTIME = 60
+CROWDED = 3
 PATIENCE = 5
 """Machines under test are shared: what is promised holds here within this factor."""
 
@@ -36,14 +39,21 @@ async def engine(request: pytest.FixtureRequest) -> InsideEngine:
 
 
 def quantile_s(before: SchedulerBlock, after: SchedulerBlock, tier: Tier, share: float) -> float:
-    """The upper edge of the bucket in which that share of the queue waits between two readings lies."""
+    """What that share of the queue waits between two readings did not exceed.
+
+    Within its bucket by interpolation, as Prometheus' histogram_quantile does.
+    """
     counts = [
         now - was
         for was, now in zip(before.queue_wait_of(tier), after.queue_wait_of(tier), strict=True)
     ]
-    total = list(accumulate(counts))
+    total = [0, *accumulate(counts)]
     assert total[-1] > 0
-    return (*QUEUE_WAIT_EDGES_S, float("inf"))[bisect_left(total, share * total[-1])]
+    rank = share * total[-1]
+    edges = (0.0, *QUEUE_WAIT_EDGES_S, float("inf"))
+    place = bisect_left(total, rank, lo=1)
+    low, high = edges[place - 1], edges[place]
+    return low + (high - low) * (rank - total[place - 1]) / counts[place - 1]
 
 
 def outcome(engine: InsideEngine, tier: Tier, wanted: Outcome) -> int:
@@ -51,37 +61,65 @@ def outcome(engine: InsideEngine, tier: Tier, wanted: Outcome) -> int:
     return engine.middleware().outcomes[tier * len(Outcome) + wanted]
 
 
-async def offer(
-    engine: InsideEngine, session: aiohttp.ClientSession, rates: dict[Tier, float], seconds: float
-) -> dict[Tier, list[Answer]]:
-    """Requests of 8 to 24 tokens at fixed rates a second, whatever the answers; all answers by tier.
+@dataclass
+class Offered:
+    """What came of a load, and what was seen meanwhile."""
 
-    Lengths differ as clients' do: equal ones would start and end together for ever, so that places
-    come free only once a request's time.
+    statuses: dict[Tier, Counter[int]] = field(default_factory=lambda: {t: Counter() for t in Tier})
+    waiting: list[int] = field(default_factory=list)
+    """Realtime requests in the middleware's queue and in vLLM's, by every look."""
+    seconds: float = 0.0
+
+
+async def offer(
+    engine: InsideEngine, session: aiohttp.ClientSession, rate: float, count: int
+) -> Offered:
+    """Realtime at a rate a second; 48 clients of standard and 32 of batch that are always there.
+
+    Requests take 64 to 192 tokens: lengths differ as clients' do, equal ones would start and end
+    together for ever. Answers come whole: on a small machine the streams of all clients keep the
+    HTTP side busier than the engine, and the wait would be that for a processor.
     """
     dice = random.Random(11)
-    tasks: dict[Tier, list[asyncio.Task[Answer]]] = {tier: [] for tier in rates}
+    found, over = Offered(), asyncio.Event()
 
-    async def ask(tier: Tier, tokens: int) -> Answer:
-        answer = await engine.stream(session, tokens, tier=tier.label)
+    async def ask(tier: Tier) -> None:
+        tokens = dice.randint(64, 192)
+        answer = await engine.complete(session, tokens, tier=tier.label)
         assert answer.tokens == (tokens if answer.status == 200 else 0)
-        return answer
+        found.statuses[tier][answer.status] += 1
 
-    async def send(tier: Tier, rate: float) -> None:
-        started = time.monotonic()
-        for number in range(int(rate * seconds)):
-            await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
-            tasks[tier].append(asyncio.create_task(ask(tier, dice.randint(8, 24))))
+    async def come_again(tier: Tier) -> None:
+        while not over.is_set():
+            await ask(tier)
 
-    await asyncio.gather(*(send(tier, rate) for tier, rate in rates.items()))
-    return {tier: list(await asyncio.gather(*sent)) for tier, sent in tasks.items()}
+    async def look() -> None:
+        while not over.is_set():
+            queued = engine.middleware().waiting[Tier.REALTIME]
+            found.waiting.append(queued + engine.scheduler().waiting[Tier.REALTIME])
+            await asyncio.sleep(0.01)
+
+    others = [asyncio.create_task(come_again(Tier.STANDARD)) for _ in range(48)]
+    others += [asyncio.create_task(come_again(Tier.BATCH)) for _ in range(32)]
+    await engine.until(lambda: engine.middleware().waiting[Tier.STANDARD] >= SEQUENCES)
+    started = time.monotonic()
+    looks = asyncio.create_task(look())
+    realtime = []
+    for number in range(count):
+        await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
+        realtime.append(asyncio.create_task(ask(Tier.REALTIME)))
+    await asyncio.gather(*realtime)
+    found.seconds = time.monotonic() - started
+    over.set()
+    await asyncio.gather(looks, *others)
+    return found
 
 
 async def capacity(engine: InsideEngine, session: aiohttp.ClientSession) -> float:
-    """Requests of 16 tokens a second when there is always one waiting."""
-    sent = 4 * MANY
+    """Requests of 128 tokens a second when there is always one waiting."""
+    sent = 2 * MANY
     started = time.monotonic()
-    await asyncio.gather(*(engine.stream(session, 16) for _ in range(sent)))
+    await asyncio.gather(*(engine.complete(session, 128) for _ in range(sent)))
     return sent / (time.monotonic() - started)
 
 
@@ -96,34 +134,37 @@ async def test_batch_alone_gets_everything(engine: InsideEngine) -> None:
     assert {answer.tokens for answer in answers} == {48}
 
 
-async def test_at_twice_the_capacity_realtime_hardly_waits_and_batch_keeps_its_floor(
+async def test_with_more_than_twice_the_capacity_realtime_hardly_waits_and_batch_keeps_its_floor(
     engine: InsideEngine,
 ) -> None:
-    """Realtime's p95 queue wait is at most 2 mean batch times + 10 ms; batch gets 5% or more."""
+    """In our queues a realtime request is held for 2 mean batch times + 10 ms at most; batch gets 5% or more.
+
+    By Little's law: mean wait = mean number waiting / arrivals a second. Where others compete for
+    the machine arrivals come in bursts, and it holds within a factor. The whole wait from the first
+    byte to the first step, with what vLLM's API server takes, is below half of standard's.
+    """
     engine.order(sequences=MANY)
     async with client() as session:
-        rate = await capacity(engine, session)
+        rate = 0.2 * await capacity(engine, session)
         await engine.until_idle()
         before = engine.scheduler()
-        answers = await offer(
-            engine,
-            session,
-            {Tier.REALTIME: 0.2 * rate, Tier.STANDARD: 1.0 * rate, Tier.BATCH: 0.8 * rate},
-            min(40.0, 100 / (0.2 * rate)),
-        )
+        found = await offer(engine, session, rate, REALTIME)
         after = engine.scheduler()
-    step_s = (after.batch_time_sum - before.batch_time_sum) / (
-        after.worked_steps - before.worked_steps
-    )
+    steps = after.worked_steps - before.worked_steps
+    step_s = (after.batch_time_sum - before.batch_time_sum) / steps
+    held_s = sum(found.waiting) / len(found.waiting) * found.seconds / REALTIME
     p95 = quantile_s(before, after, Tier.REALTIME, 0.95)
-    statuses = {tier: Counter(a.status for a in found) for tier, found in answers.items()}
-    print(f"rate {rate:.1f}/s, step {step_s:.4f} s, realtime p95 {p95:.4f} s, {statuses}")
-    assert p95 <= PATIENCE * (2 * step_s + 0.010)
-    assert statuses[Tier.REALTIME].keys() == {200}
-    assert quantile_s(before, after, Tier.STANDARD, 0.95) > p95
-    done = sum(found[200] for found in statuses.values())
-    assert statuses[Tier.BATCH][200] >= 0.05 * done
-    assert statuses[Tier.STANDARD][200] >= 0.3 * done
+    standard = quantile_s(before, after, Tier.STANDARD, 0.5)
+    print(
+        f"realtime {rate:.1f}/s, step {step_s:.4f} s, held in queues {held_s:.4f} s, p95 from first byte "
+        f"to first step {p95:.4f} s, standard p50 {standard:.4f} s, {found.statuses}"
+    )
+    assert held_s <= CROWDED * (2 * step_s + 0.010)
+    assert 2 * p95 <= standard
+    assert found.statuses[Tier.REALTIME] == {200: REALTIME}
+    done = sum(statuses[200] for statuses in found.statuses.values())
+    assert found.statuses[Tier.BATCH][200] >= 0.05 * done
+    assert found.statuses[Tier.STANDARD][200] >= 0.3 * done
 
 
 async def test_a_flood_of_realtime_starves_nobody(engine: InsideEngine) -> None:
@@ -132,10 +173,10 @@ async def test_a_flood_of_realtime_starves_nobody(engine: InsideEngine) -> None:
 
     async def flood(session: aiohttp.ClientSession) -> None:
         while not over:
-            await engine.stream(session, 16, tier="realtime")
+            await engine.complete(session, 128, tier="realtime")
 
     async with client() as session:
-        floods = [asyncio.create_task(flood(session)) for _ in range(3 * SEQUENCES)]
+        floods = [asyncio.create_task(flood(session)) for _ in range(6 * SEQUENCES)]
         await engine.until(lambda: engine.middleware().waiting[Tier.REALTIME] >= SEQUENCES)
         answers = await asyncio.wait_for(
             asyncio.gather(*(engine.stream(session, 4, tier=t) for t in ("standard", "batch"))),
@@ -201,8 +242,7 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
     """What ends before the deadline of a drain ends whole; at it streams are cut and the queue gets 503.
 
     Four places: two short and two long run. Of six that come later four are inside vLLM when the
-    short ones have ended; the last two never leave the queue. Two of the four look ahead: vLLM may
-    have sent nothing for them yet, then they too get a clean 503.
+    short ones have ended, and their answers have begun; the last two never leave the queue.
     """
     engine.order(sequences=4)
     arrived = engine.middleware().arrivals[Tier.STANDARD]
@@ -210,11 +250,13 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
         long = [asyncio.create_task(engine.stream(session, 1800)) for _ in range(2)]
         short = [asyncio.create_task(engine.stream(session, 60)) for _ in range(2)]
         await engine.until(lambda: sum(engine.middleware().released) == 4)
-        late = [asyncio.create_task(engine.stream(session, 1800)) for _ in range(6)]
+        opened = [asyncio.Event() for _ in range(6)]
+        late = [asyncio.create_task(engine.stream(session, 1800, opened=e)) for e in opened]
         await engine.until(lambda: engine.middleware().arrivals[Tier.STANDARD] - arrived == 10)
         engine.order(sequences=4, draining=True, drain_deadline=time.monotonic() + 3600)
         assert {answer.tokens for answer in await asyncio.gather(*short)} == {60}
         await engine.until(lambda: sum(engine.middleware().released) == 6)
+        await engine.until(lambda: sum(event.is_set() for event in opened) == 4)
         assert not any(task.done() for task in (*long, *late))
         engine.order(sequences=4, draining=True, drain_deadline=time.monotonic())
         cut = await asyncio.gather(*long)
@@ -222,9 +264,7 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
         await engine.until_idle()
         engine.free_all()
     assert [(answer.status, answer.tokens) for answer in cut] == [(200, 0)] * 2
-    statuses = Counter(answer.status for answer in left)
-    assert statuses.keys() <= {200, 503}
-    assert 2 <= statuses[503] <= 4
+    assert Counter(answer.status for answer in left) == {200: 4, 503: 2}
     assert {answer.tokens for answer in left} == {0}
 
 

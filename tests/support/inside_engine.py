@@ -127,6 +127,9 @@ class InsideEngine:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # As vLLM does where it binds: a core is left to the API server. Without one every step
+            # waits for a thread that lost its core to it.
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) - 1)),
             **(environment or {}),
         }
         if ours:
@@ -201,9 +204,13 @@ class InsideEngine:
         *,
         tier: str = "standard",
         prompt: str | list[int] = "one two three",
+        opened: asyncio.Event | None = None,
         **body: object,
     ) -> Answer:
-        """One streamed completion of exactly `max_tokens` tokens, unless it is refused."""
+        """One streamed completion of exactly `max_tokens` tokens, unless it is refused.
+
+        `opened` is set when its status has come.
+        """
         request = {
             "model": MODEL,
             "prompt": prompt,
@@ -219,6 +226,8 @@ class InsideEngine:
             f"{self.url}/v1/completions", json=request, headers=headers
         ) as response:
             answer = Answer(response.status, headers=dict(response.headers))
+            if opened is not None:
+                opened.set()
             if response.status != 200:
                 answer.body = await response.read()
                 return answer
@@ -228,6 +237,27 @@ class InsideEngine:
                     usage = json.loads(line[6:]).get("usage")
                     if usage:
                         answer.tokens = usage["completion_tokens"]
+            return answer
+
+    async def complete(
+        self, session: aiohttp.ClientSession, max_tokens: int, *, tier: str = "standard"
+    ) -> Answer:
+        """One completion of exactly `max_tokens` tokens, answered whole, unless it is refused."""
+        request = {
+            "model": MODEL,
+            "prompt": "one two three",
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        headers = {"X-Inference-Tier": tier}
+        async with session.post(
+            f"{self.url}/v1/completions", json=request, headers=headers
+        ) as response:
+            answer = Answer(response.status, headers=dict(response.headers))
+            answer.body = await response.read()
+            if response.status == 200:
+                answer.tokens = json.loads(answer.body)["usage"]["completion_tokens"]
             return answer
 
     async def until(self, true: Callable[[], bool], within_s: float = 30.0) -> float:
@@ -295,6 +325,14 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 _SHARED = pytest.StashKey[InsideEngine | BaseException]()
+
+
+def end_shared_engine(config: pytest.Config) -> None:
+    """Ends it before the run does; it may never have started."""
+    found = config.stash.get(_SHARED, None)
+    if isinstance(found, InsideEngine):
+        found.stop()
+        del config.stash[_SHARED]
 
 
 def shared_engine(config: pytest.Config) -> InsideEngine:

@@ -10,9 +10,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,14 @@ def make_tiny_model(directory: Path) -> Path:
             [STOCK_PYTHON, REPOSITORY / "scripts" / "tiny_model.py", directory], check=True
         )
     return directory
+
+
+def with_config(model: Path, target: Path, **config: Any) -> Path:
+    """A copy of the model whose config says something else."""
+    shutil.copytree(model, target)
+    written = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**written, **config}))
+    return target
 
 
 def free_port() -> int:
@@ -343,6 +351,29 @@ def full_load(engine: RunningEngine) -> None:
         prompts = ([5 + number, *range(5, 805)] for number in range(FULL_LOAD))
         answers = [pool.submit(engine.complete, 32, prompt=prompt) for prompt in prompts]
         assert {answer.result().status_code for answer in answers} == {200}
+
+
+@contextmanager
+def stopped(engine: RunningEngine, title: str) -> Iterator[float]:
+    """SIGSTOP to a process of vLLM; SIGCONT afterwards when it is still there."""
+    process = engine.vllm_process(title)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield time.monotonic()
+    finally:
+        if process.is_running():
+            process.send_signal(signal.SIGCONT)
+
+
+def eight_running(
+    engine: RunningEngine, pool: ThreadPoolExecutor, tokens: int
+) -> list[Future[int]]:
+    """Eight requests, all running; their statuses to come."""
+    found = [pool.submit(lambda: engine.complete(tokens).status_code) for _ in range(8)]
+    engine.wait_for(
+        lambda: engine.metrics()['fleetkeeper_running{tier="standard"}'] == 8, "load", 30
+    )
+    return found
 
 
 def assert_within_cap(engine: RunningEngine, pod_gib: int) -> None:

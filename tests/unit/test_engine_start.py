@@ -27,7 +27,7 @@ from fleetkeeper_engine.memoryplan import MemoryPlan
 from fleetkeeper_engine.memorywatch import device_reader, process_reader
 from fleetkeeper_engine.modelfacts import ModelFacts
 from fleetkeeper_engine.nvml import DeviceReader
-from fleetkeeper_engine.prepare import _decided_dtype
+from fleetkeeper_engine.prepare import _decided_dtype, desired_threads
 from fleetkeeper_engine.refusal import StartRefusedError
 from fleetkeeper_engine.remembered import read_measured, write_measured
 
@@ -365,6 +365,25 @@ async def test_a_child_that_ends_at_once_is_not_missed(reaper: Reaper) -> None:
 async def test_a_program_that_is_not_there_is_an_error(reaper: Reaper) -> None:
     with pytest.raises(FileNotFoundError):
         await reaper.spawn(["/no/such/program"], {})
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus", "threads"),
+    [
+        (None, 2, 1),
+        (None, 16, 15),
+        (1.0, 16, 1),
+        (1.5, 16, 1),
+        (4.0, 16, 3),
+        (64.0, 8, 7),
+        (0.2, 1, 1),
+    ],
+)
+def test_one_cpu_of_the_pod_is_left_to_the_api_server(
+    quota: float | None, cpus: int, threads: int
+) -> None:
+    """No more threads than the quota feeds, and never none."""
+    assert desired_threads(quota, cpus) == threads
 
 
 STAND_IN_TORCH = """
