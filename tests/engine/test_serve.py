@@ -76,27 +76,44 @@ def test_the_supervisors_own_requests_are_not_counted(engine: RunningEngine) -> 
 
 
 def test_an_order_is_in_force_while_requests_run(engine: RunningEngine) -> None:
+    """16 clients come again and again until it holds: none of their requests is lost by it."""
+    over = threading.Event()
+
+    def client() -> set[int]:
+        statuses = set()
+        while not over.is_set():
+            statuses.add(engine.complete(50).status_code)
+        return statuses
+
     with ThreadPoolExecutor(16) as pool:
-        streams = [pool.submit(engine.complete, 150) for _ in range(16)]
-        engine.wait_for(
-            lambda: engine.metrics()['fleetkeeper_running{tier="standard"}'] >= 12, "load", 60
-        )
-        began = time.monotonic()
-        answer = engine.put_limits(4, 512)
-        took = time.monotonic() - began
-        state = answer.json()
-        assert answer.status_code == 200, state
-        assert state["accepted"] == engine.generation
-        engine.wait_for(
-            lambda: engine.metrics()['fleetkeeper_limit_sequences{kind="effective"}'] == 4,
-            "the limit in force",
-            10,
-        )
+        clients = [pool.submit(client) for _ in range(16)]
+        try:
+            engine.wait_for(
+                lambda: engine.metrics()['fleetkeeper_running{tier="standard"}'] >= 12, "load", 60
+            )
+            began = time.monotonic()
+            answer = engine.put_limits(4, 512)
+            took = time.monotonic() - began
+            state = answer.json()
+            assert answer.status_code == 200, state
+            assert state["accepted"] == engine.generation
+            engine.wait_for(
+                lambda: engine.metrics()['fleetkeeper_limit_sequences{kind="effective"}'] == 4,
+                "the limit in force",
+                10,
+            )
+            engine.wait_for(
+                lambda: engine.metrics()['fleetkeeper_running{tier="standard"}'] <= 4,
+                "no more than four run",
+                30,
+            )
+            told = engine.limits("GET", engine.signer.token(engine.uid)).json()
+        finally:
+            over.set()
         print(f"PUT took {1000 * took:.0f} ms, applied {state['applied']} of {state['accepted']}")
-        told = engine.limits("GET", engine.signer.token(engine.uid)).json()
         assert told["applied"] == told["accepted"] == engine.generation
         assert told["effective"]["sequences"] == 4
-        assert {stream.result().status_code for stream in streams} == {200}
+        assert set().union(*(client.result() for client in clients)) == {200}
 
 
 def test_when_the_lease_ends_limits_return_notch_by_notch(engine: RunningEngine) -> None:
@@ -198,22 +215,22 @@ def test_vllm_runs_in_a_session_of_its_own_with_one_token_an_option(engine: Runn
 
 
 def test_the_supervisor_is_small_and_rests(engine: RunningEngine) -> None:
-    """Less than 60 MB of its own; with pages of libraries, which processes share, less than 66 MB.
+    """Resident in less than 60 MB, libraries' pages included; under 2% of a core over 10 s at rest.
 
-    Under 2% of a core over 10 s at rest; 4% where others compete for the machine.
+    What answering the tests before needed of libraries is given back within 30 s. Where others
+    compete for the machine a share of a core is 4% at most.
     """
     process = psutil.Process(engine.process.pid)
-    memory = process.memory_full_info()
     before = process.cpu_times()
     time.sleep(10)
     after = process.cpu_times()
+    memory = process.memory_full_info()
     share = (after.user + after.system - before.user - before.system) / 10
     print(
         f"supervisor: {memory.rss / MB:.1f} MB resident, {memory.pss / MB:.1f} MB proportionally, "
         f"{memory.uss / MB:.1f} MB its own; {100 * share:.2f}% of a core"
     )
-    assert memory.uss < 60 * MB
-    assert memory.rss < 66 * MB
+    assert memory.rss < 60 * MB
     assert share < 0.04
 
 
