@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -36,7 +37,7 @@ import aiohttp  # noqa: E402 - the path to the shared engine starter stands abov
 from fleetkeeper_engine.asgi import App, Message, Receive, Scope, Send  # noqa: E402
 from fleetkeeper_engine.middleware import TierMiddleware  # noqa: E402
 from fleetkeeper_engine.page import Page  # noqa: E402
-from inside_engine import SETTINGS, InsideEngine, client  # noqa: E402
+from inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
 
 ROUNDS = 5
 CONCURRENCIES = {1: 8, 8: 48, 32: 128, 64: 192}
@@ -44,9 +45,10 @@ CONCURRENCIES = {1: 8, 8: 48, 32: 128, 64: 192}
 TOKENS = 32
 TABLE_SEQUENCES = (1, 4, 8, 16, 32, 64)
 TABLE_ROUNDS = 5
-TABLE_CLIENTS = 64
+TABLE_CLIENTS = 80
+"""More than the highest limit, so that a place that comes free is taken at once."""
 TABLE_TOKENS = 16
-TABLE_WINDOW_S = 4.0
+TABLE_WINDOW_S = 2.5
 TABLE_STEPS = 40
 PATIENCE_S = 900.0
 """Only a hang waits so long; a crowded machine must not end a measurement."""
@@ -137,14 +139,16 @@ async def side_by_side(
         for name, ours in (("stock", False), ("ours", True))
         for key in rounds[ours][0]
     }
-    ratios = [
-        ours["tokens_per_s"] / stock["tokens_per_s"]
-        for stock, ours in zip(rounds[False], rounds[True], strict=True)
-    ]
     summary["ratio"] = summary["ours_tokens_per_s"] / summary["stock_tokens_per_s"]
-    summary["median_ratio"] = median(ratios)
-    summary["lowest_ratio"], summary["highest_ratio"] = min(ratios), max(ratios)
-    return {"summary": summary, "rounds": [rounds[False], rounds[True]]}
+    both = [rounds[False], rounds[True]]
+    summary["median_ratio"] = median(paired(both))
+    return {"summary": summary, "rounds": both}
+
+
+def paired(rounds: list[list[dict[str, float]]]) -> list[float]:
+    """Our tokens a second against stock's of the same round."""
+    stock, ours = rounds
+    return [o["tokens_per_s"] / s["tokens_per_s"] for s, o in zip(stock, ours, strict=True)]
 
 
 async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
@@ -207,7 +211,7 @@ async def table(engines: dict[bool, InsideEngine], lock: Path | None) -> dict[st
 async def one_round(
     engine: InsideEngine, session: aiohttp.ClientSession
 ) -> dict[int, dict[str, float]]:
-    """Every limit once, 64 clients always there."""
+    """Every limit once, the clients always there."""
     over = False
 
     async def one_client() -> None:
@@ -265,32 +269,44 @@ def render(results: dict[str, Any]) -> str:
     for name, section in (("throughput", _throughput), ("added", _added), ("table", _table)):
         if name in results:
             part = results[name]
-            parts.append(section(part["figures"]))
+            parts.append(section(part))
             parts.append(
-                f"Measured {part['measured']} on {part['machine']}; "
-                f"load average meanwhile {part['load_average']:.1f}.\n"
+                f"Measured {part['measured']} on {part['machine']}, engines with {part['threads']} "
+                f"thread(s); load average meanwhile {part['load_average']:.1f}.\n"
             )
     return "\n".join(parts)
 
 
-def _throughput(figures: dict[str, Any]) -> str:
+def _throughput(part: dict[str, Any]) -> str:
+    figures = part["figures"]
     lines = [
         f"## Against stock vLLM, same flags, both running, {ROUNDS} rounds in turn, medians\n",
-        "| clients | stock tok/s | ours tok/s | ratio of medians | median of ratios (lowest..highest) | stock p50 / p99 ms | ours p50 / p99 ms |",
+        "| clients | stock tok/s | ours tok/s | ratio of medians | median of paired ratios | stock p50 / p99 ms | ours p50 / p99 ms |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for clients, part in sorted(figures.items(), key=lambda item: int(item[0])):
-        s = part["summary"]
+    for clients, measured in sorted(figures.items(), key=lambda item: int(item[0])):
+        s = measured["summary"]
         lines.append(
             f"| {clients} | {s['stock_tokens_per_s']:.0f} | {s['ours_tokens_per_s']:.0f} "
-            f"| {s['ratio']:.3f} | {s['median_ratio']:.3f} ({s['lowest_ratio']:.3f}..{s['highest_ratio']:.3f}) "
+            f"| {s['ratio']:.3f} | {s['median_ratio']:.3f} "
             f"| {1e3 * s['stock_p50_s']:.0f} / {1e3 * s['stock_p99_s']:.0f} "
             f"| {1e3 * s['ours_p50_s']:.0f} / {1e3 * s['ours_p99_s']:.0f} |"
         )
+    lines.append("\nOurs against stock of the same round, sorted:\n")
+    pairs: list[float] = []
+    for clients, measured in sorted(figures.items(), key=lambda item: int(item[0])):
+        ratios = sorted(paired(measured["rounds"]))
+        pairs += ratios
+        lines.append(f"- {clients} clients: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+    lines.append(
+        f"\nMedian of all {len(pairs)} pairs: **{median(pairs):.3f}**, "
+        f"lowest {min(pairs):.3f}, highest {max(pairs):.3f}: how wide they lie is what else the machine did."
+    )
     return "\n".join(lines) + "\n"
 
 
-def _added(figures: dict[str, Any]) -> str:
+def _added(part: dict[str, Any]) -> str:
+    figures = part["figures"]
     return (
         "## Added by the middleware\n\n"
         f"A request with a body of {figures['body_bytes']} bytes, around an application that answers at "
@@ -298,10 +314,11 @@ def _added(figures: dict[str, Any]) -> str:
     )
 
 
-def _table(figures: dict[str, Any]) -> str:
+def _table(part: dict[str, Any]) -> str:
+    figures = part["figures"]
     lines = [
         "## Sequences in a batch, changed while the engine runs\n",
-        f"64 clients, 16 tokens a request; medians of {TABLE_ROUNDS} rounds.\n",
+        f"{part['clients']} clients, {TABLE_TOKENS} tokens a request; medians of {TABLE_ROUNDS} rounds.\n",
         "| limit | sequences in a step | tok/s | queue wait | batch time |",
         "| --- | --- | --- | --- | --- |",
     ]
@@ -322,6 +339,8 @@ def save(name: str, figures: dict[str, Any]) -> None:
         "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
         "load_average": os.getloadavg()[1],
+        "clients": TABLE_CLIENTS,
+        "threads": int(THREADS),
         "figures": figures,
     }
     file.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
@@ -337,6 +356,8 @@ def main() -> None:
     parser.add_argument("--lock", type=Path)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
+    # An ended measurement leaves no engine behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         if "added" in arguments.what:

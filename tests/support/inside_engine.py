@@ -38,6 +38,9 @@ TOKEN = "internal-token-of-a-test"
 START_S = 900.0
 """Seconds on an idle machine, many minutes on a crowded one; a hung start is told apart by its log."""
 
+THREADS = str(max(1, (os.cpu_count() or 2) - 1))
+"""As the supervisor has it: a core is left to the API server, or every step waits for a thread without one."""
+
 SETTINGS = InsideSettings(
     max_sequences=64,
     min_sequences=1,
@@ -127,9 +130,7 @@ class InsideEngine:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            # As vLLM does where it binds: a core is left to the API server. Without one every step
-            # waits for a thread that lost its core to it.
-            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) - 1)),
+            "OMP_NUM_THREADS": THREADS,
             **(environment or {}),
         }
         if ours:
