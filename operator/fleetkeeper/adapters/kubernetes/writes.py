@@ -30,7 +30,7 @@ from fleetkeeper.plan.model import Kind, Manifest
 APPLY: Final = "application/apply-patch+yaml"
 NO_VERSION: Final = "1"
 """A resourceVersion that no object has: the first write of a cluster has a greater one."""
-ADDRESSES_IN_FLIGHT: Final = 3
+ADDRESSES_IN_FLIGHT: Final = 6
 """New Services at a time: the API server allots their addresses one after another, and more of them
 would wait there until their time is out."""
 
