@@ -20,10 +20,12 @@ from fleetkeeper.plan.reasons import ADVICE
 from fleetkeeper_engine.death import Death
 from fleetkeeper_engine.exitcodes import DeathClass
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
-from operator_world import CRDS, Live, World, condition, operator_world, service
+from operator_world import CRDS, HOOKED, Live, World, condition, operator_world, service
 
 MANUAL = "test.fleetkeeper.io/kubelet"
 """Label of a node that no kubelet keeps, kwok neither: the test says what becomes of its pods."""
+TRIES_SOON = {"PLAN_WAITS": json.dumps({"children.TRY_AGAIN_AFTER_S": 5})}
+"""A refused write is tried again after 5 s instead of 30."""
 
 
 @pytest_asyncio.fixture
@@ -121,7 +123,7 @@ async def test_what_a_spec_alone_makes_impossible(world: World) -> None:
     world.plane.kubectl(
         *("-n", world.namespace, "create", "deployment", "taken", "--image=other", "--replicas=0")
     )
-    await world.operator().start().leads()
+    await world.operator(command=HOOKED, env=TRIES_SOON).start().leads()
     tiny = service()["spec"]
     await world.create(service("no-profile", engine={"profile": "no-such"}))
     options = {"profile": "cuda", "options": {"no-such-option": "1"}}
@@ -172,7 +174,7 @@ async def test_what_the_scheduler_refuses(world: World) -> None:
 
 async def test_what_quota_and_policies_refuse(world: World) -> None:
     """Refused pods and refused children, told apart, and forgotten when it is allowed."""
-    await world.operator().start().leads()
+    await world.operator(command=HOOKED, env=TRIES_SOON).start().leads()
     expression = f"!has(object.metadata.labels) || object.metadata.labels[?'{LABEL_SERVICE}'].orValue('') != "
     pods = {"apiGroups": [""], "resources": ["pods", "configmaps"], "operations": ["CREATE"]}
     with (
@@ -192,7 +194,9 @@ async def test_what_quota_and_policies_refuse(world: World) -> None:
         await denies(world, "denied-child")
         await world.create(service("denied-child"))
         await world.create(service("denied-pods"))
-        await not_ready(world, "denied-child", "AdmissionDenied", "company forbids it", "policy")
+        # Its other children are made all the same, pods among them, which may already answer.
+        refused = ("Ready", "False", "AdmissionDenied", "company forbids it", "policy")
+        await told(world, "denied-child", *refused)
         await not_ready(world, "denied-pods", "AdmissionDenied", "company forbids it", "policy")
     quota = {
         "apiVersion": "v1",
@@ -204,9 +208,8 @@ async def test_what_quota_and_policies_refuse(world: World) -> None:
     apply(world.plane, quota)
     await world.until("quota in force", partial(_has_status, world, "none"))
     await world.create(service("no-room"))
-    await not_ready(
-        world, "no-room", "QuotaExceeded", "exceeded quota: none", "Raise the namespace"
-    )
+    exceeded = ("Ready", "False", "QuotaExceeded", "exceeded quota: none", "Raise the namespace")
+    await told(world, "no-room", *exceeded)
     quota["spec"]["hard"] = {"pods": "0"}  # type: ignore[index]
     apply(world.plane, quota)
     await world.create(service("no-pods"))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest_asyncio
 
-from fleetkeeper.plan.rollout import GOOD_AFTER_S
 from fleetkeeper_local.controlplane import ControlPlane
-from operator_world import OperatorProcess, World, condition, operator_world, service
+from operator_world import HOOKED, OperatorProcess, World, condition, operator_world, service
+
+GOOD_AFTER_S = 5.0
+"""Of this operator; a minute otherwise."""
 
 
 @pytest_asyncio.fixture
@@ -42,10 +45,12 @@ def template_hash(world: World) -> str:
 
 async def test_a_revision_that_no_node_fits_is_rolled_back_and_stays_at_rest(world: World) -> None:
     """The old ReplicaSet and its pods serve on; neither time nor a restart writes anything more."""
-    operator: OperatorProcess = await world.operator().start().leads()
+    waits = json.dumps({"rollout.GOOD_AFTER_S": GOOD_AFTER_S})
+    operator: OperatorProcess = world.operator(command=HOOKED, env={"PLAN_WAITS": waits})
+    await operator.start().leads()
     await world.create(service(replicas=1, rollout={"startupSeconds": 60}))
     await world.ready()
-    await world.until("ready for a minute", lambda: ready_for_s(world) > GOOD_AFTER_S + 2, 90)
+    await world.until("ready for long enough", lambda: ready_for_s(world) > GOOD_AFTER_S + 2, 90)
     good, before = template_hash(world), pods(world)
     await world.change(placement={"nodeSelector": {"no": "such-node"}})
     await world.until(

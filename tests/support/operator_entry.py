@@ -2,15 +2,18 @@
 
 KILL_AT=chat:3:applied sends SIGKILL when the answer to the third write for the service `chat` begins
 to arrive, before it is read. WRITES_FILE names a file that gets a line for each write that is about
-to be sent.
+to be sent. PLAN_WAITS shortens waits of the plan, so that a test need not sit them out: a JSON object
+from "module.CONSTANT" below fleetkeeper.plan to seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from fleetkeeper.adapters.kubernetes.writes import Write, WriteHook, WritePoint
@@ -40,12 +43,22 @@ def killing_hook() -> WriteHook:
     return hook
 
 
+def shorten_waits() -> None:
+    """Sets what PLAN_WAITS says; a constant that is not there is a mistake of the test."""
+    for path, seconds in json.loads(os.environ.get("PLAN_WAITS") or "{}").items():
+        module_name, name = path.split(".")
+        module = import_module(f"fleetkeeper.plan.{module_name}")
+        assert 0 < seconds < getattr(module, name), path
+        setattr(module, name, seconds)
+
+
 def _concerns(write: Write, service: str) -> bool:
     """Whether it is a write of that service, of a child or of an event of it."""
     return write.name == service or write.name.startswith((f"{service}-fk-", f"{service}."))
 
 
 if __name__ == "__main__":
+    shorten_waits()
     settings = load_settings()
     configure_logs(settings.log_level, settings.log_format)
     sys.exit(
