@@ -524,3 +524,57 @@ def test_the_emptiest_goes_first() -> None:
     running = [("busy", 30.0), ("idle", 1.0), ("idle-young", 1.0)]
     assert emptiest(pods, running, 3) == ("pending", "idle-young", "idle")
     assert emptiest(pods, running, 0) == ()
+
+
+def _over_time(
+    seen: ReplicaView, memory: ReplicasMemory, seconds: int, now: float
+) -> tuple[list[Decision[int]], ReplicasMemory, float]:
+    made = []
+    for _ in range(seconds // 5):
+        decision, memory = decide_replicas(seen, memory, now)
+        made.append(decision)
+        now += 5.0
+    return made, memory, now
+
+
+def test_what_was_seen_while_prometheus_was_missed_lowers_nothing_when_it_is_back() -> None:
+    """The delay begins anew: a wish of those minutes rests on another kind of evidence."""
+    delay = replace(SETTINGS, scale_down_delay_s=60.0)
+    lost = view(settings=delay, prometheus_lost=True, signals=signals(source=Source.DIRECT))
+    back = view(settings=delay)
+    made, memory, now = _over_time(lost, ReplicasMemory(), 300, NOW)
+    assert {decision.value for decision in made} == {4}
+    made, _, _ = _over_time(back, memory, 120, now)
+    first = next(place for place, decision in enumerate(made) if decision.value < 4)
+    assert 60 <= first * 5 <= 75
+
+
+def test_what_was_too_little_is_not_tried_again_at_the_same_load() -> None:
+    """Whatever the model says: 2 replicas that served 8 requests/s while others waited do not carry 10."""
+    waits = view(
+        replicas=2,
+        ready=2,
+        wait_broken=True,
+        batch_at_limit=True,
+        signals=signals(rates=Counters(arrivals_standard=10, wait_count_standard=8)),
+    )
+    decision, memory = decide_replicas(waits, OBSERVED, NOW)
+    assert decision.value > 2
+    calm = view(
+        replicas=3,
+        ready=3,
+        signals=signals(rates=Counters(arrivals_standard=10, wait_count_standard=10)),
+    )
+    made, after, now = _over_time(calm, memory, 1200, NOW + 5)
+    assert {decision.value for decision in made} == {3}
+    assert made[-1].reason == "ScaleDownHeld"
+    assert "2 replicas served 8.0 requests/s while others waited; 10.0 come" in made[-1].detail
+    less = view(
+        replicas=3,
+        ready=3,
+        signals=signals(rates=Counters(arrivals_standard=5, wait_count_standard=5)),
+    )
+    made, _, _ = _over_time(less, after, 60, now)
+    assert made[0].value == 2, "with less load it goes at once"
+    made, _, _ = _over_time(calm, after, 1200, now)
+    assert made[-1].value == 2, "and after half an hour it may be tried again"

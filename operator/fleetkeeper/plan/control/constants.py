@@ -194,6 +194,8 @@ CARRY_RATIO: Final = 0.85
 """Those who stay must carry all that runs with this share of their capacity."""
 CARRY_KV_RATIO: Final = 0.8
 """And with this share of their KV cache."""
+TOO_FEW_KEPT_S: Final = 1800.0
+"""What a fleet served while requests waited bounds a step down for so long; then requests may have changed."""
 COLD_START_S: Final = 180.0
 """Cold start before one was measured: weights of tens of GB from a warm disk."""
 COLD_START_MAX_S: Final = 1800.0

@@ -16,6 +16,7 @@ from fleetkeeper.plan.control.constants import (
     DIRECT_WHOLE_S,
     DOWN_EVERY_REPLICA_S,
     DOWN_SHARE,
+    TOO_FEW_KEPT_S,
     UP_SPAN_S,
     UP_STEP,
     WISH_SLOTS,
@@ -59,12 +60,21 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, slots=True)
+class TooFew:
+    """So many replicas served at most `served_per_s` requests a second while too many waited."""
+
+    replicas: int
+    served_per_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicasMemory:
     """`wishes`: (slot start, highest wish) over the delay; `since`: start of the unbroken observation.
 
     `orders`: (time, replicas wanted) over the last minute, for the bound on steps up. `lowered`,
     `raised`: times of the last changes. `direct_since`: since when, without a gap, every pod was read
-    directly and no Prometheus was missed.
+    directly and no Prometheus was missed. `too_few`: what was last seen not to be enough.
     """
 
     wishes: tuple[tuple[float, int], ...] = ()
@@ -73,6 +83,7 @@ class ReplicasMemory:
     lowered: float = 0.0
     raised: float = 0.0
     direct_since: float | None = None
+    too_few: TooFew | None = None
 
 
 def remembered_wish(
@@ -132,6 +143,34 @@ def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> s
     if memory.direct_since is not None and now - memory.direct_since >= needed_s:
         return ""
     return f"every replica must have been read directly for {needed_s:.0f} s without a gap"
+
+
+def _seen_too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasMemory:
+    """The memory with what the fleet serves while its batch is at the limit and requests still wait.
+
+    It is a fact beside the model: on a pod whose CPU is throttled, steps grow in ways that it misses.
+    """
+    served = view.signals.served_per_s
+    full = view.wait_broken and view.batch_at_limit and view.ready > 0 and served > 0
+    if not full or view.hung or _unknown(view) or _overdue(view):
+        return memory
+    held = memory.too_few
+    if held is not None and held.replicas == view.ready and now - held.at < TOO_FEW_KEPT_S:
+        served = max(served, held.served_per_s)
+    return replace(memory, too_few=TooFew(view.ready, served, now))
+
+
+def _too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
+    held, left = memory.too_few, view.replicas - 1
+    if held is None or left < 1 or now - held.at >= TOO_FEW_KEPT_S:
+        return ""
+    carried = held.served_per_s * left / held.replicas
+    if view.signals.arrivals_per_s <= CARRY_RATIO * carried:
+        return ""
+    return (
+        f"{held.replicas} replicas served {held.served_per_s:.1f} requests/s while others waited; "
+        f"{view.signals.arrivals_per_s:.1f} come"
+    )
 
 
 def _pending(view: ReplicaView) -> str:
@@ -250,7 +289,8 @@ def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int
         return steady
     if memory.since is None or now - memory.since < delay_s:
         return hold(view.replicas, "ScaleDownDelay", f"observed for less than {delay_s:.0f} s")
-    for why in (*(check(view) for check in OBJECTIONS), _fallback_source(view, memory, now)):
+    beyond = (_fallback_source(view, memory, now), _too_few(view, memory, now))
+    for why in (*(check(view) for check in OBJECTIONS), *beyond):
         if why:
             return hold(view.replicas, "ScaleDownHeld", why)
     if now - max(memory.lowered, memory.raised) < DOWN_EVERY_REPLICA_S:
@@ -279,7 +319,10 @@ def decide_replicas(
     if not view.signals.known:
         memory = remembered_wish(memory, view.replicas, settings.scale_down_delay_s, now)
         return hold(view.replicas, "SignalsStale", "no signals: replicas stay"), memory
+    memory = _seen_too_few(view, memory, now)
+    # While Prometheus is missed nothing is lowered, and nothing seen then lowers when it is back.
     known = view.needed_down if view.signals.grade is Grade.FRESH else None
+    known = None if view.prometheus_lost else known
     wish = view.replicas if known is None else max(known, view.floor)
     memory = remembered_wish(memory, wish, settings.scale_down_delay_s, now)
     orders = tuple(held for held in memory.orders if now - held[0] < UP_SPAN_S)
