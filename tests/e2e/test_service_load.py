@@ -84,11 +84,14 @@ def test_sessions_stick_to_their_replica(pair: Fleet) -> None:
     assert len(homes) == 2
 
 
-def test_replicas_fall_by_order_and_no_request_is_lost(pair: Fleet) -> None:
-    """The one that goes is drained, and nobody notices."""
+def test_replicas_fall_with_the_load_and_no_request_is_lost(pair: Fleet) -> None:
+    """The loop takes one away once both were measured for long enough; it is drained, and nobody notices."""
+    await_measured(pair)
     with steady(pair, LIGHT_PER_S, seed=5) as traffic:
-        pair.until(lambda: len(traffic.samples) >= 5, "some load")
-        pair.kubectl("scale", "inferenceservices.fleetkeeper.io/tiny", "--replicas=1")
+        pair.change({"replicas": None})
+        pair.until(lambda: pair.status()["scaling"]["desired"] == 1, "the order")
+        assert pair.status()["scaling"]["reason"] == "LoadFell"
+        pair.until(lambda: says(pair, "Replicas 2 -> 1: "), "the event")
         pair.await_ready(1)
         seen = len(traffic.samples)
         pair.until(lambda: len(traffic.samples) >= seen + 5, "load on what is left")

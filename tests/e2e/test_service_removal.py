@@ -1,16 +1,58 @@
-"""A tenant that goes, with everything."""
+"""What is taken away, and what stays: the release without its services, then a tenant with everything."""
 
 from __future__ import annotations
 
 import pytest
 
+from fleetkeeper.api.names import router_name
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import processes_of
 from fleetkeeper_local.demo.installation import Installation
 from node_world import until
-from service_world import steady, tracebacks
+from service_world import await_operators, failures, steady, tracebacks
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("calm_operator")]
+
+CRD = "customresourcedefinition/inferenceservices.fleetkeeper.io"
+
+
+def test_an_uninstalled_operator_leaves_services_serving_and_can_come_back(
+    fleet: Fleet, product: Installation
+) -> None:
+    """crds.keep: under load nothing is noticed; installed again, it takes over and restarts nothing."""
+    before = [pod.identity for pod in [*fleet.engines(), *fleet.pods("router")]]
+    kept = _kept(product)
+    with steady(fleet, 2.0, seed=14) as traffic:
+        product.uninstall()
+        try:
+            until(lambda: not product.operators(), "the operators are gone")
+            seen = len(traffic.samples)
+            until(lambda: len(traffic.samples) >= seen + 10, "answers without an operator")
+            assert _kept(product) == kept
+            assert _router_may_look(fleet), "a router that restarts would find no engine"
+        finally:
+            product.install()
+        await_operators(product)
+        fleet.change({"scaling": {"maxReplicas": 3}})  # told by whoever looks after it again
+        fleet.await_ready(1)
+        fleet.change({"scaling": {"maxReplicas": 2}})
+    assert failures(traffic.samples) == []
+    assert _kept(product) == kept
+    assert [pod.identity for pod in [*fleet.engines(), *fleet.pods("router")]] == before
+
+
+def _kept(product: Installation) -> list[str]:
+    """The UIDs of what outlives a release: the CRD and the control keys."""
+    secret = ("-n", product.namespace, "get", "secret/fleetkeeper-control-keys")
+    return [
+        product.cluster.kubectl(*found, "-o", "jsonpath={.metadata.uid}")
+        for found in (("get", CRD), secret)
+    ]
+
+
+def _router_may_look(fleet: Fleet) -> bool:
+    account = f"system:serviceaccount:{fleet.namespace}:{router_name(fleet.name)}"
+    return "yes" in fleet.kubectl("auth", "can-i", "watch", "pods", f"--as={account}")
 
 
 def test_a_tenants_namespace_goes_cleanly_while_it_serves(
@@ -27,6 +69,7 @@ def test_a_tenants_namespace_goes_cleanly_while_it_serves(
     until(
         lambda: not any(processes_of(pod.uid, lambda _: True) for pod in pods), "no process is left"
     )
+    await_operators(product)
 
 
 def test_the_operator_never_lost_its_temper(product: Installation) -> None:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import yaml
@@ -24,6 +24,7 @@ ONE_TRY = Patience(attempts=1, request_timeout_s=300.0)
 """A client that hides nothing: any refusal or break is a failed request."""
 CONTROL_PORT = 9090
 ANSWER_TIMEOUT_S = 120
+OPERATORS_TIMEOUT_S = 120.0
 
 
 def tiny(**spec: Any) -> Live:
@@ -144,23 +145,30 @@ def limits(pod: PodFacts) -> dict[str, tuple[int, int]]:
     }
 
 
-def operator_restarts(installation: Installation) -> dict[str, int]:
-    """How often each operator pod's container was restarted, by the pod's UID."""
-    return {pod.uid: pod.restarts for pod in map(pod_facts, installation.operators())}
+def await_operators(installation: Installation) -> None:
+    """Returns when all operator pods are ready and one of them leads."""
+    _await(installation, lambda: all(pod.ready for pod in map(pod_facts, installation.operators())))
+    await_leader(installation)
 
 
-def await_restarted(
-    installation: Installation, before: dict[str, int], timeout_s: float = 300.0
-) -> None:
-    """Returns when each of these operator pods was restarted and is ready again."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        pods = [pod_facts(pod) for pod in installation.operators()]
-        back = [pod for pod in pods if pod.ready and pod.restarts > before[pod.uid]]
-        if len(back) == len(before):
-            return
+def await_leader(installation: Installation) -> None:
+    """Returns when the Lease is renewed: every two seconds while somebody leads."""
+    before = _lease_renewed(installation)
+    _await(installation, lambda: _lease_renewed(installation) != before)
+
+
+def _await(installation: Installation, question: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + OPERATORS_TIMEOUT_S
+    while not question():
         assert time.monotonic() < deadline, installation.describe()
-        time.sleep(0.5)
+        time.sleep(0.3)
+
+
+def _lease_renewed(installation: Installation) -> str:
+    return installation.cluster.kubectl(
+        *("-n", installation.namespace, "get", "lease", installation.release, "-o"),
+        "jsonpath={.spec.renewTime}",
+    )
 
 
 def tracebacks(log: str) -> list[str]:
