@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -51,6 +56,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
     """With `-n` the tests are shared out as `Scopes` says, in the order collected."""
     config.option.loadscopereorder = False
     return Scopes(config, log)
+
+
+def _lock_of(controller: int) -> Path:
+    return Path(tempfile.gettempdir()) / f"fleetkeeper-tests-{controller}.lock"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """A test that takes the whole machine waits until no other worker runs one, and runs alone."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    with _lock_of(os.getppid()).open("w") as lock:
+        alone = _stage(item.nodeid) in WHOLE_MACHINE
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        return (yield)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Removes the workers' lock."""
+    if not hasattr(session.config, "workerinput"):
+        _lock_of(os.getpid()).unlink(missing_ok=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import kubernetes
-import urllib3
 import yaml
-from kubernetes.client.exceptions import ApiException
 
 from fleetkeeper_local.errors import LocalError
+
+if TYPE_CHECKING:
+    import kubernetes
 
 MINIMUM: Final = (1, 31)
 """The chart's `kubeVersion`."""
@@ -50,6 +50,11 @@ def observe_cluster(kubeconfig: Path) -> GivenCluster:
         LocalError: the file cannot be read, the API does not answer or refuses us, the version is
             older than the chart allows, or no node is Ready.
     """
+    # Loaded late: commands that need no cluster should not wait for its client.
+    import kubernetes  # noqa: PLC0415
+    import urllib3  # noqa: PLC0415
+    from kubernetes.client.exceptions import ApiException  # noqa: PLC0415
+
     client = _client(kubeconfig)
     server = client.configuration.host
     try:
@@ -122,6 +127,8 @@ def lines_of(cluster: GivenCluster) -> list[str]:
 
 
 def _client(kubeconfig: Path) -> kubernetes.client.ApiClient:
+    import kubernetes  # noqa: PLC0415 - as above
+
     try:
         client = kubernetes.config.new_client_from_config(str(kubeconfig))
     except (kubernetes.config.ConfigException, OSError, yaml.YAMLError, TypeError) as error:

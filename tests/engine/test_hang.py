@@ -35,7 +35,7 @@ def test_an_idle_core_that_hangs_is_noticed_with_its_first_request_and_recovers(
 
 def test_a_worker_that_hangs_under_load_is_noticed_and_recovers(engine: RunningEngine) -> None:
     with ThreadPoolExecutor(8) as pool:
-        running = eight_running(engine, pool, 500)
+        running = eight_running(engine, pool, 1800)
         with stopped(engine, "Worker"):
             engine.wait_for(lambda: engine.health("ready") == 503, "not ready", 15)
             assert engine.health("live") == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -44,7 +45,15 @@ async def asked(handler: Handler, tmp_path: Path | None = None, **changes: Any) 
         return await prometheus.observe_samples(PODS, NOW, step_class="decode")
     finally:
         prometheus.close()
+        await _threads_ended()
         await runner.cleanup()
+
+
+async def _threads_ended() -> None:
+    """A query under way may still connect: the server must not close in that moment."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("prometheus"):
+            await asyncio.to_thread(thread.join, 10)
 
 
 def row(value: object = "1", **labels: str) -> dict[str, Any]:
