@@ -186,7 +186,7 @@ def judged(run: Run, times: Times, waits: Points, oldest: Points) -> list[Row]:
         _within("first action of any kind, after queue wait passed its objective", 15, broken_s, first),
         _within("replicas ordered, after the same moment", 20, broken_s, min(ups, default=None)),
         _within("queue wait back within its objective, after the new pod was ready", 30, ready_s, well_s),
-        _count("replicas taken away while Prometheus was gone (3 min, under load)", 0, sum(times.gone_s <= at_s <= times.back_s for at_s in downs)),
+        _count(f"replicas taken away while Prometheus was gone ({(times.back_s - times.gone_s) / 60:.1f} min, under load)", 0, sum(times.gone_s <= at_s <= times.back_s for at_s in downs)),
         _within("the breaker shows that Prometheus is gone", 30, times.gone_s, shown_s),
         Row("looks at the loop in these minutes in which replicas' signals were known", "most", f"{known} of {len(dark)}", known > 0.8 * len(dark)),
         _within("the breaker shows that it is back", 30, times.back_s, closed_s),
