@@ -311,7 +311,9 @@ def decide_replicas(
     settings = view.settings
     memory = _watched(view, memory, now)
     if settings.pinned_replicas is not None:
-        return act(settings.pinned_replicas, "ReplicasPinned", "the number is set in spec.replicas"), memory
+        return act(
+            settings.pinned_replicas, "ReplicasPinned", "the number is set in spec.replicas"
+        ), memory
     bounded = max(_bounded(view.replicas, view), min(view.floor, settings.max_replicas))
     if bounded > view.replicas:
         raised = replace(memory, raised=now)
