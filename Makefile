@@ -10,8 +10,9 @@ PYTEST := $(BIN)/python -m pytest
 # Most of tests/unit and tests/cluster waits for others; what takes the whole machine runs alone (tests/conftest.py).
 WORKERS ?= 3
 LOCAL := $(BIN)/python -m fleetkeeper_local
+CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push up down demo demo-down test test-unit test-cluster test-engine test-e2e clean
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push up down demo demo-down test test-unit test-cluster test-engine test-e2e clean clean-caches
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -84,3 +85,8 @@ test-e2e: setup setup-engine programs ## Tests on a real node: containers, Helm,
 
 clean: ## Remove what was built in this checkout (caches outside it stay)
 	rm -rf .venv .venv-engine .mypy_cache .ruff_cache .pytest_cache dist build out
+
+clean-caches: setup ## End the clusters of this machine and remove what they and the tests keep outside this checkout
+	@$(LOCAL) down --purge
+	@$(LOCAL) down --purge --dir "$(CACHE)/e2e-node"
+	rm -rf --one-file-system "$(CACHE)"

@@ -1,6 +1,6 @@
 """Writes a tiny Llama that any vLLM loads in a second: for tests, benchmarks and the demo.
 
-    .venv-engine/bin/python scripts/tiny_model.py DIR
+    .venv-engine/bin/python scripts/tiny_model.py DIR [--layers 4]
 
 3.1 million float32 parameters, a byte-level tokenizer of 1,024 tokens, a chat template. The weights
 are random but always the same, so that greedy answers are equal everywhere. Text that it writes has
@@ -38,7 +38,7 @@ CORPUS = (
 )
 
 
-def config() -> dict[str, object]:
+def config(layers: int = LAYERS) -> dict[str, object]:
     """The model's config.json."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -47,7 +47,7 @@ def config() -> dict[str, object]:
         "dtype": "float32",
         "hidden_size": HIDDEN,
         "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HIDDEN // HEADS,
@@ -63,7 +63,7 @@ def config() -> dict[str, object]:
     }
 
 
-def weights() -> dict[str, np.ndarray]:
+def weights(layers: int = LAYERS) -> dict[str, np.ndarray]:
     """Every tensor by name, float32, drawn with a fixed seed."""
     draw = np.random.default_rng(SEED)
 
@@ -76,7 +76,7 @@ def weights() -> dict[str, np.ndarray]:
         "model.norm.weight": np.ones(HIDDEN, dtype=np.float32),
         "lm_head.weight": matrix(VOCABULARY, HIDDEN),
     }
-    for layer in range(LAYERS):
+    for layer in range(layers):
         name = f"model.layers.{layer}"
         tensors |= {
             f"{name}.input_layernorm.weight": np.ones(HIDDEN, dtype=np.float32),
@@ -109,13 +109,13 @@ def write_tokenizer(directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
-def write(directory: Path) -> None:
+def write(directory: Path, layers: int = LAYERS) -> None:
     """Writes the whole model; files are readable by everyone, as pods run under other users."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(weights(), directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights(layers), directory / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(directory)
     documents = {
-        "config.json": config(),
+        "config.json": config(layers),
         "generation_config.json": {"bos_token_id": 0, "do_sample": False},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -136,7 +136,9 @@ def main() -> None:
     """Parses the directory and writes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", type=Path)
-    write(parser.parse_args().directory)
+    parser.add_argument("--layers", type=int, default=LAYERS, help="more make longer steps")
+    given = parser.parse_args()
+    write(given.directory, given.layers)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -39,17 +39,20 @@ from fleetkeeper_engine.middleware import TierMiddleware  # noqa: E402
 from fleetkeeper_engine.page import Page  # noqa: E402
 from inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
 
-ROUNDS = 5
-CONCURRENCIES = {1: 8, 8: 48, 32: 128, 64: 192}
+ROUNDS = 9
+CONCURRENCIES = {1: 4, 8: 32, 32: 96, 64: 128}
 """Clients in a closed loop, and requests of a round."""
 TOKENS = 32
 TABLE_SEQUENCES = (1, 4, 8, 16, 32, 64)
 TABLE_ROUNDS = 5
 TABLE_CLIENTS = 80
 """More than the highest limit, so that a place that comes free is taken at once."""
-TABLE_TOKENS = 16
+TABLE_TOKENS = 32
 TABLE_WINDOW_S = 2.5
 TABLE_STEPS = 40
+CALM_WINDOW_S = 0.5
+CALM_CPU = 0.1
+"""Of a core, what both engines may take between two measurements."""
 PATIENCE_S = 900.0
 """Only a hang waits so long; a crowded machine must not end a measurement."""
 
@@ -88,11 +91,12 @@ async def closed_loop(
                 raise RuntimeError(f"status {response.status}: {answer}")
             latencies.append(time.perf_counter() - started)
 
-    started = time.perf_counter()
+    started, cpu_s = time.perf_counter(), engine.cpu_s()
     await asyncio.gather(*(one_client() for _ in range(clients)))
-    took = time.perf_counter() - started
+    took, cpu_s = time.perf_counter() - started, engine.cpu_s() - cpu_s
     return {
         "tokens_per_s": requests * TOKENS / took,
+        "cpu_ms_per_token": 1e3 * cpu_s / (requests * TOKENS),
         "p50_s": median(latencies),
         "p99_s": sorted(latencies)[int(0.99 * len(latencies))],
     }
@@ -133,6 +137,7 @@ async def side_by_side(
         await closed_loop(engines[ours], session, clients, clients)
     for number in range(ROUNDS):
         for ours in (False, True) if number % 2 else (True, False):
+            await until_calm(engines.values())
             rounds[ours].append(await closed_loop(engines[ours], session, clients, requests))
     summary = {
         f"{name}_{key}": median(r[key] for r in rounds[ours])
@@ -142,13 +147,27 @@ async def side_by_side(
     summary["ratio"] = summary["ours_tokens_per_s"] / summary["stock_tokens_per_s"]
     both = [rounds[False], rounds[True]]
     summary["median_ratio"] = median(paired(both))
+    summary["cpu_ratio"] = median(paired(both, "cpu_ms_per_token"))
     return {"summary": summary, "rounds": both}
 
 
-def paired(rounds: list[list[dict[str, float]]]) -> list[float]:
-    """Our tokens a second against stock's of the same round."""
+async def until_calm(engines: Iterable[InsideEngine]) -> None:
+    """Returns when none of them works any more: what ran before still tidies up for a while."""
+    deadline = time.monotonic() + PATIENCE_S
+    before = [engine.cpu_s() for engine in engines]
+    while time.monotonic() < deadline:
+        await asyncio.sleep(CALM_WINDOW_S)
+        now = [engine.cpu_s() for engine in engines]
+        if sum(now) - sum(before) < CALM_CPU * CALM_WINDOW_S:
+            return
+        before = now
+    raise RuntimeError(f"the engines work on without requests: {before} seconds of CPU so far")
+
+
+def paired(rounds: list[list[dict[str, float]]], figure: str = "tokens_per_s") -> list[float]:
+    """Our figure against stock's of the same round."""
     stock, ours = rounds
-    return [o["tokens_per_s"] / s["tokens_per_s"] for s, o in zip(stock, ours, strict=True)]
+    return [o[figure] / s[figure] for s, o in zip(stock, ours, strict=True)]
 
 
 async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
@@ -216,7 +235,8 @@ async def one_round(
 
     async def one_client() -> None:
         while not over:
-            answer = await engine.stream(session, TABLE_TOKENS)
+            # Whole answers: a stream's chunks keep the HTTP side busier than the engine.
+            answer = await engine.complete(session, TABLE_TOKENS)
             if answer.tokens != TABLE_TOKENS:
                 raise RuntimeError(f"status {answer.status}")
 
@@ -281,8 +301,8 @@ def _throughput(part: dict[str, Any]) -> str:
     figures = part["figures"]
     lines = [
         f"## Against stock vLLM, same flags, both running, {ROUNDS} rounds in turn, medians\n",
-        "| clients | stock tok/s | ours tok/s | ratio of medians | median of paired ratios | stock p50 / p99 ms | ours p50 / p99 ms |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| clients | stock tok/s | ours tok/s | ratio of medians | median of paired ratios | stock p50 / p99 ms | ours p50 / p99 ms | processor time a token, ours against stock |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for clients, measured in sorted(figures.items(), key=lambda item: int(item[0])):
         s = measured["summary"]
@@ -290,7 +310,7 @@ def _throughput(part: dict[str, Any]) -> str:
             f"| {clients} | {s['stock_tokens_per_s']:.0f} | {s['ours_tokens_per_s']:.0f} "
             f"| {s['ratio']:.3f} | {s['median_ratio']:.3f} "
             f"| {1e3 * s['stock_p50_s']:.0f} / {1e3 * s['stock_p99_s']:.0f} "
-            f"| {1e3 * s['ours_p50_s']:.0f} / {1e3 * s['ours_p99_s']:.0f} |"
+            f"| {1e3 * s['ours_p50_s']:.0f} / {1e3 * s['ours_p99_s']:.0f} | {s['cpu_ratio']:.3f} |"
         )
     lines.append("\nOurs against stock of the same round, sorted:\n")
     pairs: list[float] = []

@@ -3,7 +3,7 @@
 Usage: run.py --measure PATH/measure.py --n 100 [--routing None] [--out FOLDER]
 
 Starts etcd, kube-apiserver, controller-manager, scheduler and kwok, measures the floor (a client
-that creates N Deployments by itself), then runs the harness and prints its figures as a table.
+that creates N Deployments by itself, then one that creates all that N services need), then runs the harness and prints its figures as a table.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 GPUS_A_NODE = 8
 IN_FLIGHT = 16
+PLURALS = {"NetworkPolicy": "networkpolicies"}
+
+Manifest = dict[str, Any]
 
 
 def main() -> None:
@@ -39,7 +43,7 @@ def main() -> None:
     with ControlPlane() as plane:
         plane.add_nodes(-(-args.n * 2 // GPUS_A_NODE), gpus=GPUS_A_NODE)
         operator, harness = _users(plane)
-        floor = None if args.no_floor else asyncio.run(_floor(_access(harness), args.n))
+        floors = {} if args.no_floor else asyncio.run(_floors(_access(harness), args))
         command = [
             sys.executable, str(args.measure), "--profile", str(HERE / "profile.json"),
             "--n", str(args.n), "--kubeconfig", str(harness), "--operator-kubeconfig", str(operator),
@@ -54,7 +58,7 @@ def main() -> None:
         path = f"{program_path('kubectl').parent}{os.pathsep}{os.environ['PATH']}"
         subprocess.run(command, check=True, env={**os.environ, "PATH": path})
     result = json.loads((out / f"{name}.json").read_text())
-    result["floor"] = floor
+    result.update(floors)
     (out / f"{name}.json").write_text(json.dumps(result, indent=1))
     print(table(result))
 
@@ -95,10 +99,48 @@ def _access(kubeconfig: Path) -> tuple[str, str]:
     return config["clusters"][0]["cluster"]["server"], config["users"][0]["user"]["token"]
 
 
-async def _floor(access: tuple[str, str], count: int) -> dict[str, float]:
-    """Seconds for a client without any operator: all Deployments created, all of them ready."""
+async def _floors(access: tuple[str, str], args: argparse.Namespace) -> dict[str, Any]:
+    """What a client without any operator takes, for bare Deployments and for a service's objects."""
+
+    def bare(number: int) -> list[Manifest]:
+        return [_deployment(f"f{number:04d}")]
+
+    rendered = json.dumps(list(yaml.safe_load_all(_rendered(args.routing))))
+
+    def whole(number: int) -> list[Manifest]:
+        made: list[Manifest] = json.loads(rendered.replace("placeholder", f"f{number:04d}"))
+        return made
+
+    return {
+        "floor": await _floor(access, args.n, bare),
+        "floor_same_objects": await _floor(access, args.n, whole),
+    }
+
+
+def _rendered(routing: str) -> str:
+    """What `fleetkeeper render` makes of the harness's service, named `placeholder`."""
+    template = (HERE / f"service-{routing}.yaml").read_text()
+    service = template.replace("$name", "placeholder").replace("$i", "0")
+    command = [
+        str(Path(sys.executable).with_name("fleetkeeper")),
+        "render",
+        "-n",
+        "floor",
+        "-f",
+        "-",
+    ]
+    return subprocess.run(command, input=service, capture_output=True, text=True, check=True).stdout
+
+
+async def _floor(
+    access: tuple[str, str], count: int, objects: Callable[[int], list[Manifest]]
+) -> dict[str, float]:
+    """Seconds for a client without any operator: all objects created, all Deployments ready.
+
+    Creates each number's objects one after another, `IN_FLIGHT` numbers at a time.
+    """
     server, token = access
-    path = "/apis/apps/v1/namespaces/floor/deployments"
+    deployments = "/apis/apps/v1/namespaces/floor/deployments"
     slots = asyncio.Semaphore(IN_FLIGHT)
     async with aiohttp.ClientSession(
         base_url=server,
@@ -109,17 +151,20 @@ async def _floor(access: tuple[str, str], count: int) -> dict[str, float]:
             began = time.monotonic()
 
         async def create(number: int) -> None:
-            async with slots, session.post(path, json=_deployment(f"f{number:04d}")) as answer:
-                answer.raise_for_status()
+            async with slots:
+                for manifest in objects(number):
+                    async with session.post(_path(manifest), json=manifest) as answer:
+                        answer.raise_for_status()
 
         await asyncio.gather(*(create(number) for number in range(count)))
         created = time.monotonic() - began
+        expected = count * sum(item["kind"] == "Deployment" for item in objects(0))
         while True:
-            async with session.get(path, params={"resourceVersion": "0"}) as answer:
+            async with session.get(deployments, params={"resourceVersion": "0"}) as answer:
                 items = (await answer.json())["items"]
-            if sum(item["status"].get("readyReplicas", 0) for item in items) >= count:
+            if sum(item["status"].get("readyReplicas", 0) > 0 for item in items) >= expected:
                 break
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.25)
         ready = time.monotonic() - began
         async with session.delete("/api/v1/namespaces/floor"):
             pass
@@ -131,10 +176,18 @@ async def _floor(access: tuple[str, str], count: int) -> dict[str, float]:
     return {"created_s": round(created, 2), "ready_s": round(ready, 2)}
 
 
-def _deployment(name: str) -> dict[str, Any]:
+def _path(manifest: Manifest) -> str:
+    group = manifest["apiVersion"]
+    plural = PLURALS.get(manifest["kind"], f"{manifest['kind'].lower()}s")
+    return f"/{'apis' if '/' in group else 'api'}/{group}/namespaces/floor/{plural}"
+
+
+def _deployment(name: str) -> Manifest:
     labels = {"app": name}
     container = {"name": "engine", "image": "example.invalid/engine:1"}
     return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
         "metadata": {"name": name},
         "spec": {
             "selector": {"matchLabels": labels},
@@ -154,6 +207,10 @@ def table(result: dict[str, Any]) -> str:
     burst, rest = result["burst"], result["rest"]
     rows = [
         ("floor: created / ready", _pair(result.get("floor"), "created_s", "ready_s", " s")),
+        (
+            "floor, the same objects without an operator: created / ready",
+            _pair(result.get("floor_same_objects"), "created_s", "ready_s", " s"),
+        ),
         ("created by the client", f"{burst['create_s']} s"),
         ("all workloads / all ready", f"{burst['children_s']} / {burst['cr_ready_s']} s"),
         ("writes a service until ready, lease included", burst["writes_per_cr"]),

@@ -116,8 +116,8 @@ def build_image(recipe: Recipe) -> Image:
         raise LocalError(
             f"there is no {recipe.containerfile}; run from a checkout of the repository"
         )
-    _check_disk()
     with exclusive(_store()):
+        _check_disk()
         base = os.environ.get(BASE_VARIABLE) or _import_base()
         started = time.monotonic()
         say(f"building the image {recipe.name} from {recipe.containerfile}")
@@ -126,6 +126,7 @@ def build_image(recipe: Recipe) -> Image:
             argv = [*_buildah(), "build", "--layers", "--isolation=chroot", "--network=host"]
             argv += ["--timestamp=0", f"--iidfile={image_id_file}", f"--file={containerfile}"]
             argv += [f"--build-arg=BASE={base}", *_secrets()]
+            argv += [f"--tag=localhost/fleetkeeper-{recipe.name}:latest"]  # or _prune would take it
             argv += [f"--build-arg={name}={value}" for name, value in recipe.build_args.items()]
             argv += [str(REPOSITORY / recipe.context)]
             done = attempt(*argv, timeout_s=BUILD_TIMEOUT_S)
@@ -256,12 +257,24 @@ def _storage() -> str:
 def _check_disk() -> None:
     store = _store()
     store.mkdir(parents=True, exist_ok=True)
-    free_gib = shutil.disk_usage(store).free / GIB
+    if _free_gib(store) < BUILD_DISK_GIB:
+        _prune()
+    free_gib = _free_gib(store)
     if free_gib < BUILD_DISK_GIB:
         raise LocalError(
             f"building images needs {BUILD_DISK_GIB} GiB free under {store}, {free_gib:.1f} GiB are; "
             "free some or set FLEETKEEPER_CACHE to a larger disk"
         )
+
+
+def _free_gib(folder: Path) -> float:
+    return shutil.disk_usage(folder).free / GIB
+
+
+def _prune() -> None:
+    """Removes earlier builds that nothing is named after; each recipe's last one stays."""
+    say("little disk is free: removing earlier builds of the images")
+    attempt(*_buildah(), "rmi", "--prune", timeout_s=BUILD_TIMEOUT_S)
 
 
 BUILDERS: dict[str, Callable[[], Image]] = {

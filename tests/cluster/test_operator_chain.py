@@ -22,7 +22,8 @@ from random_specs import random_spec
 
 TRANSITIONS = int(os.environ.get("FLEETKEEPER_TEST_TRANSITIONS", "60"))
 """In all; raise it for a long run."""
-SERVICES = 6
+SERVICES = max(6, TRANSITIONS // 40)
+"""Changed side by side, each round; a long run takes 40 rounds."""
 SEED = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261"))
 
 

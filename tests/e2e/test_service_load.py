@@ -1,13 +1,16 @@
-"""Load that comes and goes: limits and replicas follow it.
+"""Load that comes and goes: limits and replicas follow it, also while Prometheus is lost.
 
 In this order each test begins where the one before ended; alone each makes its own beginning.
 """
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.node import Node
 from service_world import (
     HEAVY,
     await_measured,
@@ -25,6 +28,10 @@ OVERLOAD_PER_S = 30.0
 """Of longer answers: nearly twice what one replica on 0.8 of a core writes."""
 LIGHT_PER_S = 2.0
 """Of short answers: one replica is bored."""
+TOLD_S = 30.0
+"""A lost Prometheus is told of within this, and so is its return."""
+HELD_S = 45.0
+"""Longer than the loop needs to take a replica away, which the test after it shows."""
 
 
 def test_batch_limits_change_in_running_engines(fleet: Fleet) -> None:
@@ -84,12 +91,52 @@ def test_sessions_stick_to_their_replica(pair: Fleet) -> None:
     assert len(homes) == 2
 
 
+def test_a_lost_prometheus_is_told_and_takes_no_replica_away(pair: Fleet, node: Node) -> None:
+    """Replicas are read directly: the loop goes on to decide, and only to lower waits for Prometheus."""
+    await_measured(pair)
+    before = [pod.identity for pod in pair.engines()]
+
+    def source() -> str:
+        return str(pair.status()["breaker"]["source"])
+
+    with steady(pair, LIGHT_PER_S, seed=11) as traffic:
+        node.processes.stop(["prometheus"])
+        lost = time.monotonic()
+        try:
+            pair.until(lambda: source() == "Open", "the breaker opens")
+            assert time.monotonic() - lost < TOLD_S
+            pair.until(lambda: says(pair, "Prometheus gives no fresh samples"), "the event")
+            available = pair.condition("MetricsAvailable")
+            assert (available["status"], available["reason"]) == ("True", "FreshMetrics")
+            assert "read directly" in available["message"]
+            pair.change({"replicas": None})  # the loop's own from here on, and one is enough
+            _assert_stays_at_two(pair, HELD_S)
+            pair.kubectl("scale", "inferenceservices.fleetkeeper.io/tiny", "--replicas=2")
+        finally:
+            node.up()
+        back = time.monotonic()
+        pair.until(lambda: source() == "Closed", "the breaker closes")
+        assert time.monotonic() - back < TOLD_S
+    assert failures(traffic.samples) == []
+    assert [pod.identity for pod in pair.engines()] == before
+
+
+def _assert_stays_at_two(fleet: Fleet, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        deployed = fleet.kubectl("get", "deployment", "tiny", "-o", "jsonpath={.spec.replicas}")
+        assert (fleet.status()["scaling"]["desired"], deployed) == (2, "2")
+        time.sleep(1.0)
+
+
 def test_replicas_fall_with_the_load_and_no_request_is_lost(pair: Fleet) -> None:
-    """The loop takes one away once both were measured for long enough; it is drained, and nobody notices."""
+    """The same with Prometheus: sooner than it was watched above one goes, drained, and nobody notices."""
     await_measured(pair)
     with steady(pair, LIGHT_PER_S, seed=5) as traffic:
         pair.change({"replicas": None})
+        began = time.monotonic()
         pair.until(lambda: pair.status()["scaling"]["desired"] == 1, "the order")
+        assert time.monotonic() - began < HELD_S
         assert pair.status()["scaling"]["reason"] == "LoadFell"
         pair.until(lambda: says(pair, "Replicas 2 -> 1: "), "the event")
         pair.await_ready(1)

@@ -8,8 +8,10 @@ import random
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -22,7 +24,9 @@ from inside_engine import InsideEngine, client, shared_engine
 SEQUENCES = 8
 MANY = 32
 REALTIME = 60
-CROWDED = 3
+WARM_UP = 20
+LAYERS = 12
+CROWDED = 2
 PATIENCE = 5
 """Machines under test are shared: what is promised holds here within this factor."""
 
@@ -66,17 +70,21 @@ class Offered:
     """What came of a load, and what was seen meanwhile."""
 
     statuses: dict[Tier, Counter[int]] = field(default_factory=lambda: {t: Counter() for t in Tier})
+    before: SchedulerBlock = field(default_factory=SchedulerBlock)
+    """What the engine said when the warm-up had ended."""
     waiting: list[int] = field(default_factory=list)
-    """Realtime requests in the middleware's queue and in vLLM's, by every look."""
+    """Realtime requests in the middleware's queue and in vLLM's, by every look since."""
     seconds: float = 0.0
 
 
 async def offer(
-    engine: InsideEngine, session: aiohttp.ClientSession, rate: float, count: int
+    engine: InsideEngine, session: aiohttp.ClientSession, rate: float, *, warm_up: int, count: int
 ) -> Offered:
     """Realtime at a rate a second; 48 clients of standard and 32 of batch that are always there.
 
-    Requests take 64 to 192 tokens: lengths differ as clients' do, equal ones would start and end
+    The first realtime requests find every place taken: the reserve follows their peak (ADR 13).
+
+    Requests take 32 to 96 tokens: lengths differ as clients' do, equal ones would start and end
     together for ever. Answers come whole: on a small machine the streams of all clients keep the
     HTTP side busier than the engine, and the wait would be that for a processor.
     """
@@ -84,7 +92,7 @@ async def offer(
     found, over = Offered(), asyncio.Event()
 
     async def ask(tier: Tier) -> None:
-        tokens = dice.randint(64, 192)
+        tokens = dice.randint(32, 96)
         answer = await engine.complete(session, tokens, tier=tier.label)
         assert answer.tokens == (tokens if answer.status == 200 else 0)
         found.statuses[tier][answer.status] += 1
@@ -103,23 +111,25 @@ async def offer(
     others += [asyncio.create_task(come_again(Tier.BATCH)) for _ in range(32)]
     await engine.until(lambda: engine.middleware().waiting[Tier.STANDARD] >= SEQUENCES)
     started = time.monotonic()
-    looks = asyncio.create_task(look())
     realtime = []
-    for number in range(count):
+    for number in range(warm_up + count):
         await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
+        if number == warm_up:
+            found.before, warm = engine.scheduler(), time.monotonic()
+            looks = asyncio.create_task(look())
         realtime.append(asyncio.create_task(ask(Tier.REALTIME)))
     await asyncio.gather(*realtime)
-    found.seconds = time.monotonic() - started
+    found.seconds = time.monotonic() - warm
     over.set()
     await asyncio.gather(looks, *others)
     return found
 
 
 async def capacity(engine: InsideEngine, session: aiohttp.ClientSession) -> float:
-    """Requests of 128 tokens a second when there is always one waiting."""
+    """Requests of 64 tokens a second when there is always one waiting."""
     sent = 2 * MANY
     started = time.monotonic()
-    await asyncio.gather(*(engine.complete(session, 128) for _ in range(sent)))
+    await asyncio.gather(*(engine.complete(session, 64) for _ in range(sent)))
     return sent / (time.monotonic() - started)
 
 
@@ -134,22 +144,28 @@ async def test_batch_alone_gets_everything(engine: InsideEngine) -> None:
     assert {answer.tokens for answer in answers} == {48}
 
 
-async def test_with_more_than_twice_the_capacity_realtime_hardly_waits_and_batch_keeps_its_floor(
-    engine: InsideEngine,
-) -> None:
-    """In our queues a realtime request is held for 2 mean batch times + 10 ms at most; batch gets 5% or more.
+@pytest.fixture
+def deep_engine(tmp_path: Path) -> Iterator[InsideEngine]:
+    """Steps as long as those of a model of some size: a small one's are shorter than an HTTP request."""
+    engine = InsideEngine(tmp_path, layers=LAYERS)
+    yield engine
+    engine.stop()
 
-    By Little's law: mean wait = mean number waiting / arrivals a second. Where others compete for
-    the machine arrivals come in bursts, and it holds within a factor. The whole wait from the first
-    byte to the first step, with what vLLM's API server takes, is below half of standard's.
+
+async def test_with_more_than_twice_the_capacity_realtime_hardly_waits_and_batch_keeps_its_floor(
+    deep_engine: InsideEngine,
+) -> None:
+    """Once realtime comes, its p95 from first byte to first step is 2 mean batch times + 10 ms at most.
+
+    The machine is its own client here, so it may be twice that. Batch gets 5% or more, and standard's half waits at least twice as long.
     """
+    engine = deep_engine
     engine.order(sequences=MANY)
     async with client() as session:
         rate = 0.2 * await capacity(engine, session)
         await engine.until_idle()
-        before = engine.scheduler()
-        found = await offer(engine, session, rate, REALTIME)
-        after = engine.scheduler()
+        found = await offer(engine, session, rate, warm_up=WARM_UP, count=REALTIME)
+        before, after = found.before, engine.scheduler()
     steps = after.worked_steps - before.worked_steps
     step_s = (after.batch_time_sum - before.batch_time_sum) / steps
     held_s = sum(found.waiting) / len(found.waiting) * found.seconds / REALTIME
@@ -157,11 +173,12 @@ async def test_with_more_than_twice_the_capacity_realtime_hardly_waits_and_batch
     standard = quantile_s(before, after, Tier.STANDARD, 0.5)
     print(
         f"realtime {rate:.1f}/s, step {step_s:.4f} s, held in queues {held_s:.4f} s, p95 from first byte "
-        f"to first step {p95:.4f} s, standard p50 {standard:.4f} s, {found.statuses}"
+        f"to first step {p95:.4f} s, promised {2 * step_s + 0.010:.4f} s, standard p50 {standard:.4f} s, "
+        f"{found.statuses}"
     )
-    assert held_s <= CROWDED * (2 * step_s + 0.010)
+    assert p95 <= CROWDED * (2 * step_s + 0.010)
     assert 2 * p95 <= standard
-    assert found.statuses[Tier.REALTIME] == {200: REALTIME}
+    assert found.statuses[Tier.REALTIME] == {200: WARM_UP + REALTIME}
     done = sum(statuses[200] for statuses in found.statuses.values())
     assert found.statuses[Tier.BATCH][200] >= 0.05 * done
     assert found.statuses[Tier.STANDARD][200] >= 0.3 * done

@@ -62,10 +62,11 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def tiny_model(directory: Path) -> Path:
-    """The tiny model, made once a directory."""
+def tiny_model(directory: Path, layers: int = 4) -> Path:
+    """The tiny model, made once a directory; with more layers its steps take longer."""
     if not (directory / "config.json").exists():
-        subprocess.run([PYTHON, ROOT / "scripts" / "tiny_model.py", directory], check=True)
+        script = ROOT / "scripts" / "tiny_model.py"
+        subprocess.run([PYTHON, script, directory, f"--layers={layers}"], check=True)
     return directory
 
 
@@ -119,6 +120,7 @@ class InsideEngine:
         ours: bool = True,
         wait: bool = True,
         environment: dict[str, str] | None = None,
+        layers: int = 4,
     ) -> None:
         self.settings = settings
         self.port = free_port()
@@ -140,7 +142,7 @@ class InsideEngine:
             env[ENVIRONMENT] = settings.to_json()
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / f"vllm-{self.port}.log"
-        model = tiny_model(directory / "model")
+        model = tiny_model(directory / "model", layers)
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 vllm_argv(model, self.port, settings, ours=ours),
@@ -170,6 +172,10 @@ class InsideEngine:
             self._process.wait(10)
         if self._shared_memory is not None:
             shutil.rmtree(self._shared_memory, ignore_errors=True)
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time that all its processes took so far."""
+        return sum(_cpu_s(stat, self._process.pid) for stat in Path("/proc").glob("[0-9]*/stat"))
 
     def scheduler(self) -> SchedulerBlock:
         """What the engine says now."""
@@ -314,6 +320,17 @@ class InsideEngine:
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
+
+
+def _cpu_s(stat: Path, session: int) -> float:
+    """Of one process, 0.0 when it is of another session or has ended."""
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    # As proc(5) counts them: session is field 6, utime 14, stime 15; the first here is field 3.
+    ticks = int(fields[11]) + int(fields[12]) if int(fields[3]) == session else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @asynccontextmanager
