@@ -16,13 +16,10 @@ from fleetkeeper_local import oci
 from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.paths import REPOSITORY, cache_dir
 from fleetkeeper_local.report import say
-from fleetkeeper_local.shell import attempt, run
+from fleetkeeper_local.shell import run
 
 VENV = "opt/venv"
 COMPILE_TIMEOUT_S = 600.0
-APT_TIMEOUT_S = 300.0
-LIBRARIES = ("libnuma1",)
-"""Debian packages, as Containerfile.cpu installs them."""
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 SITE = f"{VENV}/lib/{PYTHON}/site-packages"
 OTHER_PYTHON = "/py31[2-9]_"
@@ -31,7 +28,7 @@ ENTRYPOINT = "fleetkeeper-engine"
 
 
 def engine_layers() -> list[oci.Layer]:
-    """The layers above the base: dependencies, the system libraries they need, our package.
+    """The layers above the base, which has the system libraries: dependencies, our package.
 
     Raises:
         LocalError: `make setup-engine` was not run, or its Python is not the base's.
@@ -43,7 +40,6 @@ def engine_layers() -> list[oci.Layer]:
     layers = cache_dir() / "images" / "layers"
     return [
         _dependencies(environment.name, stock, layers),
-        _system_libraries(layers),
         _own_package(layers),
     ]
 
@@ -55,22 +51,6 @@ def _dependencies(key: str, stock: Path, layers: Path) -> oci.Layer:
         _compile(stock)
     # Byte code that records a source's time would be invalid: all times in a layer are 0.
     return oci.write_layer(stock, SITE, target, exclude=("*.opt-1.pyc", "*.opt-2.pyc"))
-
-
-def _system_libraries(layers: Path) -> oci.Layer:
-    """What vLLM's kernels are linked to and a slim base does not have."""
-    target = layers / f"{'-'.join(LIBRARIES)}.tar.zst"
-    with tempfile.TemporaryDirectory() as scratch:
-        root = Path(scratch) / "root"
-        if not target.exists():
-            fetch = 'cd "$1" && apt-get -qq -o APT::Sandbox::User=root download $2'
-            words = ("sh", "-c", fetch, "sh", scratch, " ".join(LIBRARIES))
-            if attempt(*words).returncode:
-                run("apt-get", "-qq", "update", timeout_s=APT_TIMEOUT_S)
-                run(*words)
-            for package in Path(scratch).glob("*.deb"):
-                run("dpkg-deb", "--extract", package, root)
-        return oci.write_layer(root, "", target, exclude=("./usr/share/*",))
 
 
 def _own_package(layers: Path) -> oci.Layer:

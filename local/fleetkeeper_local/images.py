@@ -28,7 +28,8 @@ BASE_VARIABLE = "FLEETKEEPER_BASE_IMAGE"
 """Names another base image, such as the official Python one, where a registry can be reached."""
 
 SUITE = "bookworm"
-BASE_PACKAGES = ("ca-certificates", "python3", "python3-venv")
+BASE_PACKAGES = ("ca-certificates", "libnuma1", "python3", "python3-venv")
+"""libnuma1: vLLM's kernels for CPU are linked to it. The local base has no sources of packages."""
 BUILD_TIMEOUT_S = 1800.0
 BUILD_DISK_GIB = 15
 GIB = 1024**3
