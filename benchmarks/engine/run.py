@@ -51,7 +51,7 @@ TABLE_TOKENS = 32
 TABLE_WINDOW_S = 2.5
 TABLE_STEPS = 40
 CALM_WINDOW_S = 0.5
-CALM_CPU = 0.1
+CALM_CPU = 0.4
 """Of a core, what both engines may take between two measurements."""
 PATIENCE_S = 900.0
 """Only a hang waits so long; a crowded machine must not end a measurement."""
