@@ -28,8 +28,8 @@ OVERLOAD_PER_S = 30.0
 """Of longer answers: nearly twice what one replica on 0.8 of a core writes."""
 LIGHT_PER_S = 2.0
 """Of short answers: one replica is bored."""
-TOLD_S = 30.0
-"""A lost Prometheus is told of within this, and so is its return."""
+TOLD_S = 60.0
+"""A lost Prometheus is told of within half of this, and so is its return; one machine carries all here."""
 HELD_S = 45.0
 """Longer than the loop needs to take a replica away, which the test after it shows."""
 
