@@ -168,12 +168,8 @@ async def load_raises_replicas(fleet: Fleet) -> None:
     await fleet.world.until("replicas raised", lambda: fleet.replicas() > 2)
     await fleet.world.until("a decision told", lambda: _raises(fleet))
     await fleet.engines.grow("chat", fleet.replicas())
-    raised = [
-        (event["reason"], event["message"])
-        for event in await fleet.world.events_of()
-        if event["message"].startswith("Replicas 2 -> ")
-    ]
-    assert [reason for reason, _ in raised] == ["Scaled"], "one event a happening"
+    raised = await fleet.world.told("chat", "Normal", "Replicas 2 -> ")
+    assert [event["reason"] for event in raised] == ["Scaled"], "one event a happening"
 
 
 async def only_the_wish_is_told_of_an_advised_one(fleet: Fleet) -> None:

@@ -398,15 +398,21 @@ class World:
         )
         return list(found["items"])
 
-    async def told(self, name: str, kind: str) -> list[Live]:
-        """Waits for an event of this type about a service: they come after what is more urgent.
+    async def told(self, name: str, kind: str, begins: str = "") -> list[Live]:
+        """Waits for an event of this type about a service, and its message's beginning.
+
+        Events come after what is more urgent.
 
         Raises:
             TimeoutError: there was none in time.
         """
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                found = [event for event in await self.events_of(name) if event["type"] == kind]
+                found = [
+                    event
+                    for event in await self.events_of(name)
+                    if event["type"] == kind and event["message"].startswith(begins)
+                ]
                 if found:
                     return found
                 await asyncio.sleep(0.2)
