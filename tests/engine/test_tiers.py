@@ -18,7 +18,7 @@ import pytest
 
 from fleetkeeper_engine.histogram import QUEUE_WAIT_EDGES_S
 from fleetkeeper_engine.page_layout import Outcome, SchedulerBlock, Tier
-from fleetkeeper_engine.scheduler_limits import RESERVE_KEPT_S
+from fleetkeeper_engine.scheduler_limits import RESERVE_KEPT_S, look_ahead_of
 from inside_engine import InsideEngine, client, shared_engine
 
 SEQUENCES = 8
@@ -213,7 +213,10 @@ async def test_a_full_queue_answers_429_at_once_and_says_when_to_come_back(
     engine.order(sequences=1)
     full = outcome(engine, Tier.STANDARD, Outcome.QUEUE_FULL)
     async with client() as session:
-        tasks = [asyncio.create_task(engine.stream(session, 4)) for _ in range(limit + 3)]
+        inside = 1 + look_ahead_of(1)
+        tasks = [asyncio.create_task(engine.stream(session, 1000)) for _ in range(inside)]
+        await engine.until(lambda: engine.middleware().released[Tier.STANDARD] == inside)
+        tasks += [asyncio.create_task(engine.stream(session, 4)) for _ in range(limit)]
         await engine.until(lambda: engine.middleware().waiting[Tier.STANDARD] >= limit - 1)
         engine.order(sequences=1, cap_exceeded=True)
         while engine.middleware().waiting[Tier.STANDARD] < limit:
@@ -255,6 +258,20 @@ async def test_a_closed_tier_and_a_drain_are_told_apart(engine: InsideEngine) ->
         engine.free_all()
 
 
+async def every_place_is_free(
+    engine: InsideEngine, session: aiohttp.ClientSession, places: int
+) -> None:
+    """Returns when standard gets all places: realtime of an earlier test keeps its reserve for a while."""
+    tasks = [asyncio.create_task(engine.stream(session, 1800)) for _ in range(places)]
+    await engine.until(
+        lambda: engine.middleware().released[Tier.STANDARD] == places, RESERVE_KEPT_S + 30
+    )
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await engine.until_idle()
+
+
 async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: InsideEngine) -> None:
     """What ends before the deadline of a drain ends whole; at it streams are cut and the queue gets 503.
 
@@ -262,8 +279,9 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
     short ones have ended, and their answers have begun; the last two never leave the queue.
     """
     engine.order(sequences=4)
-    arrived = engine.middleware().arrivals[Tier.STANDARD]
     async with client() as session:
+        await every_place_is_free(engine, session, 4 + look_ahead_of(4))
+        arrived = engine.middleware().arrivals[Tier.STANDARD]
         long = [asyncio.create_task(engine.stream(session, 1800)) for _ in range(2)]
         short = [asyncio.create_task(engine.stream(session, 60)) for _ in range(2)]
         await engine.until(lambda: sum(engine.middleware().released) == 4)
