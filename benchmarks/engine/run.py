@@ -23,7 +23,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -151,7 +151,7 @@ async def side_by_side(
     return {"summary": summary, "rounds": both}
 
 
-async def until_calm(engines: Iterable[InsideEngine]) -> None:
+async def until_calm(engines: Collection[InsideEngine]) -> None:
     """Returns when none of them works any more: what ran before still tidies up for a while."""
     deadline = time.monotonic() + PATIENCE_S
     before = [engine.cpu_s() for engine in engines]

@@ -27,8 +27,9 @@ REALTIME = 60
 WARM_UP = 20
 LAYERS = 12
 CROWDED = 2
+"""An engine whose clients run on its own machine keeps what is promised within this factor."""
 PATIENCE = 5
-"""Machines under test are shared: what is promised holds here within this factor."""
+"""The same for times of a few milliseconds."""
 
 pytestmark = pytest.mark.timeout(900)
 """The first test waits for the shared engine to start."""
@@ -157,7 +158,8 @@ async def test_with_more_than_twice_the_capacity_realtime_hardly_waits_and_batch
 ) -> None:
     """Once realtime comes, its p95 from first byte to first step is 2 mean batch times + 10 ms at most.
 
-    The machine is its own client here, so it may be twice that. Batch gets 5% or more, and standard's half waits at least twice as long.
+    The machine is its own client here, so it may be twice that. Batch gets 5% or more, and half of
+    standard waits at least twice as long.
     """
     engine = deep_engine
     engine.order(sequences=MANY)

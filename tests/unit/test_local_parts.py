@@ -18,6 +18,7 @@ from fleetkeeper_local import (
     cleanup,
     controlplane,
     hostnet,
+    images,
     lock,
     nodeflags,
     preflight,
@@ -233,3 +234,19 @@ def test_every_component_listens_on_loopback_or_the_bridge_alone(tmp_path: Path)
     texts = [path.read_text() for path in tmp_path.glob("*.*")]
     assert len(texts) == 4
     assert not any("0.0.0.0" in text.replace("0.0.0.0/0", "") for text in texts)
+
+
+@pytest.mark.parametrize(("freed_gib", "refused"), [(50.0, False), (2.0, True)])
+def test_a_build_without_disk_removes_earlier_builds_before_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freed_gib: float, refused: bool
+) -> None:
+    monkeypatch.setenv("FLEETKEEPER_CACHE", str(tmp_path))
+    free = [1.0]
+    monkeypatch.setattr(images, "_free_gib", lambda _folder: free[-1])
+    monkeypatch.setattr(images, "_prune", lambda: free.append(freed_gib))
+    if refused:
+        with pytest.raises(LocalError, match=r"2\.0 GiB are; free some or set FLEETKEEPER_CACHE"):
+            images._check_disk()
+    else:
+        images._check_disk()
+    assert free == [1.0, freed_gib]

@@ -323,8 +323,8 @@ def decide_replicas(
         return hold(view.replicas, "SignalsStale", "no signals: replicas stay"), memory
     memory = _seen_too_few(view, memory, now)
     # While Prometheus is missed nothing is lowered, and nothing seen then lowers when it is back.
-    known = view.needed_down if view.signals.grade is Grade.FRESH else None
-    known = None if view.prometheus_lost else known
+    is_believed = view.signals.grade is Grade.FRESH and not view.prometheus_lost
+    known = view.needed_down if is_believed else None
     wish = view.replicas if known is None else max(known, view.floor)
     memory = remembered_wish(memory, wish, settings.scale_down_delay_s, now)
     orders = tuple(held for held in memory.orders if now - held[0] < UP_SPAN_S)
