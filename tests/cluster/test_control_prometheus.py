@@ -130,6 +130,7 @@ async def test_load_raises_replicas_and_no_fault_or_kill_lowers_them(fleet: Flee
         async with fault(fleet):
             await decisions_go_on_from_direct_reads(fleet)
     await kills_lower_nothing(fleet)
+    await the_raise_is_told_once(fleet)
     orders_rise_over_leaders(fleet)
     fleet.assert_never_lowered()
     assert fleet.breaker == {"Closed"}
@@ -168,8 +169,13 @@ async def load_raises_replicas(fleet: Fleet) -> None:
     await fleet.world.until("replicas raised", lambda: fleet.replicas() > 2)
     await fleet.world.until("a decision told", lambda: _raises(fleet))
     await fleet.engines.grow("chat", fleet.replicas())
+    await the_raise_is_told_once(fleet)
+
+
+async def the_raise_is_told_once(fleet: Fleet) -> None:
+    """One event a happening, by every leader together."""
     raised = await fleet.world.told("chat", "Normal", "Replicas 2 -> ")
-    assert [event["reason"] for event in raised] == ["Scaled"], "one event a happening"
+    assert [event["reason"] for event in raised] == ["Scaled"]
 
 
 async def only_the_wish_is_told_of_an_advised_one(fleet: Fleet) -> None:
