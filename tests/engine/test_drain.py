@@ -27,6 +27,8 @@ from supervised_engine import (
 pytestmark = pytest.mark.timeout(1200)
 STREAMS = 50
 TOKENS = 300
+ENDLESS = 16_000
+"""More tokens than any engine makes in the seconds of a drain here."""
 PROMPT = 16_000
 STALL_S = 5
 LOOK_AHEAD = 2
@@ -133,7 +135,7 @@ async def test_a_deadline_of_2_s_ends_every_stream_at_a_whole_frame(
     engine = start(
         sections={
             "model": {"source": str(model)},
-            "engine": {"dtype": "auto"},
+            "engine": {"dtype": "auto", "maxModelLength": 16_384},
             "memory": {"limitBytes": 3 * GIB},
             "drain": {"seconds": 2, "noticeSeconds": 5},
         },
@@ -146,7 +148,7 @@ async def test_a_deadline_of_2_s_ends_every_stream_at_a_whole_frame(
     assert f"--dtype={computable_dtype()}" in words
     assert engine.put_limits(8, 2048).status_code == 200
     async with a_session() as session:
-        streams = [asyncio.create_task(engine.stream(session, 1800)) for _ in range(24)]
+        streams = [asyncio.create_task(engine.stream(session, ENDLESS)) for _ in range(24)]
         await running(engine, 8)
         began = time.monotonic()
         prestop = await asyncio.create_subprocess_exec(
@@ -169,8 +171,10 @@ async def test_a_deadline_of_2_s_ends_every_stream_at_a_whole_frame(
     assert len(refused) >= 24 - 8 - LOOK_AHEAD, "what never left the queue"
     for stream in cut:
         assert not stream.broken
+        assert stream.tokens < ENDLESS, "the deadline ended it, so no queued one took its place"
         assert stream.rest == b"", "no half frame"
-        assert b"draining" in stream.events[-2] or stream.events[-1] == b"data: [DONE]"
+        assert b'"code": "draining"' in stream.events[-2]
+        assert stream.events[-1] == b"data: [DONE]"
     assert all(b'"code": "draining"' in stream.body for stream in refused)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -138,8 +139,9 @@ class Stream:
 
     @property
     def tokens(self) -> int:
-        """Events that carry text."""
-        return sum(b'"choices":[{' in event for event in self.events)
+        """By the usage that each event tells: an event may carry more than one token."""
+        told = re.findall(rb'"completion_tokens":(\d+)', self.body)
+        return int(told[-1]) if told else 0
 
 
 @dataclass
@@ -271,6 +273,7 @@ class RunningEngine:
             "max_tokens": tokens,
             "ignore_eos": True,
             "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         found = Stream()
         try:
