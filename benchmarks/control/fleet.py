@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import statistics
 import subprocess
@@ -37,6 +36,7 @@ from fleetkeeper.plan.control.exposed import PLACES
 from fleetkeeper.plan.control.samples import PodSample, StepSums
 from fleetkeeper.plan.control.values import PodOrder, PutOutcome
 from fleetkeeper.plan.model import Kind, Notice, Pod, Workload
+from fleetkeeper.runtime import heap
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_loop import ControlLoop
 from fleetkeeper.runtime.control_metrics import ControlMetrics
@@ -283,8 +283,7 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
     others = [asyncio.create_task(part) for part in (world.look(), world.loop.outbox.run(), lag())]
     for number in range(ticks + WARM_TICKS):
         if number == WARM_TICKS:
-            gc.collect()
-            gc.freeze()
+            heap.settle()
             late.clear()
             world.looks = world.orders = world.notices = 0
             started, spent = time.monotonic(), time.process_time()
@@ -312,6 +311,7 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
 
 async def run(asked: argparse.Namespace) -> dict[str, float]:
     """Everything, once Prometheus knows all pods."""
+    heap.look_seldom()
     count = asked.services * asked.pods
     with (
         tempfile.TemporaryDirectory() as directory,

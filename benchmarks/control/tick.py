@@ -9,7 +9,6 @@ engines under load, so every branch of a busy tick runs; idle services cost less
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import time
 from random import Random
@@ -20,6 +19,7 @@ from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.service import decide_service
 from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, PodView, PutOutcome
+from fleetkeeper.runtime import heap
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
 
 START_S = 1_000_000.0
@@ -57,7 +57,8 @@ def main() -> None:
     memories = [ControlMemory() for _ in range(asked.services)]
     outcomes: list[tuple[PutOutcome, ...]] = [()] * asked.services
     spent = []
-    gc.freeze()  # as the runtime does once its caches are filled
+    heap.look_seldom()
+    heap.settle()
     for number, samples in enumerate(rows):
         now = START_S + 5.0 * (number + 1)
         began = time.process_time()

@@ -48,7 +48,7 @@ def main() -> None:
             sys.executable, str(args.measure), "--profile", str(HERE / "profile.json"),
             "--n", str(args.n), "--kubeconfig", str(harness), "--operator-kubeconfig", str(operator),
             "--audit", str(plane.audit_log), "--out", str(out / f"{name}.json"),
-            "--log", str(out / f"{name}.log"), "--timeout", "600",
+            "--log", str(out / f"{name}.log"), "--timeout", str(args.timeout),
             "--settle", str(args.settle), "--rest", str(args.rest),
             "--set", f"operator={args.operator}", "--set", f"port={_free_port()}",
             "--set", f"crds={ROOT / 'crds'}", "--set", f"routing={args.routing}",
@@ -77,6 +77,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--settle", type=float, default=60)
     parser.add_argument("--rest", type=float, default=120)
     parser.add_argument("--rest-only", action="store_true")
+    parser.add_argument(
+        "--timeout", type=float, default=600, help="seconds until all objects, and again all ready"
+    )
     parser.add_argument("--lock", type=Path, help="held in busy phases, against parallel runs")
     parser.add_argument("--no-floor", action="store_true")
     return parser.parse_args()

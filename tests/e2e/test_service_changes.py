@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fleetkeeper.plan.manifests.control_config import POLICY_FILE
+from fleetkeeper.plan.manifests.engine_document import KEYS_DIR
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import kill_operators
 from fleetkeeper_local.demo.installation import PROFILE, Installation
@@ -23,6 +28,8 @@ from service_world import (
 pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("calm_operator")]
 
 KILLS = 20
+AT_ONCE = 44
+"""Of examples/tiny.yaml at most 32 run, with a few looked ahead to."""
 
 
 def test_an_applied_service_turns_ready_and_answers_by_its_name(fleet: Fleet) -> None:
@@ -57,6 +64,42 @@ def test_the_same_manifest_applied_again_changes_nothing(fleet: Fleet) -> None:
     after = fleet.live()
     assert after["metadata"]["generation"] == before["metadata"]["generation"]
     assert fleet.kubectl(*children) == seen
+
+
+def test_a_changed_queue_limit_reaches_the_running_engine(fleet: Fleet) -> None:
+    """Through the kubelet, which renews a mounted ConfigMap within two minutes; the pod stays."""
+    before = [pod.identity for pod in fleet.engines()]
+    (engine,) = fleet.engines()
+
+    def mounted() -> int:
+        read = ("exec", engine.name, "-c", "engine", "--", "cat", f"{KEYS_DIR}/{POLICY_FILE}")
+        limit: int = json.loads(fleet.kubectl(*read))["tiers"]["batch"]["queueLimit"]
+        return limit
+
+    kept = mounted()
+    assert kept > AT_ONCE
+    fleet.change({"tiers": {"batch": {"queueLimit": 1}}})
+    fleet.until(lambda: mounted() == 1, "the file in the pod")
+    fleet.until(lambda: 1 in refused_for_full_queues(fleet, "batch"), "429 at a queue of one")
+    fleet.change({"tiers": {"batch": {"queueLimit": kept}}})
+    assert [pod.identity for pod in fleet.engines()] == before
+
+
+def refused_for_full_queues(fleet: Fleet, tier: str) -> set[int]:
+    """The queue limits that refusals tell, of more requests at once than the engine has places."""
+    url = fleet.base_url()
+
+    def limit() -> int | None:
+        try:
+            complete(url, "tiny", tokens=48, **{"X-Inference-Tier": tier})
+        except urllib.error.HTTPError as refused:
+            error = json.load(refused)["error"]
+            return error["limit"] if error["code"] == "queue_full" else None
+        return None
+
+    with ThreadPoolExecutor(AT_ONCE) as crowd:
+        asked = [crowd.submit(limit) for _ in range(AT_ONCE)]
+        return {found for one in asked if (found := one.result()) is not None}
 
 
 def test_operators_killed_at_random_moments_under_load_cost_nothing(

@@ -7,7 +7,6 @@ then the first write. End: no new looks, looks under way finish, the lease is gi
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from fleetkeeper.adapters.kubernetes.writes import (
     no_hook,
 )
 from fleetkeeper.plan.context import PlanContext
+from fleetkeeper.runtime import heap
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.catch_up import observe_service, services_behind
 from fleetkeeper.runtime.control_setup import build_control
@@ -225,7 +225,7 @@ class Operator:
             helpers += self._start_watches(group)
             await all_synced(self.reflectors)
             self.vitals.synced = True
-            _settle_memory()
+            heap.settle()
             log.info("caches complete", services=len(self.cache), records=self.cache.records)
             helpers.append(group.create_task(self.resync.run(), name="resync"))
             helpers += await self._lead(group)
@@ -386,6 +386,7 @@ async def run_operator(
     except NoCredentials as problem:
         log.error("no credentials", error=str(problem))  # noqa: TRY400 -- the message says it all
         return EXIT_USAGE
+    heap.look_seldom()
     try:
         await Operator(settings, context, client, watch=watch, hook=hook, control=control).run()
     except* LeaseLost as lost:
@@ -407,9 +408,3 @@ async def run_operator(
 
 def _no_fence() -> None:
     """A lone process without leader election may always write."""
-
-
-def _settle_memory() -> None:
-    """What was read at the start stays: the collector need not look at it again and again."""
-    gc.collect()
-    gc.freeze()
