@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,6 +18,8 @@ from fleetkeeper.api.types import InferenceServiceSpec
 
 __all__ = ["FieldError", "InferenceService", "InvalidService", "parse_service"]
 
+KEPT_SPECS: Final = 1024
+"""Parsed specs that are kept, 12 KiB each. They are frozen, and the control loop holds the same ones."""
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -101,12 +104,19 @@ def _parse_spec(spec: object) -> tuple[InferenceServiceSpec | None, list[FieldEr
     if not isinstance(spec, Mapping):
         return None, [FieldError("spec", "is missing; give at least spec.model.source")]
     try:
-        parsed = _validated(InferenceServiceSpec, spec)
+        parsed, broken = _parsed_spec(json.dumps(spec, default=str))
     except ValidationError as problem:
         return None, in_plain_words(problem, "spec", InferenceServiceSpec) + _rules_of_sound_parts(
             spec
         )
-    return parsed, broken_rules(parsed, "spec")
+    return parsed, list(broken)
+
+
+@lru_cache(maxsize=KEPT_SPECS)
+def _parsed_spec(text: str) -> tuple[InferenceServiceSpec, tuple[FieldError, ...]]:
+    """A service is looked at some ten times before it is ready, and its spec parsed once."""
+    parsed = _validated(InferenceServiceSpec, json.loads(text))
+    return parsed, tuple(broken_rules(parsed, "spec"))
 
 
 def _rules_of_sound_parts(spec: Mapping[str, Any]) -> list[FieldError]:
