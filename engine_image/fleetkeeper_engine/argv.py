@@ -42,6 +42,8 @@ class Launch:
     dtype: DType
     """After the probe of the CPU."""
     lora_rank: int
+    max_length: int
+    """The longest sequence, in tokens: the document's, else the model's own."""
     page: str
     package_path: str
     """The directory that holds fleetkeeper_engine and its entry points."""
@@ -66,7 +68,10 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
         ("tensor-parallel-size", engine.tensor_parallel_size),
         ("max-num-seqs", batching.max_sequences),
         ("max-num-batched-tokens", batching.max_tokens),
-        ("long-prefill-token-threshold", desired_prefill_threshold(batching.max_tokens)),
+        (
+            "long-prefill-token-threshold",
+            desired_prefill_threshold(batching.max_tokens, launch.max_length),
+        ),
         ("scheduling-policy", "priority"),
         ("scheduler-cls", SCHEDULER_FACTORY),
         ("middleware", MIDDLEWARE),
@@ -87,9 +92,13 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
     return words
 
 
-def desired_prefill_threshold(max_tokens: int) -> int:
-    """Tokens of one prompt in one step, at most: a quantum less than the step, so that another fits."""
-    return max(max_tokens - PREFILL_QUANTUM_TOKENS, min(max_tokens, PREFILL_QUANTUM_TOKENS))
+def desired_prefill_threshold(max_tokens: int, max_length: int) -> int:
+    """Tokens of one prompt in one step, at most: a quantum less than the step, so that another fits.
+
+    vLLM refuses more than the longest sequence.
+    """
+    others = max(max_tokens - PREFILL_QUANTUM_TOKENS, min(max_tokens, PREFILL_QUANTUM_TOKENS))
+    return min(others, max_length)
 
 
 def desired_environment(

@@ -89,6 +89,8 @@ _HUNG = {
     "serve": "the engine had work and made no step for stallSeconds",
 }
 _COMPILED = tuple((death, re.compile(pattern), message) for death, pattern, message in _RULES)
+_COUNTED = re.compile(r"ValidationError: \d+ validation errors? for")
+_VALUE_ERROR = re.compile(r"(?:Value error|Assertion failed), (.+?)(?: \[type=.*)?$")
 _ILLEGAL_INSTRUCTION = re.compile(
     r"died with exit code -4|exitcode[=: ]+-4\b|SIGILL|Illegal instruction"
 )
@@ -152,7 +154,7 @@ def classify_death(
     for death, pattern, message in _COMPILED:
         found = next((line for line in lines if pattern.search(line)), None)
         if found is not None:
-            return Death(death, f"{message}: {_shown(found)}", phase, detail)
+            return Death(death, f"{message}: {_shown(_explained(found, lines))}", phase, detail)
     if any(_ILLEGAL_INSTRUCTION.search(line) for line in lines) or status == -signal.SIGILL:
         return Death(
             DeathClass.BAD_ENGINE_OPTION,
@@ -169,6 +171,13 @@ def _status(status: int | None) -> str:
     if status < 0:
         return f"signal {signal.Signals(-status).name}"
     return f"status {status}"
+
+
+def _explained(found: str, lines: Sequence[str]) -> str:
+    """The line that says why: pydantic counts the errors first and tells them below."""
+    if not _COUNTED.search(found):
+        return found
+    return next((told[1] for line in lines if (told := _VALUE_ERROR.search(line))), found)
 
 
 def _shown(line: str) -> str:

@@ -21,6 +21,19 @@ _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _MOST_HEADER_BYTES = 100 * 1024**2
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM has kernels for; an adapter's rank is rounded up to one of them."""
+DEFAULT_LENGTH = 2048
+"""Tokens: vLLM's own value for a model that names no length."""
+_LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,7 @@ def read_facts(directory: Path, adapters: Iterable[Path] = ()) -> ModelFacts:
             intermediate=_number(shape, "intermediate_size", 4 * _number(shape, "hidden_size", 1)),
             vocabulary=_number(shape, "vocab_size", 1),
             kv_values_per_token=_kv_values_per_token(shape),
-            max_length=_number(shape, "max_position_embeddings", 2048),
+            max_length=_max_length(shape, directory / "tokenizer_config.json"),
             adapter_ranks=tuple(_adapter_rank(path) for path in adapters),
         )
     except (TypeError, ValueError) as error:
@@ -147,6 +160,18 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _number(config: Mapping[str, Any], name: str, default: int) -> int:
     value = config.get(name)
     return default if value is None else int(value)
+
+
+def _max_length(shape: Mapping[str, Any], tokenizer: Path) -> int:
+    """The longest sequence, in tokens: the least that config and tokenizer name, 2048 when none does.
+
+    So vLLM takes it too, but for models whose rotary embedding is stretched: theirs is longer.
+    """
+    lengths = [int(shape[key]) for key in _LENGTH_KEYS if shape.get(key) is not None]
+    told = _read_json(tokenizer).get("model_max_length") if tokenizer.exists() else None
+    if isinstance(told, int | float) and told > 0:
+        lengths.append(int(told))  # 1e30 where there is no end
+    return min(lengths, default=DEFAULT_LENGTH)
 
 
 def _dtype(shape: Mapping[str, Any], config: Mapping[str, Any]) -> DType:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from fleetkeeper.adapters.kubernetes.records import event_record, seconds_of, seen, version_of
 from fleetkeeper.plan.model import Kind, ObjectCondition, Pod, Revision, Workload
+from fleetkeeper.plan.reasons import engine_line
 
 Live = dict[str, Any]
 
@@ -64,6 +67,33 @@ def test_a_pod() -> None:
     assert container.last_terminated is not None
     assert container.last_terminated.exit_code == 72
     assert container.last_terminated.message == "out of memory"
+
+
+def test_the_engines_last_word_is_kept_however_much_output_it_quotes() -> None:
+    line = json.dumps(
+        {"class": "BadEngineOption", "code": 64, "message": "vLLM refuses it", "detail": "x" * 3000}
+    )
+    assert engine_line(last_message(line)) == {
+        "class": "BadEngineOption",
+        "message": "vLLM refuses it",
+    }
+
+
+def test_of_a_containers_log_the_end_is_kept() -> None:
+    """Kubernetes falls back to the log's last lines, and the last of them says most."""
+    assert last_message("start\n" * 400 + "killed").endswith("killed")
+
+
+def last_message(text: str) -> str:
+    """What is kept of a termination message."""
+    pod = copy.deepcopy(POD)
+    (status,) = pod["status"]["containerStatuses"]
+    status["lastState"]["terminated"]["message"] = text
+    record = seen("Pod", pod).record
+    assert isinstance(record, Pod)
+    ended = record.containers[0].last_terminated
+    assert ended is not None
+    return ended.message
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,18 @@ def test_the_output_tells_the_class(line: str, expected: DeathClass) -> None:
     assert "\n" not in death.message
 
 
+def test_what_pydantic_counts_first_is_told_by_the_line_below() -> None:
+    lines = [
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig",
+        "  Value error, max_num_seqs (0) must be at least 1 (now 0). [type=value_error, input_value=ArgsKwargs((), {}), input_type=ArgsKwargs]",
+        "    For further information visit https://errors.pydantic.dev/2.14/v/value_error",
+    ]
+    death = classify_death(lines, status=1, phase="start")
+    assert death.message == ("vLLM refuses an option: max_num_seqs (0) must be at least 1 (now 0).")
+    alone = classify_death(lines[:1], status=1, phase="start")
+    assert alone.message.endswith("1 validation error for SchedulerConfig")
+
+
 def test_the_kernels_verdict_and_our_own_count_more_than_the_output() -> None:
     line = "torch.OutOfMemoryError: CUDA out of memory."
     killed = classify_death([line], status=-9, phase="serve", oom_kills=1)

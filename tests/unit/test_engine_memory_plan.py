@@ -167,6 +167,27 @@ def test_facts_come_from_config_and_headers_alone(tmp_path: Path) -> None:
     assert facts.max_length == 512
 
 
+@pytest.mark.parametrize(
+    ("named", "tokenizer", "length"),
+    [
+        ({}, None, 2048),
+        ({"n_positions": 1024}, None, 1024),
+        ({"max_position_embeddings": 4096, "seq_length": 2000}, None, 2000),
+        ({"max_position_embeddings": 4096}, 1e30, 4096),
+        ({"max_position_embeddings": 4096}, 512, 512),
+    ],
+)
+def test_the_longest_sequence_is_the_least_that_the_model_names(
+    named: dict[str, int], tokenizer: float | None, length: int, tmp_path: Path
+) -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "max_position_embeddings"}
+    model = a_model(tmp_path / "m", config | named, TENSORS, 26)
+    if tokenizer is not None:
+        text = json.dumps({"model_max_length": tokenizer})
+        (model / "tokenizer_config.json").write_text(text)
+    assert read_facts(model).max_length == length
+
+
 def test_the_text_part_of_a_multimodal_config_counts(tmp_path: Path) -> None:
     nested = {"architectures": ["X"], "text_config": CONFIG}
     assert read_facts(a_model(tmp_path / "m", nested, TENSORS, 26)).layers == 2

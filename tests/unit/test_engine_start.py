@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -54,6 +55,7 @@ LAUNCH = Launch(
     adapters={},
     dtype=DType.FLOAT32,
     lora_rank=8,
+    max_length=32_768,
     page="/dev/shm/fleetkeeper/page",
     package_path="/opt/own",
     internal_token="secret-mark",
@@ -81,6 +83,12 @@ def test_every_option_is_one_token_and_the_plan_is_in_it() -> None:
     assert not any(word.startswith("--gpu-memory-utilization") for word in words)
     names = [word.partition("=")[0] for word in words[3:]]
     assert len(set(names)) == len(names)
+
+
+def test_one_prompts_part_of_a_step_is_never_above_the_longest_sequence() -> None:
+    """vLLM would refuse to start: a model of 512 tokens with batches of 8192 is a plain wish."""
+    short = replace(LAUNCH, max_length=512)
+    assert "--long-prefill-token-threshold=512" in desired_argv(a_document(), PLAN, short)
 
 
 def test_truths_become_flags_and_adapters_come_as_words_of_one_option() -> None:

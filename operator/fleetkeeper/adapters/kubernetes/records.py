@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,10 +30,11 @@ from fleetkeeper.plan.model import (
     Termination,
     Workload,
 )
+from fleetkeeper.plan.reasons import engine_line
 
 ANNOTATION_REVISION = "deployment.kubernetes.io/revision"
 MESSAGE_LIMIT = 1024
-"""Characters kept of messages of others; the engine's termination line is shorter."""
+"""Characters kept of messages of others."""
 
 Record = Child | Revision | Pod
 
@@ -281,9 +283,19 @@ def _termination(found: object) -> Termination | None:
     return Termination(
         exit_code=_count(found.get("exitCode")),
         reason=intern(str(found.get("reason") or "")),
-        message=_short(found.get("message")),
+        message=_last_word(found.get("message")),
         finished=seconds_of(found.get("finishedAt")),
     )
+
+
+def _last_word(message: object) -> str:
+    """The engine's termination line without the output that it quotes; of other words the end."""
+    text = str(message or "")
+    line = engine_line(text)
+    if not line:
+        return text[-MESSAGE_LIMIT:]
+    kept = {"class": line["class"], "message": _short(line.get("message"))}
+    return json.dumps(kept, ensure_ascii=False)
 
 
 def _conditions(found: object) -> Iterable[ObjectCondition]:
