@@ -17,8 +17,10 @@ from prometheus_client.registry import Collector
 from fleetkeeper_engine.document import CONTRACT
 from fleetkeeper_engine.health import stalled_s
 from fleetkeeper_engine.histogram import cumulative
+from fleetkeeper_engine.memorywatch import FRESH_S
 from fleetkeeper_engine.metrictable import METRICS_BY_NAME
 from fleetkeeper_engine.page_layout import (
+    CapBlock,
     MiddlewareBlock,
     Outcome,
     SchedulerBlock,
@@ -94,11 +96,14 @@ def _memory(pod: PodState, now: float) -> Iterator[Metric]:
         yield _gauge("fleetkeeper_memory_used_ratio", memory.used_ratio)
         yield _gauge("fleetkeeper_memory_peak_ratio", memory.peak_ratio)
         yield _gauge("fleetkeeper_memory_over_cap", memory.over_cap)
-    fragmented = [
-        1 - cap.allocated_bytes / cap.reserved_bytes for cap in pod.caps() if cap.reserved_bytes
-    ]
+    fragmented = [cap.fragmentation_ratio for cap in pod.caps() if _is_shown(cap, now)]
     if fragmented:
         yield _gauge("fleetkeeper_memory_fragmentation_ratio", max(fragmented))
+
+
+def _is_shown(cap: CapBlock, now: float) -> bool:
+    """Whether the allocator's figures are known and young enough: a reporter that ended is not shown for ever."""
+    return cap.reserved_bytes > 0 and now - cap.written <= FRESH_S
 
 
 def _limits(

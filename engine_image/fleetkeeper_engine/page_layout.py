@@ -189,6 +189,16 @@ class CapBlock:
     """Reserved and not allocated is fragmentation: 1 - allocated / reserved."""
     written: float = 0.0
 
+    @property
+    def fragmentation_ratio(self) -> float:
+        """Share of what is reserved that holds nothing; 0 while nothing is reserved.
+
+        The two are read one after the other, so the allocator may give memory back in between: never below 0.
+        """
+        if not self.reserved_bytes:
+            return 0.0
+        return max(0.0, 1 - self.allocated_bytes / self.reserved_bytes)
+
 
 Block = TypeVar("Block")
 

@@ -155,10 +155,24 @@ async def test_a_cuda_pod_is_not_ready_before_every_rank_armed_its_cap(tmp_path:
     async with bench.client:
         status, text = await bench.status("/healthz/ready")
         assert (status, "cap is not armed" in text) == (503, True)
-        bench.page.write_cap(0, CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75))
+        cap = CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75, written=time.monotonic())
+        bench.page.write_cap(0, cap)
         assert (await bench.status("/healthz/ready"))[0] == 200
         _, text = await bench.status("/metrics")
         assert "fleetkeeper_memory_fragmentation_ratio 0.25" in text
+        bench.page.write_cap(0, replace(cap, written=time.monotonic() - 6))
+        _, text = await bench.status("/metrics")
+        assert "fleetkeeper_memory_fragmentation_ratio" not in text, "its reporter has ended"
+
+
+@pytest.mark.parametrize(
+    ("reserved", "allocated", "ratio"),
+    [(100, 75, 0.25), (100, 100, 0.0), (90, 100, 0.0), (0, 0, 0)],
+)
+def test_fragmentation_is_never_negative(reserved: int, allocated: int, ratio: float) -> None:
+    """The allocator may give memory back between the two readings; a negative metric would spoil its sample."""
+    block = CapBlock(reserved_bytes=reserved, allocated_bytes=allocated)
+    assert block.fragmentation_ratio == ratio
 
 
 async def test_over_the_cap_the_page_says_stop(bench: Bench) -> None:
@@ -181,7 +195,10 @@ async def test_everything_in_the_table_is_exported_with_its_type_and_labels(benc
         replace(RUNNING, batch_time_buckets=(1,) * edges, batch_time_sum=12.5)
     )
     bench.page.write_middleware(MiddlewareBlock(waiting=(1, 2, 3), arrivals=(4, 5, 6)))
-    bench.page.write_cap(0, CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75))
+    bench.page.write_cap(
+        0,
+        CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75, written=time.monotonic()),
+    )
     bench.pod.saw_memory(MemoryUse(60, 100), time.monotonic())
     _, text = await bench.status("/metrics")
     families = {f.name: f for f in text_string_to_metric_families(text)}
