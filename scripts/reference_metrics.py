@@ -51,6 +51,14 @@ CONTROL_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "model_capacity_sequences": ((), "Sequences that one replica carries within the objectives."),
     "cold_start_seconds": ((), "Measured time from a pod's creation until it is ready."),
+    "signal_fragmentation_ratio": (
+        (),
+        "Share of its allocator's memory that is unused, of the worst replica that may be judged; 0 where engines do not export it (cpu profiles).",
+    ),
+    "decision_restart": (
+        ("reason",),
+        "Only with memory.restartFragmented: 1 in the tick in which a fragmented replica is restarted, else 0; `reason` says why.",
+    ),
     "admit_ratio": (("tier",), "Share of the requests of a tier that engines let in."),
 }
 """The control loop's gauges by name (without `fleetkeeper_`): further labels, meaning."""

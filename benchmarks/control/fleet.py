@@ -220,8 +220,8 @@ class World:
             self.looks += 1
             self.queue.done(key)
 
-    async def _replace(self, key: Key, pod: str, uid: str) -> None:
-        raise AssertionError(f"{key}: {pod} {uid} was to be replaced")
+    async def _replace(self, key: Key, pod: str, uid: str, why: str) -> None:
+        raise AssertionError(f"{key}: {pod} {uid} was to be replaced: {why}")
 
     async def _notice(self, key: Key, notice: Notice) -> None:
         del key, notice

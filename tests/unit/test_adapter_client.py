@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client.configuration import Configuration
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient, load_configuration
+from fleetkeeper.adapters.kubernetes.client import load_configuration
 from fleetkeeper.adapters.kubernetes.errors import ApiError, BrokenAnswer
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVICE
@@ -23,25 +20,7 @@ from fleetkeeper.adapters.kubernetes.writes import (
     WritePoint,
 )
 from fleetkeeper.plan.model import Kind
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def served(handler: Handler) -> AsyncIterator[KubernetesClient]:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    configuration = Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
-    configuration.connection_pool_maxsize = 0
-    client = KubernetesClient(configuration, in_flight=8)
-    try:
-        yield client
-    finally:
-        await client.close()
-        await runner.cleanup()
+from loopback_api import served
 
 
 async def test_429_is_tried_again_after_the_seconds_it_names() -> None:

@@ -279,6 +279,7 @@ def test_a_missing_metric_is_named(name: str) -> None:
     optional = name in {
         "fleetkeeper_memory_used_ratio",
         "fleetkeeper_memory_peak_ratio",
+        "fleetkeeper_memory_fragmentation_ratio",
         "fleetkeeper_live_limits_supported",
     }
     assert (name in got.missing) is not optional

@@ -142,6 +142,19 @@ def test_explain_tells_why_with_the_numbers() -> None:
     assert evidence["Pressure (1 = at an objective)"] == "3.8"
 
 
+def test_explain_says_why_no_fragmented_replica_is_restarted() -> None:
+    """Only where the spec asks for restarts; the figure is there anyway."""
+    figure = ("signal_fragmentation_ratio", (), 0.42)
+    text = exposition(figure, ("decision_restart", (("reason", "OnlyReplica"),), 0.0))
+    view = view_of(service(), parse_gauges(text)["team-a", "chat"])
+    assert dict(evidence_rows(view))["Allocator unused (worst replica)"] == "42%"
+    assert dict(decision_rows(view))["Restart of fragmented replicas"] == (
+        "OnlyReplica: A restart of the only replica would be an outage."
+    )
+    view = view_of(service(), parse_gauges(exposition(figure))["team-a", "chat"])
+    assert "Restart of fragmented replicas" not in dict(decision_rows(view))
+
+
 @pytest.mark.parametrize(
     ("reason", "title"),
     [

@@ -149,6 +149,7 @@ QUIET = {
     "breaker.mode": "Disabled",
     "breaker.fallbackReplicas": 3,
     "batching.mode": "Fixed",
+    "memory.restartFragmented": True,
     "objectives.attainmentPercent": 90,
     "disruption.maxUnavailable": 2,
     "rollout.strategy": "Surge",

@@ -14,6 +14,7 @@ from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.cli import app
 from fleetkeeper.plan.control.arbitrate import Order
 from fleetkeeper.plan.control.conclude import conclude
+from fleetkeeper.plan.control.values import ControlSettings
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.settings import Settings, load_settings
 from reference_metrics import CONTROL_GAUGES, NOTHING_TO_DO, STEP_MODEL
@@ -90,7 +91,7 @@ def test_every_metric_of_the_operator_is_on_the_page() -> None:
 
 def test_the_control_loops_gauges_are_those_of_the_page() -> None:
     """Names and labels, as a tick over a service makes them."""
-    loop = Loop()
+    loop = Loop(settings=ControlSettings(restart_fragmented=True))
     decision = loop.steady(3)
     conclusion, _ = conclude(decision, Order(2), loop.memory, loop.now)
     made: dict[str, set[str]] = {}

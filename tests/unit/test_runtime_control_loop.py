@@ -85,7 +85,8 @@ class World:
         self.puts += orders
         return [PutOutcome(o.pod, o.generation, not self.refuses) for o in orders]
 
-    async def _replace(self, key: Key, pod: str, uid: str) -> None:
+    async def _replace(self, key: Key, pod: str, uid: str, why: str) -> None:
+        assert why
         self.replaced.append((key, pod, uid))
 
     async def _notice(self, key: Key, notice: Notice) -> None:
@@ -293,6 +294,63 @@ async def test_a_hung_engine_is_replaced_alone_and_by_its_uid() -> None:
         await world.loop.outbox.drain()
         world.clock += 5.0
     assert world.replaced == [(key, "chat-0", "uid-chat-0")]
+
+
+FRAGMENTED = Gauges(
+    running=4.0,
+    limit_sequences=32.0,
+    limit_tokens=1024.0,
+    kv_capacity_tokens=400_000.0,
+    memory_fragmentation_ratio=0.45,
+)
+
+
+def fragmented_world(status: Any = None) -> tuple[World, Key]:
+    """Three calm replicas of a service that asks for restarts."""
+    world = World()
+    spec: dict[str, Any] = {
+        "memory": {"restartFragmented": True},
+        "scaling": {"minReplicas": 3, "maxReplicas": 3},
+        "batching": {"mode": "Fixed"},
+    }
+    key = world.add_service(replicas=3, **spec)
+    world.put_service(status={"observedGeneration": 1} if status is None else status, **spec)
+    world.loop = world.new_leader()
+    return world, key
+
+
+async def test_a_fragmented_replica_is_replaced_alone_by_its_uid_and_told_once() -> None:
+    """Through the outbox, an hour after the leader's start; then its successor has an hour."""
+    world, key = fragmented_world()
+    await world.ticks(700, gauges=FRAGMENTED)
+    assert world.replaced == []
+    await world.ticks(60, gauges=FRAGMENTED)
+    assert world.replaced == [(key, "chat-0", "uid-chat-0")]
+    told = [notice for _, notice in world.notices if notice.reason == "EngineFragmented"]
+    assert len(told) == 1
+    assert told[0].type == "Normal"
+    assert told[0].message.startswith("chat-0 is drained and restarted: 45.0% of the memory")
+    status = world.loop.view(key).control_status
+    assert status is not None
+    assert [row["to"] for row in status["decisions"] if row["what"] == "restart"] == ["chat-0"]
+    await world.ticks(600, gauges=FRAGMENTED)
+    assert len(world.replaced) == 1
+
+
+@pytest.mark.parametrize("trouble", ["pod", "generation", "unseen"])
+async def test_no_replica_is_restarted_during_a_roll_out(trouble: str) -> None:
+    """A pod of another template, a Deployment not taken up, or a spec that nobody looked at yet."""
+    world, _ = fragmented_world({} if trouble == "unseen" else None)
+    if trouble == "pod":
+        world.put_pod("chat", "chat-2", template_hash="t0")
+    elif trouble == "generation":
+        engine = Workload(
+            Kind.DEPLOYMENT, "chat", "d-chat", "1", "digest",
+            desired_replicas=3, template_hash="t1", generation=2, observed_generation=1,
+        )  # fmt: skip
+        world._put("Deployment", engine, "chat")
+    await world.ticks(800, gauges=FRAGMENTED)
+    assert world.replaced == []
 
 
 async def test_out_of_accelerator_memory_lowers_the_start_up_sequences() -> None:

@@ -46,9 +46,9 @@ class Doubles:
             await self.gate.wait()
         return [PutOutcome(order.pod, order.generation, True) for order in orders]
 
-    async def replace(self, key: Key, pod: str, uid: str) -> None:
+    async def replace(self, key: Key, pod: str, uid: str, why: str) -> None:
         """Never asked here."""
-        raise AssertionError((key, pod, uid))
+        raise AssertionError((key, pod, uid, why))
 
     async def post(self, key: Key, notice: Notice) -> None:
         """An API server that answers when it is let."""

@@ -140,7 +140,9 @@ def queries_for(edges: Iterable[Edges], *, step_class: str = "") -> tuple[str, .
         _named("arrivals(_squared)?_total", "tier"),
         _named("waiting|running|oldest_wait_seconds", "tier"),
         _named("limit_(sequences|tokens|generation)", "kind", ', kind=~"effective|applied"'),
-        _named("kv_(capacity|resident)_tokens|memory_(used|peak)_ratio|live_limits_supported"),
+        _named(
+            "kv_(capacity|resident)_tokens|memory_(used|peak|fragmentation)_ratio|live_limits_supported"
+        ),
     )
     if not step_class:
         return queries

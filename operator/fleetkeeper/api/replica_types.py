@@ -189,6 +189,10 @@ class Memory(Section):
         le=80,
         description="The share of memory that a replica may use, in percent: of the accelerator's memory on cuda profiles, of resources.memory on cpu profiles.",
     )
+    restart_fragmented: bool = Field(
+        False,
+        description="Whether a replica whose allocator holds more than 30% unused memory for 10 minutes is drained and restarted: one at a time, at most one an hour, and only while the rest of the fleet is well. Only engines of cuda profiles measure it; on cpu profiles it does nothing. A change restarts nothing.",
+    )
 
 
 class Placement(Section):

@@ -154,7 +154,7 @@ class Decision(Section):
     """A decision that changed something."""
 
     time: Time = Field(description="When.")
-    what: Word = Field(description="What: replicas, sequences, tokens, breaker.")
+    what: Word = Field(description="What: replicas, limits, breaker, restart.")
     from_: Word | None = Field(None, alias="from", description="The value before.")
     to: Word | None = Field(None, description="The value after.")
     reason: Word | None = Field(None, description="Why, in one word.")

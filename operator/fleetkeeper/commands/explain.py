@@ -20,10 +20,15 @@ from fleetkeeper.commands.fleet_view import (
     views_of,
 )
 from fleetkeeper.commands.top import MetricsUrl, OperatorNamespace
+from fleetkeeper.plan.control.fragmentation import RestartReason
 
 Row = tuple[str, str]
 
-SHARES = (("KV cache used", "signal_kv_ratio"), ("Replicas that report", "signal_coverage_ratio"))
+SHARES = (
+    ("KV cache used", "signal_kv_ratio"),
+    ("Replicas that report", "signal_coverage_ratio"),
+    ("Allocator unused (worst replica)", "signal_fragmentation_ratio"),
+)
 COUNTS = (
     ("Arrivals a second", "signal_arrivals_per_second"),
     ("Waiting", "signal_waiting"),
@@ -62,6 +67,7 @@ def decision_rows(view: ServiceView) -> Iterator[Row]:
     title = f"Limits {view.sequences} sequences, {view.tokens} tokens a step"
     yield _decision(view, "batching", title)
     yield from breaker_rows(view)
+    yield from restart_rows(view)
     signals = view.conditions.get("MetricsAvailable") or {}
     yield "Signals", signals.get("message") or "nothing measured yet"
 
@@ -89,6 +95,15 @@ def breaker_rows(view: ServiceView) -> Iterator[Row]:
             since = f" since {breaker['since']}" if "since" in breaker else ""
             state += f"{since}: {reason}: {breaker.get('message', '')}"
         yield title, state
+
+
+def restart_rows(view: ServiceView) -> Iterator[Row]:
+    """Whether fragmented replicas are restarted, and why not now; nothing where the spec does not ask for it."""
+    texts = {str(reason): reason.text for reason in RestartReason}
+    for name, labels in view.gauges:
+        if name == "decision_restart":
+            reason = dict(labels).get("reason", "")
+            yield "Restart of fragmented replicas", f"{reason}: {texts.get(reason, '')}"
 
 
 def trouble_rows(view: ServiceView) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""What the control loop does to the cluster besides orders: hung pods replaced, events posted."""
+"""What the control loop does to the cluster besides orders: pods replaced, events posted."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ControlActs:
         self._metrics = metrics
         self._board = NoticeBoard(writer, metrics, now=now, instance=instance)
 
-    async def replace_pod(self, key: Key, pod: str, uid: str) -> None:
-        """Deletes that very pod as it was last seen; its ReplicaSet makes another.
+    async def replace_pod(self, key: Key, pod: str, uid: str, why: str) -> None:
+        """Deletes that very pod as it was last seen, with its own grace period, in which it drains.
 
-        A refusal is logged: the next tick finds the pod still hung, or not.
+        Its ReplicaSet makes another. A refusal is logged: a later tick decides afresh.
         """
         version = self._cache.version(key, POD.kind, pod)
         if version is None:
@@ -49,10 +49,10 @@ class ControlActs:
             )
         except ApiError as problem:
             self._metrics.errors.labels(problem.reason).inc()
-            log.warning("hung pod not replaced", service=str(key), pod=pod, error=str(problem))
+            log.warning("pod not replaced", service=str(key), pod=pod, why=why, error=str(problem))
             return
         self._cache.deleting(key, POD.kind, pod)
-        log.info("replaced", service=str(key), pod=pod, why="its engine has work and makes no step")
+        log.info("replaced", service=str(key), pod=pod, why=why)
 
     async def post_notice(self, key: Key, notice: Notice) -> None:
         """Posts an event on the service, if it still exists."""

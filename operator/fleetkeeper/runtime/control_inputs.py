@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import Component, engine_name
@@ -12,7 +13,7 @@ from fleetkeeper.plan.control.remedies import remedy_in_force
 from fleetkeeper.plan.control.settings import settings_of
 from fleetkeeper.plan.control.values import ControlSettings, PodView
 from fleetkeeper.plan.diagnosis import decide_diagnosis
-from fleetkeeper.plan.facts import facts_of
+from fleetkeeper.plan.facts import GONE_PHASES, facts_of
 from fleetkeeper.plan.model import Kind, Manifest, Pod, Snapshot, Workload
 from fleetkeeper.plan.rollout import is_scale_up_blocked
 from fleetkeeper.runtime.cache import Cache
@@ -24,13 +25,15 @@ class Fleet:
     """The live side of one service: its engine Deployment's order and its pods.
 
     `out_of_memory_pods` names pods whose engine ran out of accelerator memory; `scale_up_blocked`
-    says why more replicas would not help, empty where they would.
+    says why more replicas would not help, empty where they would. `rolling_out`: some pod is not of
+    the Deployment's template, or Kubernetes has not taken up its last change.
     """
 
     replicas: int
     pods: tuple[PodView, ...]
     out_of_memory_pods: tuple[str, ...] = ()
     scale_up_blocked: str = ""
+    rolling_out: bool = False
 
 
 def parsed_service(resource: Manifest, *, floating_revisions: bool) -> InferenceService | None:
@@ -73,9 +76,23 @@ def observe_fleet(cache: Cache, key: Key, now: float) -> Fleet | None:
         return None
     pods = tuple(pod for pod in cache.pods(key) if pod.component == Component.ENGINE)
     views = tuple(_pod_view(pod) for pod in pods)
+    rolling_out = _is_rolling_out(engine, pods)
     if all(pod.ready for pod in pods):
-        return Fleet(engine.desired_replicas, views)
-    return _troubled_fleet(cache, key, engine, views, now)
+        return Fleet(engine.desired_replicas, views, rolling_out=rolling_out)
+    fleet = _troubled_fleet(cache, key, engine, views, now)
+    return replace(fleet, rolling_out=rolling_out)
+
+
+def is_unseen(service: InferenceService | None) -> bool:
+    """Whether the planner has not yet said that it looked at this spec: what it asks is still to come."""
+    return service is None or service.status.get("observedGeneration") != service.generation
+
+
+def _is_rolling_out(engine: Workload, pods: Sequence[Pod]) -> bool:
+    living = (pod for pod in pods if pod.phase not in GONE_PHASES)
+    return engine.observed_generation < engine.generation or any(
+        pod.template_hash != engine.template_hash for pod in living
+    )
 
 
 def _troubled_fleet(

@@ -38,6 +38,7 @@ from fleetkeeper.plan.control.values import (
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_inputs import (
     Fleet,
+    is_unseen,
     observe_fleet,
     parsed_service,
     read_settings,
@@ -142,7 +143,7 @@ class ControlLoop:
         can_steer: bool = True,
         tick_s: float = TICK_S,
     ) -> None:
-        """`can_steer` is False without a control key: limits are then computed and reported only."""
+        """`can_steer` is False without a control key: limits and restarts are then computed and reported only."""
         self._cache = cache
         self._queue = queue
         self._context = context
@@ -271,6 +272,7 @@ class ControlLoop:
             prometheus_lost=case.key in readings.lost,
             scale_up_blocked=fleet.scale_up_blocked,
             out_of_memory_pods=fleet.out_of_memory_pods,
+            rolling_out=fleet.rolling_out or is_unseen(course.service),
         )
         course.outcomes, course.failed_writes = (), 0
         try:
@@ -308,8 +310,8 @@ class ControlLoop:
             for put in decision.puts:
                 self.outbox.send(put, course.take, doubted=put.pod in course.doubted)
         uids = {pod.name: pod.uid for pod in case.fleet.pods}
-        for pod in decision.replace_pods:
-            self.outbox.replace(case.key, pod, uids[pod])
+        for pod, why in decision.replace_pods.items():
+            self.outbox.replace(case.key, pod, uids[pod], why)
 
     def _budget(self) -> Budget:
         return Budget(self._context.max_accelerators, _by_namespace(self._context, self._courses))

@@ -47,10 +47,10 @@ class Engines(Protocol):
 
 
 class ReplacePod(Protocol):
-    """Replaces one pod whose engine hangs."""
+    """Replaces one pod."""
 
-    async def __call__(self, key: Key, pod: str, uid: str) -> None:
-        """Evicts it, this one only."""
+    async def __call__(self, key: Key, pod: str, uid: str, why: str) -> None:
+        """Deletes it, this one only; `why` is for the log."""
 
 
 class PostNotice(Protocol):
@@ -97,9 +97,9 @@ class Outbox:
         """An event on a service."""
         self._add(lambda: self._post_notice(key, notice))
 
-    def replace(self, key: Key, pod: str, uid: str) -> None:
-        """A pod whose engine hangs goes."""
-        self._add(lambda: self._replace_pod(key, pod, uid))
+    def replace(self, key: Key, pod: str, uid: str, why: str) -> None:
+        """A pod goes, and its ReplicaSet makes another."""
+        self._add(lambda: self._replace_pod(key, pod, uid, why))
 
     async def run(self) -> None:
         """Works until cancelled.

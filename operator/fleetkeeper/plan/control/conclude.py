@@ -148,6 +148,9 @@ def _changes(
             continue
         change = Change(now, what, before.value, after.value, after.reason)
         changes = with_change(changes, change)
+    if decision.settings.restarts and decision.restart.valid:
+        for pod in decision.restart.value:
+            changes = with_change(changes, Change(now, "restart", "", pod, decision.restart.reason))
     for notice in decision.notices:
         if "Breaker" in notice.reason:
             changes = with_change(changes, _breaker_change(notice, now))
@@ -376,7 +379,11 @@ def _metrics(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
         ("pressure_ratio", (), decision.pressure),
         ("model_capacity_sequences", (), decision.capacity),
         ("cold_start_seconds", (), decision.cold_start_s),
+        ("signal_fragmentation_ratio", (), decision.fragmentation_ratio),
     ]
+    if settings.restart_fragmented:
+        why = (("reason", str(decision.restart.reason)),)
+        gauges.append(("decision_restart", why, float(decision.restart.valid)))
     tiers = decision.load.by_tier()
     for tier, admit in zip(tiers, decision.admission.admit, strict=True):
         gauges.append(("breaker_state", (("breaker", str(tier)),), _STATES[tiers[tier].state]))

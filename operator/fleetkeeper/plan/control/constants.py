@@ -284,6 +284,16 @@ HUNG_PODS_AT_ONCE: Final = 1
 """Hung pods replaced at a time: if all hang, the cause is elsewhere."""
 HUNG_EVERY_S: Final = 120.0
 """Least time between two such replacements."""
+FRAGMENTED_RATIO: Final = 0.3
+"""Above this share of the allocator's memory unused, a prefill of ordinary size may find no whole piece."""
+FRAGMENTED_S: Final = 600.0
+"""In every sample for this long: what one burst leaves behind is used again or given back within minutes."""
+FRAGMENTED_GAP_S: Final = FRESH_S
+"""Samples further apart than three scrapes do not speak for the time between them: the 10 minutes begin anew."""
+FRAGMENTED_EVERY_S: Final = 3600.0
+"""Least time between two restarts for fragmentation: if it is back within the hour, restarts are no cure."""
+FRAGMENTED_REPLICAS: Final = 2
+"""With fewer replicas nobody would answer during the restart."""
 OVER_CAP_FACTOR: Final = 0.8
 """Sequences after a measured peak above the cap."""
 DECISIONS_KEPT: Final = 10

@@ -72,6 +72,7 @@ def _table() -> dict[tuple[str, str], Place]:
         ("fleetkeeper_kv_resident_tokens", ""): _gauge("kv_resident_tokens"),
         ("fleetkeeper_memory_used_ratio", ""): _gauge("memory_used_ratio"),
         ("fleetkeeper_memory_peak_ratio", ""): _gauge("memory_peak_ratio"),
+        ("fleetkeeper_memory_fragmentation_ratio", ""): _gauge("memory_fragmentation_ratio"),
         ("fleetkeeper_live_limits_supported", ""): _gauge("live_limits"),
     }
     for name in ("steps", "schedule_calls", "prompt_tokens", "generation_tokens", "preemptions"):
@@ -98,6 +99,7 @@ OPTIONAL: Final = frozenset(
     {
         "fleetkeeper_memory_used_ratio",
         "fleetkeeper_memory_peak_ratio",
+        "fleetkeeper_memory_fragmentation_ratio",
         "fleetkeeper_live_limits_supported",
         *(name for name, _ in PLACES if name.startswith(STEP_MODEL)),
     }

@@ -17,6 +17,7 @@ from fleetkeeper.plan.control.canary import Canary
 from fleetkeeper.plan.control.constants import CONTROL_OPEN_S, DECISIONS_KEPT
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.forecast import Forecast
+from fleetkeeper.plan.control.fragmentation import FragmentationMemory
 from fleetkeeper.plan.control.load_breaker import LoadBreaker, TierBreaker
 from fleetkeeper.plan.control.orders import OrdersMemory
 from fleetkeeper.plan.control.remedies import Remedy
@@ -67,6 +68,7 @@ class ControlMemory:
     orders: OrdersMemory = field(default_factory=OrdersMemory)
     remedy: Remedy | None = None
     replaced_at: float = 0.0
+    fragmentation: FragmentationMemory = field(default_factory=FragmentationMemory)
     order_late_since: float | None = None
     source: SourceBreaker = field(default_factory=SourceBreaker)
     shown_scaling: Shown = field(default_factory=Shown)
@@ -167,7 +169,8 @@ def memory_from_status(
 ) -> ControlMemory:
     """The memory that a new leader begins with. Anything malformed counts as absent.
 
-    A breaker that was open or half-open is open from now on, with its first waiting time.
+    A breaker that was open or half-open is open from now on, with its first waiting time. The hour
+    between two restarts for fragmentation begins now: the leader before may have made one just now.
     """
     batching, breaker = _section(status, "batching"), _section(status, "breaker")
     sequences, tokens = _whole(batching, "sequences"), _whole(batching, "tokens")
@@ -194,6 +197,7 @@ def memory_from_status(
         control=control,
         source=_source(breaker, now),
         remedy=_remedy(status, generation, cap_percent),
+        fragmentation=FragmentationMemory(restarted=now),
         shown_scaling=_shown(scaling, str(scaling.get("desired", ""))),
         shown_batching=_shown(batching, f"{sequences}/{tokens}" if limits else ""),
         peak_percent=_whole(_section(status, "memory"), "peakPercent") or 0,

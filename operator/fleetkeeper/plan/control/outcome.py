@@ -29,8 +29,9 @@ from fleetkeeper.plan.model import Notice, ReplicaOrder
 class ControlDecision:
     """What `decide_service` gives. `puts` are due now; `want` goes to `arbitrate`.
 
-    `replace_pods`: pods whose engine hangs, to be replaced now. `pod_load`: running and waiting by
-    pod, from which the planner marks the emptiest.
+    `replacement`: pods whose engine hangs; `restart`: replicas whose allocator is fragmented, and
+    `fragmentation_ratio` the worst that may be judged. `pod_load`: running and waiting by pod, from
+    which the planner marks the emptiest.
     """
 
     namespace: str
@@ -49,18 +50,23 @@ class ControlDecision:
     control: ControlBreaker
     remedy: Decision[Remedy | None]
     replacement: Decision[tuple[str, ...]]
+    restart: Decision[tuple[str, ...]]
     notices: tuple[Notice, ...] = ()
     capacity: float = 0.0
     pressure: float = 0.0
     cold_start_s: float = 0.0
+    fragmentation_ratio: float = 0.0
     source: SourceBreaker = field(default_factory=SourceBreaker)
     live_replicas: int = 0
     pod_load: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
-    def replace_pods(self) -> tuple[str, ...]:
-        """Pods to be replaced now."""
-        return self.replacement.value if self.replacement.valid else ()
+    def replace_pods(self) -> Mapping[str, str]:
+        """Pods to be replaced now, and why."""
+        acts = [self.replacement] if self.replacement.valid else []
+        if self.restart.valid and self.settings.restarts:
+            acts.append(self.restart)
+        return {pod: decision.detail for decision in acts for pod in decision.value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,11 @@ OBJECTIONS: tuple[Callable[[ReplicaView], str], ...] = (
 """Why not to go down, in order; each gives its reason or an empty string."""
 
 
+def why_none_is_spared(view: ReplicaView) -> str:
+    """The first objection to one replica less; empty where the others are known to do without it."""
+    return next((why for check in OBJECTIONS if (why := check(view))), "")
+
+
 def _bounded(count: int, view: ReplicaView) -> int:
     settings = view.settings
     return min(settings.max_replicas, max(settings.min_replicas, count))

@@ -21,19 +21,34 @@ from fleetkeeper.plan.control.cascade import (
 from fleetkeeper.plan.control.control_breaker import ControlBreaker, decide_control_breaker
 from fleetkeeper.plan.control.evidence import Acts, evidence_of, judged_once
 from fleetkeeper.plan.control.forecast import Forecast, smoothed
+from fleetkeeper.plan.control.fragmentation import (
+    RestartView,
+    decide_fragmentation_restart,
+    fragmentation_readings,
+    watched,
+)
 from fleetkeeper.plan.control.load_breaker import decide_load_breaker, pressure
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.orders import after_outcomes, due_orders
 from fleetkeeper.plan.control.outcome import ControlDecision
 from fleetkeeper.plan.control.remedies import Remedy, decide_memory_remedy, decide_replacements
-from fleetkeeper.plan.control.replicas import ReplicasMemory, decide_replicas
+from fleetkeeper.plan.control.replicas import (
+    ReplicasMemory,
+    decide_replicas,
+    why_none_is_spared,
+)
 from fleetkeeper.plan.control.samples import Tier
 from fleetkeeper.plan.control.signals import Signals, observe_service
 from fleetkeeper.plan.control.source_breaker import SourceBreaker, decide_source_breaker
 from fleetkeeper.plan.control.step_model import StepModel, learned
 from fleetkeeper.plan.control.supply import measured_cold_start, supply_of
 from fleetkeeper.plan.control.targets import Targets, decide_targets
-from fleetkeeper.plan.control.told import notice_of_control, notice_of_source, notices_of_load
+from fleetkeeper.plan.control.told import (
+    notice_of_control,
+    notice_of_source,
+    notices_of_load,
+    notices_of_restart,
+)
 from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, Decision, Grade
 from fleetkeeper.plan.model import Notice
 
@@ -81,13 +96,29 @@ def decide_service(
     admission = decide_admission(scene)
     wanted = limits_by_pod(scene, in_force, canary, admission)
     puts, orders = due_orders(orders, inputs.pods, wanted, admission, now)
-    replicas, replicas_memory = decide_replicas(
-        replica_view(scene, batch, in_force, now), _seen(memory, inputs), now
-    )
+    view = replica_view(scene, batch, in_force, now)
+    replicas, replicas_memory = decide_replicas(view, _seen(memory, inputs), now)
+    want = _want(inputs, scene, replicas)
     remedy = decide_memory_remedy(
         memory.remedy, settings, inputs.pods, inputs.out_of_memory_pods, now
     )
     replacement = decide_replacements(signals.hung_pods, memory.replaced_at, now)
+    readings = fragmentation_readings(signals_memory.tracks, inputs.pods, now)
+    restart, fragmentation = decide_fragmentation_restart(
+        RestartView(
+            enabled=settings.restart_fragmented,
+            replicas=inputs.replicas,
+            ordered=want.replicas,
+            pods=inputs.pods,
+            in_effect=late_since is None,
+            rolling_out=inputs.rolling_out,
+            replacing=replacement.valid or remedy.valid,
+            breakers_closed=load.is_closed and control.is_closed and not source.is_open,
+            needed=why_none_is_spared(view),
+        ),
+        watched(memory.fragmentation, readings, enabled=settings.restart_fragmented),
+        now,
+    )
     decision = ControlDecision(
         inputs.namespace,
         inputs.name,
@@ -99,16 +130,21 @@ def decide_service(
         limits,
         in_force,
         admission,
-        _want(inputs, scene, replicas),
+        want,
         puts,
         load,
         control,
         remedy,
         replacement,
-        notices=_notices(memory, scene, source, remedy, replacement),
+        restart,
+        notices=(
+            *_notices(memory, scene, source, remedy, replacement),
+            *notices_of_restart(restart, acts=settings.restarts),
+        ),
         capacity=capacity,
         pressure=pressure(signals, settings, capacity) if signals.known else 0.0,
         cold_start_s=cold_start.seconds,
+        fragmentation_ratio=max((reading.ratio for reading in readings), default=0.0),
         source=source,
         live_replicas=inputs.replicas,
         pod_load=_pod_load(signals),
@@ -127,6 +163,7 @@ def decide_service(
         orders=orders,
         remedy=remedy.value,
         replaced_at=now if replacement.valid else memory.replaced_at,
+        fragmentation=fragmentation,
         order_late_since=late_since,
         source=source,
         shown_scaling=memory.shown_scaling,

@@ -36,6 +36,7 @@ def settings_of(
         breakers_act=spec.breaker.mode is BreakerMode.AUTO,
         fallback_replicas=spec.breaker.fallback_replicas,
         cap_percent=spec.memory.cap_percent if cap_percent is None else cap_percent,
+        restart_fragmented=spec.memory.restart_fragmented,
         gpus_per_replica=gpus_per_replica,
         paused=spec.paused,
         generation=generation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.load_breaker import LoadBreaker
 from fleetkeeper.plan.control.source_breaker import SourceBreaker
-from fleetkeeper.plan.control.values import BreakerState
+from fleetkeeper.plan.control.values import BreakerState, Decision
 from fleetkeeper.plan.model import Notice
 
 NORMAL = "Normal"
@@ -74,3 +74,13 @@ def notice_of_source(before: SourceBreaker, after: SourceBreaker, *, known: bool
         return Notice(NORMAL, "PrometheusBack", "Prometheus answers again")
     how = "replicas' metrics are read directly" if known else "replicas are held"
     return Notice(WARNING, "PrometheusLost", f"Prometheus gives no fresh samples: {how}")
+
+
+def notices_of_restart(restart: Decision[tuple[str, ...]], *, acts: bool) -> tuple[Notice, ...]:
+    """A replica restarted because its allocator is fragmented; `acts`: whether it really goes."""
+    if not restart.valid:
+        return ()
+    words = "is drained and restarted" if acts else "would be drained and restarted"
+    return tuple(
+        Notice(NORMAL, restart.reason, f"{pod} {words}: {restart.detail}") for pod in restart.value
+    )

@@ -75,6 +75,7 @@ class ControlSettings:
     breakers_act: bool = True
     fallback_replicas: int | None = None
     cap_percent: int = 80
+    restart_fragmented: bool = False
     gpus_per_replica: int = 1
     paused: bool = False
     generation: int = 1
@@ -98,6 +99,14 @@ class ControlSettings:
     def tunes_limits(self) -> bool:
         """Whether our limits are sent to the engines."""
         return self.batching_mode is BatchingMode.AUTO and not self.paused
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a replica chosen for a restart really goes; in Advisory of either kind it is told only."""
+        advised = (
+            self.scaling_mode is ScalingMode.ADVISORY or self.batching_mode is BatchingMode.ADVISORY
+        )
+        return not advised and not self.paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +177,8 @@ class ControlInputs:
     `replicas` is the live Deployment's number, `ordered_replicas` what was ordered last (None: not
     yet), `failed_writes` the writes of replicas that failed in the last tick, `started` when this
     process began to lead. `scale_up_blocked` says why more pods would not help (a bad revision).
-    `prometheus_lost`: a Prometheus is set up and has nothing fresh of this service.
+    `prometheus_lost`: a Prometheus is set up and has nothing fresh of this service. `rolling_out`: the
+    Deployment's template is not yet the spec's, or not yet every pod's.
     """
 
     namespace: str
@@ -184,3 +194,4 @@ class ControlInputs:
     prometheus_lost: bool = False
     scale_up_blocked: str = ""
     out_of_memory_pods: tuple[str, ...] = field(default=())
+    rolling_out: bool = False

@@ -1,0 +1,199 @@
+"""Replicas whose allocator is fragmented are restarted: rarely, one at a time, and only in a calm fleet.
+
+Off unless `memory.restartFragmented` asks for it. A restart takes a replica away for a cold start,
+so it needs all that a step down needs, and more: nothing else may move. The clock of a replica runs
+from one fresh sample to the next; whatever is missing, stale or impossible starts it anew.
+
+At most one an hour holds over a change of leader without being stored: a memory that begins counts
+as if a replica had just been restarted. A time in the status could be lost between the deletion and
+its write; this cannot, and costs one hour of a remedy that is in no hurry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from fleetkeeper.api.conditions import Told
+from fleetkeeper.plan.control.constants import (
+    FRAGMENTED_EVERY_S,
+    FRAGMENTED_GAP_S,
+    FRAGMENTED_RATIO,
+    FRAGMENTED_REPLICAS,
+    FRAGMENTED_S,
+)
+from fleetkeeper.plan.control.tracks import PodTrack, grade_of, has_rates, is_grown
+from fleetkeeper.plan.control.values import Decision, Grade, PodView, act, hold
+
+
+class RestartReason(Told):
+    """Why a fragmented replica is restarted, or is not. `.text` explains it."""
+
+    FRAGMENTED = "EngineFragmented", "A replica's allocator was above 30% for 10 minutes."
+    OFF = "RestartsOff", "memory.restartFragmented is false."
+    NONE = "NoneFragmented", "No replica's allocator was above 30% for 10 minutes."
+    ONLY_REPLICA = "OnlyReplica", "A restart of the only replica would be an outage."
+    PACE = "RestartPace", "At most one an hour, and none in an operator's first hour."
+    ROLLING_OUT = "RollingOut", "A roll-out replaces the replicas."
+    REPLACING = "ReplicasReplaced", "Another remedy replaces replicas."
+    CHANGING = "ReplicasChange", "The number of replicas changes."
+    BREAKER = "BreakerNotClosed", "A circuit breaker is not closed."
+    NONE_SPARED = "NoneSpared", "It is not known that the others do without one replica now."
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A replica's fragmentation (a ratio of one) in a sample of this time that may be judged."""
+
+    pod: str
+    time: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Samples without a gap, all above the limit: the time of the first and the last, the last ratio."""
+
+    since: float
+    newest: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentationMemory:
+    """`runs` by pod; `restarted`: when a replica was last restarted, or when this memory began."""
+
+    runs: Mapping[str, Run] = field(default_factory=lambda: MappingProxyType({}))
+    restarted: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RestartView:
+    """What the rules see of the fleet.
+
+    `replicas`: the live order; `ordered`: what this tick wants; `in_effect`: whether the Deployment
+    carries what was ordered last. `replacing`: another remedy acts in this tick. `breakers_closed`: all
+    of them, also where they only report. `needed`: why no replica can be spared, else empty.
+    """
+
+    enabled: bool
+    replicas: int
+    ordered: int
+    pods: tuple[PodView, ...]
+    in_effect: bool = True
+    rolling_out: bool = False
+    replacing: bool = False
+    breakers_closed: bool = True
+    needed: str = ""
+
+
+def fragmentation_readings(
+    tracks: Mapping[str, PodTrack], pods: Sequence[PodView], now: float
+) -> tuple[Reading, ...]:
+    """The newest readings of replicas that may be judged: grown, with a fresh sample that was believed.
+
+    A ratio above one is impossible, and a replica that shows one is left out.
+    """
+    return tuple(_readings(tracks, pods, now))
+
+
+def _readings(
+    tracks: Mapping[str, PodTrack], pods: Sequence[PodView], now: float
+) -> Iterator[Reading]:
+    for pod in pods:
+        track = tracks.get(pod.name)
+        if track is None or track.newest is None or not is_grown(pod, now):
+            continue
+        sample = track.newest
+        believed = not track.rejected and not sample.missing and has_rates(track, now)
+        ratio = sample.gauges.memory_fragmentation_ratio
+        if believed and grade_of(track, now) is Grade.FRESH and ratio <= 1.0:
+            yield Reading(pod.name, sample.time, ratio)
+
+
+def watched(
+    memory: FragmentationMemory, readings: Sequence[Reading], *, enabled: bool
+) -> FragmentationMemory:
+    """The memory with these readings: runs go on, begin, or end. Not enabled: nothing is watched.
+
+    Example: samples every 5 s above 30%, then none for 16 s, then above 30% again: 0 s, not 10 minutes.
+    """
+    runs = {}
+    for reading in readings if enabled else ():
+        if reading.ratio <= FRAGMENTED_RATIO:
+            continue
+        held = memory.runs.get(reading.pod)
+        goes_on = held is not None and 0 <= reading.time - held.newest <= FRAGMENTED_GAP_S
+        since = held.since if held is not None and goes_on else reading.time
+        runs[reading.pod] = Run(since, reading.time, reading.ratio)
+    return memory if runs == memory.runs else replace(memory, runs=runs)
+
+
+def _only_replica(view: RestartView) -> tuple[RestartReason, str] | None:
+    if view.replicas >= FRAGMENTED_REPLICAS:
+        return None
+    return RestartReason.ONLY_REPLICA, "a restart of the only replica would be an outage"
+
+
+def _rolling_out(view: RestartView) -> tuple[RestartReason, str] | None:
+    return (RestartReason.ROLLING_OUT, "a roll-out is under way") if view.rolling_out else None
+
+
+def _replacing(view: RestartView) -> tuple[RestartReason, str] | None:
+    return (RestartReason.REPLACING, "another remedy acts") if view.replacing else None
+
+
+def _changing(view: RestartView) -> tuple[RestartReason, str] | None:
+    if view.ordered != view.replicas or not view.in_effect:
+        return RestartReason.CHANGING, f"{view.ordered} replicas are ordered, of {view.replicas}"
+    stay = [pod for pod in view.pods if not pod.deleting]
+    if len(stay) != len(view.pods) or len(stay) != view.replicas:
+        return RestartReason.CHANGING, f"{len(view.pods)} pods are there, of {view.replicas}"
+    return None
+
+
+def _breaker(view: RestartView) -> tuple[RestartReason, str] | None:
+    return None if view.breakers_closed else (RestartReason.BREAKER, "a breaker is not closed")
+
+
+def _needed(view: RestartView) -> tuple[RestartReason, str] | None:
+    return (RestartReason.NONE_SPARED, view.needed) if view.needed else None
+
+
+OBJECTIONS: tuple[Callable[[RestartView], tuple[RestartReason, str] | None], ...] = (
+    _only_replica,
+    _rolling_out,
+    _replacing,
+    _changing,
+    _breaker,
+    _needed,
+)
+"""Why not to restart a replica, in order; each gives its reason, or None."""
+
+
+def decide_fragmentation_restart(
+    view: RestartView, memory: FragmentationMemory, now: float
+) -> tuple[Decision[tuple[str, ...]], FragmentationMemory]:
+    """The replica that is restarted now (one or none), and the memory with its time.
+
+    The most fragmented of those above 30% in every sample for 10 minutes; of equals the first by name.
+    """
+    if not view.enabled:
+        return hold((), RestartReason.OFF, "memory.restartFragmented is false"), memory
+    due = [(pod, run) for pod, run in memory.runs.items() if run.newest - run.since >= FRAGMENTED_S]
+    if not due:
+        return hold((), RestartReason.NONE, "no replica was above 30% for 10 minutes"), memory
+    objection = next((found for check in OBJECTIONS if (found := check(view))), None)
+    if objection is not None:
+        return hold((), *objection), memory
+    if now - memory.restarted < FRAGMENTED_EVERY_S:
+        return hold((), RestartReason.PACE, "at most one restart an hour"), memory
+    pod, worst = min(due, key=lambda item: (-item[1].ratio, item[0]))
+    detail = (
+        f"{worst.ratio:.1%} of the memory that its allocator holds is unused, "
+        f"more than {FRAGMENTED_RATIO:.0%} for {(worst.newest - worst.since) / 60:.0f} minutes"
+    )
+    chosen: tuple[str, ...] = (pod,)
+    decision = act(chosen, RestartReason.FRAGMENTED, detail, fragmentation_ratio=worst.ratio)
+    return decision, replace(memory, restarted=now)
