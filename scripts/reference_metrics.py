@@ -53,7 +53,7 @@ CONTROL_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "cold_start_seconds": ((), "Measured time from a pod's creation until it is ready."),
     "signal_fragmentation_ratio": (
         (),
-        "Share of its allocator's memory that is unused, of the worst replica that may be judged; 0 where engines do not export it (cpu profiles).",
+        "Only with memory.restartFragmented: share of its allocator's memory that is unused, of the worst replica that may be judged; 0 where engines do not export it (cpu profiles).",
     ),
     "decision_restart": (
         ("reason",),

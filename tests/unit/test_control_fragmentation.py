@@ -321,7 +321,7 @@ def test_a_fragmented_replica_is_restarted_after_ten_minutes_and_told() -> None:
 
 
 def test_the_worst_ratio_and_the_reason_are_gauges() -> None:
-    """The figure always, the reason only where the spec asks for restarts."""
+    """Where the spec asks for restarts; elsewhere the engines' own metric tells."""
     fleet = Fleet.of()
     _, conclusion = fleet.run(60)
     gauges = {(name, labels): value for name, labels, value in conclusion.metrics}
@@ -329,8 +329,7 @@ def test_the_worst_ratio_and_the_reason_are_gauges() -> None:
     assert gauges["decision_restart", (("reason", "NoneFragmented"),)] == 0.0
     _, conclusion = Fleet.of(replace(ON, restart_fragmented=False)).run(60)
     names = {name for name, _, _ in conclusion.metrics}
-    assert "signal_fragmentation_ratio" in names
-    assert "decision_restart" not in names
+    assert names.isdisjoint({"signal_fragmentation_ratio", "decision_restart"})
 
 
 def test_a_held_restart_is_quiet() -> None:

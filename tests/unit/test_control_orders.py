@@ -296,3 +296,4 @@ def test_hung_engines_are_replaced_one_at_a_time(
 ) -> None:
     """Two minutes apart."""
     assert decide_replacements(hung, NOW - ago_s, NOW).value == chosen
+    assert decide_replacements(hung, NOW - ago_s, NOW, paused=True).value == ()

@@ -379,9 +379,9 @@ def _metrics(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
         ("pressure_ratio", (), decision.pressure),
         ("model_capacity_sequences", (), decision.capacity),
         ("cold_start_seconds", (), decision.cold_start_s),
-        ("signal_fragmentation_ratio", (), decision.fragmentation_ratio),
     ]
     if settings.restart_fragmented:
+        gauges.append(("signal_fragmentation_ratio", (), decision.fragmentation_ratio))
         why = (("reason", str(decision.restart.reason)),)
         gauges.append(("decision_restart", why, float(decision.restart.valid)))
     tiers = decision.load.by_tier()

@@ -74,15 +74,17 @@ def decide_memory_remedy(
 
 
 def decide_replacements(
-    hung_pods: Sequence[str], replaced_at: float, now: float
+    hung_pods: Sequence[str], replaced_at: float, now: float, *, paused: bool = False
 ) -> Decision[tuple[str, ...]]:
     """Pods whose engine hangs and that are replaced now: one at a time, two minutes apart.
 
     The supervisor inside the pod restarts a hung engine first; this is for the pod where even that
-    does not help.
+    does not help. `paused` (spec.paused): none is touched.
     """
     if not hung_pods:
         return hold((), "NoHungEngine", "every engine that has work makes steps")
+    if paused:
+        return hold((), "Paused", f"{min(hung_pods)} hangs, and spec.paused keeps it")
     if now - replaced_at < HUNG_EVERY_S:
         return hold(
             (), "ReplacementPace", f"the last one was replaced {now - replaced_at:.0f} s ago"

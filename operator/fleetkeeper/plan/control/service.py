@@ -102,11 +102,14 @@ def decide_service(
     remedy = decide_memory_remedy(
         memory.remedy, settings, inputs.pods, inputs.out_of_memory_pods, now
     )
-    replacement = decide_replacements(signals.hung_pods, memory.replaced_at, now)
-    readings = fragmentation_readings(signals_memory.tracks, inputs.pods, now)
+    replacement = decide_replacements(
+        signals.hung_pods, memory.replaced_at, now, paused=settings.paused
+    )
+    watches = settings.restart_fragmented
+    readings = fragmentation_readings(signals_memory.tracks, inputs.pods, now) if watches else ()
     restart, fragmentation = decide_fragmentation_restart(
         RestartView(
-            enabled=settings.restart_fragmented,
+            enabled=watches,
             replicas=inputs.replicas,
             ordered=want.replicas,
             pods=inputs.pods,
@@ -114,9 +117,9 @@ def decide_service(
             rolling_out=inputs.rolling_out,
             replacing=replacement.valid or remedy.valid,
             breakers_closed=load.is_closed and control.is_closed and not source.is_open,
-            needed=why_none_is_spared(view),
+            needed=why_none_is_spared(view) if watches else "",
         ),
-        watched(memory.fragmentation, readings, enabled=settings.restart_fragmented),
+        watched(memory.fragmentation, readings, enabled=watches),
         now,
     )
     decision = ControlDecision(
