@@ -151,13 +151,14 @@ class Fleet:
         wanted = "Ready" if replicas is None else f"Ready with {replicas} replicas"
         self.until(lambda: self.is_ready(replicas), wanted)
 
-    def settle_at(self, replicas: int) -> None:
-        """As `await_ready`; more, which an earlier load left, go at once and not after their delay."""
-        if len(self.pods(ENGINE)) > replicas:
-            self.change({"replicas": replicas})
-            self.await_ready(replicas)
-            self.change({"replicas": None})
+    def pin(self, replicas: int) -> None:
+        """Returns when so many replicas stand, which they do until `unpin`, whatever the load."""
+        self.change({"replicas": replicas})
         self.await_ready(replicas)
+
+    def unpin(self) -> None:
+        """The control loop decides the number again."""
+        self.change({"replicas": None})
 
     def is_ready(self, replicas: int | None = None) -> bool:
         """Whether its current generation is Ready and no pod comes or goes."""

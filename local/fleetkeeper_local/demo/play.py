@@ -20,6 +20,8 @@ LOOK_S = 1.0
 SEED = 20_240_607
 QUIET_S, SURGE_LEAST_S, LAST_LEAST_S = 45.0, 45.0, 45.0
 """With the time that capacity is measured for, a replica's first minute, which is not judged."""
+UNPINNED_S = 20.0
+"""Until the load that capacity was measured with has left the windows of the control loop."""
 SURGE_MAX_S, RECOVERY_MAX_S = 300.0, 300.0
 SETTLED_S = 15.0
 """How long the surge goes on with two replicas."""
@@ -78,7 +80,8 @@ class Play:
         """Plays all stages, and waits for the last answers."""
         began_s = time.time()
         try:
-            self._load("x1", 1.0, QUIET_S, lambda: True, QUIET_S)
+            release = Act(UNPINNED_S, self._unpin)
+            self._load("x1", 1.0, QUIET_S, lambda: True, QUIET_S, release)
             kill = Act(10.0, self._kill_operators, self._has_two)
             self._load("x4", 4.0, SURGE_LEAST_S, self._has_settled, SURGE_MAX_S, kill)
             acts = [
@@ -166,6 +169,10 @@ class Play:
     def _has_recovered(self) -> bool:
         """The frozen engine was ended, by whoever noticed first."""
         return self.frozen is None or self.ended_at_s is not None
+
+    def _unpin(self) -> None:
+        self.fleet.unpin()
+        self._note("spec.replicas is removed: the number follows the load from here on")
 
     # -- faults -------------------------------------------------------------------------------
 
