@@ -36,10 +36,10 @@ from fleetkeeper_local.paths import data_dir
 from fleetkeeper_local.report import say
 
 TENANT = "fleetkeeper-load"
-TITLE = "The control loop: threefold load, three minutes without Prometheus, load away"
+TITLE = "The control loop: threefold load, five minutes without Prometheus, load away"
 SHARE_RATIO = 0.45
 """Of one replica's capacity: threefold it is more than one carries, and one carries it alone."""
-YOUNG_S, GONE_S, AFTER_S, CALM_S = 45.0, 180.0, 30.0, 10.0
+YOUNG_S, GONE_S, AFTER_S, CALM_S = 45.0, 300.0, 30.0, 10.0
 SURGE_MAX_S = 200.0
 LOOK_S = 1.0
 SEED = 7
@@ -265,7 +265,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks/load.md"))
-    parser.add_argument("--most-seconds", type=float, default=900.0, help="for the whole of it")
+    parser.add_argument("--most-seconds", type=float, default=1200.0, help="for the whole of it")
     parser.add_argument("--figure", type=Path, default=Path("out/benchmarks/load.png"))
     args = parser.parse_args()
     args.end_s = time.monotonic() + args.most_seconds
