@@ -551,7 +551,9 @@ def test_what_was_seen_while_prometheus_was_missed_lowers_nothing_when_it_is_bac
 
 def test_what_was_too_little_is_not_tried_again_at_the_same_load() -> None:
     """Whatever the model says: 2 replicas that served 8 requests/s while others waited do not carry 10."""
+    delay = replace(SETTINGS, scale_down_delay_s=60.0)
     waits = view(
+        settings=delay,
         replicas=2,
         ready=2,
         wait_broken=True,
@@ -561,6 +563,7 @@ def test_what_was_too_little_is_not_tried_again_at_the_same_load() -> None:
     decision, memory = decide_replicas(waits, OBSERVED, NOW)
     assert decision.value > 2
     calm = view(
+        settings=delay,
         replicas=3,
         ready=3,
         signals=signals(rates=Counters(arrivals_standard=10, wait_count_standard=10)),
@@ -570,11 +573,13 @@ def test_what_was_too_little_is_not_tried_again_at_the_same_load() -> None:
     assert made[-1].reason == "ScaleDownHeld"
     assert "2 replicas served 8.0 requests/s while others waited; 10.0 come" in made[-1].detail
     less = view(
+        settings=delay,
         replicas=3,
         ready=3,
         signals=signals(rates=Counters(arrivals_standard=5, wait_count_standard=5)),
     )
-    made, _, _ = _over_time(less, after, 60, now)
-    assert made[0].value == 2, "with less load it goes at once"
+    made, _, _ = _over_time(less, after, 120, now)
+    first = next(place for place, decision in enumerate(made) if decision.value < 3)
+    assert 60 <= first * 5 <= 75, "with less load it goes when the delay has passed since then"
     made, _, _ = _over_time(calm, after, 1200, now)
     assert made[-1].value == 2, "and after half an hour it may be tried again"

@@ -291,11 +291,12 @@ def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int
     wish = max((count for _, count in memory.wishes), default=view.replicas)
     target = _bounded(wish, view)
     if target >= view.replicas:
-        return steady
+        is_model_alone = view.needed_down is not None and view.needed_down < view.replicas
+        why = _too_few(view, memory, now) if is_model_alone else ""
+        return hold(view.replicas, "ScaleDownHeld", why) if why else steady
     if memory.since is None or now - memory.since < delay_s:
         return hold(view.replicas, "ScaleDownDelay", f"observed for less than {delay_s:.0f} s")
-    beyond = (_fallback_source(view, memory, now), _too_few(view, memory, now))
-    for why in (*(check(view) for check in OBJECTIONS), *beyond):
+    for why in (*(check(view) for check in OBJECTIONS), _fallback_source(view, memory, now)):
         if why:
             return hold(view.replicas, "ScaleDownHeld", why)
     if now - max(memory.lowered, memory.raised) < DOWN_EVERY_REPLICA_S:
@@ -330,7 +331,9 @@ def decide_replicas(
     # While Prometheus is missed nothing is lowered, and nothing seen then lowers when it is back.
     is_believed = view.signals.grade is Grade.FRESH and not view.prometheus_lost
     known = view.needed_down if is_believed else None
-    wish = view.replicas if known is None else max(known, view.floor)
+    # One less than was seen to be too few at this load is no wish: the delay runs from when the load fell.
+    least = view.replicas if _too_few(view, memory, now) else view.floor
+    wish = view.replicas if known is None else max(known, least, view.floor)
     memory = remembered_wish(memory, wish, settings.scale_down_delay_s, now)
     orders = tuple(held for held in memory.orders if now - held[0] < UP_SPAN_S)
     memory = replace(memory, orders=(*orders, (now, view.replicas)))
