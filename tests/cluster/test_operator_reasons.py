@@ -5,6 +5,7 @@ Each shows the condition, the reason and a message that says what to do.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest_asyncio
 
+from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import DEPLOYMENT, INFERENCE_SERVICE, POD
 from fleetkeeper.api.crd import desired_crd
 from fleetkeeper.api.names import LABEL_SERVICE
@@ -20,7 +22,7 @@ from fleetkeeper.plan.reasons import ADVICE
 from fleetkeeper_engine.death import Death
 from fleetkeeper_engine.exitcodes import DeathClass
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
-from operator_world import CRDS, HOOKED, Live, World, condition, operator_world, service
+from operator_world import CRDS, HOOKED, PATIENCE_S, Live, World, condition, operator_world, service
 
 MANUAL = "test.fleetkeeper.io/kubelet"
 """Label of a node that no kubelet keeps, kwok neither: the test says what becomes of its pods."""
@@ -343,7 +345,7 @@ async def test_a_spec_that_was_valid_yesterday_keeps_what_runs(world: World) -> 
     _without_rules(schema)
     apply(world.plane, loose)
     try:
-        await world.change(scaling={"minReplicas": 5, "maxReplicas": 2})
+        await _scale_once_let_in(world, {"minReplicas": 5, "maxReplicas": 2})
         await told(world, "chat", "Stalled", "True", "InvalidSpec", "spec.scaling")
         await told(world, "chat", "Ready", "False", "InvalidSpec", "spec.scaling")
         assert condition(world.fis(), "Available")["status"] == "True"
@@ -353,6 +355,20 @@ async def test_a_spec_that_was_valid_yesterday_keeps_what_runs(world: World) -> 
         assert _uids(world) == before
     finally:
         world.plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
+
+
+async def _scale_once_let_in(world: World, scaling: Live) -> None:
+    """The API server follows a changed CRD some moments later, and tells nobody when."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await world.change(scaling=scaling)
+            except ApiError as refused:
+                if refused.status != 422:
+                    raise
+                await asyncio.sleep(0.1)
+            else:
+                return
 
 
 def _without_rules(schema: Any) -> None:
