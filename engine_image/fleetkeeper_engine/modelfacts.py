@@ -6,6 +6,7 @@ Reads a few kilobytes, loads no tensor, imports neither torch nor transformers.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -163,14 +164,18 @@ def _number(config: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _max_length(shape: Mapping[str, Any], tokenizer: Path) -> int:
-    """The longest sequence, in tokens: the least that config and tokenizer name, 2048 when none does.
+    """The longest sequence, in tokens: model_max_length, else the least that the config names, else 2048.
 
-    So vLLM takes it too, but for models whose rotary embedding is stretched: theirs is longer.
+    So vLLM takes it too, but for models whose rotary embedding is stretched: theirs is longer. Of the
+    tokenizer it heeds only that of models with absolute positions (for embeddings).
     """
     lengths = [int(shape[key]) for key in _LENGTH_KEYS if shape.get(key) is not None]
-    told = _read_json(tokenizer).get("model_max_length") if tokenizer.exists() else None
-    if isinstance(told, int | float) and told > 0:
-        lengths.append(int(told))  # 1e30 where there is no end
+    if shape.get("model_max_length"):
+        lengths = [int(shape["model_max_length"])]
+    if shape.get("position_embedding_type") == "absolute" and tokenizer.exists():
+        told = _read_json(tokenizer).get("model_max_length")
+        if isinstance(told, int | float) and 0 < told < math.inf:
+            lengths.append(int(told))  # 1e30 where there is no end
     return min(lengths, default=DEFAULT_LENGTH)
 
 

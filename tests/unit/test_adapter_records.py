@@ -79,6 +79,12 @@ def test_the_engines_last_word_is_kept_however_much_output_it_quotes() -> None:
     }
 
 
+def test_a_termination_message_of_any_shape_is_a_record() -> None:
+    """It comes from a container and passes the reflector, on which every service depends."""
+    for text in ('{"class":' + "[" * 4000, '{"class": [1, {}], "message": {"a": 1}}', "\x00\ud800"):
+        assert len(last_message(text)) <= 2 * 1024 + 64
+
+
 def test_of_a_containers_log_the_end_is_kept() -> None:
     """Kubernetes falls back to the log's last lines, and the last of them says most."""
     assert last_message("start\n" * 400 + "killed").endswith("killed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -173,12 +174,15 @@ def test_facts_come_from_config_and_headers_alone(tmp_path: Path) -> None:
         ({}, None, 2048),
         ({"n_positions": 1024}, None, 1024),
         ({"max_position_embeddings": 4096, "seq_length": 2000}, None, 2000),
-        ({"max_position_embeddings": 4096}, 1e30, 4096),
-        ({"max_position_embeddings": 4096}, 512, 512),
+        ({"max_position_embeddings": 8192, "model_max_length": 131_072}, None, 131_072),
+        ({"max_position_embeddings": 4096}, 512, 4096),
+        ({"max_position_embeddings": 4096, "position_embedding_type": "absolute"}, 512, 512),
+        ({"max_position_embeddings": 512, "position_embedding_type": "absolute"}, 1e30, 512),
+        ({"max_position_embeddings": 512, "position_embedding_type": "absolute"}, math.inf, 512),
     ],
 )
 def test_the_longest_sequence_is_the_least_that_the_model_names(
-    named: dict[str, int], tokenizer: float | None, length: int, tmp_path: Path
+    named: dict[str, int | str], tokenizer: float | None, length: int, tmp_path: Path
 ) -> None:
     config = {key: value for key, value in CONFIG.items() if key != "max_position_embeddings"}
     model = a_model(tmp_path / "m", config | named, TENSORS, 26)

@@ -322,7 +322,18 @@ def test_refused_creations_are_told_apart_without_the_generated_name(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "plain", "{broken", "[1]", '{"class": 3', '"text"', '{"other": 1}', "null\n{"]
+    "text",
+    [
+        '{"class":' + "[" * 4000,
+        "",
+        "plain",
+        "{broken",
+        "[1]",
+        '{"class": 3',
+        '"text"',
+        '{"other": 1}',
+        "null\n{",
+    ],
 )
 def test_a_termination_text_that_is_no_line_is_no_line(text: str) -> None:
     """The text comes from a container and is not to be trusted."""

@@ -294,8 +294,7 @@ def _last_word(message: object) -> str:
     line = engine_line(text)
     if not line:
         return text[-MESSAGE_LIMIT:]
-    kept = {"class": line["class"], "message": _short(line.get("message"))}
-    return json.dumps(kept, ensure_ascii=False)
+    return json.dumps({key: _short(line.get(key)) for key in ("class", "message")})
 
 
 def _conditions(found: object) -> Iterable[ObjectCondition]:
