@@ -25,7 +25,7 @@ from fleetkeeper.plan.control.samples import (
 )
 from fleetkeeper.plan.control.signals import Signals, SignalsMemory, observe_service
 from fleetkeeper.plan.control.tracks import PodTrack, accept, grade_of
-from fleetkeeper.plan.control.values import Grade
+from fleetkeeper.plan.control.values import ControlSettings, Grade
 
 ROOT = Path(__file__).parents[2]
 
@@ -258,9 +258,10 @@ def test_half_of_the_pods_must_report(silent: int) -> None:
     assert signals.coverage == pytest.approx((6 - silent) / 6)
 
 
-def test_engine_with_work_and_no_steps_hangs() -> None:
-    """Its pod is named, left out of the means, and counted as seen."""
-    loop = Loop(replicas=2)
+@pytest.mark.parametrize("paused", [False, True])
+def test_engine_with_work_and_no_steps_hangs(paused: bool) -> None:
+    """Its pod is named, left out of the means, counted as seen, and replaced unless the service is paused."""
+    loop = Loop(replicas=2, settings=replace(ControlSettings(), paused=paused))
     gauges = Gauges(waiting_standard=3.0, running=5.0, limit_sequences=32.0)
     decision, replaced = None, list[str]()
     for _ in range(7):
@@ -270,7 +271,7 @@ def test_engine_with_work_and_no_steps_hangs() -> None:
     assert decision is not None
     assert decision.signals.hung_pods == ("chat-1",)
     assert decision.signals.known
-    assert replaced == ["chat-1"]
+    assert replaced == ([] if paused else ["chat-1"])
 
 
 def test_idle_is_known_not_missing() -> None:
