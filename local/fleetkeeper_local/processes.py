@@ -152,13 +152,11 @@ class Processes:
     def _wait(self, processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
         """Waits for the processes' end, reaping our own children; returns those that live on."""
         deadline = time.monotonic() + timeout_s
-        alive = processes
-        while alive:
-            self._reap()
-            alive = [process for process in alive if _lives(process)]
-            if not alive or time.monotonic() > deadline:
+        while alive := [process for process in processes if _lives(process)]:
+            if time.monotonic() > deadline:
                 break
             time.sleep(POLL_S)
+        self._reap()  # after the last look: what ended just before it is no zombie to anybody
         return alive
 
     def _reap(self) -> None:

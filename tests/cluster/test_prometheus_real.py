@@ -17,7 +17,7 @@ from aiohttp import ClientError, ClientSession, web
 
 from engine_metrics import metrics_text
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusError, PrometheusSettings
-from fleetkeeper.plan.control.exposed import Edges
+from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.samples import Counters, PodSample
 from fleetkeeper.plan.control.signals import SignalsMemory, observe_service
 from fleetkeeper.plan.control.values import Grade, PodView

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleetkeeper.plan.control.exposed import PLACES, Edges
+from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.plan.control.exposed import PLACES
 from fleetkeeper.plan.control.samples import PodSample, StepSums
 
 LABEL_OF = {

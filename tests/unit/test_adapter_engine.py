@@ -24,7 +24,8 @@ from fleetkeeper.adapters.engine import (
     parse_sample,
 )
 from fleetkeeper.adapters.keys import public_jwk
-from fleetkeeper.plan.control.exposed import PLACES, Edges
+from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.plan.control.exposed import PLACES
 from fleetkeeper.plan.control.samples import Source, StepSums
 from fleetkeeper.plan.control.values import Admission, Limits, PodOrder, PodView
 from fleetkeeper_engine.auth import Verifier, parse_keys

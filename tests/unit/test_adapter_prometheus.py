@@ -23,7 +23,8 @@ from fleetkeeper.adapters.prometheus import (
     label_value,
     queries_for,
 )
-from fleetkeeper.plan.control.exposed import STEP_CLASSES, Edges
+from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.plan.control.exposed import STEP_CLASSES
 
 EDGES = Edges(0.5, 0.05)
 CHAT = ("team-a", "chat-0")

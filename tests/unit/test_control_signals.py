@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 
 from control_cases import NOW, Loop, pod_view, sample
 from fleetkeeper.plan.control.constants import AGEING_S, FRESH_S, WINDOW_S
-from fleetkeeper.plan.control.edges import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S, snap_down
+from fleetkeeper.plan.control.edges import (
+    BATCH_TIME_EDGES_S,
+    QUEUE_WAIT_EDGES_S,
+    Edges,
+    snap_down,
+)
 from fleetkeeper.plan.control.samples import (
     Counters,
     Gauges,
@@ -455,3 +460,63 @@ def test_no_sequence_of_samples_gives_a_hostile_signal(rows: list[tuple[float, .
             signals.prompt_tokens,
         ]
         assert all(math.isfinite(value) and value >= 0 for value in told)
+
+
+BEFORE = Edges(queue_wait_s=0.5, batch_time_s=0.05)
+
+
+@pytest.mark.parametrize(
+    ("after", "within"),
+    [
+        (Edges(0.5, 0.02), 5.0),
+        (Edges(0.01, 0.05), 25.0),
+        (Edges(60.0, 10.0), 25.0),
+    ],
+)
+def test_another_objective_is_no_reset_and_attainment_is_counted_anew(
+    after: Edges, within: float
+) -> None:
+    """Fewer (or more) of the same requests and steps are within: signals stay known, older windows go."""
+    loop = Loop()
+
+    def rows(edges: Edges, **per_second: float) -> list[PodSample]:
+        return [replace(row, edges=edges) for row in loop.samples(None, **per_second)]
+
+    for _ in range(12):
+        held = loop.tick(rows(BEFORE, batch_time_within=10.0, wait_within_standard=2.0)).signals
+    assert len(held.windows) >= 4
+    rates = held.rates.steps
+    changed = loop.tick(rows(after, batch_time_within=within, wait_within_standard=4.0)).signals
+    assert changed.rejudged
+    assert changed.grade is Grade.FRESH
+    assert changed.rates.steps == pytest.approx(rates)
+    assert all(value >= 0.0 for value in changed.rates)
+    for _ in range(6):
+        signals = loop.tick(rows(after, batch_time_within=within, wait_within_standard=4.0)).signals
+        assert signals.known
+        assert not signals.rejudged
+        for window in signals.windows:
+            assert window.batch_attainment == pytest.approx(within / 25.0)
+    assert 2 <= len(signals.windows) <= 4
+    assert not loop.memory.control.lost
+
+
+def test_a_reset_is_still_seen_when_the_objective_changes_with_it() -> None:
+    """All counters begin again at 0: the pod is left out for its minute."""
+    loop = Loop(replicas=1)
+    for _ in range(12):
+        loop.tick([replace(row, edges=BEFORE) for row in loop.samples()])
+    anew = sample(loop.now, origin=loop.now - 5.0)
+    assert not loop.tick([replace(anew, edges=Edges(0.5, 0.02))]).signals.known
+
+
+def test_garbage_under_another_objective_leaves_no_trace() -> None:
+    """A refused sample is not what later ones are compared with."""
+    loop = Loop(replicas=1)
+    for _ in range(12):
+        loop.tick([replace(row, edges=BEFORE) for row in loop.samples()])
+    before = loop.memory.signals.tracks["chat-0"].history
+    bad = replace(loop.samples()[0], edges=Edges(0.5, 0.02), counters=Counters(steps=math.nan))
+    loop.tick([bad])
+    assert loop.memory.signals.tracks["chat-0"].history == before
+    assert loop.tick([replace(row, edges=BEFORE) for row in loop.samples()]).signals.known

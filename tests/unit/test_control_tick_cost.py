@@ -11,7 +11,7 @@ from engine_metrics import metrics_series
 from fleetkeeper.adapters.prometheus import Fan
 from fleetkeeper.plan.control.arbitrate import Budget, arbitrate
 from fleetkeeper.plan.control.conclude import conclude
-from fleetkeeper.plan.control.exposed import Edges
+from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.samples import PodSample, StepSums
 from fleetkeeper.plan.control.service import decide_service

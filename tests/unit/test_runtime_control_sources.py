@@ -9,7 +9,7 @@ from typing import Any
 
 from control_cases import NOW, sample
 from fleetkeeper.adapters.prometheus import PrometheusError
-from fleetkeeper.plan.control.exposed import Edges
+from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.values import ControlSettings, PodView
 from fleetkeeper.runtime.control_loop import Target

@@ -21,7 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetkeeper.plan.control.exposed import SERIES, Edges, sample_of
+from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.plan.control.exposed import SERIES, sample_of
 from fleetkeeper.plan.control.samples import PodSample, Source
 from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
 

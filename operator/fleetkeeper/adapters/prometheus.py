@@ -23,7 +23,8 @@ from prometheus_api_client import PrometheusApiClientException, PrometheusConnec
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
-from fleetkeeper.plan.control.exposed import STEP_TERMS, Edges, PodSeries
+from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.plan.control.exposed import STEP_TERMS, PodSeries
 from fleetkeeper.plan.control.samples import PodSample, Source
 
 PodKey = tuple[str, str]

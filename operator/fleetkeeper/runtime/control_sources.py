@@ -14,7 +14,8 @@ from fleetkeeper.adapters.engine import Engines, Signer, read_signing_key
 from fleetkeeper.adapters.keys import public_jwk
 from fleetkeeper.adapters.prometheus import PodKey, Prometheus, PrometheusError
 from fleetkeeper.plan.control.constants import FRESH_S
-from fleetkeeper.plan.control.exposed import STEP_CLASSES, Edges, edges_of
+from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.plan.control.exposed import STEP_CLASSES, edges_of
 from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
 from fleetkeeper.runtime.control_loop import Readings, Target

@@ -7,6 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Edges(NamedTuple):
+    """The bucket edges at which a service's attainment is counted, seconds."""
+
+    queue_wait_s: float
+    batch_time_s: float
 
 
 def edges_between(lowest: float, highest: float) -> tuple[float, ...]:

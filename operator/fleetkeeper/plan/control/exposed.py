@@ -7,10 +7,9 @@ two equal. Series that are not in the table are ignored, so an engine may export
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
-from fleetkeeper.plan.control.edges import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S, snap_down
+from fleetkeeper.plan.control.edges import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S, Edges, snap_down
 from fleetkeeper.plan.control.samples import (
     TIERS,
     Counters,
@@ -34,14 +33,6 @@ STEP_TERMS: Final[Mapping[str, tuple[str, ...]]] = {
 
 Place = tuple[str, int]
 """Which record (counters, gauges, decode, prefill) and which index in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """The bucket edges at which a service's attainment is counted, seconds."""
-
-    queue_wait_s: float
-    batch_time_s: float
 
 
 def edges_of(settings: ControlSettings) -> Edges:
@@ -167,6 +158,7 @@ class PodSeries:
             StepSums._make(prefill) if prefill else None,
             source,
             tuple(sorted(REQUIRED - self._names)) if not self._names >= REQUIRED else (),
+            self._edges,
         )
 
 

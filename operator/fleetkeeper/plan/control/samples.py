@@ -14,6 +14,7 @@ from operator import lt
 from typing import NamedTuple
 
 from fleetkeeper.plan.control.constants import MAX_COUNTER, MAX_KV_RATIO
+from fleetkeeper.plan.control.edges import Edges
 
 
 class Source(StrEnum):
@@ -58,6 +59,10 @@ class Counters(NamedTuple):
     prompt_tokens: float = 0.0
     generation_tokens: float = 0.0
     preemptions: float = 0.0
+
+
+WITHIN = tuple(name for name in Counters._fields if "within" in name)
+"""The counters that depend on the objectives."""
 
 
 class Gauges(NamedTuple):
@@ -109,7 +114,8 @@ class StepSums(NamedTuple):
 class PodSample:
     """One scrape of one pod. `missing` names metrics that decisions need and this engine does not export.
 
-    `decode` and `prefill` are the sums for the step-time model; a source may leave them out.
+    `decode` and `prefill` are the sums for the step-time model; a source may leave them out. `edges` are
+    those at which `within` was counted: they follow the objectives in the spec.
     """
 
     pod: str
@@ -120,6 +126,7 @@ class PodSample:
     prefill: StepSums | None = None
     source: Source = Source.PROMETHEUS
     missing: tuple[str, ...] = ()
+    edges: Edges | None = None
 
 
 def _are_finite(values: Sequence[float], limit: float) -> bool:

@@ -7,7 +7,7 @@ successive samples itself. Numbers are hostile until checked (`samples.why_impos
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import add, sub
 from statistics import median
 from types import MappingProxyType
@@ -67,7 +67,7 @@ class Signals:
     oldest waits (mean over pods). `coverage` = reporting / ready pods. `window` is the window that
     closed in this tick, if one did. `overdue_pods`: reporting pods whose next scrape should have come. `reporting` pods are those that rates were made from.
     `grown_pods`: pods that have been ready for their first minute; `old_pods`: those of them whose newest
-    sample is too old to be used.
+    sample is too old to be used. `rejudged`: the objectives were changed; attainment is counted anew.
     """
 
     grade: Grade = Grade.STALE
@@ -100,6 +100,7 @@ class Signals:
     overdue_pods: int = 0
     grown_pods: int = 0
     old_pods: int = 0
+    rejudged: bool = False
 
     @property
     def known(self) -> bool:
@@ -150,6 +151,7 @@ class _Seen:
     overdue: int
     grown: int
     old: int
+    rejudged: bool
 
 
 def observe_service(
@@ -162,6 +164,9 @@ def observe_service(
     reporting, the grade is STALE.
     """
     tracks = _updated_tracks(samples, pods, memory, now)
+    rejudged = _is_rejudged(tracks, memory)
+    if rejudged:
+        memory = replace(memory, windows=())
     ready = [pod.name for pod in pods if pod.ready and not pod.deleting]
     grown = [pod.name for pod in pods if is_grown(pod, now)]
     graded = {name: grade_of(tracks.get(name), now) for name in grown}
@@ -189,8 +194,18 @@ def observe_service(
         sum([is_overdue(tracks[name], now) for name in usable]),
         len(grown),
         sum([is_old(tracks.get(name), now) for name in grown]),
+        rejudged,
     )
     return _signals(seen, usable), memory
+
+
+def _is_rejudged(tracks: Mapping[str, PodTrack], memory: SignalsMemory) -> bool:
+    """Whether a pod's samples are counted at other edges than before: the objectives were changed."""
+    return any(
+        track is not held and held.history and track.edges != held.edges
+        for name, track in tracks.items()
+        if (held := memory.tracks.get(name)) is not None
+    )
 
 
 def _newest(track: PodTrack) -> PodSample:
@@ -307,6 +322,7 @@ def _signals(seen: _Seen, usable: Sequence[str]) -> Signals:
             windows=memory.windows,
             grown_pods=seen.grown,
             old_pods=seen.old,
+            rejudged=seen.rejudged,
         )
     tracks = [memory.tracks[name] for name in usable]
     doubted = [0 < track.rejected < REJECTIONS_STALE for track in tracks]
@@ -336,6 +352,7 @@ def _signals(seen: _Seen, usable: Sequence[str]) -> Signals:
         overdue_pods=seen.overdue,
         grown_pods=seen.grown,
         old_pods=seen.old,
+        rejudged=seen.rejudged,
         source=Source.DIRECT if direct else Source.PROMETHEUS,
         rates=rates,
         gauges=gauges,

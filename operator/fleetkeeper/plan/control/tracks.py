@@ -19,7 +19,8 @@ from fleetkeeper.plan.control.constants import (
     TICK_S,
     YOUNG_S,
 )
-from fleetkeeper.plan.control.samples import PodSample, is_reset, why_impossible
+from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.plan.control.samples import WITHIN, PodSample, is_reset, why_impossible
 from fleetkeeper.plan.control.values import Grade, PodView
 
 
@@ -48,17 +49,27 @@ class PodTrack:
         """Seconds between the oldest and the newest sample held."""
         return self.history[-1].time - self.history[0].time if self.history else 0.0
 
+    @property
+    def edges(self) -> Edges | None:
+        """The bucket edges at which its samples were counted."""
+        return self.history[-1].edges if self.history else None
+
 
 def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float) -> PodTrack:
     """The track with one more sample: taken, refused as impossible, or the start after a reset.
 
     Sums for the step-time model that a source left out this time are carried over, class by class. A sample that is not newer than the last (repeated, or the slower of two sources) changes nothing.
+    With other objectives fewer or more of the same requests and steps are within: that is no reset.
     """
     newest = track.newest
     if newest is not None and sample.time <= newest.time:
         return track
     if sample.time > now + FUTURE_S:
         return _refuse(track, "its time lies in the future")
+    before = track
+    if newest is not None and sample.edges != newest.edges:
+        track = _recounted(track, sample)
+        newest = track.newest
     if newest is not None and is_reset(sample, newest) and not why_impossible(sample, 0.0, None):
         return PodTrack(track.pod, (sample,), None, out_until=now + RESET_S)
     limit_s = float("inf")
@@ -66,7 +77,7 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
         limit_s = max(BATCH_TIME_BELIEVED_S, BATCH_TIME_OUTLIER * slowest_step_s)
     problem = why_impossible(sample, limit_s, newest)
     if problem:
-        return _refuse(track, problem)
+        return _refuse(before, problem)
     if newest is not None and (sample.decode is None or sample.prefill is None):
         sample = PodSample(
             sample.pod,
@@ -77,10 +88,21 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
             newest.prefill if sample.prefill is None else sample.prefill,
             sample.source,
             sample.missing,
+            sample.edges,
         )
     oldest = sample.time - RATE_S - TICK_S / 2
     history = (*(held for held in track.history if held.time >= oldest), sample)
     return PodTrack(track.pod, history, track.mark or sample, out_until=track.out_until)
+
+
+def _recounted(track: PodTrack, sample: PodSample) -> PodTrack:
+    """The track at the edges of the sample: what was within them before it is not known, its window begins there."""
+    within = {name: getattr(sample.counters, name) for name in WITHIN}
+    history = tuple(
+        replace(held, counters=held.counters._replace(**within), edges=sample.edges)
+        for held in track.history
+    )
+    return replace(track, history=history, mark=None)
 
 
 def _refuse(track: PodTrack, problem: str) -> PodTrack:
