@@ -106,7 +106,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "fleetkeeper_limit_tokens",
         "gauge",
-        "Limit of tokens in a step.",
+        "Limit of tokens in a step. Effective is above wanted where what runs needs more to progress.",
         ("kind",),
         (("kind", LIMIT_KINDS),),
     ),

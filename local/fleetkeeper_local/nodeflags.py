@@ -161,8 +161,10 @@ def _kubelet_config(settings: NodeSettings) -> dict[str, object]:
         "clusterDomain": CLUSTER_DOMAIN,
         "containerRuntimeEndpoint": f"unix://{settings.containerd_socket}",
         "resolvConf": "",
-        # Somebody sits in front of this node and waits; elsewhere restarts are up to 5 min apart.
+        # Somebody sits in front of this node and waits. Elsewhere restarts are up to 5 min apart, and
+        # a changed ConfigMap is in a running pod after a minute or two.
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
+        "syncFrequency": "10s",
         "evictionHard": thresholds,
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,

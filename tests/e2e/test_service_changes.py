@@ -67,7 +67,7 @@ def test_the_same_manifest_applied_again_changes_nothing(fleet: Fleet) -> None:
 
 
 def test_a_changed_queue_limit_reaches_the_running_engine(fleet: Fleet) -> None:
-    """Through the kubelet, which renews a mounted ConfigMap within two minutes; the pod stays."""
+    """Through the kubelet, which renews mounted ConfigMaps, on this node every ten seconds; the pod stays."""
     before = [pod.identity for pod in fleet.engines()]
     (engine,) = fleet.engines()
 
