@@ -292,7 +292,8 @@ class ControlPlane:
         )
         self.processes.await_ready("kube-apiserver", self._api_ready, START_TIMEOUT_S)
         self.processes.start(
-            "kube-controller-manager", flags.controller_manager(self.directory, endpoint)
+            "kube-controller-manager",
+            flags.controller_manager(self.directory, endpoint, real_node=self._real_node),
         )
         if self._scheduler:
             self.processes.start("kube-scheduler", flags.scheduler(self.directory, endpoint))

@@ -26,6 +26,8 @@ AUDIT_POLICY = {
 
 CLIENT_QPS = 300
 """Requests a second that controllers may send; the defaults (20 to 50) make 1,000 pods a minute's wait."""
+FAKE_NODE_GRACE = "1h"
+"""After which a silent fake node is not Ready; a real one after 50 s."""
 
 
 def etcd(directory: Path, endpoint: Endpoint) -> list[str | Path]:
@@ -101,9 +103,14 @@ def apiserver(directory: Path, endpoint: Endpoint, *, real_node: bool) -> list[s
     ]
 
 
-def controller_manager(directory: Path, endpoint: Endpoint) -> list[str | Path]:
-    """kube-controller-manager with the controllers a single node needs."""
+def controller_manager(directory: Path, endpoint: Endpoint, *, real_node: bool) -> list[str | Path]:
+    """kube-controller-manager with the controllers a single node needs.
+
+    A fake node never dies; on a crowded machine its lease is late, and kwok does not turn the pods
+    Ready again that the node's controller turned.
+    """
     pki = directory / "pki"
+    patience = [] if real_node else [f"--node-monitor-grace-period={FAKE_NODE_GRACE}"]
     login = directory / "kube-controller-manager.kubeconfig"
     return [
         program_path("kube-controller-manager"),
@@ -120,6 +127,7 @@ def controller_manager(directory: Path, endpoint: Endpoint) -> list[str | Path]:
         f"--kube-api-qps={CLIENT_QPS}",
         f"--kube-api-burst={2 * CLIENT_QPS}",
         "--controllers=*,-node-ipam-controller,-node-route-controller,-service-lb-controller",
+        *patience,
     ]
 
 
