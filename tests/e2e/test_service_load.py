@@ -42,7 +42,9 @@ def test_batch_limits_change_in_running_engines(fleet: Fleet) -> None:
     An objective that every step meets brings them up, one that no step meets takes them down.
     """
     await_measured(fleet)
-    fleet.until(lambda: fleet.status()["breaker"]["control"] == "Closed", "what came before is over")
+    fleet.until(
+        lambda: fleet.status()["breaker"]["control"] == "Closed", "what came before is over"
+    )
     before = [pod.identity for pod in fleet.engines()]
     asked = fleet.live()["spec"]
     fleet.change({"breaker": {"mode": "Disabled"}})  # nothing but limits shall answer the load
