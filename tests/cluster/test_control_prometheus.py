@@ -20,9 +20,9 @@ from operator_world import OperatorProcess, World, condition, operator_world, se
 
 CALM_PER_S = 4.0
 BUSY_PER_S = 40.0
-SHOWN_S = 60.0
-"""A lost Prometheus stands in the status within half of this, a started one is believed as soon; the machine may be busy."""
-BACK_S = 30.0
+SHOWN_S = 30.0
+"""A lost Prometheus stands in the status within this; a started one is believed within this."""
+BACK_S = 10.0
 """Two scrapes and two ticks of a second each, and what a busy machine adds."""
 KILLS = 2
 

@@ -12,8 +12,8 @@ import pytest_asyncio
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import World, operator_world, service
 
-FAILOVER_S = 80.0
-"""The promise is 20 s: 15 s of lease, 2 s to the next look; a busy machine gets four times that."""
+FAILOVER_S = 40.0
+"""The promise is 20 s: 15 s of lease, 2 s to the next look; a busy machine gets twice that."""
 
 
 @pytest_asyncio.fixture

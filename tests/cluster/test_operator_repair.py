@@ -18,8 +18,8 @@ from watch_proxy import WatchProxy
 
 FOREIGN = "example.com/kept"
 IMMUTABLE_SPEC = {"RoleBinding": "roleRef"}
-REPAIR_S = 60.0
-"""The promise is 5 s; a busy test machine gets twelve times that."""
+REPAIR_S = 30.0
+"""The promise is 5 s; a busy test machine gets six times that."""
 
 
 @pytest_asyncio.fixture

@@ -25,7 +25,7 @@ from service_world import (
     steady,
 )
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("calm_operator")]
+pytestmark = pytest.mark.usefixtures("calm_operator")
 
 KILLS = 20
 AT_ONCE = 44

@@ -17,7 +17,7 @@ while True:
     held.append(bytearray(b"x") * (64 << 20))
 """
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("calm_operator")]
+pytestmark = pytest.mark.usefixtures("calm_operator")
 
 
 def test_a_changed_spec_rolls_without_a_lost_request(fleet: Fleet) -> None:

@@ -11,7 +11,7 @@ from fleetkeeper_local.demo.installation import Installation
 from node_world import until
 from service_world import await_operators, failures, steady, tracebacks
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("calm_operator")]
+pytestmark = pytest.mark.usefixtures("calm_operator")
 
 CRD = "customresourcedefinition/inferenceservices.fleetkeeper.io"
 

@@ -11,16 +11,14 @@ import time
 import pytest
 
 from fleetkeeper_engine.histogram import BATCH_SEQUENCES_EDGES
-from fleetkeeper_engine.page_layout import Tier
+from fleetkeeper_engine.page_layout import SchedulerBlock, Tier
 from inside_engine import PYTHON, InsideEngine, client, shared_engine
 
 STREAMS = 64
 CHANGES = 200
 PROMISED_S = 0.1
 PROMISED_STEPS = 2
-"""99% of new limits are read within so many seconds or steps."""
-CROWDED = 10
-"""On a crowded machine who looks is late himself: 9 of 10 as promised, 99% within ten times as long."""
+"""A new limit is read within so many seconds or steps; steps hold on a crowded machine too."""
 
 pytestmark = pytest.mark.timeout(900)
 """The first test waits for the shared engine to start."""
@@ -36,7 +34,7 @@ def engine(request: pytest.FixtureRequest) -> InsideEngine:
 async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_nothing(
     engine: InsideEngine,
 ) -> None:
-    """Read within 100 ms or 2 steps, whichever is longer; every stream ends whole; never above start-up."""
+    """99% are read within 100 ms or 2 steps, whichever is longer; every stream ends whole; never above start-up."""
     dice = random.Random(7)
     over = False
     ends: list[int] = []
@@ -53,16 +51,13 @@ async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_no
     before = engine.scheduler()
     latencies, steps_until_read, limits = [], [], set()
     for _ in range(CHANGES):
-        stepped = engine.scheduler().worked_steps
         orders = engine.order(
             sequences=dice.choice([1, 2, 4, 8, 16, 32, 64, 128]),
             tokens=dice.choice([64, 256, 512, 1024, 2048, 4096]),
         )
-        latencies.append(
-            await engine.until(lambda n=orders.generation: engine.scheduler().generation >= n)  # type: ignore[misc]
-        )
-        block = engine.scheduler()
-        steps_until_read.append(block.worked_steps - stepped)
+        unread_s, unread_steps, block = await _until_read(engine, orders.generation)
+        latencies.append(unread_s)
+        steps_until_read.append(unread_steps)
         limits.add((block.limit_sequences, block.limit_tokens))
         await asyncio.sleep(dice.uniform(0.0, 0.04))
     engine.free_all()
@@ -70,19 +65,16 @@ async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_no
     await asyncio.gather(*streams)
     after = engine.scheduler()
 
-    def timely(times: int) -> int:
-        return sum(
-            took_s <= times * PROMISED_S or steps <= times * PROMISED_STEPS
-            for took_s, steps in zip(latencies, steps_until_read, strict=True)
-        )
-
-    in_order = sorted(latencies)
+    timely = [
+        took_s <= PROMISED_S or steps <= PROMISED_STEPS
+        for took_s, steps in zip(latencies, steps_until_read, strict=True)
+    ]
+    latencies.sort()
     print(
-        f"read within: p50 {1e3 * in_order[99]:.0f} ms, p99 {1e3 * in_order[197]:.0f} ms, "
-        f"most steps {max(steps_until_read)}, in time {timely(1)} of {CHANGES}"
+        f"read within: p50 {1e3 * latencies[99]:.0f} ms, p99 {1e3 * latencies[197]:.0f} ms, "
+        f"most steps {max(steps_until_read)}, in time {sum(timely)} of {CHANGES}"
     )
-    assert timely(1) >= 0.9 * CHANGES
-    assert timely(CROWDED) >= 0.99 * CHANGES
+    assert sum(timely) >= 0.99 * CHANGES
     assert len(ends) >= STREAMS
     assert set(ends) == {24}
     assert all(sequences <= 64 and tokens <= 2048 for sequences, tokens in limits)
@@ -90,6 +82,20 @@ async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_no
     above = [n for n, edge in enumerate(BATCH_SEQUENCES_EDGES) if edge > 72]
     assert not any(after.batch_sequences_buckets[n] for n in above)
     assert after.preemptions == before.preemptions
+
+
+async def _until_read(engine: InsideEngine, generation: int) -> tuple[float, int, SchedulerBlock]:
+    """For how long (seconds, worked steps) the order was last seen unread, and the block that has read it.
+
+    By what the page shows, not by when it is looked at: whoever looks late would count his own delay.
+    """
+    ordered, before = time.monotonic(), engine.scheduler().worked_steps
+    unread_s, unread_steps = 0.0, 0
+    while (block := engine.scheduler()).generation < generation:
+        unread_s, unread_steps = time.monotonic() - ordered, block.worked_steps - before
+        assert unread_s < 30, f"never read: {block}"
+        await asyncio.sleep(0.002)
+    return unread_s, unread_steps, block
 
 
 async def test_a_lower_limit_drains_and_a_higher_one_fills(engine: InsideEngine) -> None:

@@ -100,12 +100,12 @@ def test_an_order_is_in_force_while_requests_run(engine: RunningEngine) -> None:
             engine.wait_for(
                 lambda: engine.metrics()['fleetkeeper_limit_sequences{kind="effective"}'] == 4,
                 "the limit in force",
-                60,
+                10,
             )
             engine.wait_for(
                 lambda: engine.metrics()['fleetkeeper_running{tier="standard"}'] <= 4,
                 "no more than four run",
-                90,
+                30,
             )
             told = engine.limits("GET", engine.signer.token(engine.uid)).json()
         finally:
@@ -119,7 +119,7 @@ def test_an_order_is_in_force_while_requests_run(engine: RunningEngine) -> None:
 def test_when_the_lease_ends_limits_return_notch_by_notch(engine: RunningEngine) -> None:
     assert engine.put_limits(4, 512, lease_s=1).status_code == 200
     engine.wait_for(
-        lambda: engine.metrics()["fleetkeeper_limit_lease_seconds"] == 0, "the lease's end", 60
+        lambda: engine.metrics()["fleetkeeper_limit_lease_seconds"] == 0, "the lease's end", 5
     )
     wanted: list[float] = []
 
@@ -127,7 +127,7 @@ def test_when_the_lease_ends_limits_return_notch_by_notch(engine: RunningEngine)
         wanted.append(engine.metrics()['fleetkeeper_limit_sequences{kind="wanted"}'])
         return wanted[-1] == 64
 
-    took = engine.wait_for(back, "the start-up value", 120)
+    took = engine.wait_for(back, "the start-up value", 45)
     assert took > 20
     assert wanted == sorted(wanted)
     assert len(set(wanted)) >= 6, "back in notches, not at once"

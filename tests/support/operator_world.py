@@ -43,7 +43,7 @@ HOOKED = (sys.executable, str(Path(__file__).with_name("operator_entry.py")))
 """The operator with a hook at its writes, which kills it where KILL_AT says."""
 SEEN: tuple[Resource, ...] = (INFERENCE_SERVICE, *CHILDREN.values(), REPLICA_SET, POD)
 WRITE_VERBS = {"create", "update", "patch", "delete", "deletecollection"}
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 """Of every wait: events end it, so it only bounds how long a failure takes on a busy machine."""
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 Live = dict[str, Any]

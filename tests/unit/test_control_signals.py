@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control_cases import NOW, Loop, pod_view, sample
+from engine_metrics import metrics_series
 from fleetkeeper.plan.control.constants import AGEING_S, FRESH_S, WINDOW_S
 from fleetkeeper.plan.control.edges import (
     BATCH_TIME_EDGES_S,
@@ -20,6 +21,7 @@ from fleetkeeper.plan.control.edges import (
     Edges,
     snap_down,
 )
+from fleetkeeper.plan.control.exposed import sample_of
 from fleetkeeper.plan.control.samples import (
     Counters,
     Gauges,
@@ -499,6 +501,19 @@ def test_another_objective_is_no_reset_and_attainment_is_counted_anew(
             assert window.batch_attainment == pytest.approx(within / 25.0)
     assert 2 <= len(signals.windows) <= 4
     assert not loop.memory.control.lost
+
+
+def test_a_pod_read_at_another_edge_is_no_reset() -> None:
+    """Through the reader that both sources share: the narrower bucket holds less, and nothing is left out."""
+    narrow = Edges(BEFORE.queue_wait_s / 2, BEFORE.batch_time_s / 2)
+    track = PodTrack("chat-0")
+    for time, edges in ((NOW, BEFORE), (NOW + 5, BEFORE), (NOW + 10, narrow), (NOW + 15, narrow)):
+        series = metrics_series(sample(time), BEFORE)
+        read = sample_of("chat-0", time, series, edges, Source.PROMETHEUS)
+        assert read.edges == edges
+        track = accept(track, read, 0.0, time)
+    assert track.out_until == 0.0
+    assert len(track.history) == 4
 
 
 def test_a_reset_is_still_seen_when_the_objective_changes_with_it() -> None:

@@ -124,7 +124,7 @@ async def make(vllm: StandInVllm, page: Page) -> AsyncIterator[Callable[..., Tie
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(10):
         while not true():  # noqa: ASYNC110 - memory shared with other code has no event
             await asyncio.sleep(0.001)
 

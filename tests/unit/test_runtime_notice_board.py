@@ -66,7 +66,7 @@ def tell(board: NoticeBoard, *reasons: str) -> None:
 
 
 async def posted(server: Server, count: int) -> None:
-    async with asyncio.timeout(60), server.asked:
+    async with asyncio.timeout(5), server.asked:
         await server.asked.wait_for(lambda: len(server.posted) >= count)
 
 
@@ -111,7 +111,7 @@ async def test_an_event_that_is_refused_holds_up_no_other() -> None:
     board = board_of(server)
     async with running(board, calm):
         server.refuse = ApiError(403, "Forbidden", "")
-        async with asyncio.timeout(60), server.asked:
+        async with asyncio.timeout(5), server.asked:
             tell(board, "A")
             await server.asked.wait()
         await asyncio.sleep(0)
@@ -128,5 +128,5 @@ async def test_a_lost_lease_ends_the_board() -> None:
     server.refuse = LeaseLost("too old")
     async with running(board, calm) as task:
         tell(board, "A")
-        await asyncio.wait({task}, timeout=60)
+        await asyncio.wait({task}, timeout=5)
         assert isinstance(task.exception(), LeaseLost)

@@ -278,10 +278,7 @@ def engine_line(message: str) -> Mapping[str, object]:
         if line.startswith("{"):
             try:
                 value = json.loads(line)
-            except (
-                ValueError,
-                RecursionError,
-            ):  # any container may write here, and nest as it likes
+            except (ValueError, RecursionError):  # a container may nest as it likes
                 continue
             if isinstance(value, dict) and "class" in value:
                 return value
