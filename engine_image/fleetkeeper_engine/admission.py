@@ -134,17 +134,18 @@ class Admission:
     def take_released(self, now: float) -> list[Ticket]:
         """The requests that go to vLLM now, in this order, with their priority."""
         taken: list[Ticket] = []
-        if not any(state.queue for state in self._tiers):
+        if not self.has_waiting:
             return taken
         room, now_us = self.room(now), microseconds(now)
-        while True:
+        while self.has_waiting:
             heads = tuple(_head(state) for state in self._tiers)
             held = tuple(state.held for state in self._tiers)
             floor_held = self._tiers[Tier.BATCH].held_first
             chosen = decide_next(heads, held, room, self.rule, now_us, floor_held=floor_held)
             if chosen is None:
-                return taken
+                break
             taken.append(self._release(*chosen))
+        return taken
 
     def finish(self, ticket: Ticket, now: float) -> None:
         """A request ended: it left vLLM, or its client hung up while it waited. Once is enough."""
@@ -215,6 +216,12 @@ class Admission:
             ordered = [share if share > 0.0 else own[i] for i, share in enumerate(orders.shares)]
             room = replace(room, share_ratios=(ordered[0], ordered[1], ordered[2]))
         return room
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any request is in the queue."""
+        realtime, standard, batch = self._tiers
+        return bool(realtime.queue or standard.queue or batch.queue)
 
     def waiting(self, tier: Tier) -> int:
         """Requests in the queue."""

@@ -109,6 +109,7 @@ class TierMiddleware:
         self._inside: dict[Ticket, asyncio.Task[object]] = {}
         self._cut: set[Ticket] = set()
         self._ticker: asyncio.Task[None] | None = None
+        self._publishes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one connection's scope."""
@@ -215,7 +216,7 @@ class TierMiddleware:
             self._inside.pop(ticket, None)
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
-        self._board.publish(self._clock())
+        self._publish_soon()
         if refusal.outcome is Outcome.DRAINING:
             await answer(send, 503, _DRAINED, [(b"connection", b"close")])
             return
@@ -224,13 +225,23 @@ class TierMiddleware:
 
     def _pump(self) -> None:
         """Releases what may be released and says so on the page."""
-        now = self._clock()
-        self._board.read_orders()
-        for ticket in self._admission.take_released(now):
-            waiter = self._waiters.get(ticket)
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
-        self._board.publish(now)
+        if self._admission.has_waiting:
+            self._board.read_orders()
+            for ticket in self._admission.take_released(self._clock()):
+                waiter = self._waiters.get(ticket)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(None)
+        self._publish_soon()
+
+    def _publish_soon(self) -> None:
+        """Writes the page once for all requests that came and went in this turn of the event loop."""
+        if not self._publishes:
+            self._publishes = True
+            asyncio.get_running_loop().call_soon(self._publish)
+
+    def _publish(self) -> None:
+        self._publishes = False
+        self._board.publish(self._clock())
 
     def _start(self) -> None:
         if self._ticker is None:
@@ -241,6 +252,7 @@ class TierMiddleware:
         while True:
             try:
                 now = self._clock()
+                self._board.read_orders()
                 self._admission.tick(self._board.engine_oldest(), now)
                 self._pump()
                 if self._board.drain_is_over(now):

@@ -41,8 +41,8 @@ class MiddlewarePage:
 
     def engine_oldest(self) -> tuple[float, ...]:
         """Arrival of the oldest request inside vLLM that no step has held yet, by tier."""
-        block = self._page.read_scheduler() if self._page is not None else None
-        return _NO_ARRIVALS if block is None else block.oldest_arrival
+        found = self._page.read_oldest_arrivals() if self._page is not None else None
+        return _NO_ARRIVALS if found is None else found
 
     def publish(self, now: float) -> None:
         """Writes the block."""

@@ -119,6 +119,11 @@ class Page:
         """What the engine does."""
         return self._read(_SCHEDULER, SCHEDULER)
 
+    def read_oldest_arrivals(self) -> tuple[float, ...] | None:
+        """`oldest_arrival` of what the engine does; cheaper than reading it all."""
+        payload = self.read_payload(_SCHEDULER)
+        return None if payload is None else SCHEDULER.floats_in(payload, "oldest_arrival")
+
     def read_cap(self, rank: int) -> CapBlock | None:
         """What a worker says about its cap; None until it said something."""
         return self._read(_FIRST_RANK + rank, CAP)
@@ -160,10 +165,9 @@ class Page:
         self._write(number, cells.buffer)
 
     def _sequences(self, place: Place) -> tuple[int, int]:
-        first, second = (
-            SLOT_HEAD.unpack_from(self._memory, place.slot(parity))[0] for parity in (0, 1)
-        )
-        return int(first), int(second)
+        first, *_ = SLOT_HEAD.unpack_from(self._memory, place.slot(0))
+        second, *_ = SLOT_HEAD.unpack_from(self._memory, place.slot(1))
+        return first, second
 
     def _write(self, number: int, payload: bytes | bytearray) -> None:
         place = self._places[number]

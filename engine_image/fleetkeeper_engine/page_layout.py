@@ -301,10 +301,17 @@ class Layout(Generic[Block]):
         self._struct = struct.Struct("<" + codes)
         self.size = self._struct.size
         self.cells: dict[str, int] = {}
+        self._floats = {
+            name: struct.Struct(f"<{count}d") for name, code, count in table if code == "d"
+        }
         place = 0
         for name, _, count in table:
             self.cells[name] = place
             place += count
+
+    def floats_in(self, payload: bytes, name: str) -> tuple[float, ...]:
+        """One float field of a payload of exactly `size` bytes, without the block around it."""
+        return self._floats[name].unpack_from(payload, 8 * self.cells[name])
 
     def pack(self, block: Block) -> bytes:
         """The payload of a block.

@@ -7,6 +7,10 @@ supported. A fault of ours never ends the engine: observing and limiting stop, s
 
 Only `max_num_active_reqs` and `max_num_scheduled_tokens` are ever set, before each schedule call.
 `max_num_running_reqs` is left alone: an assertion in vLLM ends the core when it is below what runs.
+
+Between the output of a step and the start of the next one the accelerator waits for this thread. So
+only what must be there by then is done there: the limits, and word that a step is on its way. What
+there is to count is counted when vLLM asks for the step's grammar, while the workers compute.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from fleetkeeper_engine.scheduler_limits import (
     PREFILL_QUANTUM_TOKENS,
     RESERVE_KEPT_S,
     LimitRange,
+    Limits,
     RecentPeak,
     active_sequences,
     limits_in_force,
@@ -77,21 +82,39 @@ class LiveScheduling:
         self._chunked = bool(
             getattr(getattr(scheduler, "scheduler_config", None), "enable_chunked_prefill", False)
         )
+        self._start_up = Limits(ceiling_sequences, ceiling_tokens)
         self._orders: SupervisorBlock | None = None
         self._orders_sequence = -1
+        self._told = (-1, -1, -1)
+        self._asks_grammar = any(
+            "get_grammar_bitmask" in vars(kind)
+            for kind in type(scheduler).__mro__
+            if kind is not LiveLimits
+        )
+        self._uncounted: tuple[Any, float] | None = None
         self._reserved_until = 0.0
         self._realtime_peak = RecentPeak()
         self._waiting_due = 0.0
         self._describe()
 
+    @property
+    def uncounted(self) -> bool:
+        """Whether `while_running` has not followed the last schedule call yet."""
+        return self._uncounted is not None
+
     def before_schedule(self) -> None:
         """Puts the limits in force into the scheduler."""
+        if self._uncounted is not None:
+            self.while_running()
         if not self.supported:
             return
         now = self._clock()
         self._read_orders()
         scheduler, orders = self._scheduler, self._orders
-        limits = limits_in_force(orders, self._sequences, self._tokens, now)
+        limits, generation = self._start_up, 0
+        if orders is not None:
+            limits = limits_in_force(orders, self._sequences, self._tokens, now)
+            generation = orders.generation
         running = len(scheduler.running)
         active = limits.sequences
         if now < self._reserved_until:
@@ -105,9 +128,12 @@ class LiveScheduling:
             )
         scheduler.max_num_active_reqs = active
         scheduler.max_num_scheduled_tokens = tokens
-        self.record.put("generation", orders.generation if orders is not None else 0)
-        self.record.put("limit_sequences", limits.sequences)
-        self.record.put("limit_tokens", tokens)
+        told = (generation, limits.sequences, tokens)
+        if told != self._told:
+            self._told = told
+            self.record.put("generation", generation)
+            self.record.put("limit_sequences", limits.sequences)
+            self.record.put("limit_tokens", tokens)
 
     def _active_with_reserve(self, limit: int, running: int, now: float) -> int:
         scheduler = self._scheduler
@@ -126,34 +152,50 @@ class LiveScheduling:
         )
 
     def after_schedule(self, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
-        """Takes in what a schedule call decided."""
+        """Says that a step goes to the workers, before it runs."""
         now = self._clock()
         self.record.saw_schedule(now)
-        scheduled: dict[str, int] = step.num_scheduled_tokens
         tokens = step.total_num_scheduled_tokens
+        if tokens:
+            self.record.sent(Flight(step, tokens, now))
+        self._uncounted = (step, now)
+        if tokens and self._asks_grammar:
+            self.publish()
+        else:
+            self.while_running()
+
+    def while_running(self) -> None:
+        """Takes in what the last schedule call decided, and counts what came back before it."""
+        if self._uncounted is None:
+            return
+        (step, now), self._uncounted = self._uncounted, None
         new = step.scheduled_new_reqs
         for entry in new:
             self._saw_new(entry.req_id, now)
         kv_tokens = round(self._scheduler.kv_cache_manager.usage * self._kv_capacity)
         self.record.put("kv_resident_tokens", kv_tokens)
-        if tokens:
-            decode_tokens = 1 + self._speculative
+        scheduled: dict[str, int] = step.num_scheduled_tokens
+        if scheduled:
             prefill = prefill_tokens_of(
                 scheduled.values(),
                 (scheduled.get(entry.req_id, 0) for entry in new),
-                decode_tokens,
-                only_decodes=not new and tokens <= len(scheduled),
+                1 + self._speculative,
+                only_decodes=not new and step.total_num_scheduled_tokens <= len(scheduled),
             )
-            self.record.sent(Flight(step, prefill, len(scheduled), tokens, kv_tokens, now))
+            self.record.holds(step, prefill, len(scheduled), kv_tokens)
+        self.record.count()
         self._see_waiting(now)
         self.publish()
 
     def after_update(self, step: Any, output: Any) -> None:  # noqa: ANN401 - vLLM's types
-        """Takes in the output of a step."""
+        """Takes in the output of a step; counted at once only when no step follows."""
         now = self._clock()
         sampled = getattr(output, "sampled_token_ids", None) or ()
         left = self._scheduler.has_unfinished_requests()
-        self.record.came_back(step, sum(map(len, sampled)), now, work_left=left)
+        self.record.came_back(step, sampled, now, work_left=left)
+        if left and self._asks_grammar:
+            return
+        self.record.count()
         self._see_waiting(now, must=not left)
         self.publish()
 
@@ -244,6 +286,13 @@ class LiveLimits:
             self._guarded(self._live.after_schedule, step)
         return step
 
+    def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
+        """Answers as vLLM does; the step is with the workers by then, so there is time to count."""
+        bitmask = super().get_grammar_bitmask(*args, **kwargs)  # type: ignore[misc]
+        if self._live is not None:
+            self._guarded(self._live.while_running)
+        return bitmask
+
     def update_from_output(
         self,
         scheduler_output: Any,  # noqa: ANN401 - as vLLM's
@@ -252,6 +301,9 @@ class LiveLimits:
         **kwargs: Any,  # noqa: ANN401 - as vLLM's
     ) -> Any:  # noqa: ANN401 - as vLLM's
         """Updates as vLLM does, and takes the time."""
+        if self._live is not None and self._live.uncounted:
+            # Nobody asked for a grammar (pooling models): before the requests of this step are gone.
+            self._guarded(self._live.while_running)
         result = super().update_from_output(  # type: ignore[misc] # the class vLLM chose
             scheduler_output, model_runner_output, *args, **kwargs
         )

@@ -1,14 +1,14 @@
 """What the scheduler says about itself: its block of the page, kept cell by cell.
 
-Counting a step costs some microseconds and no allocation that grows with the number of buckets; the
-page is published twice a step, when it is sent to the workers and when its output came back.
+Counting a step costs some microseconds and no allocation that grows with the number of buckets. It
+is done apart from noting that a step was sent and came back, so that it can wait for a better moment.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sized
 from dataclasses import dataclass
 
 from fleetkeeper_engine.histogram import (
@@ -25,17 +25,18 @@ _SEEN_REQUESTS = 8192
 _MOST_FLIGHTS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flight:
     """A step that was sent to the workers."""
 
     step: object
     """vLLM's own description of it, by which its output is recognised."""
-    prefill_tokens: int
-    sequences: int
     tokens: int
-    kv_tokens: int
     sent: float
+    prefill_tokens: int = 0
+    sequences: int = 0
+    kv_tokens: int = 0
+    """These three are filled in by `SchedulerRecord.holds`, when the step is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class SchedulerRecord:
         self._real = self.cells.real
         self._at = SCHEDULER.cells
         self._flights: deque[Flight] = deque()
+        self._ended: list[tuple[Flight, float, Collection[Sized]]] = []
         self._seen: dict[int, None] = {}
         self._interval_start: float | None = None
 
@@ -100,8 +102,18 @@ class SchedulerRecord:
             self._flights.popleft()
         self._put_flights()
 
-    def came_back(self, step: object, generated: int, now: float, *, work_left: bool) -> None:
-        """The output of a step was taken in.
+    def holds(self, step: object, prefill_tokens: int, sequences: int, kv_tokens: int) -> None:
+        """What is in a step that was sent."""
+        for flight in self._flights:
+            if flight.step is step:
+                flight.prefill_tokens = prefill_tokens
+                flight.sequences = sequences
+                flight.kv_tokens = kv_tokens
+
+    def came_back(
+        self, step: object, sampled: Collection[Sized], now: float, *, work_left: bool
+    ) -> None:
+        """The output of a step was taken in; `sampled` holds the tokens of each sequence.
 
         Steps come back in the order they were sent; one that never came back (its output was
         dropped) is forgotten with the next. Batch time is the time since the last update from
@@ -111,13 +123,19 @@ class SchedulerRecord:
         flight = self._take(step)
         if flight is not None:
             start = flight.sent if self._interval_start is None else self._interval_start
-            self._count(flight, max(0.0, now - start))
-            self.add("worked_steps", 1)
-            self.add("generation_tokens", generated)
+            self._ended.append((flight, max(0.0, now - start), sampled))
             self.put_time("last_step", now)
         self._interval_start = now if work_left or self._flights else None
         self._put_flights()
         self.put_time("written", now)
+
+    def count(self) -> None:
+        """Counts the steps that came back since the last call."""
+        for flight, seconds, sampled in self._ended:
+            self._count(flight, seconds)
+            self.add("worked_steps", 1)
+            self.add("generation_tokens", sum(map(len, sampled)))
+        self._ended.clear()
 
     def saw_waiting(self, waiting: Waiting) -> None:
         """What is inside vLLM now, by tier."""

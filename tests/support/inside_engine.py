@@ -160,6 +160,11 @@ class InsideEngine:
         assert self._page is not None
         return self._page
 
+    @property
+    def group(self) -> int:
+        """The process group that all its processes are of."""
+        return self._process.pid
+
     def stop(self) -> None:
         """Ends vLLM and its session."""
         try:

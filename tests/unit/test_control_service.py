@@ -457,6 +457,42 @@ def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> No
     assert told[0] == "Queue wait 1.9 s against 0.5 s, batch at its limit"
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_number_that_was_found_is_not_laid_to_this_decision(seen: bool) -> None:
+    """A leader ended between its order of 2 -> 3 and its status: the next one says what it met."""
+    before = Loop()
+    status = concluded(before, before.steady(20)).status
+    assert status["scaling"]["desired"] == 2
+    loop = Loop(replicas=3, started=NOW)
+    loop.memory = memory_from_status(status, 1, 80, loop.now)
+    conclusion = concluded(loop, loop.tick(loop.samples() if seen else []))
+    assert conclusion.status["decisions"][-1] == {
+        "time": timestamp(loop.now),
+        "what": "replicas",
+        "from": "2",
+        "to": "3",
+        "reason": "AsFound",
+    }
+    assert conclusion.status["scaling"]["message"].startswith("The workload had 3 replicas")
+    told = conclusion.status["decisions"]
+    for _ in range(3):
+        conclusion = concluded(loop, loop.tick(loop.samples() if seen else []))
+        assert conclusion.status["decisions"] == told
+    assert conclusion.status["scaling"]["reason"] == ("AsFound" if seen else "SignalsStale")
+
+
+def test_an_order_that_is_taken_back_unserved_is_told_as_found() -> None:
+    """2 -> 3 was told, but the workload has 2 and nothing is wanted any more."""
+    loop = Loop()
+    decision = loop.steady(20)
+    wanted = replace(decision, replicas=replace(decision.replicas, value=3, valid=True))
+    concluded(loop, wanted, Order(3))
+    conclusion = concluded(loop, decision, Order(2))
+    assert [(row["from"], row["to"], row["reason"]) for row in conclusion.status["decisions"]][
+        -1
+    ] == ("3", "2", "AsFound")
+
+
 def test_the_status_fits_the_published_schema_and_is_quiet() -> None:
     """Every piece parses; an hour of calm changes nothing in it."""
     loop = Loop()

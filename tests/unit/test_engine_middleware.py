@@ -313,6 +313,7 @@ async def test_a_response_in_background_is_refused_with_the_reason(
     status, _, told = await Call(app, body, path="/v1/responses").answer()
     assert (status, told["error"]["code"]) == (400, "background_not_supported")
     assert vllm.taken == []
+    await until(lambda: page.read_middleware() is not None)
     block = page.read_middleware()
     assert block is not None
     assert (sum(block.released), sum(block.waiting)) == (0, 0)

@@ -329,17 +329,93 @@ def test_batch_time_is_the_time_between_updates_while_there_is_work(page: Page) 
     assert found.kv_resident_tokens == 2500
 
 
+class Grammatical(StandIn):
+    """A scheduler that vLLM asks for the grammar of each step once it is with the workers."""
+
+    def get_grammar_bitmask(self, step: Step) -> str:
+        return f"grammar of {len(step.num_scheduled_tokens)}"
+
+
+def test_what_can_wait_is_counted_while_the_workers_compute(page: Page) -> None:
+    """Word of a step goes out before it runs; the step before it is counted once it runs."""
+    scheduler: Any = mixed_into(Grammatical)()
+    clock = Clock()
+    scheduler._live = LiveScheduling(scheduler, page, InsideSettings.of_environment(), clock)
+    request = Request("a", RULE.number(Tier.STANDARD, 999_500_000))
+    scheduler.requests["a"] = request
+    scheduler.running = [request]
+    output = SimpleNamespace(sampled_token_ids=[[5]])
+    first, second = Step({"a": 7}, [SimpleNamespace(req_id="a")]), Step({"a": 1})
+    scheduler.next = first
+    scheduler.schedule()
+    assert (block(page).flight_tokens, sum(block(page).queue_wait_of(Tier.STANDARD))) == (7, 0)
+    assert scheduler.get_grammar_bitmask(first) == "grammar of 1"
+    assert sum(block(page).queue_wait_of(Tier.STANDARD)) == 1
+    assert block(page).kv_resident_tokens == 2500
+    clock.now = 1000.2
+    scheduler.update_from_output(first, output)
+    scheduler.next = second
+    scheduler.schedule()
+    assert (block(page).worked_steps, block(page).flight_tokens) == (0, 1)
+    scheduler.get_grammar_bitmask(second)
+    assert (block(page).worked_steps, block(page).prompt_tokens) == (1, 7)
+    assert block(page).batch_time_sum == pytest.approx(0.2)
+    scheduler.running = []
+    clock.now = 1000.5
+    scheduler.update_from_output(second, output)
+    found = block(page)
+    assert (found.worked_steps, found.generation_tokens, found.flight_steps) == (2, 2, 0)
+
+
+def test_a_step_without_a_question_for_its_grammar_is_counted_before_it_is_gone(page: Page) -> None:
+    """A pooling model's request is finished, and forgotten by vLLM, with the output of its one step."""
+
+    class Pooling(Grammatical):
+        def update_from_output(self, *_: Any) -> str:
+            self.requests.clear()
+            self.running.clear()
+            return "outputs"
+
+    scheduler: Any = mixed_into(Pooling)()
+    scheduler._live = LiveScheduling(scheduler, page, InsideSettings.of_environment(), Clock())
+    for name in "ab":
+        request = Request(name, RULE.number(Tier.BATCH, 999_000_000 + ord(name)))
+        scheduler.requests[name] = request
+        scheduler.running = [request]
+        scheduler.next = Step({name: 3}, [SimpleNamespace(req_id=name)])
+        step = scheduler.schedule()
+        scheduler.update_from_output(step, SimpleNamespace())
+    assert sum(block(page).queue_wait_of(Tier.BATCH)) == 2
+    assert (block(page).worked_steps, block(page).prompt_tokens) == (2, 6)
+
+
+def test_two_schedule_calls_in_a_row_lose_nothing(page: Page) -> None:
+    """With asynchronous scheduling and structured output the grammar is asked for later."""
+    scheduler: Any = mixed_into(Grammatical)()
+    scheduler._live = LiveScheduling(scheduler, page, InsideSettings.of_environment(), Clock())
+    for name in "ab":
+        request = Request(name, RULE.number(Tier.REALTIME, 999_000_000 + ord(name)))
+        scheduler.requests[name] = request
+        scheduler.running.append(request)
+        scheduler.next = Step({name: 3}, [SimpleNamespace(req_id=name)])
+        scheduler.schedule()
+    scheduler.get_grammar_bitmask(scheduler.next)
+    assert sum(block(page).queue_wait_of(Tier.REALTIME)) == 2
+    assert (block(page).schedule_calls, block(page).flight_steps) == (2, 2)
+
+
 def test_with_two_steps_under_way_time_is_not_counted_twice() -> None:
     """Asynchronous scheduling sends step n+1 before the output of n is there."""
     record = SchedulerRecord()
     steps = [object() for _ in range(4)]
-    flights = [Flight(step, 0, 1, 1, 10, 0.1 * n) for n, step in enumerate(steps)]
+    flights = [Flight(step, 1, 0.1 * n) for n, step in enumerate(steps)]
     record.sent(flights[0])
     record.sent(flights[1])
-    record.came_back(steps[0], 1, 0.3, work_left=True)
+    record.came_back(steps[0], [[5]], 0.3, work_left=True)
     record.sent(flights[2])
-    record.came_back(steps[2], 1, 0.9, work_left=False)
-    record.came_back(object(), 1, 1.0, work_left=False)
+    record.came_back(steps[2], [[5]], 0.9, work_left=False)
+    record.came_back(object(), [[5]], 1.0, work_left=False)
+    record.count()
     assert record._real[record._at["batch_time_sum"]] == pytest.approx(0.9)
     assert record._whole[record._at["worked_steps"]] == 2
     assert record._whole[record._at["flight_steps"]] == 0

@@ -18,12 +18,11 @@ from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
 LOOK_S = 1.0
 SEED = 20_240_607
-QUIET_S, SURGE_LEAST_S, LAST_LEAST_S = 45.0, 45.0, 45.0
-"""With the time that capacity is measured for, a replica's first minute, which is not judged."""
+QUIET_LEAST_S, SURGE_LEAST_S, LAST_LEAST_S = 25.0, 45.0, 45.0
 UNPINNED_S = 20.0
 """Until the load that capacity was measured with has left the windows of the control loop."""
-SURGE_MAX_S, RECOVERY_MAX_S = 300.0, 300.0
-SETTLED_S = 15.0
+QUIET_MAX_S, SURGE_MAX_S, RECOVERY_MAX_S = 90.0, 300.0, 300.0
+SETTLED_S = 10.0
 """How long the surge goes on with two replicas."""
 PROMETHEUS_GONE_S = 25.0
 KILLED_S = 2.0
@@ -81,12 +80,12 @@ class Play:
         began_s = time.time()
         try:
             release = Act(UNPINNED_S, self._unpin)
-            self._load("x1", 1.0, QUIET_S, lambda: True, QUIET_S, release)
+            self._load("x1", 1.0, QUIET_LEAST_S, self._is_judged, QUIET_MAX_S, release)
             kill = Act(10.0, self._kill_operators, self._has_two)
             self._load("x4", 4.0, SURGE_LEAST_S, self._has_settled, SURGE_MAX_S, kill)
             acts = [
                 # With one replica alone every request would be in the frozen engine.
-                Act(8.0, self._freeze, self._has_two_ready),
+                Act(4.0, self._freeze, self._has_two_ready),
                 Act(25.0, self._stop_prometheus),
                 Act(25.0 + PROMETHEUS_GONE_S, self._start_prometheus),
             ]
@@ -150,6 +149,10 @@ class Play:
         self.spans.append(Span(began_s, time.time(), LOAD, f"{name}: {rate:.1f}/s"))
         for act in waiting:
             self._note(f"left out, as its time never came: {act.do.__name__.strip('_')}")
+
+    def _is_judged(self) -> bool:
+        """The control loop goes by what its replicas report: their first minute is over."""
+        return self.fleet.condition("MetricsAvailable").get("status") == "True"
 
     def _has_two(self) -> bool:
         return len(self.fleet.engines()) >= 2

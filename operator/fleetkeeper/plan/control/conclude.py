@@ -57,6 +57,18 @@ def _shown(held: Shown, value: str, decision: Decision[Any], now: float) -> Show
     return held
 
 
+def _why(decision: ControlDecision, held: Shown, desired: int) -> Decision[int]:
+    """Why the number is `desired`: a decision that leaves the live number alone did not change it.
+
+    So are met the order of a leader that ended before it could tell, and another hand's change.
+    """
+    made = desired != decision.live_replicas or decision.settings.pinned_replicas is not None
+    if made or held.value in {"", str(desired)}:
+        return decision.replicas
+    found = f"the workload had {desired} replicas when this was decided"
+    return replace(decision.replicas, reason="AsFound", detail=found)
+
+
 def conclude(
     decision: ControlDecision, order: Order, memory: ControlMemory, now: float
 ) -> tuple[Conclusion, ControlMemory]:
@@ -67,7 +79,8 @@ def conclude(
     """
     replicas_order = _order(decision, order)
     desired = decision.live_replicas if replicas_order is None else replicas_order.replicas
-    scaling = _shown(memory.shown_scaling, str(desired), decision.replicas, now)
+    why = _why(decision, memory.shown_scaling, desired)
+    scaling = _shown(memory.shown_scaling, str(desired), why, now)
     limits = decision.in_force
     batching = _shown(
         memory.shown_batching, f"{limits.sequences}/{limits.tokens}", decision.limits, now
