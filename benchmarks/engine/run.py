@@ -42,8 +42,8 @@ from fleetkeeper_engine.middleware import TierMiddleware  # noqa: E402
 from fleetkeeper_engine.page import Page  # noqa: E402
 from inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
 
-ROUNDS = 7
-ROUND_S = 12.0
+ROUNDS = 9
+ROUND_S = 8.0
 """Of a round, by the clock of each engine."""
 WARM_S = 5.0
 LOOK_S = 0.05

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 SHORTEST_S = 0.15
 LONGEST_S = 0.35
@@ -55,11 +55,11 @@ class Turns:
     def _continue(self, engine: int) -> None:
         with self._lock:
             self._running, self._since = engine, time.perf_counter()
-            os.killpg(self._groups[engine], signal.SIGCONT)
+            _send(self._groups[engine], signal.SIGCONT)
 
     def _halt(self, engine: int) -> None:
         with self._lock:
-            os.killpg(self._groups[engine], signal.SIGSTOP)
+            _send(self._groups[engine], signal.SIGSTOP)
             self._ran_s[engine] += time.perf_counter() - self._since
             self._running = None
 
@@ -70,7 +70,7 @@ def taking_turns(groups: Sequence[int]) -> Iterator[Turns]:
     turns = Turns(groups)
     thread = threading.Thread(target=turns.alternate, name="turns")
     for group in groups:
-        os.killpg(group, signal.SIGSTOP)
+        _send(group, signal.SIGSTOP)
     try:
         thread.start()
         yield turns
@@ -78,4 +78,9 @@ def taking_turns(groups: Sequence[int]) -> Iterator[Turns]:
         turns.end()
         thread.join()
         for group in groups:
-            os.killpg(group, signal.SIGCONT)
+            _send(group, signal.SIGCONT)
+
+
+def _send(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # an ended measurement ends its engines first
+        os.killpg(group, number)

@@ -30,7 +30,6 @@ from fleetkeeper_engine.page_slots import (
     HEADER,
     MOST_RANKS,
     SLOT_HEAD,
-    Place,
     pack_header,
     places,
     seal,
@@ -54,6 +53,7 @@ class Page:
         self.nonce = nonce
         self.ranks = ranks
         self._places = places(ranks)
+        self._slots = [(place.slot(0), place.slot(1)) for place in self._places]
         self._written: dict[int, int] = {}
 
     @classmethod
@@ -130,7 +130,7 @@ class Page:
 
     def orders_sequence(self) -> int:
         """Changes with every write of the supervisor's block; cheaper than reading it."""
-        return max(self._sequences(self._places[_SUPERVISOR]))
+        return max(self._sequences(_SUPERVISOR))
 
     def caps_armed(self) -> bool:
         """Whether every rank's allocator is held to its cap."""
@@ -164,20 +164,20 @@ class Page:
         number = {SCHEDULER: _SCHEDULER, MIDDLEWARE: _MIDDLEWARE}[cells.layout]
         self._write(number, cells.buffer)
 
-    def _sequences(self, place: Place) -> tuple[int, int]:
-        first, *_ = SLOT_HEAD.unpack_from(self._memory, place.slot(0))
-        second, *_ = SLOT_HEAD.unpack_from(self._memory, place.slot(1))
+    def _sequences(self, number: int) -> tuple[int, int]:
+        even, odd = self._slots[number]
+        first, *_ = SLOT_HEAD.unpack_from(self._memory, even)
+        second, *_ = SLOT_HEAD.unpack_from(self._memory, odd)
         return first, second
 
     def _write(self, number: int, payload: bytes | bytearray) -> None:
-        place = self._places[number]
         last = self._written.get(number)
         if last is None:
             # A writer that was started again goes on after its predecessor.
-            last = max(self._sequences(place))
+            last = max(self._sequences(number))
         sequence = last + 1
-        slot = seal(self.nonce, place, sequence, payload)
-        offset = place.slot(sequence)
+        offset = self._slots[number][sequence & 1]
+        slot = seal(self.nonce, self._places[number], sequence, payload)
         self._memory[offset : offset + len(slot)] = slot
         self._written[number] = sequence
 
@@ -193,7 +193,7 @@ class Page:
         place = self._places[number]
         size = slot_size(place.payload)
         for _ in range(_TRIES):
-            for sequence in sorted(self._sequences(place), reverse=True):
+            for sequence in sorted(self._sequences(number), reverse=True):
                 offset = place.slot(sequence)
                 found = unseal(self.nonce, place, self._memory[offset : offset + size])
                 if found is not None:

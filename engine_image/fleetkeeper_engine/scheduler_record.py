@@ -23,6 +23,11 @@ from fleetkeeper_engine.step_model import TERMS, StepClass, products
 
 _SEEN_REQUESTS = 8192
 _MOST_FLIGHTS = 64
+_AT = SCHEDULER.cells
+_SCHEDULE_CALLS, _LAST_SCHEDULE = _AT["schedule_calls"], _AT["last_schedule"]
+_STEPS, _TOKENS, _SINCE = _AT["flight_steps"], _AT["flight_tokens"], _AT["flight_since"]
+_LAST_STEP, _WRITTEN = _AT["last_step"], _AT["written"]
+"""Cells that are written between two steps, while the accelerator waits."""
 
 
 @dataclass(slots=True)
@@ -55,7 +60,7 @@ class SchedulerRecord:
         self.cells = Cells(SCHEDULER)
         self._whole = self.cells.whole
         self._real = self.cells.real
-        self._at = SCHEDULER.cells
+        self._at = _AT
         self._flights: deque[Flight] = deque()
         self._ended: list[tuple[Flight, float, Collection[Sized]]] = []
         self._seen: dict[int, None] = {}
@@ -75,9 +80,9 @@ class SchedulerRecord:
 
     def saw_schedule(self, now: float) -> None:
         """A schedule call has returned."""
-        self.add("schedule_calls", 1)
-        self.put_time("last_schedule", now)
-        self.put_time("written", now)
+        self._whole[_SCHEDULE_CALLS] += 1
+        self._real[_LAST_SCHEDULE] = now
+        self._real[_WRITTEN] = now
 
     def saw_first_scheduled(self, origin: Origin | None, number: int, now: float) -> None:
         """A sequence is in a step for the first time: its request's queue wait, once a request."""
@@ -124,10 +129,10 @@ class SchedulerRecord:
         if flight is not None:
             start = flight.sent if self._interval_start is None else self._interval_start
             self._ended.append((flight, max(0.0, now - start), sampled))
-            self.put_time("last_step", now)
+            self._real[_LAST_STEP] = now
         self._interval_start = now if work_left or self._flights else None
         self._put_flights()
-        self.put_time("written", now)
+        self._real[_WRITTEN] = now
 
     def count(self) -> None:
         """Counts the steps that came back since the last call."""
@@ -145,20 +150,25 @@ class SchedulerRecord:
             self._real[self._at["oldest_arrival"] + tier] = waiting.oldest_arrival[tier]
 
     def _take(self, step: object) -> Flight | None:
-        if not any(flight.step is step for flight in self._flights):
+        flights = self._flights
+        if flights and flights[0].step is step:
+            return flights.popleft()
+        if not any(flight.step is step for flight in flights):
             return None
-        while True:
-            flight = self._flights.popleft()
-            if flight.step is step:
-                return flight
+        while (flight := flights.popleft()).step is not step:
+            continue
+        return flight
 
     def _put_flights(self) -> None:
-        self.put("flight_steps", len(self._flights))
-        self.put("flight_tokens", sum(flight.tokens for flight in self._flights))
-        since = 0.0
-        if self._flights:
-            since = max(self._flights[0].sent, self._interval_start or 0.0)
-        self.put_time("flight_since", since)
+        flights = self._flights
+        self._whole[_STEPS] = len(flights)
+        if not flights:
+            self._whole[_TOKENS], self._real[_SINCE] = 0, 0.0
+            return
+        first = flights[0]
+        alone = len(flights) == 1
+        self._whole[_TOKENS] = first.tokens if alone else sum(f.tokens for f in flights)
+        self._real[_SINCE] = max(first.sent, self._interval_start or 0.0)
 
     def _count(self, flight: Flight, seconds: float) -> None:
         self._bucket("batch_time", BATCH_TIME_EDGES_S, seconds)
