@@ -194,7 +194,7 @@ class Page:
         size = slot_size(place.payload)
         for _ in range(_TRIES):
             for sequence in sorted(self._sequences(number), reverse=True):
-                offset = place.slot(sequence)
+                offset = self._slots[number][sequence & 1]
                 found = unseal(self.nonce, place, self._memory[offset : offset + size])
                 if found is not None:
                     return found[1]

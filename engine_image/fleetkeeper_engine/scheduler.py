@@ -31,7 +31,6 @@ from fleetkeeper_engine.scheduler_limits import (
     PREFILL_QUANTUM_TOKENS,
     RESERVE_KEPT_S,
     LimitRange,
-    Limits,
     RecentPeak,
     active_sequences,
     limits_in_force,
@@ -82,10 +81,8 @@ class LiveScheduling:
         self._chunked = bool(
             getattr(getattr(scheduler, "scheduler_config", None), "enable_chunked_prefill", False)
         )
-        self._start_up = Limits(ceiling_sequences, ceiling_tokens)
         self._orders: SupervisorBlock | None = None
         self._orders_sequence = -1
-        self._told = (-1, -1, -1)
         self._asks_grammar = any(
             "get_grammar_bitmask" in vars(kind)
             for kind in type(scheduler).__mro__
@@ -111,10 +108,7 @@ class LiveScheduling:
         now = self._clock()
         self._read_orders()
         scheduler, orders = self._scheduler, self._orders
-        limits, generation = self._start_up, 0
-        if orders is not None:
-            limits = limits_in_force(orders, self._sequences, self._tokens, now)
-            generation = orders.generation
+        limits = limits_in_force(orders, self._sequences, self._tokens, now)
         running = len(scheduler.running)
         active = limits.sequences
         if now < self._reserved_until:
@@ -128,12 +122,9 @@ class LiveScheduling:
             )
         scheduler.max_num_active_reqs = active
         scheduler.max_num_scheduled_tokens = tokens
-        told = (generation, limits.sequences, tokens)
-        if told != self._told:
-            self._told = told
-            self.record.put("generation", generation)
-            self.record.put("limit_sequences", limits.sequences)
-            self.record.put("limit_tokens", tokens)
+        self.record.put("generation", orders.generation if orders is not None else 0)
+        self.record.put("limit_sequences", limits.sequences)
+        self.record.put("limit_tokens", tokens)
 
     def _active_with_reserve(self, limit: int, running: int, now: float) -> int:
         scheduler = self._scheduler

@@ -150,25 +150,18 @@ class SchedulerRecord:
             self._real[self._at["oldest_arrival"] + tier] = waiting.oldest_arrival[tier]
 
     def _take(self, step: object) -> Flight | None:
-        flights = self._flights
-        if flights and flights[0].step is step:
-            return flights.popleft()
-        if not any(flight.step is step for flight in flights):
+        if not any(flight.step is step for flight in self._flights):
             return None
-        while (flight := flights.popleft()).step is not step:
+        while (flight := self._flights.popleft()).step is not step:
             continue
         return flight
 
     def _put_flights(self) -> None:
         flights = self._flights
         self._whole[_STEPS] = len(flights)
-        if not flights:
-            self._whole[_TOKENS], self._real[_SINCE] = 0, 0.0
-            return
-        first = flights[0]
-        alone = len(flights) == 1
-        self._whole[_TOKENS] = first.tokens if alone else sum(f.tokens for f in flights)
-        self._real[_SINCE] = max(first.sent, self._interval_start or 0.0)
+        self._whole[_TOKENS] = sum(flight.tokens for flight in flights)
+        since = max(flights[0].sent, self._interval_start or 0.0) if flights else 0.0
+        self._real[_SINCE] = since
 
     def _count(self, flight: Flight, seconds: float) -> None:
         self._bucket("batch_time", BATCH_TIME_EDGES_S, seconds)

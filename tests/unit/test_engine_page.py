@@ -93,11 +93,14 @@ def test_what_one_side_writes_the_other_reads(path: Path) -> None:
     orders = SupervisorBlock(generation=3, sequences=16, admit=(1.0, 0.5, 0.0), draining=True)
     writer.write_supervisor(orders)
     writer.write_middleware(MiddlewareBlock(waiting=(1, 2, 3)))
-    writer.write_scheduler(SchedulerBlock(worked_steps=9, supported=True))
+    assert reader.read_oldest_arrivals() is None
+    engine = SchedulerBlock(worked_steps=9, supported=True, oldest_arrival=(0.0, 7.5, 3.25))
+    writer.write_scheduler(engine)
     writer.write_cap(1, CapBlock(armed=True, fraction=0.8))
     assert reader.read_supervisor() == orders
     assert reader.read_middleware() == MiddlewareBlock(waiting=(1, 2, 3))
-    assert reader.read_scheduler() == SchedulerBlock(worked_steps=9, supported=True)
+    assert reader.read_scheduler() == engine
+    assert reader.read_oldest_arrivals() == (0.0, 7.5, 3.25)
     assert reader.read_cap(0) is None
     assert reader.read_cap(1) == CapBlock(armed=True, fraction=0.8)
 

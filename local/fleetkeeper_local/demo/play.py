@@ -20,7 +20,7 @@ LOOK_S = 1.0
 SEED = 20_240_607
 QUIET_LEAST_S, SURGE_LEAST_S, LAST_LEAST_S = 25.0, 45.0, 45.0
 UNPINNED_S = 20.0
-"""Until the load that capacity was measured with has left the windows of the control loop."""
+"""Time for the load that capacity was measured with to leave the windows of the control loop, most of it."""
 QUIET_MAX_S, SURGE_MAX_S, RECOVERY_MAX_S = 90.0, 300.0, 300.0
 SETTLED_S = 10.0
 """How long the surge goes on with two replicas."""
