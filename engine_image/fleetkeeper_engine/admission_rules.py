@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetkeeper_engine.page_layout import Tier
+from fleetkeeper_engine.page_layout import TIERS, Tier
 from fleetkeeper_engine.priority import PriorityRule, Turn
 from fleetkeeper_engine.scheduler_limits import look_ahead_of, reserve_of
 
@@ -166,7 +166,7 @@ def _overdue(
 ) -> tuple[Tier, Head] | None:
     waits = [
         (head.arrival_us, tier, head)
-        for tier in Tier
+        for tier in TIERS
         if (head := heads[tier]) is not None
         and held[tier] == 0
         and now_us - head.arrival_us > rule.batch_ageing_us

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fleetkeeper_engine.page_layout import Tier
+from fleetkeeper_engine.page_layout import TIERS, Tier
 
 RETRY_MEMORY_S = 60.0
 """The same X-Request-Id within this time is a retry of a request that was counted."""
@@ -40,7 +40,7 @@ class Arrivals:
         if second == self._bin_second:
             return
         self._bin_second = second
-        for tier in Tier:
+        for tier in TIERS:
             self.squared[tier] += self._bin[tier] ** 2
             self._bin[tier] = 0
 

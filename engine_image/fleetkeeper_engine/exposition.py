@@ -23,6 +23,7 @@ from fleetkeeper_engine.page_layout import (
     CapBlock,
     MiddlewareBlock,
     Outcome,
+    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
     Tier,
@@ -60,15 +61,20 @@ class _Once(Collector):
 def _families(
     pod: PodState, kids: Iterable[str], now: float, *, engine_up: bool
 ) -> Iterator[Metric]:
-    scheduler, middleware = pod.scheduler(), pod.middleware()
+    scheduler, pulse, middleware = pod.scheduler(), pod.pulse(), pod.middleware()
     yield from _engine(pod, scheduler, engine_up=engine_up)
     yield from _memory(pod, now)
     yield from _limits(pod, scheduler, kids, now)
-    yield from _load(scheduler, middleware, now)
+    # Counters that stand still while requests are answered would be read as a hang: better none.
+    blind = scheduler is not None and scheduler.blind
+    if not blind and (scheduler is not None or middleware is not None):
+        yield from _load(scheduler, middleware)
+        yield from _oldest(pulse, middleware or MiddlewareBlock(), now)
     if middleware is not None:
         yield from _arrivals(middleware)
-    if scheduler is not None:
+    if scheduler is not None and not blind:
         yield from _work(scheduler)
+        yield _counter("fleetkeeper_schedule_calls_total", pulse.schedule_calls)
     yield _gauge("fleetkeeper_stalled_seconds", stalled_s(pod.progress, now))
 
 
@@ -144,21 +150,23 @@ def _limit(what: str, wanted: int, effective: int, allowed: LimitRange) -> Metri
     )
 
 
-def _load(
-    scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None, now: float
-) -> Iterator[Metric]:
-    if scheduler is None and middleware is None:
-        return
+def _load(scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None) -> Iterator[Metric]:
     inside, outside = scheduler or SchedulerBlock(), middleware or MiddlewareBlock()
-    waiting, running, oldest = [], [], []
+    waiting, running = [], []
     for tier in Tier:
         label = (tier.label,)
         waiting.append(Sample(label, outside.waiting[tier] + inside.waiting[tier]))
         running.append(Sample(label, inside.running[tier]))
-        arrivals = [block.oldest_arrival[tier] for block in (inside, outside)]
-        oldest.append(Sample(label, max((now - a for a in arrivals if a > 0), default=0.0)))
     yield _gauges("fleetkeeper_waiting", waiting)
     yield _gauges("fleetkeeper_running", running)
+
+
+def _oldest(pulse: PulseBlock, middleware: MiddlewareBlock, now: float) -> Iterator[Metric]:
+    oldest = []
+    for tier in Tier:
+        arrivals = (block.oldest_arrival[tier] for block in (pulse, middleware))
+        waits = (now - arrival for arrival in arrivals if arrival > 0)
+        oldest.append(Sample((tier.label,), max(waits, default=0.0)))
     yield _gauges("fleetkeeper_oldest_wait_seconds", oldest)
 
 
@@ -202,7 +210,6 @@ def _work(scheduler: SchedulerBlock) -> Iterator[Metric]:
                 for step in StepClass
             ],
         )
-    yield _counter("fleetkeeper_schedule_calls_total", scheduler.schedule_calls)
     yield _counter("fleetkeeper_steps_total", scheduler.worked_steps)
     yield _counter("fleetkeeper_prompt_tokens_total", scheduler.prompt_tokens)
     yield _counter("fleetkeeper_generation_tokens_total", scheduler.generation_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fleetkeeper_engine.page_layout import MiddlewareBlock, SchedulerBlock
+from fleetkeeper_engine.page_layout import MiddlewareBlock, PulseBlock, SchedulerBlock
 from fleetkeeper_engine.step_model import TERMS, StepClass
 
 NOT_READY_AFTER_S = 10.0
@@ -38,6 +38,7 @@ class Progress:
 def decide_progress(
     before: Progress,
     scheduler: SchedulerBlock | None,
+    pulse: PulseBlock,
     middleware: MiddlewareBlock | None,
     now: float,
     *,
@@ -47,28 +48,31 @@ def decide_progress(
 
     Args:
         before: what was known.
-        scheduler: the engine's block; None when it cannot be read.
+        scheduler: the engine's block; None when it cannot be read, or our code never came up in it: then
+            requests that are answered must not be taken for a hang either.
+        pulse: what the engine says before each step.
         middleware: the middleware's block; None when it cannot be read.
         now: monotonic seconds.
         held: no new sequence may start (memory is above its cap). Then requests that wait while
             none runs make no step by order, not by a wedge; schedule calls are still due.
     """
-    work = work_of(scheduler, middleware)
-    if work is None:
+    if scheduler is None:
         return before
+    if scheduler.blind:
+        # vLLM schedules on without our code in it. Whether it hangs cannot be told from here.
+        return replace(before, work=0, work_since=None, allowance_s=0.0)
+    work = work_of(scheduler, middleware) or 0
     after = replace(
         before,
         work=work,
         work_since=(before.work_since if before.work_since is not None else now) if work else None,
     )
-    if scheduler is None:
-        return after
-    if scheduler.schedule_calls != before.schedule_calls:
-        after = replace(after, schedule_calls=scheduler.schedule_calls, scheduled_at=now)
-    rests = held and not sum(scheduler.running) and not scheduler.flight_steps
+    if pulse.schedule_calls != before.schedule_calls:
+        after = replace(after, schedule_calls=pulse.schedule_calls, scheduled_at=now)
+    rests = held and not sum(scheduler.running) and not pulse.steps
     if scheduler.worked_steps != before.worked_steps or rests:
         after = replace(after, worked_steps=scheduler.worked_steps, worked_at=now)
-    return replace(after, allowance_s=flight_allowance_s(scheduler))
+    return replace(after, allowance_s=flight_allowance_s(pulse, scheduler))
 
 
 def work_of(scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None) -> int | None:
@@ -84,11 +88,11 @@ def work_of(scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None
     return max(inside, released)
 
 
-def flight_allowance_s(scheduler: SchedulerBlock) -> float:
+def flight_allowance_s(pulse: PulseBlock, scheduler: SchedulerBlock) -> float:
     """How long the step in flight may last: its tokens at the slowest pace seen, times a margin."""
-    if not scheduler.flight_steps or not scheduler.flight_tokens:
+    if not pulse.steps or not pulse.tokens:
         return 0.0
-    return FLIGHT_MARGIN * scheduler.flight_tokens * _token_s(scheduler)
+    return FLIGHT_MARGIN * pulse.tokens * _token_s(scheduler)
 
 
 def _token_s(scheduler: SchedulerBlock) -> float:

@@ -8,6 +8,7 @@ the clock, the page and the wire.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -46,7 +47,11 @@ logger = logging.getLogger("vllm.fleetkeeper")
 
 TIER_HEADER = "X-Inference-Tier"
 _TIERS = {tier.label: tier for tier in Tier}
+_UNNAMED = Tier.STANDARD.label
 _TICK_S = 0.05
+"""How often the queue is looked at while something waits in it."""
+_REST_S = 0.25
+"""And while nothing does: bins close and drains end then. A tick takes time from the engine beside it."""
 _PRIORITY_HEADERS = (b"x-vllm-priority", b"content-length", b"transfer-encoding")
 _INTERNAL = INTERNAL_HEADER.encode()
 _LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
@@ -109,6 +114,7 @@ class TierMiddleware:
         self._inside: dict[Ticket, asyncio.Task[object]] = {}
         self._cut: set[Ticket] = set()
         self._ticker: asyncio.Task[None] | None = None
+        self._something_waits = asyncio.Event()
         self._publishes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,7 +148,7 @@ class TierMiddleware:
     async def _generation(self, scope: Scope, receive: Receive, send: Send) -> None:
         now = arrived = self._clock()
         name = header(scope, b"x-inference-tier")
-        tier = _TIERS.get((name or Tier.STANDARD.label).strip().lower())
+        tier = _TIERS.get((name or _UNNAMED).strip().lower())
         if tier is None:
             self._board.rejected += 1
             await answer(send, 400, _unknown_tier(name or ""))
@@ -192,6 +198,7 @@ class TierMiddleware:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiters[ticket] = turn
+        self._something_waits.set()
         gone = loop.create_task(inbox.gone())
         try:
             await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -241,7 +248,7 @@ class TierMiddleware:
 
     def _publish(self) -> None:
         self._publishes = False
-        self._board.publish(self._clock())
+        self._board.publish()
 
     def _start(self) -> None:
         if self._ticker is None:
@@ -260,7 +267,15 @@ class TierMiddleware:
             except Exception:
                 # The queue is moved by every request too; the next tick tries again.
                 logger.exception("a tick of the admission queue failed")
+            await self._until_next_tick()
+
+    async def _until_next_tick(self) -> None:
+        if self._waiters:
             await asyncio.sleep(_TICK_S)
+            return
+        self._something_waits.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._something_waits.wait(), _REST_S)
 
     def _end_drain(self, now: float) -> None:
         for ticket in self._admission.expel(now):

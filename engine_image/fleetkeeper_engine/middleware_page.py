@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+from array import array
 
 from fleetkeeper_engine.admission import Admission
 from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import MIDDLEWARE, Cells, SupervisorBlock, Tier
+from fleetkeeper_engine.page_layout import MIDDLEWARE, TIERS, Cells, Outcome, SupervisorBlock, Tier
 
 _NO_ARRIVALS = (0.0, 0.0, 0.0)
+_AT = MIDDLEWARE.cells
+
+
+def _cells_of(name: str, count: int) -> slice:
+    return slice(_AT[name], _AT[name] + count)
+
+
+_ARRIVALS, _SQUARED = (_cells_of(name, len(Tier)) for name in ("arrivals", "arrivals_squared"))
+_OUTCOMES = _cells_of("outcomes", len(Tier) * len(Outcome))
 
 
 class MiddlewarePage:
@@ -41,33 +51,24 @@ class MiddlewarePage:
 
     def engine_oldest(self) -> tuple[float, ...]:
         """Arrival of the oldest request inside vLLM that no step has held yet, by tier."""
-        found = self._page.read_oldest_arrivals() if self._page is not None else None
-        return _NO_ARRIVALS if found is None else found
+        return _NO_ARRIVALS if self._page is None else self._page.read_pulse().oldest_arrival
 
-    def publish(self, now: float) -> None:
+    def publish(self) -> None:
         """Writes the block."""
         if self._page is None:
             return
-        whole, real, at, admission = (
-            self._cells.whole,
-            self._cells.real,
-            MIDDLEWARE.cells,
-            self._admission,
-        )
-        for tier in Tier:
-            whole[at["waiting"] + tier] = admission.waiting(tier)
-            whole[at["waiting_sequences"] + tier] = admission.waiting_sequences(tier)
-            real[at["oldest_arrival"] + tier] = admission.oldest_arrival(tier)
-            whole[at["released"] + tier] = admission.released(tier)
-            whole[at["released_sequences"] + tier] = admission.held(tier)
-            whole[at["arrivals"] + tier] = admission.arrivals.total[tier]
-            whole[at["arrivals_squared"] + tier] = admission.arrivals.squared[tier]
-        place = at["outcomes"]
-        for number, count in enumerate(admission.outcomes):
-            whole[place + number] = count
-        whole[at["generation"]] = 0 if self._orders is None else self._orders.generation
-        whole[at["unauthorized"]] = self.unauthorized
-        whole[at["rejected"]] = self.rejected
-        whole[at["own_rule_closed"]] = int(admission.own_rule_closed)
-        real[at["written"]] = now
+        whole, real, admission = self._cells.whole, self._cells.real, self._admission
+        for tier in TIERS:
+            whole[_AT["waiting"] + tier] = admission.waiting(tier)
+            whole[_AT["waiting_sequences"] + tier] = admission.waiting_sequences(tier)
+            real[_AT["oldest_arrival"] + tier] = admission.oldest_arrival(tier)
+            whole[_AT["released"] + tier] = admission.released(tier)
+            whole[_AT["released_sequences"] + tier] = admission.held(tier)
+        whole[_ARRIVALS] = array("Q", admission.arrivals.total)
+        whole[_SQUARED] = array("Q", admission.arrivals.squared)
+        whole[_OUTCOMES] = array("Q", admission.outcomes)
+        whole[_AT["generation"]] = 0 if self._orders is None else self._orders.generation
+        whole[_AT["unauthorized"]] = self.unauthorized
+        whole[_AT["rejected"]] = self.rejected
+        whole[_AT["own_rule_closed"]] = int(admission.own_rule_closed)
         self._page.publish(self._cells)

@@ -16,6 +16,7 @@ from pathlib import Path
 from fleetkeeper_engine.page_layout import (
     CAP,
     MIDDLEWARE,
+    PULSE,
     SCHEDULER,
     SUPERVISOR,
     Block,
@@ -23,13 +24,14 @@ from fleetkeeper_engine.page_layout import (
     Cells,
     Layout,
     MiddlewareBlock,
+    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
 )
 from fleetkeeper_engine.page_slots import (
     HEADER,
     MOST_RANKS,
-    SLOT_HEAD,
+    PULSE_AT,
     pack_header,
     places,
     seal,
@@ -43,6 +45,7 @@ ENVIRONMENT = "FLEETKEEPER_PAGE"
 
 _TRIES = 4
 _SUPERVISOR, _MIDDLEWARE, _SCHEDULER, _FIRST_RANK = range(4)
+_OF_CELLS = {MIDDLEWARE: _MIDDLEWARE, SCHEDULER: _SCHEDULER}
 
 
 class Page:
@@ -55,6 +58,9 @@ class Page:
         self._places = places(ranks)
         self._slots = [(place.slot(0), place.slot(1)) for place in self._places]
         self._written: dict[int, int] = {}
+        self._words = memoryview(memory).cast("Q")
+        self.pulse = Cells(PULSE, memoryview(memory)[PULSE_AT : PULSE_AT + PULSE.size])
+        """The scheduler's pulse, in the page itself: what is stored there is said."""
 
     @classmethod
     def create(cls, path: Path | str, nonce: int | None = None, ranks: int = 1) -> Page:
@@ -105,6 +111,8 @@ class Page:
 
     def close(self) -> None:
         """Unmaps it."""
+        self.pulse.release()
+        self._words.release()
         self._memory.close()
 
     def read_supervisor(self) -> SupervisorBlock | None:
@@ -119,10 +127,12 @@ class Page:
         """What the engine does."""
         return self._read(_SCHEDULER, SCHEDULER)
 
-    def read_oldest_arrivals(self) -> tuple[float, ...] | None:
-        """`oldest_arrival` of what the engine does; cheaper than reading it all."""
-        payload = self.read_payload(_SCHEDULER)
-        return None if payload is None else SCHEDULER.floats_in(payload, "oldest_arrival")
+    def read_pulse(self) -> PulseBlock:
+        """What the engine said before its last step; zeros before its first."""
+        calls, steps, tokens, *_ = self.pulse.whole
+        return PulseBlock(
+            calls, steps, tokens, tuple(self.pulse.real[PULSE.cells["oldest_arrival"] :])
+        )
 
     def read_cap(self, rank: int) -> CapBlock | None:
         """What a worker says about its cap; None until it said something."""
@@ -149,6 +159,10 @@ class Page:
         """Says what the engine does."""
         self._write(_SCHEDULER, SCHEDULER.pack(block))
 
+    def write_pulse(self, block: PulseBlock) -> None:
+        """Says what is said before a step."""
+        self._memory[PULSE_AT : PULSE_AT + PULSE.size] = PULSE.pack(block)
+
     def write_cap(self, rank: int, block: CapBlock) -> None:
         """Says that a worker's cap is set.
 
@@ -161,16 +175,13 @@ class Page:
 
     def publish(self, cells: Cells) -> None:
         """Writes a block kept as cells (scheduler or middleware)."""
-        number = {SCHEDULER: _SCHEDULER, MIDDLEWARE: _MIDDLEWARE}[cells.layout]
-        self._write(number, cells.buffer)
+        self._write(_OF_CELLS[cells.layout], cells.buffer)
 
     def _sequences(self, number: int) -> tuple[int, int]:
         even, odd = self._slots[number]
-        first, *_ = SLOT_HEAD.unpack_from(self._memory, even)
-        second, *_ = SLOT_HEAD.unpack_from(self._memory, odd)
-        return first, second
+        return self._words[even >> 3], self._words[odd >> 3]
 
-    def _write(self, number: int, payload: bytes | bytearray) -> None:
+    def _write(self, number: int, payload: bytes | memoryview) -> None:
         last = self._written.get(number)
         if last is None:
             # A writer that was started again goes on after its predecessor.

@@ -35,6 +35,10 @@ class Tier(IntEnum):
         return self.name.lower()
 
 
+TIERS = tuple(Tier)
+"""For loops on a request's path: iterating over the class itself costs several times as much."""
+
+
 class Outcome(IntEnum):
     """How a request for generation left admission. The number is the place in the page."""
 
@@ -110,7 +114,6 @@ class MiddlewareBlock:
     """Requests refused for an unknown tier or path or an unreadable body."""
     own_rule_closed: bool = False
     """Without orders: the oldest wait is above the objective, batch is closed."""
-    written: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,12 @@ class SchedulerBlock:
     pid: int = 0
     supported: bool = False
     """The scheduler has the attributes that live limits need."""
+    blind: bool = False
+    """Our code in the scheduler ended itself after a fault: the engine goes on, nothing here moves any more."""
     generation: int = 0
     """Of the orders read last."""
     limit_sequences: int = 0
-    """In force at the last schedule call."""
+    """In force at the last schedule call that was counted."""
     limit_tokens: int = 0
     ceiling_sequences: int = 0
     """The start-up value."""
@@ -131,22 +136,12 @@ class SchedulerBlock:
     floor_sequences: int = 0
     floor_tokens: int = 0
     """The least that lets every sequence of the ceiling progress; above it at most what was wanted."""
-    schedule_calls: int = 0
-    last_schedule: float = 0.0
     worked_steps: int = 0
     """Steps with tokens in them whose output came back."""
-    last_step: float = 0.0
-    flight_steps: int = 0
-    """Steps sent to the workers whose output is not back."""
-    flight_tokens: int = 0
-    flight_since: float = 0.0
-    """When the oldest of them was sent, or the one before it came back; 0: none is in flight."""
     running: tuple[int, ...] = (0, 0, 0)
     """Sequences by tier; refreshed every 50 ms at most, and when nothing is left."""
     waiting: tuple[int, ...] = (0, 0, 0)
     """Sequences inside vLLM that no step has held yet, or that were preempted."""
-    oldest_arrival: tuple[float, ...] = (0.0, 0.0, 0.0)
-    """Arrival (in the middleware) of the oldest of the waiting, by tier; 0: none."""
     kv_capacity_tokens: int = 0
     kv_resident_tokens: int = 0
     preemptions: int = 0
@@ -164,12 +159,27 @@ class SchedulerBlock:
     batch_tokens_sum: float = 0.0
     step_model: tuple[float, ...] = (0.0,) * (2 * len(TERMS))
     """Sums by step class, then by `step_model.TERMS`."""
-    written: float = 0.0
 
     def queue_wait_of(self, tier: Tier) -> tuple[int, ...]:
         """Buckets of one tier's queue wait."""
         width = len(QUEUE_WAIT_EDGES_S) + 1
         return self.queue_wait_buckets[tier * width : (tier + 1) * width]
+
+
+@dataclass(frozen=True, slots=True)
+class PulseBlock:
+    """What the scheduler says before each step, cell by cell: the accelerator waits for it.
+
+    Each number is whole; two of them may be of two steps.
+    """
+
+    schedule_calls: int = 0
+    steps: int = 0
+    """Steps sent to the workers whose output is not back."""
+    tokens: int = 0
+    """Tokens in these steps."""
+    oldest_arrival: tuple[float, ...] = (0.0, 0.0, 0.0)
+    """Arrival (in the middleware) of the oldest of those that wait in vLLM, by tier; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +245,11 @@ TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
         ("unauthorized", "Q", 1),
         ("rejected", "Q", 1),
         ("own_rule_closed", "?", 1),
-        ("written", "d", 1),
     ),
     SchedulerBlock: (
         ("pid", "Q", 1),
         ("supported", "?", 1),
+        ("blind", "?", 1),
         ("generation", "Q", 1),
         ("limit_sequences", "Q", 1),
         ("limit_tokens", "Q", 1),
@@ -247,16 +257,9 @@ TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
         ("ceiling_tokens", "Q", 1),
         ("floor_sequences", "Q", 1),
         ("floor_tokens", "Q", 1),
-        ("schedule_calls", "Q", 1),
-        ("last_schedule", "d", 1),
         ("worked_steps", "Q", 1),
-        ("last_step", "d", 1),
-        ("flight_steps", "Q", 1),
-        ("flight_tokens", "Q", 1),
-        ("flight_since", "d", 1),
         ("running", "Q", _TIERS),
         ("waiting", "Q", _TIERS),
-        ("oldest_arrival", "d", _TIERS),
         ("kv_capacity_tokens", "Q", 1),
         ("kv_resident_tokens", "Q", 1),
         ("preemptions", "Q", 1),
@@ -271,7 +274,12 @@ TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
         ("batch_tokens_buckets", "Q", len(BATCH_TOKENS_EDGES) + 1),
         ("batch_tokens_sum", "d", 1),
         ("step_model", "d", 2 * len(TERMS)),
-        ("written", "d", 1),
+    ),
+    PulseBlock: (
+        ("schedule_calls", "Q", 1),
+        ("steps", "Q", 1),
+        ("tokens", "Q", 1),
+        ("oldest_arrival", "d", _TIERS),
     ),
     CapBlock: (
         ("pid", "Q", 1),
@@ -301,17 +309,10 @@ class Layout(Generic[Block]):
         self._struct = struct.Struct("<" + codes)
         self.size = self._struct.size
         self.cells: dict[str, int] = {}
-        self._floats = {
-            name: struct.Struct(f"<{count}d") for name, code, count in table if code == "d"
-        }
         place = 0
         for name, _, count in table:
             self.cells[name] = place
             place += count
-
-    def floats_in(self, payload: bytes, name: str) -> tuple[float, ...]:
-        """One float field of a payload of exactly `size` bytes, without the block around it."""
-        return self._floats[name].unpack_from(payload, 8 * self.cells[name])
 
     def pack(self, block: Block) -> bytes:
         """The payload of a block.
@@ -351,15 +352,27 @@ class Cells:
     field is `layout.cells[name]`. Changing a cell costs a store, publishing the block one CRC and one copy.
     """
 
-    def __init__(self, layout: Layout[Any]) -> None:
+    def __init__(self, layout: Layout[Any], memory: memoryview | None = None) -> None:
+        """With `memory` the cells stand there, as they are; else in one of their own, as defaults."""
         self.layout = layout
-        self.buffer = bytearray(layout.pack(layout.kind()))
-        view = memoryview(self.buffer)
-        self.whole = view.cast("Q")
-        self.real = view.cast("d")
+        self.buffer = (
+            memoryview(bytearray(layout.pack(layout.kind()))) if memory is None else memory
+        )
+        self.whole = self.buffer.cast("Q")
+        self.real = self.buffer.cast("d")
+
+    def clear(self) -> None:
+        """Sets all cells to 0."""
+        self.buffer[:] = bytes(len(self.buffer))
+
+    def release(self) -> None:
+        """Gives the memory back; the cells are of no use afterwards."""
+        for view in (self.whole, self.real, self.buffer):
+            view.release()
 
 
 SUPERVISOR = Layout(SupervisorBlock)
 MIDDLEWARE = Layout(MiddlewareBlock)
 SCHEDULER = Layout(SchedulerBlock)
+PULSE = Layout(PulseBlock)
 CAP = Layout(CapBlock)

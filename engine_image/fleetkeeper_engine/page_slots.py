@@ -3,7 +3,8 @@
 A slot is `sequence number, length, checksum | payload | sequence number again`. The checksum (CRC-32)
 covers the start nonce, the block's place, the sequence number and the payload: bytes of another start,
 of another block, or copied while they were being written, are not taken. The slots are written in
-turn, so a writer that dies half way leaves the state before it readable.
+turn, so a writer that dies half way leaves the state before it readable. Before them stands the pulse,
+whose cells are written in place: an aligned cell of 8 bytes is stored at once.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fleetkeeper_engine.page_layout import CAP, MIDDLEWARE, SCHEDULER, SUPERVISOR
+from fleetkeeper_engine.page_layout import CAP, MIDDLEWARE, PULSE, SCHEDULER, SUPERVISOR
 
-VERSION = 2
+VERSION = 3
 """Of slots and tables together; a process with another one takes the page for none."""
 MAGIC = b"FKPAGE\x00\x00"
 MOST_RANKS = 64
@@ -27,6 +28,8 @@ SLOT_HEAD = struct.Struct("<QII")
 SLOT_TAIL = struct.Struct("<Q")
 _COVERED = struct.Struct("<QQQ")
 HEADER_ROOM = 64
+PULSE_AT = HEADER_ROOM
+"""The pulse stands by itself, not in slots: each of its cells is whole."""
 
 
 def pack_header(nonce: int, ranks: int) -> bytes:
@@ -48,7 +51,10 @@ def unpack_header(data: bytes) -> tuple[int, int] | None:
 
 def slot_size(payload: int) -> int:
     """Bytes of a slot, up to the next cache line."""
-    size = SLOT_HEAD.size + payload + SLOT_TAIL.size
+    return _lines(SLOT_HEAD.size + payload + SLOT_TAIL.size)
+
+
+def _lines(size: int) -> int:
     return -(-size // 64) * 64
 
 
@@ -75,19 +81,19 @@ def places(ranks: int) -> tuple[Place, ...]:
 
 
 def _laid_out(sizes: Iterable[int]) -> Iterable[Place]:
-    offset = HEADER_ROOM
+    offset = PULSE_AT + _lines(PULSE.size)
     for size in sizes:
         place = Place(offset, size)
         yield place
         offset = place.end
 
 
-def checksum(nonce: int, place: Place, sequence: int, payload: bytes | bytearray) -> int:
+def checksum(nonce: int, place: Place, sequence: int, payload: bytes | memoryview) -> int:
     """CRC-32 over where and when a payload was written, and the payload."""
     return zlib.crc32(payload, zlib.crc32(_COVERED.pack(nonce, place.offset, sequence)))
 
 
-def seal(nonce: int, place: Place, sequence: int, payload: bytes | bytearray) -> bytes:
+def seal(nonce: int, place: Place, sequence: int, payload: bytes | memoryview) -> bytes:
     """The bytes of a slot."""
     head = SLOT_HEAD.pack(sequence, len(payload), checksum(nonce, place, sequence, payload))
     return head + payload + SLOT_TAIL.pack(sequence)

@@ -22,6 +22,7 @@ from fleetkeeper_engine.page import Page
 from fleetkeeper_engine.page_layout import (
     CapBlock,
     MiddlewareBlock,
+    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
 )
@@ -114,12 +115,21 @@ class PodState:
     def look(self, now: float) -> None:
         """Takes in what scheduler and middleware say."""
         self.progress = decide_progress(
-            self.progress, self.scheduler(), self.middleware(), now, held=self.memory.over_cap
+            self.progress,
+            self.scheduler(),
+            self.pulse(),
+            self.middleware(),
+            now,
+            held=self.memory.over_cap,
         )
 
     def scheduler(self) -> SchedulerBlock | None:
         """The engine's block."""
         return self.page.read_scheduler()
+
+    def pulse(self) -> PulseBlock:
+        """What the engine said before its last step."""
+        return self.page.read_pulse()
 
     def middleware(self) -> MiddlewareBlock | None:
         """The middleware's block."""
@@ -150,10 +160,10 @@ class PodState:
 
     def is_applied(self) -> bool:
         """Whether the scheduler has read the newest order, or is idle and will at its next step."""
-        block = self.scheduler()
+        block, pulse = self.scheduler(), self.pulse()
         if block is None or self.orders.order is None:
             return True
-        idle = not sum(block.running) and not sum(block.waiting) and not block.flight_steps
+        idle = not sum(block.running) and not sum(block.waiting) and not pulse.steps
         return idle or block.generation == self.orders.order.generation
 
     def readiness(self, now: float) -> Readiness:

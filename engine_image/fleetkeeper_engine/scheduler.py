@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -31,8 +32,10 @@ from fleetkeeper_engine.scheduler_limits import (
     PREFILL_QUANTUM_TOKENS,
     RESERVE_KEPT_S,
     LimitRange,
+    Limits,
     RecentPeak,
     active_sequences,
+    limits_change_at,
     limits_in_force,
     progressing_tokens,
 )
@@ -67,7 +70,7 @@ class LiveScheduling:
         self._rule = PriorityRule(
             microseconds(settings.standard_offset_s), microseconds(settings.batch_ageing_s)
         )
-        self.record = SchedulerRecord()
+        self.record = SchedulerRecord(page.pulse if page is not None else None)
         self.supported = all(isinstance(getattr(scheduler, name, None), int) for name in NEEDED)
         ceiling_sequences, ceiling_tokens = (
             int(getattr(scheduler, name, 0) or 1) for name in NEEDED
@@ -83,6 +86,8 @@ class LiveScheduling:
         )
         self._orders: SupervisorBlock | None = None
         self._orders_sequence = -1
+        self._limits = Limits(ceiling_sequences, ceiling_tokens)
+        self._limits_until = -math.inf
         self._asks_grammar = any(
             "get_grammar_bitmask" in vars(kind)
             for kind in type(scheduler).__mro__
@@ -108,7 +113,10 @@ class LiveScheduling:
         now = self._clock()
         self._read_orders()
         scheduler, orders = self._scheduler, self._orders
-        limits = limits_in_force(orders, self._sequences, self._tokens, now)
+        if now >= self._limits_until:
+            self._limits = limits_in_force(orders, self._sequences, self._tokens, now)
+            self._limits_until = limits_change_at(orders, now)
+        limits = self._limits
         running = len(scheduler.running)
         active = limits.sequences
         if now < self._reserved_until:
@@ -122,9 +130,8 @@ class LiveScheduling:
             )
         scheduler.max_num_active_reqs = active
         scheduler.max_num_scheduled_tokens = tokens
-        self.record.put("generation", orders.generation if orders is not None else 0)
-        self.record.put("limit_sequences", limits.sequences)
-        self.record.put("limit_tokens", tokens)
+        generation = orders.generation if orders is not None else 0
+        self.record.in_force(generation, limits.sequences, tokens)
 
     def _active_with_reserve(self, limit: int, running: int, now: float) -> int:
         scheduler = self._scheduler
@@ -145,14 +152,12 @@ class LiveScheduling:
     def after_schedule(self, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Says that a step goes to the workers, before it runs."""
         now = self._clock()
-        self.record.saw_schedule(now)
+        self.record.saw_schedule()
         tokens = step.total_num_scheduled_tokens
         if tokens:
             self.record.sent(Flight(step, tokens, now))
         self._uncounted = (step, now)
-        if tokens and self._asks_grammar:
-            self.publish()
-        else:
+        if not (tokens and self._asks_grammar):
             self.while_running()
 
     def while_running(self) -> None:
@@ -206,7 +211,6 @@ class LiveScheduling:
         record.put("floor_tokens", self._tokens.floor if self._chunked else self._tokens.ceiling)
         self._kv_capacity = _kv_capacity_tokens(scheduler)
         record.put("kv_capacity_tokens", self._kv_capacity)
-        record.put_time("written", self._clock())
         self.publish()
 
     def _read_orders(self) -> None:
@@ -216,6 +220,7 @@ class LiveScheduling:
         if sequence != self._orders_sequence:
             self._orders = self._page.read_supervisor()
             self._orders_sequence = sequence
+            self._limits_until = -math.inf
 
     def _saw_new(self, request_id: str, now: float) -> None:
         request = self._scheduler.requests.get(request_id)
@@ -327,7 +332,7 @@ def _restore(scheduler: Any, live: LiveScheduling) -> None:  # noqa: ANN401 - a 
     for name, value in zip(NEEDED, live.ceilings(), strict=True):
         if hasattr(scheduler, name):
             setattr(scheduler, name, value)
-    live.record.put("supported", 0)
+    live.record.goes_blind()
     live.publish()
 
 

@@ -61,6 +61,19 @@ def limits_in_force(
     )
 
 
+def limits_change_at(orders: SupervisorBlock | None, now: float) -> float:
+    """Until when `limits_in_force` says the same for these orders: no step need work it out again before.
+
+    >>> limits_change_at(SupervisorBlock(sequences=16, lease_deadline=100.0), now=40.0)
+    100.0
+    """
+    if orders is None or orders.lease_deadline <= 0.0:
+        return math.inf
+    if now < orders.lease_deadline:
+        return orders.lease_deadline
+    return now if now < orders.lease_deadline + RETURN_S else math.inf
+
+
 def _returned(wanted: int, ceiling: int, since_end_s: float) -> int:
     if since_end_s < 0.0:
         return wanted

@@ -17,17 +17,18 @@ from fleetkeeper_engine.histogram import (
     BATCH_TOKENS_EDGES,
     QUEUE_WAIT_EDGES_S,
 )
-from fleetkeeper_engine.page_layout import SCHEDULER, Cells, Tier
+from fleetkeeper_engine.page_layout import PULSE, SCHEDULER, TIERS, Cells
 from fleetkeeper_engine.priority import Origin, request_of
 from fleetkeeper_engine.step_model import TERMS, StepClass, products
 
 _SEEN_REQUESTS = 8192
 _MOST_FLIGHTS = 64
-_AT = SCHEDULER.cells
-_SCHEDULE_CALLS, _LAST_SCHEDULE = _AT["schedule_calls"], _AT["last_schedule"]
-_STEPS, _TOKENS, _SINCE = _AT["flight_steps"], _AT["flight_tokens"], _AT["flight_since"]
-_LAST_STEP, _WRITTEN = _AT["last_step"], _AT["written"]
-"""Cells that are written between two steps, while the accelerator waits."""
+_GENERATION, _LIMIT_SEQUENCES, _LIMIT_TOKENS = (
+    SCHEDULER.cells[name] for name in ("generation", "limit_sequences", "limit_tokens")
+)
+_CALLS, _STEPS, _TOKENS, _OLDEST = (
+    PULSE.cells[name] for name in ("schedule_calls", "steps", "tokens", "oldest_arrival")
+)
 
 
 @dataclass(slots=True)
@@ -54,13 +55,19 @@ class Waiting:
 
 
 class SchedulerRecord:
-    """Counters, histograms and sums of one engine. `now` is CLOCK_MONOTONIC in seconds."""
+    """Counters, histograms and sums of one engine. `now` is CLOCK_MONOTONIC in seconds.
 
-    def __init__(self) -> None:
+    `cells` holds them. `pulse` is what is said between two steps: at once, where it is the page's own.
+    """
+
+    def __init__(self, pulse: Cells | None = None) -> None:
         self.cells = Cells(SCHEDULER)
         self._whole = self.cells.whole
         self._real = self.cells.real
-        self._at = _AT
+        self._at = SCHEDULER.cells
+        self.pulse = Cells(PULSE) if pulse is None else pulse
+        self.pulse.clear()
+        self._said = self.pulse.whole
         self._flights: deque[Flight] = deque()
         self._ended: list[tuple[Flight, float, Collection[Sized]]] = []
         self._seen: dict[int, None] = {}
@@ -74,15 +81,16 @@ class SchedulerRecord:
         """Adds to a counter."""
         self._whole[self._at[name]] += value
 
-    def put_time(self, name: str, now: float) -> None:
-        """Sets a field of one float cell."""
-        self._real[self._at[name]] = now
+    def in_force(self, generation: int, sequences: int, tokens: int) -> None:
+        """The limits that the next schedule call goes by."""
+        whole = self._whole
+        whole[_GENERATION] = generation
+        whole[_LIMIT_SEQUENCES] = sequences
+        whole[_LIMIT_TOKENS] = tokens
 
-    def saw_schedule(self, now: float) -> None:
+    def saw_schedule(self) -> None:
         """A schedule call has returned."""
-        self._whole[_SCHEDULE_CALLS] += 1
-        self._real[_LAST_SCHEDULE] = now
-        self._real[_WRITTEN] = now
+        self._said[_CALLS] += 1
 
     def saw_first_scheduled(self, origin: Origin | None, number: int, now: float) -> None:
         """A sequence is in a step for the first time: its request's queue wait, once a request."""
@@ -103,9 +111,10 @@ class SchedulerRecord:
         if self._interval_start is None:
             self._interval_start = flight.sent
         self._flights.append(flight)
+        self._said[_TOKENS] += flight.tokens
         if len(self._flights) > _MOST_FLIGHTS:
-            self._flights.popleft()
-        self._put_flights()
+            self._landed()
+        self._said[_STEPS] = len(self._flights)
 
     def holds(self, step: object, prefill_tokens: int, sequences: int, kv_tokens: int) -> None:
         """What is in a step that was sent."""
@@ -129,10 +138,7 @@ class SchedulerRecord:
         if flight is not None:
             start = flight.sent if self._interval_start is None else self._interval_start
             self._ended.append((flight, max(0.0, now - start), sampled))
-            self._real[_LAST_STEP] = now
         self._interval_start = now if work_left or self._flights else None
-        self._put_flights()
-        self._real[_WRITTEN] = now
 
     def count(self) -> None:
         """Counts the steps that came back since the last call."""
@@ -144,24 +150,31 @@ class SchedulerRecord:
 
     def saw_waiting(self, waiting: Waiting) -> None:
         """What is inside vLLM now, by tier."""
-        for tier in Tier:
+        for tier in TIERS:
             self._whole[self._at["running"] + tier] = waiting.running[tier]
             self._whole[self._at["waiting"] + tier] = waiting.waiting[tier]
-            self._real[self._at["oldest_arrival"] + tier] = waiting.oldest_arrival[tier]
+            self.pulse.real[_OLDEST + tier] = waiting.oldest_arrival[tier]
+
+    def goes_blind(self) -> None:
+        """Nothing is seen from now on: what ran or waited must not be told for ever."""
+        self.put("supported", 0)
+        self.put("blind", 1)
+        self.saw_waiting(Waiting((0, 0, 0), (0, 0, 0), (0.0, 0.0, 0.0)))
+        self._flights.clear()
+        self._said[_STEPS] = self._said[_TOKENS] = 0
 
     def _take(self, step: object) -> Flight | None:
-        if not any(flight.step is step for flight in self._flights):
-            return None
-        while (flight := self._flights.popleft()).step is not step:
-            continue
-        return flight
+        for place, flight in enumerate(self._flights):
+            if flight.step is step:
+                for _ in range(place + 1):
+                    self._landed()
+                return flight
+        return None
 
-    def _put_flights(self) -> None:
-        flights = self._flights
-        self._whole[_STEPS] = len(flights)
-        self._whole[_TOKENS] = sum(flight.tokens for flight in flights)
-        since = max(flights[0].sent, self._interval_start or 0.0) if flights else 0.0
-        self._real[_SINCE] = since
+    def _landed(self) -> None:
+        """The oldest step is under way no more."""
+        self._said[_TOKENS] -= self._flights.popleft().tokens
+        self._said[_STEPS] = len(self._flights)
 
     def _count(self, flight: Flight, seconds: float) -> None:
         self._bucket("batch_time", BATCH_TIME_EDGES_S, seconds)

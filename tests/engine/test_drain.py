@@ -59,16 +59,15 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
     page = Page.open(engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"])
     assert page is not None
     until = time.monotonic() + 60
-    while (block := page.read_scheduler()) is None or block.flight_tokens < tokens:
-        assert time.monotonic() < until, f"no step of {tokens} tokens: {block}"
+    while (pulse := page.read_pulse()).tokens < tokens:
+        assert time.monotonic() < until, f"no step of {tokens} tokens: {pulse}"
         time.sleep(0.001)
     with stopped(engine, "Worker") as since:
         while time.monotonic() - since < seconds:
             assert (engine.health("live"), engine.health("ready")) == (200, 200)
             time.sleep(0.1)
-        block = page.read_scheduler()
-        assert block is not None
-        assert block.flight_tokens >= tokens, "the step was under way all the time"
+        pulse = page.read_pulse()
+        assert pulse.tokens >= tokens, "the step was under way all the time"
     page.close()
 
 

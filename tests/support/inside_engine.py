@@ -29,7 +29,12 @@ from fleetkeeper_engine.inside import (
 )
 from fleetkeeper_engine.page import ENVIRONMENT as PAGE_ENVIRONMENT
 from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import MiddlewareBlock, SchedulerBlock, SupervisorBlock
+from fleetkeeper_engine.page_layout import (
+    MiddlewareBlock,
+    PulseBlock,
+    SchedulerBlock,
+    SupervisorBlock,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-engine" / "bin" / "python"
@@ -188,6 +193,10 @@ class InsideEngine:
         assert block is not None
         return block
 
+    def pulse(self) -> PulseBlock:
+        """What it said before its last step."""
+        return self.page.read_pulse()
+
     def middleware(self) -> MiddlewareBlock:
         """What the middleware says now."""
         block = self.page.read_middleware()
@@ -290,7 +299,7 @@ class InsideEngine:
                 (
                     *block.running,
                     *block.waiting,
-                    block.flight_steps,
+                    self.pulse().steps,
                     *queue.waiting,
                     *queue.released,
                 )

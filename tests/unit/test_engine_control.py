@@ -20,7 +20,7 @@ from fleetkeeper_engine.histogram import BATCH_TIME_EDGES_S
 from fleetkeeper_engine.memorywatch import MemoryState, MemoryUse
 from fleetkeeper_engine.metrictable import METRICS
 from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import CapBlock, MiddlewareBlock, SchedulerBlock
+from fleetkeeper_engine.page_layout import CapBlock, MiddlewareBlock, PulseBlock, SchedulerBlock
 from fleetkeeper_engine.pod import PodState
 from supervised_engine import ISSUER, Signer
 
@@ -80,7 +80,6 @@ RUNNING = SchedulerBlock(
     floor_sequences=4,
     floor_tokens=256,
     running=(0, 20, 0),
-    schedule_calls=5,
     worked_steps=5,
 )
 
@@ -188,12 +187,26 @@ async def test_over_the_cap_the_page_says_stop(bench: Bench) -> None:
     assert not block.cap_exceeded
 
 
+async def test_an_engine_that_goes_on_without_our_code_shows_no_counters_of_it(
+    bench: Bench,
+) -> None:
+    """Standing still beside requests that wait they would be a hang to the operator; absent they are missing."""
+    bench.page.write_scheduler(replace(RUNNING, supported=False, blind=True))
+    bench.page.write_middleware(MiddlewareBlock(waiting=(1, 2, 3), arrivals=(4, 5, 6)))
+    _, text = await bench.status("/metrics")
+    shown = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[:1] != "#"}
+    assert "fleetkeeper_live_limits_supported 0" in text
+    assert "fleetkeeper_arrivals_total" in shown
+    assert not shown & {"fleetkeeper_steps_total", "fleetkeeper_running", "fleetkeeper_waiting"}
+
+
 async def test_everything_in_the_table_is_exported_with_its_type_and_labels(bench: Bench) -> None:
     """The table is the contract: names, types, labels and bucket edges, nothing more and nothing less."""
     edges = len(BATCH_TIME_EDGES_S) + 1
     bench.page.write_scheduler(
         replace(RUNNING, batch_time_buckets=(1,) * edges, batch_time_sum=12.5)
     )
+    bench.page.write_pulse(PulseBlock(schedule_calls=5))
     bench.page.write_middleware(MiddlewareBlock(waiting=(1, 2, 3), arrivals=(4, 5, 6)))
     bench.page.write_cap(
         0,

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper_engine import middleware
 from fleetkeeper_engine.asgi import Message, Receive, Scope, Send
 from fleetkeeper_engine.inside import INTERNAL_HEADER, InsideSettings
 from fleetkeeper_engine.middleware import TierMiddleware
@@ -118,9 +119,9 @@ async def make(vllm: StandInVllm, page: Page) -> AsyncIterator[Callable[..., Tie
         return made[-1]
 
     yield build
-    for middleware in made:
-        if middleware._ticker is not None:
-            middleware._ticker.cancel()
+    for app in made:
+        if app._ticker is not None:
+            app._ticker.cancel()
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -283,16 +284,21 @@ async def test_at_the_end_of_a_drain_answers_end_whole(
 
 
 async def test_a_lease_that_ends_lets_waiting_requests_in_without_a_new_one(
-    make: Any, vllm: StandInVllm, page: Page
+    make: Any, vllm: StandInVllm, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The middleware looks by itself: nobody has to arrive for a higher limit to count."""
+    """The middleware looks by itself: nobody has to arrive for a higher limit to count.
+
+    However long it rests while nothing waits: the first request that waits ends the rest.
+    """
+    monkeypatch.setattr(middleware, "_REST_S", 3600.0)
     app = make(max_sequences=16)
+    await Call(app).answer()
     page.write_supervisor(SupervisorBlock(sequences=1, lease_deadline=1e12))
     vllm.go.clear()
     calls = [Call(app) for _ in range(10)]
-    await until(lambda: len(vllm.taken) == 3)
+    await until(lambda: len(vllm.taken) == 4)
     page.write_supervisor(SupervisorBlock(sequences=1, lease_deadline=1.0))
-    await until(lambda: len(vllm.taken) == 10)
+    await until(lambda: len(vllm.taken) == 11)
     vllm.go.set()
     await asyncio.gather(*(call.task for call in calls))
 

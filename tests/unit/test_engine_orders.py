@@ -28,7 +28,7 @@ from fleetkeeper_engine.orders import (
     decide_orders,
     parse_order,
 )
-from fleetkeeper_engine.page_layout import MiddlewareBlock, SchedulerBlock
+from fleetkeeper_engine.page_layout import MiddlewareBlock, PulseBlock, SchedulerBlock
 from fleetkeeper_engine.step_model import TERMS
 
 RANGES = allowed_ranges(Batching(max_sequences=64, min_sequences=2, max_tokens=2048))
@@ -101,15 +101,26 @@ def test_a_new_leader_may_count_from_one_again() -> None:
 # Health ---------------------------------------------------------------------------------------
 
 
-def scheduler(calls: int = 0, steps: int = 0, running: int = 0, **more: object) -> SchedulerBlock:
-    block = SchedulerBlock(schedule_calls=calls, worked_steps=steps, running=(0, running, 0))
-    return replace(block, **more)  # type: ignore[arg-type]
+Engine = tuple[SchedulerBlock, PulseBlock]
 
 
-def looked(*looks: tuple[float, SchedulerBlock | None, MiddlewareBlock | None]) -> Progress:
+def scheduler(
+    calls: int = 0,
+    steps: int = 0,
+    running: int = 0,
+    flight_steps: int = 0,
+    flight_tokens: int = 0,
+    **more: object,
+) -> Engine:
+    block = SchedulerBlock(worked_steps=steps, running=(0, running, 0))
+    pulse = PulseBlock(calls, flight_steps, flight_tokens)
+    return replace(block, **more), pulse  # type: ignore[arg-type]
+
+
+def looked(*looks: tuple[float, Engine, MiddlewareBlock | None]) -> Progress:
     progress = Progress()
     for now, inside, outside in looks:
-        progress = decide_progress(progress, inside, outside, now)
+        progress = decide_progress(progress, *inside, outside, now)
     return progress
 
 
@@ -134,16 +145,36 @@ def test_schedule_calls_without_a_worked_step_are_a_wedge() -> None:
     assert not is_live(progress, 61.0, 60.0)
 
 
+def test_an_engine_in_which_our_code_never_came_up_is_never_called_stalled() -> None:
+    """Only the middleware speaks: its requests are answered, and nobody counts them inside."""
+    released = MiddlewareBlock(released=(0, 4, 0))
+    progress = Progress()
+    for t in range(0, 900, 5):
+        progress = decide_progress(progress, None, PulseBlock(), released, float(t))
+    assert is_live(progress, 900.0, 60.0)
+    assert is_moving(progress, 900.0, 60.0)
+
+
+def test_an_engine_that_goes_on_without_our_code_is_never_called_stalled() -> None:
+    """A fault of ours must not end an engine that works: its counters stand still, its requests do not."""
+    blind = scheduler(10, 10, 4, blind=True)
+    released = MiddlewareBlock(released=(0, 4, 0))
+    progress = looked((0.0, scheduler(10, 10, 4), released), (1.0, blind, released))
+    progress = decide_progress(progress, *blind, released, 600.0)
+    assert is_live(progress, 600.0, 60.0)
+    assert is_moving(progress, 600.0, 60.0)
+
+
 def test_requests_held_back_above_the_memory_cap_are_no_wedge() -> None:
     """Schedule is called and schedules nothing, as ordered; once they may start the clock begins anew."""
     progress = Progress()
     for t in range(600):
         block = scheduler(10 + t, 10, waiting=(0, 3, 0))
-        progress = decide_progress(progress, block, None, float(t), held=True)
+        progress = decide_progress(progress, *block, None, float(t), held=True)
         assert is_moving(progress, float(t), 60.0)
-    let_go = decide_progress(progress, scheduler(700, 10, waiting=(0, 3, 0)), None, 600.0)
+    let_go = decide_progress(progress, *scheduler(700, 10, waiting=(0, 3, 0)), None, 600.0)
     assert is_live(let_go, 658.0, 60.0)
-    wedged = decide_progress(let_go, scheduler(800, 10, waiting=(0, 3, 0)), None, 661.0)
+    wedged = decide_progress(let_go, *scheduler(800, 10, waiting=(0, 3, 0)), None, 661.0)
     assert not is_live(wedged, 661.0, 60.0)
 
 
@@ -155,7 +186,7 @@ def test_above_the_memory_cap_what_runs_must_still_move(running: dict[str, int])
     progress = Progress()
     for t in range(62):
         block = scheduler(10 + t, 10, waiting=(0, 3, 0), **running)
-        progress = decide_progress(progress, block, None, float(t), held=True)
+        progress = decide_progress(progress, *block, None, float(t), held=True)
     assert not is_live(progress, 61.0, 60.0)
 
 
@@ -164,7 +195,7 @@ def test_above_the_memory_cap_a_core_that_stops_scheduling_is_a_hang() -> None:
     progress = Progress()
     for t in range(62):
         block = scheduler(10, 10, waiting=(0, 3, 0))
-        progress = decide_progress(progress, block, None, float(t), held=True)
+        progress = decide_progress(progress, *block, None, float(t), held=True)
     assert not is_live(progress, 61.0, 60.0)
 
 
@@ -191,18 +222,17 @@ def test_a_long_prefill_in_flight_is_no_stall() -> None:
     sums = [0.0] * (2 * len(TERMS))
     sums[len(TERMS) + TERMS.index("prefill")] = 1000.0
     sums[len(TERMS) + TERMS.index("seconds")] = 40.0
-    flight = {"flight_steps": 1, "flight_tokens": 2048, "flight_since": 0.0}
-    known = looked((0.0, scheduler(10, 10, 1, step_model=tuple(sums), **flight), None))
+    known = looked((0.0, scheduler(10, 10, 1, 1, 2048, step_model=tuple(sums)), None))
     assert is_live(known, 300.0, 60.0)
     assert is_moving(known, 300.0, 60.0)
     assert not is_live(known, 330.0, 60.0)
-    unknown = looked((0.0, scheduler(10, 10, 1, **flight), None))
+    unknown = looked((0.0, scheduler(10, 10, 1, 1, 2048), None))
     assert is_live(unknown, 4 * 2048 * PRIOR_TOKEN_S - 1, 60.0)
 
 
 def test_a_page_that_cannot_be_read_changes_nothing() -> None:
     before = looked((0.0, scheduler(10, 10, 4), None))
-    assert decide_progress(before, None, None, 5.0) == before
+    assert decide_progress(before, None, PulseBlock(), None, 5.0) == before
 
 
 @given(
@@ -220,7 +250,7 @@ def test_progress_within_the_stall_time_is_never_called_dead(
         now += pause
         calls += max(1, more_calls)
         steps += max(1, more_steps)
-        progress = decide_progress(progress, scheduler(calls, steps, work), None, now)
+        progress = decide_progress(progress, *scheduler(calls, steps, work), None, now)
         assert is_live(progress, now, 5.0 + 1e-6)
 
 

@@ -27,6 +27,7 @@ from fleetkeeper_engine.page import Page
 from fleetkeeper_engine.page_layout import (
     CAP,
     MIDDLEWARE,
+    PULSE,
     SCHEDULER,
     SUPERVISOR,
     TABLES,
@@ -34,6 +35,7 @@ from fleetkeeper_engine.page_layout import (
     Cells,
     Layout,
     MiddlewareBlock,
+    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
     Tier,
@@ -41,7 +43,7 @@ from fleetkeeper_engine.page_layout import (
 from fleetkeeper_engine.page_slots import pack_header, places, seal, unpack_header, unseal
 from fleetkeeper_engine.step_model import TERMS, products
 
-LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, CAP)
+LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, PULSE, CAP)
 _VALUES = {
     "Q": st.integers(0, 2**64 - 1),
     "d": st.floats(allow_nan=False),
@@ -71,10 +73,10 @@ def test_the_table_of_a_block_lists_its_fields_and_holds_its_defaults(layout: La
     assert layout.size == 8 * sum(count for _, _, count in TABLES[layout.kind])
 
 
-@given(blocks(SupervisorBlock), blocks(MiddlewareBlock), blocks(SchedulerBlock), blocks(CapBlock))
-def test_every_block_survives_packing(orders: Any, waiting: Any, engine: Any, cap: Any) -> None:
+@given(st.tuples(*(blocks(layout.kind) for layout in LAYOUTS)))
+def test_every_block_survives_packing(found: tuple[Any, ...]) -> None:
     """What is unpacked equals what was packed, for any values that fit."""
-    for layout, block in zip(LAYOUTS, (orders, waiting, engine, cap), strict=True):
+    for layout, block in zip(LAYOUTS, found, strict=True):
         assert layout.unpack(layout.pack(block)) == block
 
 
@@ -85,7 +87,7 @@ def test_a_tuple_of_another_length_is_refused() -> None:
 
 
 def test_what_one_side_writes_the_other_reads(path: Path) -> None:
-    """All four kinds of blocks, through two mappings of one file."""
+    """All five kinds of blocks, through two mappings of one file."""
     writer = Page.create(path, nonce=7, ranks=2)
     reader = Page.open(path)
     assert reader is not None
@@ -93,14 +95,16 @@ def test_what_one_side_writes_the_other_reads(path: Path) -> None:
     orders = SupervisorBlock(generation=3, sequences=16, admit=(1.0, 0.5, 0.0), draining=True)
     writer.write_supervisor(orders)
     writer.write_middleware(MiddlewareBlock(waiting=(1, 2, 3)))
-    assert reader.read_oldest_arrivals() is None
-    engine = SchedulerBlock(worked_steps=9, supported=True, oldest_arrival=(0.0, 7.5, 3.25))
+    assert reader.read_pulse() == PulseBlock()
+    engine = SchedulerBlock(worked_steps=9, supported=True, queue_wait_sum=(0.0, 7.5, 3.25))
     writer.write_scheduler(engine)
+    pulse = PulseBlock(schedule_calls=10, steps=1, tokens=7, oldest_arrival=(0.0, 7.5, 3.25))
+    writer.write_pulse(pulse)
     writer.write_cap(1, CapBlock(armed=True, fraction=0.8))
+    assert reader.read_pulse() == pulse
     assert reader.read_supervisor() == orders
     assert reader.read_middleware() == MiddlewareBlock(waiting=(1, 2, 3))
     assert reader.read_scheduler() == engine
-    assert reader.read_oldest_arrivals() == (0.0, 7.5, 3.25)
     assert reader.read_cap(0) is None
     assert reader.read_cap(1) == CapBlock(armed=True, fraction=0.8)
 
@@ -249,6 +253,7 @@ def _write(path: str, started: Any) -> None:
         if number % 7 == 0:
             for place in range(len(cells.whole)):
                 cells.whole[place] = number
+        page.pulse.whole[PULSE.cells["tokens"]] = number << 32 | number
         cells.whole[0] = cells.whole[1] = cells.whole[len(cells.whole) - 1] = number
         page.publish(cells)
     os._exit(0)
@@ -306,4 +311,6 @@ def _whole_number(page: Page, place: Any, last: int) -> int:
     assert first >= last
     middle = set(struct.unpack_from("<100Q", payload, 16))
     assert middle == {first - first % 7}
+    high, low = divmod(page.read_pulse().tokens, 1 << 32)
+    assert high == low >= first, "a cell of the pulse is stored at once, and before the block"
     return int(first)

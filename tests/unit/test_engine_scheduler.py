@@ -28,6 +28,7 @@ from fleetkeeper_engine.scheduler_limits import (
     LimitRange,
     active_sequences,
     lease_holds,
+    limits_change_at,
     limits_in_force,
     progressing_tokens,
     reserve_of,
@@ -91,6 +92,22 @@ def test_after_the_lease_limits_only_rise_by_notches_to_the_ceiling(
     ratio = (64 / wanted) ** (1 / NOTCHES)
     for low, high in pairwise(every):
         assert high <= low * ratio + 1
+
+
+@given(st.floats(-50.0, 50.0), st.floats(0.0, 1.0), st.booleans())
+def test_limits_stand_until_they_are_said_to_change(
+    since_end: float, part: float, leased: bool
+) -> None:
+    """What a step may take over from the step before it without working it out."""
+    orders = SupervisorBlock(sequences=7, tokens=300, lease_deadline=100.0 if leased else 0.0)
+    now = 100.0 + since_end
+    until = min(limits_change_at(orders, now), now + 1e4)
+    later = now + part * (until - now)
+    assert until >= now
+    if later < until:
+        found = [limits_in_force(orders, SEQUENCES, TOKENS, time) for time in (now, later)]
+        assert found[0] == found[1]
+    assert leased or until > now
 
 
 @given(st.integers(1, 8192), st.integers(0, 512), st.integers(0, 8))
@@ -200,6 +217,16 @@ def block(page: Page) -> Any:
     return found
 
 
+def flight(page: Page) -> tuple[int, int]:
+    """Steps under way, and the tokens in them."""
+    found = page.read_pulse()
+    return found.steps, found.tokens
+
+
+def calls(page: Page) -> int:
+    return page.read_pulse().schedule_calls
+
+
 def test_orders_are_in_force_at_the_next_schedule_and_nothing_else_is_touched(page: Page) -> None:
     """Sequences and tokens follow; the attribute whose lowering ends vLLM's core stays."""
     scheduler, clock = made(page)
@@ -305,8 +332,7 @@ def test_batch_time_is_the_time_between_updates_while_there_is_work(page: Page) 
     output = SimpleNamespace(sampled_token_ids=[[5]])
     scheduler.next = first
     scheduler.schedule()
-    assert (block(page).flight_steps, block(page).flight_tokens) == (1, 7)
-    assert block(page).flight_since == 1000.0
+    assert flight(page) == (1, 7)
     clock.now = 1000.2
     assert scheduler.update_from_output(first, output) == "outputs"
     clock.now = 1000.25
@@ -323,7 +349,7 @@ def test_batch_time_is_the_time_between_updates_while_there_is_work(page: Page) 
     clock.now = 2000.1
     scheduler.update_from_output(third, output)
     found = block(page)
-    assert (found.worked_steps, found.generation_tokens, found.flight_steps) == (3, 3, 0)
+    assert (found.worked_steps, found.generation_tokens, flight(page)) == (3, 3, (0, 0))
     assert found.batch_time_sum == pytest.approx(0.2 + 0.3 + 0.1)
     assert found.prompt_tokens == 7
     assert found.kv_resident_tokens == 2500
@@ -348,7 +374,7 @@ def test_what_can_wait_is_counted_while_the_workers_compute(page: Page) -> None:
     first, second = Step({"a": 7}, [SimpleNamespace(req_id="a")]), Step({"a": 1})
     scheduler.next = first
     scheduler.schedule()
-    assert (block(page).flight_tokens, sum(block(page).queue_wait_of(Tier.STANDARD))) == (7, 0)
+    assert (flight(page), sum(block(page).queue_wait_of(Tier.STANDARD))) == ((1, 7), 0)
     assert scheduler.get_grammar_bitmask(first) == "grammar of 1"
     assert sum(block(page).queue_wait_of(Tier.STANDARD)) == 1
     assert block(page).kv_resident_tokens == 2500
@@ -356,7 +382,7 @@ def test_what_can_wait_is_counted_while_the_workers_compute(page: Page) -> None:
     scheduler.update_from_output(first, output)
     scheduler.next = second
     scheduler.schedule()
-    assert (block(page).worked_steps, block(page).flight_tokens) == (0, 1)
+    assert (block(page).worked_steps, flight(page)) == (0, (1, 1))
     scheduler.get_grammar_bitmask(second)
     assert (block(page).worked_steps, block(page).prompt_tokens) == (1, 7)
     assert block(page).batch_time_sum == pytest.approx(0.2)
@@ -364,7 +390,7 @@ def test_what_can_wait_is_counted_while_the_workers_compute(page: Page) -> None:
     clock.now = 1000.5
     scheduler.update_from_output(second, output)
     found = block(page)
-    assert (found.worked_steps, found.generation_tokens, found.flight_steps) == (2, 2, 0)
+    assert (found.worked_steps, found.generation_tokens, flight(page)) == (2, 2, (0, 0))
 
 
 def test_a_step_without_a_question_for_its_grammar_is_counted_before_it_is_gone(page: Page) -> None:
@@ -401,7 +427,7 @@ def test_two_schedule_calls_in_a_row_lose_nothing(page: Page) -> None:
         scheduler.schedule()
     scheduler.get_grammar_bitmask(scheduler.next)
     assert sum(block(page).queue_wait_of(Tier.REALTIME)) == 2
-    assert (block(page).schedule_calls, block(page).flight_steps) == (2, 2)
+    assert (calls(page), flight(page)) == (2, (2, 6))
 
 
 def test_with_two_steps_under_way_time_is_not_counted_twice() -> None:
@@ -418,7 +444,7 @@ def test_with_two_steps_under_way_time_is_not_counted_twice() -> None:
     record.count()
     assert record._real[record._at["batch_time_sum"]] == pytest.approx(0.9)
     assert record._whole[record._at["worked_steps"]] == 2
-    assert record._whole[record._at["flight_steps"]] == 0
+    assert record.pulse.whole.tolist() == [0] * 6
 
 
 @pytest.mark.parametrize(
@@ -454,7 +480,7 @@ def test_a_scheduler_without_the_attributes_runs_as_it_is_and_says_so(page: Page
     scheduler.schedule()
     assert scheduler.seen == [(64, None, 64)]
     assert not block(page).supported
-    assert block(page).schedule_calls == 1
+    assert calls(page) == 1
 
 
 def test_a_fault_of_ours_never_ends_the_engine(
@@ -463,14 +489,19 @@ def test_a_fault_of_ours_never_ends_the_engine(
     """Scheduling goes on at start-up limits, and the page says that live limits are off."""
     scheduler, clock = made(page)
     page.write_supervisor(SupervisorBlock(sequences=8, lease_deadline=clock.now + 1))
+    scheduler.running = [Request("a")]
+    scheduler.next = Step({"a": 7})
     scheduler.schedule()
     assert block(page).supported
+    assert (sum(block(page).running), flight(page)) == (1, (1, 7))
     del scheduler.kv_cache_manager
     step = scheduler.schedule()
     assert scheduler.update_from_output(step, None) == "outputs"
     scheduler.schedule()
     assert [seen[0] for seen in scheduler.seen] == [8, 8, 64]
     assert not block(page).supported
+    assert block(page).blind
+    assert (sum(block(page).running), flight(page)) == (0, (0, 0))
     assert "live batch limits are off" in caplog.text
 
 

@@ -1,0 +1,75 @@
+"""A fault of ours inside a real vLLM: it costs live limits, and neither a request nor the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fleetkeeper_engine.health import Progress, decide_progress, is_live
+from inside_engine import InsideEngine, client
+
+pytestmark = pytest.mark.timeout(600)
+
+TOKENS = 40
+FAULT = """
+from fleetkeeper_engine.scheduler_record import SchedulerRecord
+
+real, calls = SchedulerRecord.count, [0]
+
+def count(self):
+    calls[0] += 1
+    if calls[0] > 100:
+        raise RuntimeError("a fault on purpose")
+    real(self)
+
+SchedulerRecord.count = count
+"""
+FAULT_AT_START = """
+from fleetkeeper_engine.scheduler import LiveScheduling
+
+def describe(self):
+    raise RuntimeError("a fault on purpose")
+
+LiveScheduling._describe = describe
+"""
+
+
+def started(directory: Path, fault: str) -> InsideEngine:
+    inside = directory / "inside"
+    inside.mkdir()
+    (inside / "sitecustomize.py").write_text(fault)
+    return InsideEngine(directory, environment={"PYTHONPATH": str(inside)})
+
+
+async def test_a_fault_in_the_scheduler_ends_live_limits_and_nothing_else(tmp_path: Path) -> None:
+    """It comes in the midst of a request; that one and all after it are answered, and none calls it a hang."""
+    engine = started(tmp_path, FAULT)
+    try:
+        async with client() as session:
+            answers = [await engine.complete(session, TOKENS) for _ in range(6)]
+        block, pulse, middleware = engine.scheduler(), engine.pulse(), engine.middleware()
+        assert [(answer.status, answer.tokens) for answer in answers] == [(200, TOKENS)] * 6
+        assert (block.blind, block.supported) == (True, False)
+        assert block.worked_steps < 6 * TOKENS, "nothing was counted after the fault"
+        assert (sum(block.running), sum(block.waiting), pulse.steps) == (0, 0, 0)
+        progress = decide_progress(Progress(), block, pulse, middleware, 0.0)
+        assert is_live(decide_progress(progress, block, pulse, middleware, 900.0), 900.0, 60.0)
+        said = engine.log.read_text()
+        assert said.count("live batch limits are off") == 1
+        assert "a fault on purpose" in said
+    finally:
+        engine.stop()
+
+
+async def test_a_fault_at_the_start_costs_live_limits_and_nothing_else(tmp_path: Path) -> None:
+    """The scheduler's block is never written; what waits and runs is vLLM's own affair."""
+    engine = started(tmp_path, FAULT_AT_START)
+    try:
+        async with client() as session:
+            answers = [await engine.complete(session, TOKENS) for _ in range(3)]
+        assert [(answer.status, answer.tokens) for answer in answers] == [(200, TOKENS)] * 3
+        assert engine.page.read_scheduler() is None
+        assert engine.log.read_text().count("live batch limits are off") == 1
+    finally:
+        engine.stop()
