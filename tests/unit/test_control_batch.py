@@ -344,6 +344,50 @@ def test_a_frozen_model_is_not_followed() -> None:
     assert decided(view)[0] == HELD
 
 
+def test_one_move_with_the_model_leaves_half_of_the_sequences() -> None:
+    """A model that learned from a crowded minute asks for the floor: it costs a half, and the rest is kept."""
+    view = BatchView(signals(), SETTINGS, Targets(2048, 4, 4, 5.0))
+    for followed in (None, Limits(64, 2048)):
+        decision, memory = decide_limits(view, replace(MEMORY, followed=followed), NOW)
+        assert (decision.value, decision.reason) == (Limits(32, 2048), "FollowsModel")
+        assert decide_limits(view, memory, NOW + 25)[0].value.sequences == 32
+        assert decide_limits(view, memory, NOW + 30)[0].value.sequences == 16
+        better = replace(view, targets=Targets(2048, 64, 64, 5.0))
+        assert decide_limits(better, memory, NOW + 30)[0].value.sequences == 64
+
+
+def test_the_model_may_lower_the_first_guess_at_once() -> None:
+    """The loop began ten seconds ago, at the middle of floor and ceiling."""
+    began = BatchMemory(limits=HELD, changed=NOW - 10)
+    view = BatchView(signals(), SETTINGS, Targets(2048, 40, 40, 5.0))
+    assert decided(view, began) == (Limits(40, 2048), "FollowsModel")
+
+
+def test_tokens_follow_the_model_while_sequences_wait() -> None:
+    """Half a minute for sequences after a cut; tokens have no such wait, or the trim would come first."""
+    memory = replace(MEMORY, changed=NOW - 12, followed=Limits(64, 2048))
+    view = BatchView(signals(), SETTINGS, Targets(1024, 32, 32, 5.0))
+    assert decided(view, memory)[0] == Limits(64, 1024)
+
+
+@pytest.mark.parametrize(
+    ("batch_time_s", "queue_wait_s", "moves"),
+    [(0.03, 2.0, True), (0.036, 2.0, False), (0.03, 0.1, False)],
+)
+def test_the_model_is_followed_up_while_requests_are_refused_for_want_of_places(
+    batch_time_s: float, queue_wait_s: float, moves: bool
+) -> None:
+    """An open load breaker keeps limits from rising, unless a wider batch is what would close it."""
+    memory = replace(MEMORY, limits=Limits(8, 2048), followed=Limits(8, 2048))
+    busy = signals(
+        gauges=Gauges(running=16.0), batch_time_s=batch_time_s, queue_wait_s=queue_wait_s
+    )
+    view = BatchView(busy, SETTINGS, Targets(2048, 64, 64, 5.0), gated=True)
+    limits, reason = decided(view, memory)
+    assert (limits.sequences > 8) is moves
+    assert (limits.sequences, reason) == (64, "FollowsModel") or not moves
+
+
 def test_fixed_keeps_start_up_values() -> None:
     """Nothing is tuned."""
     fixed = ControlSettings(batching_mode=BatchingMode.FIXED)

@@ -7,6 +7,7 @@ seed, and every scenario is run with at least one seed that was not used to set 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -349,3 +350,27 @@ def test_same_scenario_same_record() -> None:
     scenario = Scenario(300, lambda _: 6.0, SETTINGS, slice_s=0.5)
     one, two = run(scenario), run(scenario)
     assert [tick.decision for tick in one.ticks] == [tick.decision for tick in two.ticks]
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_a_crowded_minute_does_not_bring_the_limits_to_the_floor(seed: int) -> None:
+    """Every step takes twice as long for a minute: the model that learns it costs a half, not all."""
+    settings = replace(SETTINGS, min_replicas=2, max_replicas=2)
+    record = run(
+        Scenario(
+            900,
+            lambda _: 12.0,
+            settings,
+            H100_70B,
+            replicas=2,
+            seed=seed,
+            slice_s=0.5,
+            slowness=lambda t: 2.0 if 600 <= t < 660 else 1.0,
+        )
+    )
+    before = [tick for tick in record.ticks if tick.time < 600][-1]
+    after = [tick for tick in record.ticks if tick.time >= 600]
+    assert min(tick.sequences for tick in after) >= before.sequences // 2 - 8
+    assert all(tick.queue_wait_s <= 0.5 for tick in after if tick.time >= 690)
+    assert record.wait_attainment >= 0.98
+    assert_safe(record, settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -269,7 +270,7 @@ def test_notches_begin_and_end_at_the_bounds(low: int, high: int) -> None:
 @pytest.mark.parametrize("name", CALIBRATED)
 @pytest.mark.parametrize("objective_ms", [25, 40, 50, 75, 100, 200])
 def test_capacity_keeps_nine_tenths_of_the_objective(name: str, objective_ms: int) -> None:
-    """C* sequences stay within it; one more notch would not (or a bound is reached)."""
+    """C* sequences stay within it; one more notch would not (or a bound is reached). 0: not even one does."""
     bounds = ControlSettings(batch_time_objective_s=objective_ms / 1e3)
     truth = CALIBRATED[name]
     n = capacity_of(truth, bounds, 1000, 200, 400_000)
@@ -277,9 +278,11 @@ def test_capacity_keeps_nine_tenths_of_the_objective(name: str, objective_ms: in
     def step_s(count: float) -> float:
         return truth.batch_time_s(count * 1000 / 200, count, count * 1100)
 
-    assert 1 <= n <= min(256, 0.9 * 400_000 / 1100)
-    assert n == 1 or step_s(n) <= 0.9 * objective_ms / 1e3 + 1e-9
-    assert n >= 256 or n >= 0.9 * 400_000 / 1100 - 1 or step_s(n + 1) > 0.9 * objective_ms / 1e3
+    limit_s = 0.9 * objective_ms / 1e3
+    assert (n == 0) is (step_s(1) > limit_s)
+    assert n == 0 or 1 <= n <= min(256, 0.9 * 400_000 / 1100)
+    assert n == 0 or step_s(n) <= limit_s + 1e-9
+    assert n >= 256 or n >= 0.9 * 400_000 / 1100 - 1 or step_s(n + 1) > limit_s
 
 
 @given(st.floats(10, 8000), st.floats(10, 2000), st.floats(0.01, 0.2), st.floats(0.01, 0.2))
@@ -321,11 +324,27 @@ def test_targets_lie_within_bounds(name: str) -> None:
     assert targets.service_s > 0
 
 
+def test_a_model_is_not_followed_after_a_jump_nor_while_it_misses() -> None:
+    """Right again, and the jump a minute ago, it is."""
+    model = fitted(CALIBRATED["8B on H100"])
+    assert not replace(model, frozen_until=100.0).may_be_followed(99.9)
+    assert not replace(model, frozen_until=100.0, missed=True).may_be_followed(100.0)
+    assert replace(model, frozen_until=100.0, missed=False).may_be_followed(100.0)
+
+
 def test_no_targets_without_a_model_or_requests() -> None:
     """Then it is measured AIMD."""
     assert decide_targets(StepModel(), signals_of(), ControlSettings()) is None
     model = fitted(CALIBRATED["8B on H100"])
     assert decide_targets(model, signals_of(generated=0.0), ControlSettings()) is None
+
+
+def test_no_targets_where_no_batch_is_small_enough() -> None:
+    """Fewer sequences would shorten nothing: the loop does not go to the floor for the model's sake."""
+    model = fitted(CALIBRATED["70B on H100x4"])
+    reachable = ControlSettings(batch_time_objective_s=0.05)
+    assert decide_targets(model, signals_of(), reachable) is not None
+    assert decide_targets(model, signals_of(), ControlSettings(batch_time_objective_s=0.01)) is None
 
 
 def test_an_uncertain_model_gives_no_targets() -> None:

@@ -42,13 +42,19 @@ def never(_: float) -> bool:
     return False
 
 
+def as_modelled(_: float) -> float:
+    """Steps take what the engine's formula says, at any time."""
+    return 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """What happens. `rate` gives arrivals/s at seconds since the start; switches take the same time.
 
     `prometheus`: one is set up; `metrics`: it answers; `direct`: pods can be read directly; `puts`:
     engines take PUTs;
-    `pods_come`: new pods become ready. `tiers`: shares of realtime, standard, batch.
+    `pods_come`: new pods become ready; `slowness`: times as long as modelled a step takes. `tiers`:
+    shares of realtime, standard, batch.
     """
 
     seconds: float
@@ -65,6 +71,7 @@ class Scenario:
     direct: Callable[[float], bool] = never
     puts: Callable[[float], bool] = always
     pods_come: Callable[[float], bool] = always
+    slowness: Callable[[float], float] = as_modelled
     seed: int = 1
     slice_s: float = 0.25
 
@@ -275,6 +282,7 @@ def run(scenario: Scenario, tick_s: float = 5.0) -> Record:
             _tick(fleet, record, state, now)
         _arrivals(fleet, record, now)
         for pod in (*fleet.pods.values(), *fleet.draining.values()):
+            pod.slowness = scenario.slowness(now - EPOCH_S)
             pod.advance(now, scenario.slice_s)
         record.replica_hours += len(fleet.created) * scenario.slice_s / 3600
         now += scenario.slice_s

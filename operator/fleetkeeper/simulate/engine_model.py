@@ -53,7 +53,10 @@ class Request:
 
 @dataclass
 class EnginePod:
-    """The running state of one engine. `advance` moves it; `sample` is its scrape."""
+    """The running state of one engine. `advance` moves it; `sample` is its scrape.
+
+    `slowness`: times as long as modelled every step takes, as on a node that others crowd.
+    """
 
     engine: Engine
     name: str
@@ -79,6 +82,7 @@ class EnginePod:
     bin_number: int = -1
     refused: float = 0.0
     hangs: bool = False
+    slowness: float = 1.0
 
     def __post_init__(self) -> None:
         """Limits begin at the start-up values."""
@@ -142,7 +146,8 @@ class EnginePod:
         sequences = float(self.running)
         budget = max(1.0, self.limit_tokens - sequences)
         chunk = min(self.prefill_backlog, budget)
-        step_s = self.engine.step_time.batch_time_s(chunk, sequences, self.kv_tokens)
+        modelled_s = self.engine.step_time.batch_time_s(chunk, sequences, self.kv_tokens)
+        step_s = self.slowness * modelled_s
         steps = max(room_s / step_s, 0.05)
         if chunk > 0:
             steps = min(steps, max(self.prefill_backlog / chunk, 0.05))

@@ -21,10 +21,12 @@ from fleetkeeper.plan.control.constants import (
     KV_CUT_FACTOR,
     KV_HIGH_RATIO,
     KV_LOW_RATIO,
+    MODEL_CUT_FACTOR,
     OVER_CAP_FACTOR,
     PREEMPTIONS_PER_S,
     QUEUE_UP_FACTOR,
     QUEUE_UP_TICKS,
+    SHORT_STEP_RATIO,
     UP_EVERY_S,
     UP_FACTOR,
     USED_RATIO,
@@ -203,10 +205,9 @@ def _follow(
     targets = view.targets
     if targets is None or view.model_frozen or memory.before_cut is not None:
         return None
-    wanted = _shifted(targets, memory, held, view.settings)
-    if view.pending:
-        least = math.ceil(running_per_pod(view.signals))
-        wanted = replace(wanted, sequences=max(wanted.sequences, min(least, held.sequences)))
+    aim = _shifted(targets, memory, held, view.settings)
+    least = _least_followed(view, memory, held, now)
+    wanted = replace(aim, sequences=max(aim.sequences, least))
     lower = wanted.sequences < held.sequences or wanted.tokens < held.tokens
     if wanted == held or lower is not down:
         return None
@@ -215,15 +216,43 @@ def _follow(
     if not down and not _may_follow_up(view, memory, now):
         return None
     followed = Limits(targets.sequences, targets.tokens or held.tokens)
+    if wanted.sequences > aim.sequences:
+        # What was held back is left to be followed: the next move sees the rest of the way.
+        share = wanted.sequences / aim.sequences
+        followed = replace(followed, sequences=math.ceil(targets.sequences * share))
     detail = f"modelled capacity {targets.capacity:.0f} sequences at {0.9 * view.settings.batch_time_objective_s * 1e3:.0f} ms"
     return Move(wanted, "FollowsModel", detail, replace(memory, followed=followed))
+
+
+def _least_followed(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> int:
+    """The fewest sequences that one move with the model leaves.
+
+    Half of them; all of them within 30 s of the last cut, unless the model is followed for the first
+    time; and what runs while replicas are pending. A model that was fitted while steps were slow for a
+    while (a neighbour's start) asks for the floor: by halves it costs less until it has learned better.
+    Where steps are measured to be too long, `_shorten` has cut already.
+    """
+    least = math.ceil(MODEL_CUT_FACTOR * held.sequences)
+    was_cut = memory.followed is not None and memory.changed > memory.raised
+    if was_cut and now - memory.changed < UP_EVERY_S:
+        least = held.sequences
+    if view.pending:
+        least = max(least, min(math.ceil(running_per_pod(view.signals)), held.sequences))
+    return least
 
 
 def _may_follow_up(view: BatchView, memory: BatchMemory, now: float) -> bool:
     """Up with the model: at once when it is known for the first time (we began at a guess)."""
     if memory.followed is None:
         return view.may_raise and now >= memory.rest_until
-    return _raise_allowed(view, memory, now)
+    return _raise_allowed(view, memory, now, despite_gate=_queue_wants_more(view))
+
+
+def _queue_wants_more(view: BatchView) -> bool:
+    """Requests wait although steps are short (below 0.7 of the objective) and memory is free."""
+    signals, settings = view.signals, view.settings
+    short = 0.0 < signals.batch_time_s < SHORT_STEP_RATIO * settings.batch_time_objective_s
+    return short and signals.kv_ratio_max < KV_LOW_RATIO and wait_is_broken(signals, settings)
 
 
 def _shifted(
@@ -293,12 +322,8 @@ def _widen_for_queue(view: BatchView, memory: BatchMemory, held: Limits, now: fl
     Steps are short when the mean batch time is below 0.7 of its objective; replicas wait two ticks.
     Also while requests are refused for overload: a batch that is simply too small may be its cause.
     """
-    signals, settings = view.signals, view.settings
-    short = 0.0 < signals.batch_time_s < 0.7 * settings.batch_time_objective_s
-    free = signals.kv_ratio_max < KV_LOW_RATIO
-    if not (
-        short and free and is_full(signals, held.sequences) and wait_is_broken(signals, settings)
-    ):
+    signals = view.signals
+    if not (_queue_wants_more(view) and is_full(signals, held.sequences)):
         return None
     if held.sequences >= ceiling_sequences(view):
         return None

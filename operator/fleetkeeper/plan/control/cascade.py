@@ -88,7 +88,7 @@ def batch_view(scene: Scene, now: float) -> BatchView:
         pending=scene.supply.pending,
         may_raise=not scene.control_acts,
         gated=scene.settings.breakers_act and not scene.load.is_closed,
-        model_frozen=now < scene.model.frozen_until,
+        model_frozen=not scene.model.may_be_followed(now),
     )
 
 

@@ -142,6 +142,10 @@ KV_BACK_FACTOR: Final = 1.05
 """Taken back by 5% in 30 s."""
 FEED_FORWARD_RATIO: Final = 0.1
 """The target of sequences must move by a tenth before it is followed."""
+MODEL_CUT_FACTOR: Final = 0.5
+"""One move with the model leaves at least this part of the sequences."""
+SHORT_STEP_RATIO: Final = 0.7
+"""Steps are short, and a wider batch helps a queue, below this part of the objective."""
 CANARY_PODS: Final = 3
 """With three pods or more a raise goes to one first."""
 CANARY_POINTS: Final = 0.05

@@ -82,6 +82,10 @@ class StepModel:
         """Whether it is no better than none: wrong now, and never proven."""
         return self.missed and not self.is_proven
 
+    def may_be_followed(self, now: float) -> bool:
+        """Whether limits may move with it: not just after a jump, nor while it misses by half."""
+        return now >= self.frozen_until and not self.missed
+
     @property
     def knows_decode(self) -> bool:
         """Whether enough decode-only steps were seen."""

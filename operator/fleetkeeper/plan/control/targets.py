@@ -63,8 +63,10 @@ def _mean_step_s(model: StepTime, n: float, prompt: float, generated: float) -> 
 def capacity_of(
     model: StepTime, settings: ControlSettings, prompt: float, generated: float, kv_capacity: float
 ) -> float:
-    """C*: bisection, for batch time grows with the number of sequences. At least one."""
+    """C*: bisection, for batch time grows with the number of sequences. 0 where even one is too many."""
     limit_s = OBJECTIVE_RATIO * settings.batch_time_objective_s
+    if _mean_step_s(model, 1.0, prompt, generated) > limit_s:
+        return 0.0
     high = float(settings.max_sequences)
     resident = prompt + generated / 2
     if kv_capacity > 0 and resident > 0:
@@ -91,13 +93,19 @@ def kv_sequences(prompt: float, generated: float, kv_capacity: float) -> float:
 
 
 def decide_targets(model: StepModel, signals: Signals, settings: ControlSettings) -> Targets | None:
-    """The targets, or None while the model is doubted or not certain enough at them."""
+    """The targets, or None while the model is doubted or not certain enough at them.
+
+    None too where no batch is small enough: fewer sequences would then cost throughput and shorten
+    nothing, so what is measured steers.
+    """
     prompt, generated = signals.prompt_tokens, signals.generation_tokens
     if not model.knows_decode or model.is_doubted or generated <= 0 or not signals.reporting_pods:
         return None
     time = model.step_time
     kv_capacity = signals.gauges.kv_capacity_tokens / signals.reporting_pods
     capacity = capacity_of(time, settings, prompt, generated, kv_capacity)
+    if capacity < 1.0:
+        return None
     resident = capacity * (prompt + generated / 2)
     if not model.is_certain_at(capacity, resident):
         return None
