@@ -4,8 +4,7 @@
     .venv/bin/python benchmarks/engine/run.py added        # time a request spends in the middleware
     .venv/bin/python benchmarks/engine/run.py table        # sequences in a batch -> tok/s, waits, step time
 
-Several may be named in one call; the engines are then started once.
-Each writes its figures into results.json next to this file and RESULTS.md anew. `--lock FILE` holds a
+Several may be named in one call. Each writes its figures into results.json next to this file and RESULTS.md anew. `--lock FILE` holds a
 lock while something is measured, for machines that are shared.
 """
 
@@ -20,6 +19,7 @@ import json
 import logging
 import os
 import platform
+import random
 import signal
 import sys
 import tempfile
@@ -27,7 +27,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -42,14 +42,22 @@ from fleetkeeper_engine.middleware import TierMiddleware  # noqa: E402
 from fleetkeeper_engine.page import Page  # noqa: E402
 from inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
 
-ROUNDS = 9
-ROUND_S = 8.0
+SIDES = {"stock": False, "again": False, "ours": True}
+"""Engines that are compared, and whether our code is inside. The second stock one shows what is chance."""
+STARTS = 5
+"""One start of an engine differs from the next by one or two in a hundred, for as long as it lives."""
+ROUNDS = 2
+"""Of each start and number of clients."""
+ROUND_S = 5.0
 """Of a round, by the clock of each engine."""
-WARM_S = 5.0
+WARM_S = 3.0
+ADDED_ROUNDS = 9
 LOOK_S = 0.05
 CONCURRENCIES = (1, 8, 32, 64)
 """Clients in a closed loop at each engine."""
-TOKENS = 32
+TOKENS = (16, 48)
+"""Of an answer, by dice that fall alike for every engine: with equal ones clients fall into step with
+one another, in as many ways as there are starts, and that moves the rate more than anything measured."""
 TABLE_SEQUENCES = (1, 4, 8, 16, 32, 64)
 TABLE_ROUNDS = 5
 TABLE_CLIENTS = 80
@@ -73,21 +81,23 @@ def locked(path: Path | None) -> Iterator[None]:
 
 
 async def one_client(
-    engine: InsideEngine, session: aiohttp.ClientSession, clock: Callable[[], float]
+    engine: InsideEngine, session: aiohttp.ClientSession, clock: Callable[[], float], number: int
 ) -> AsyncIterator[tuple[float, float]]:
     """Asks again and again; when each request began and ended, by the engine's own clock."""
     body = {
         "model": "tiny",
         "prompt": list(range(20, 36)),
-        "max_tokens": TOKENS,
         "ignore_eos": True,
         "temperature": 0,
     }
+    dice = random.Random(number)
     while True:
+        tokens = dice.randint(*TOKENS)
         started = clock()
-        async with session.post(f"{engine.url}/v1/completions", json=body) as response:
+        request = {**body, "max_tokens": tokens}
+        async with session.post(f"{engine.url}/v1/completions", json=request) as response:
             answer = await response.json()
-        if response.status != 200 or answer["usage"]["completion_tokens"] != TOKENS:
+        if response.status != 200 or answer["usage"]["completion_tokens"] != tokens:
             raise RuntimeError(f"status {response.status}: {answer}")
         yield started, clock()
 
@@ -104,12 +114,12 @@ async def generated_tokens(engine: InsideEngine, session: aiohttp.ClientSession)
 
 
 @contextlib.contextmanager
-def running(directory: Path, *kinds: bool) -> Iterator[dict[bool, InsideEngine]]:
+def running(directory: Path, sides: dict[str, bool]) -> Iterator[dict[str, InsideEngine]]:
     """Engines with and without our code inside, started together."""
-    engines: dict[bool, InsideEngine] = {}
+    engines: dict[str, InsideEngine] = {}
     try:
-        for ours in kinds:
-            engines[ours] = InsideEngine(directory, ours=ours, wait=False)
+        for name, ours in sides.items():
+            engines[name] = InsideEngine(directory, ours=ours, wait=False)
         for engine in engines.values():
             engine.await_health()
         yield engines
@@ -118,47 +128,53 @@ def running(directory: Path, *kinds: bool) -> Iterator[dict[bool, InsideEngine]]
             engine.stop()
 
 
-async def throughput(engines: dict[bool, InsideEngine], lock: Path | None) -> dict[str, Any]:
-    """Stock vLLM and ours, in turn, several times a second."""
-    found: dict[str, Any] = {}
-    async with client() as session:
-        for clients in CONCURRENCIES:
-            with locked(lock):
-                found[str(clients)] = await side_by_side(engines, session, clients)
-            print(clients, json.dumps(found[str(clients)]["summary"]), flush=True)
+async def throughput(directory: Path, lock: Path | None) -> dict[str, Any]:
+    """Stock vLLM, stock vLLM once more, and ours, in turn several times a second; several starts of each."""
+    found: dict[str, Any] = {str(clients): [] for clients in CONCURRENCIES}
+    for start in range(STARTS):
+        with locked(lock), running(directory, SIDES) as engines:
+            async with client() as session:
+                for clients in CONCURRENCIES:
+                    rounds = await side_by_side(list(engines.values()), session, clients)
+                    found[str(clients)].append(dict(zip(engines, rounds, strict=True)))
+                    ratios = {
+                        side: f"{ratio_of(found[str(clients)][-1], side):.3f}"
+                        for side in ("again", "ours")
+                    }
+                    print(f"start {start + 1} of {STARTS}, {clients} clients:", ratios, flush=True)
     return found
 
 
 async def side_by_side(
-    engines: dict[bool, InsideEngine], session: aiohttp.ClientSession, clients: int
-) -> dict[str, Any]:
-    """Medians over the rounds, and the median of the rounds' ratios."""
-    rounds: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-    sides = {ours: number for number, ours in enumerate(rounds)}
-    with taking_turns([engines[ours].group for ours in sides]) as turns:
-        loads = {
-            ours: Load(engines[ours], session, clients, functools.partial(turns.clock, side))
-            for ours, side in sides.items()
-        }
+    engines: list[InsideEngine], session: aiohttp.ClientSession, clients: int
+) -> list[list[dict[str, float]]]:
+    """Of each engine: its figures of every round."""
+    with taking_turns([engine.group for engine in engines]) as turns:
+        loads = [
+            Load(engine, session, clients, functools.partial(turns.clock, number))
+            for number, engine in enumerate(engines)
+        ]
         try:
-            await asyncio.gather(*(load.next_round(WARM_S) for load in loads.values()))
-            for _ in range(ROUNDS):
-                measured = await asyncio.gather(
-                    *(load.next_round(ROUND_S) for load in loads.values())
-                )
-                for ours, figures in zip(loads, measured, strict=True):
-                    rounds[ours].append(figures)
+            await asyncio.gather(*(load.next_round(WARM_S) for load in loads))
+            rounds = [
+                await asyncio.gather(*(load.next_round(ROUND_S) for load in loads))
+                for _ in range(ROUNDS)
+            ]
         finally:
-            await asyncio.gather(*(load.end() for load in loads.values()))
-    summary = {
-        f"{name}_{key}": median(r[key] for r in rounds[ours])
-        for name, ours in (("stock", False), ("ours", True))
-        for key in rounds[ours][0]
-    }
-    both = [rounds[False], rounds[True]]
-    summary["ratio"] = median(paired(both))
-    summary["cpu_ratio"] = median(paired(both, "cpu_ms_per_token"))
-    return {"summary": summary, "rounds": both}
+            await asyncio.gather(*(load.end() for load in loads))
+    return [list(of_engine) for of_engine in zip(*rounds, strict=True)]
+
+
+def ratio_of(
+    start: dict[str, list[dict[str, float]]], side: str, figure: str = "tokens_per_s"
+) -> float:
+    """A side's figure against stock's, of one start: the mean of its rounds against that of stock's.
+
+    Our side is held against both stock engines, the second stock engine against the first.
+    """
+    against = ("stock", "again") if side == "ours" else ("stock",)
+    own = fmean(found[figure] for found in start[side])
+    return own / fmean(found[figure] for name in against for found in start[name])
 
 
 class Load:
@@ -175,10 +191,10 @@ class Load:
         self._session = session
         self._clock = clock
         self._latencies: list[float] = []
-        self._clients = [asyncio.create_task(self._ask()) for _ in range(clients)]
+        self._clients = [asyncio.create_task(self._ask(number)) for number in range(clients)]
 
-    async def _ask(self) -> None:
-        async for started, ended in one_client(self._engine, self._session, self._clock):
+    async def _ask(self, number: int) -> None:
+        async for started, ended in one_client(self._engine, self._session, self._clock, number):
             self._latencies.append(ended - started)
 
     async def next_round(self, seconds: float) -> dict[str, float]:
@@ -213,12 +229,6 @@ class Load:
         for task in self._clients:
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
-
-
-def paired(rounds: list[list[dict[str, float]]], figure: str = "tokens_per_s") -> list[float]:
-    """Our figure against stock's of the same round."""
-    stock, ours = rounds
-    return [o[figure] / s[figure] for s, o in zip(stock, ours, strict=True)]
 
 
 async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
@@ -257,21 +267,22 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
         return times
 
     with locked(lock):
-        rounds = [(await timed(middleware), await timed(application)) for _ in range(ROUNDS)]
+        rounds = [(await timed(middleware), await timed(application)) for _ in range(ADDED_ROUNDS)]
     inside = [median(ours) - median(bare) for ours, bare in rounds]
     high = [sorted(ours)[int(0.99 * len(ours))] for ours, _ in rounds]
     return {"p50_s": median(inside), "p99_s": median(high), "body_bytes": len(body)}
 
 
-async def table(engines: dict[bool, InsideEngine], lock: Path | None) -> dict[str, Any]:
+async def table(directory: Path, lock: Path | None) -> dict[str, Any]:
     """One running engine; the limit is changed between windows, never the process."""
     rounds: dict[int, list[dict[str, float]]] = {n: [] for n in TABLE_SEQUENCES}
-    async with client() as session:
-        for number in range(TABLE_ROUNDS):
-            with locked(lock):
-                for sequences, figures in (await one_round(engines[True], session)).items():
-                    rounds[sequences].append(figures)
-            print("round", number + 1, flush=True)
+    with running(directory, {"ours": True}) as engines:
+        async with client() as session:
+            for number in range(TABLE_ROUNDS):
+                with locked(lock):
+                    for sequences, figures in (await one_round(engines["ours"], session)).items():
+                        rounds[sequences].append(figures)
+                print("round", number + 1, flush=True)
     return {
         str(sequences): {key: median(r[key] for r in found) for key in found[0]}
         for sequences, found in rounds.items()
@@ -351,29 +362,37 @@ def render(results: dict[str, Any]) -> str:
 def _throughput(part: dict[str, Any]) -> str:
     figures = sorted(part["figures"].items(), key=lambda item: int(item[0]))
     lines = [
-        f"## Against stock vLLM, same flags, medians of {ROUNDS} rounds of {ROUND_S:.0f} s each\n",
+        f"## Against stock vLLM, same flags: {STARTS} starts, {ROUNDS} rounds of {ROUND_S:.0f} s each\n",
         (
-            f"Both are loaded all the time and run in turn, for {SHORTEST_S} to {LONGEST_S} s: one is halted "
-            "while the other runs, and rates and latencies are by a clock that stands while an engine is "
-            "halted. So what else the machine does meets both.\n"
+            "Two stock engines and ours are loaded all the time and run in turn, for "
+            f"{SHORTEST_S} to {LONGEST_S} s: two are halted while one runs, and rates and latencies are by a clock "
+            "that stands while an engine is halted. So what else the machine does meets all. One start of an engine "
+            "differs from the next; the figures are means over the starts with their standard error. Stock against "
+            "stock is what chance does.\n"
         ),
-        "| clients | stock tok/s | ours tok/s | ours against stock | stock p50 / p99 ms | ours p50 / p99 ms | processor time a token, ours against stock |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| clients | stock tok/s | ours tok/s | **ours against stock** | stock against stock | processor time a token, ours against stock | stock p50 / p99 ms | ours p50 / p99 ms |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for clients, measured in figures:
-        s = measured["summary"]
-        lines.append(
-            f"| {clients} | {s['stock_tokens_per_s']:.0f} | {s['ours_tokens_per_s']:.0f} | **{s['ratio']:.3f}** "
-            f"| {1e3 * s['stock_p50_s']:.0f} / {1e3 * s['stock_p99_s']:.0f} "
-            f"| {1e3 * s['ours_p50_s']:.0f} / {1e3 * s['ours_p99_s']:.0f} | {s['cpu_ratio']:.3f} |"
+    for clients, starts in figures:
+        rate, p50, p99 = (
+            {side: median(r[key] for start in starts for r in start[side]) for side in SIDES}
+            for key in ("tokens_per_s", "p50_s", "p99_s")
         )
-    lines.append(
-        "\nTokens a second, ours against stock (the median of the rounds' ratios), all rounds sorted:\n"
-    )
-    for clients, measured in figures:
-        ratios = sorted(paired(measured["rounds"]))
+        lines.append(
+            f"| {clients} | {rate['stock']:.0f} | {rate['ours']:.0f} | **{_spread(starts, 'ours')}** "
+            f"| {_spread(starts, 'again')} | {_spread(starts, 'ours', 'cpu_ms_per_token')} "
+            f"| {1e3 * p50['stock']:.0f} / {1e3 * p99['stock']:.0f} | {1e3 * p50['ours']:.0f} / {1e3 * p99['ours']:.0f} |"
+        )
+    lines.append("\nTokens a second, ours against stock, each start:\n")
+    for clients, starts in figures:
+        ratios = sorted(ratio_of(start, "ours") for start in starts)
         lines.append(f"- {clients} clients: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
     return "\n".join(lines) + "\n"
+
+
+def _spread(starts: list[Any], side: str, figure: str = "tokens_per_s") -> str:
+    ratios = [ratio_of(start, side, figure) for start in starts]
+    return f"{fmean(ratios):.3f} ± {stdev(ratios) / len(ratios) ** 0.5:.3f}"
 
 
 def _added(part: dict[str, Any]) -> str:
@@ -431,14 +450,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        if "added" in arguments.what:
-            save("added", asyncio.run(added(directory, arguments.lock)))
-        parts = {"table": (table, (True,)), "throughput": (throughput, (False, True))}
-        wanted = [part for part in parts if part in arguments.what]
-        kinds = max((parts[part][1] for part in wanted), key=len, default=())
-        with running(directory, *kinds) as engines:
-            for part in wanted:
-                save(part, asyncio.run(parts[part][0](engines, arguments.lock)))
+        for part, measure in (("added", added), ("table", table), ("throughput", throughput)):
+            if part in arguments.what:
+                save(part, asyncio.run(measure(directory, arguments.lock)))
     print((HERE / "RESULTS.md").read_text())
 
 
