@@ -6,10 +6,19 @@ middleware calls `take_released` after every change and hands each ticket to vLL
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from fleetkeeper_engine.admission_rules import DrainRate, Head, Policy, Room, decide_next
+from fleetkeeper_engine.admission_rules import (
+    Candidate,
+    DrainRate,
+    Head,
+    Policy,
+    Room,
+    decide_next,
+)
 from fleetkeeper_engine.arrivals import Arrivals
 from fleetkeeper_engine.inside import InsideSettings
 from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
@@ -19,10 +28,12 @@ from fleetkeeper_engine.scheduler_limits import (
     LimitRange,
     RecentPeak,
     lease_holds,
+    limits_change_at,
     limits_in_force,
 )
 
 _REOPEN_RATIO = 0.5
+_OUTCOMES = len(Outcome)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,15 +62,30 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class _TierState:
+class TierState:
+    """What waits and what is inside vLLM, of one tier. For others to read."""
+
     queue: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
+    """By arrival, the oldest first."""
     waiting_sequences: int = 0
     held: int = 0
+    """Sequences inside vLLM."""
     held_first: int = 0
     """Of these, released ahead of ordinary ones."""
     released: int = 0
+    """Requests inside vLLM."""
     credit: float = 0.0
     rate: DrainRate = field(default_factory=DrainRate)
+
+    @property
+    def head(self) -> Ticket | None:
+        """The oldest that waits."""
+        return next(iter(self.queue.values()), None)
+
+    @property
+    def oldest_arrival(self) -> float:
+        """Arrival of the oldest that waits, seconds; 0 when nothing does."""
+        return next(iter(self.queue)) / 1e6 if self.queue else 0.0
 
 
 class Admission:
@@ -82,11 +108,13 @@ class Admission:
         self.rule = PriorityRule(
             microseconds(settings.standard_offset_s), microseconds(settings.batch_ageing_s)
         )
-        self._tiers = tuple(_TierState() for _ in Tier)
+        self.tiers = (TierState(), TierState(), TierState())
         self._orders: SupervisorBlock | None = None
         self._realtime_seen: float | None = None
         self._realtime_peak = RecentPeak()
         self._last_arrival_us = 0
+        self._room = Room(0)
+        self._room_until = -math.inf
         self.arrivals = Arrivals()
         self.outcomes = [0] * (len(Tier) * len(Outcome))
         self.own_rule_closed = False
@@ -95,6 +123,7 @@ class Admission:
         """What the supervisor says; None: its block cannot be read, start-up values hold."""
         self._orders = orders
         self._policy = _policy_in(orders) or self._start_policy
+        self._room_until = -math.inf
 
     def refuse(self, tier: Tier, request_id: str | None, now: float) -> Refusal | None:
         """Counts an arrival and says whether it is refused before its body is read."""
@@ -123,7 +152,7 @@ class Admission:
         # Distinct arrivals: the number made from one identifies the request inside vLLM.
         self._last_arrival_us = max(self._last_arrival_us + 1, microseconds(arrived))
         ticket = Ticket(tier, max(1, sequences), self._last_arrival_us)
-        state = self._tiers[tier]
+        state = self.tiers[tier]
         state.queue[ticket.arrival_us] = ticket
         state.waiting_sequences += ticket.sequences
         if tier is Tier.REALTIME:
@@ -138,10 +167,8 @@ class Admission:
             return taken
         room, now_us = self.room(now), microseconds(now)
         while self.has_waiting:
-            heads = tuple(_head(state) for state in self._tiers)
-            held = tuple(state.held for state in self._tiers)
-            floor_held = self._tiers[Tier.BATCH].held_first
-            chosen = decide_next(heads, held, room, self.rule, now_us, floor_held=floor_held)
+            realtime, standard, batch = self.tiers
+            chosen = self._next((realtime.head, standard.head, batch.head), room, now_us)
             if chosen is None:
                 break
             taken.append(self._release(*chosen))
@@ -152,7 +179,7 @@ class Admission:
         if ticket.done:
             return
         ticket.done = True
-        state = self._tiers[ticket.tier]
+        state = self.tiers[ticket.tier]
         if ticket.priority is None:
             del state.queue[ticket.arrival_us]
             state.waiting_sequences -= ticket.sequences
@@ -165,13 +192,13 @@ class Admission:
 
     def expel(self, now: float) -> list[Ticket]:
         """Takes everything out of the queue at the end of a drain; each is answered 503."""
-        expelled = [ticket for state in self._tiers for ticket in state.queue.values()]
+        expelled = [ticket for state in self.tiers for ticket in state.queue.values()]
         for ticket in expelled:
-            state = self._tiers[ticket.tier]
+            state = self.tiers[ticket.tier]
             state.waiting_sequences -= ticket.sequences
             ticket.done = True
             self._count(ticket.tier, Outcome.DRAINING)
-        for state in self._tiers:
+        for state in self.tiers:
             state.queue.clear()
         self.arrivals.close_bins(now)
         return expelled
@@ -191,7 +218,7 @@ class Admission:
         waits = [
             now - arrival
             for tier in (Tier.REALTIME, Tier.STANDARD)
-            for arrival in (self.oldest_arrival(tier), engine_oldest[tier])
+            for arrival in (self.tiers[tier].oldest_arrival, engine_oldest[tier])
             if arrival > 0.0
         ]
         objective = self._policy.queue_wait_objective_s
@@ -200,52 +227,42 @@ class Admission:
 
     def room(self, now: float) -> Room:
         """What may be inside vLLM now."""
-        limits = limits_in_force(self._orders, self._sequences, self._tokens, now)
-        policy, orders = self._policy, self._orders
-        seen = self._realtime_seen
-        room = Room(
-            sequences=limits.sequences,
-            share_ratios=(1.0, 1.0, policy.batch_share_ratio),
+        seen, peak = self._realtime_seen, self._realtime_peak.value
+        reserved = seen is not None and now - seen < RESERVE_KEPT_S
+        last = self._room
+        if now < self._room_until and (reserved, peak) == (last.reserved, last.realtime_peak):
+            return last
+        orders, policy = self._orders, self._policy
+        shares = (1.0, 1.0, policy.batch_share_ratio)
+        if orders is not None and lease_holds(orders, now):
+            ordered = [share if share > 0.0 else shares[i] for i, share in enumerate(orders.shares)]
+            shares = (ordered[0], ordered[1], ordered[2])
+        self._room = Room(
+            sequences=limits_in_force(orders, self._sequences, self._tokens, now).sequences,
+            share_ratios=shares,
             batch_floor_ratio=policy.batch_floor_ratio,
-            realtime_peak=self._realtime_peak.value,
-            reserved=seen is not None and now - seen < RESERVE_KEPT_S,
+            reserved=reserved,
+            realtime_peak=peak,
             stopped=orders is not None and orders.cap_exceeded,
         )
-        if orders is not None and lease_holds(orders, now):
-            own = room.share_ratios
-            ordered = [share if share > 0.0 else own[i] for i, share in enumerate(orders.shares)]
-            room = replace(room, share_ratios=(ordered[0], ordered[1], ordered[2]))
-        return room
+        self._room_until = limits_change_at(orders, now)
+        return self._room
 
     @property
     def has_waiting(self) -> bool:
         """Whether any request is in the queue."""
-        realtime, standard, batch = self._tiers
+        realtime, standard, batch = self.tiers
         return bool(realtime.queue or standard.queue or batch.queue)
 
-    def waiting(self, tier: Tier) -> int:
-        """Requests in the queue."""
-        return len(self._tiers[tier].queue)
-
-    def waiting_sequences(self, tier: Tier) -> int:
-        """Sequences in the queue."""
-        return self._tiers[tier].waiting_sequences
-
-    def released(self, tier: Tier) -> int:
-        """Requests inside vLLM."""
-        return self._tiers[tier].released
-
-    def held(self, tier: Tier) -> int:
-        """Sequences inside vLLM."""
-        return self._tiers[tier].held
-
-    def oldest_arrival(self, tier: Tier) -> float:
-        """Arrival of the oldest in the queue; 0 when it is empty."""
-        head = _head(self._tiers[tier])
-        return 0.0 if head is None else head.arrival_us / 1e6
+    def _next(
+        self, heads: Sequence[Head | None], room: Room, now_us: int
+    ) -> tuple[Tier, Turn] | None:
+        realtime, standard, batch = self.tiers
+        held = (realtime.held, standard.held, batch.held)
+        return decide_next(heads, held, room, self.rule, now_us, floor_held=batch.held_first)
 
     def _release(self, tier: Tier, turn: Turn) -> Ticket:
-        state = self._tiers[tier]
+        state = self.tiers[tier]
         _, ticket = state.queue.popitem(last=False)
         ticket.priority = self.rule.number(tier, ticket.arrival_us, turn)
         ticket.turn = turn
@@ -271,7 +288,7 @@ class Admission:
         # Exactly the ordered share, evenly spread: 0.6 lets in 3 of every 5, without dice.
         if let_in >= 1.0:
             return True
-        state = self._tiers[tier]
+        state = self.tiers[tier]
         state.credit += max(0.0, let_in)
         if state.credit < 1.0 - 1e-9:
             return False
@@ -281,31 +298,29 @@ class Admission:
     def _under_floor(self, tier: Tier, now: float) -> bool:
         if tier is not Tier.BATCH:
             return False
-        state = self._tiers[tier]
+        state = self.tiers[tier]
         return state.held + state.waiting_sequences < self.room(now).batch_floor
 
     def _is_full(self, tier: Tier) -> bool:
-        return len(self._tiers[tier].queue) >= self._policy.queue_limits[tier]
+        return len(self.tiers[tier].queue) >= self._policy.queue_limits[tier]
 
     def _could_leave_at_once(self, tier: Tier, now: float) -> bool:
-        if self._tiers[tier].queue:
+        if self.tiers[tier].queue:
             return False
         now_us = microseconds(now)
-        heads = [_head(state) for state in self._tiers]
-        heads[tier] = Head(1, now_us)
-        held = tuple(state.held for state in self._tiers)
-        floor_held = self._tiers[Tier.BATCH].held_first
-        chosen = decide_next(heads, held, self.room(now), self.rule, now_us, floor_held=floor_held)
+        heads: list[Head | None] = [state.head for state in self.tiers]
+        heads[tier] = Candidate(1, now_us)
+        chosen = self._next(heads, self.room(now), now_us)
         return chosen is not None and chosen[0] is tier
 
     def _refused(self, tier: Tier, outcome: Outcome, now: float) -> Refusal:
         self._count(tier, outcome)
-        state = self._tiers[tier]
+        state = self.tiers[tier]
         retry_after_s = state.rate.retry_after_s(max(1, len(state.queue)), now)
         return Refusal(outcome, tier, self._policy.queue_limits[tier], retry_after_s)
 
     def _count(self, tier: Tier, outcome: Outcome) -> None:
-        self.outcomes[tier * len(Outcome) + outcome] += 1
+        self.outcomes[tier * _OUTCOMES + outcome] += 1
 
 
 def _policy_in(orders: SupervisorBlock | None) -> Policy | None:
@@ -318,8 +333,3 @@ def _policy_in(orders: SupervisorBlock | None) -> Policy | None:
         batch_floor_ratio=orders.batch_floor_ratio,
         queue_wait_objective_s=orders.queue_wait_objective_s,
     )
-
-
-def _head(state: _TierState) -> Head | None:
-    ticket = next(iter(state.queue.values()), None)
-    return None if ticket is None else Head(ticket.sequences, ticket.arrival_us)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 from fleetkeeper_engine.page_layout import TIERS, Tier
 from fleetkeeper_engine.priority import PriorityRule, Turn
@@ -33,15 +35,27 @@ class Policy:
     queue_wait_objective_s: float
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Head:
+class Head(Protocol):
     """The first in a tier's queue."""
+
+    @property
+    def sequences(self) -> int:
+        """How many the engine will run for it."""
+
+    @property
+    def arrival_us(self) -> int:
+        """Microseconds of CLOCK_MONOTONIC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a request would be as the first of its queue."""
 
     sequences: int
     arrival_us: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Room:
     """What admission may hand to vLLM. Shares are of the sequences; tuples are by tier."""
 
@@ -57,17 +71,17 @@ class Room:
     stopped: bool = False
     """Nothing may be released: memory is above its cap."""
 
-    @property
+    @cached_property
     def total(self) -> int:
         """Sequences that may be inside vLLM: the limit and a look-ahead, so that no slot idles."""
         return self.sequences + look_ahead_of(self.sequences)
 
-    @property
+    @cached_property
     def below_realtime(self) -> int:
         """Of these, how many standard and batch may hold together."""
         return self.total - (reserve_of(self.sequences, self.realtime_peak) if self.reserved else 0)
 
-    @property
+    @cached_property
     def batch_floor(self) -> int:
         """Sequences that batch may always hold."""
         if self.batch_floor_ratio <= 0.0:
@@ -164,18 +178,17 @@ def _choice(
 def _overdue(
     heads: Heads, held: Sequence[int], rule: PriorityRule, now_us: int
 ) -> tuple[Tier, Head] | None:
-    waits = [
-        (head.arrival_us, tier, head)
-        for tier in TIERS
-        if (head := heads[tier]) is not None
-        and held[tier] == 0
-        and now_us - head.arrival_us > rule.batch_ageing_us
-    ]
-    return min(waits)[1:] if waits else None
+    found: tuple[Tier, Head] | None = None
+    before_us = now_us - rule.batch_ageing_us
+    for tier in TIERS:
+        head = heads[tier]
+        if head is not None and held[tier] == 0 and head.arrival_us < before_us:
+            found, before_us = (tier, head), head.arrival_us
+    return found
 
 
 def _others_wait(tier: Tier, heads: Heads) -> bool:
-    return any(head is not None for other, head in enumerate(heads) if other != tier)
+    return len(heads) - heads.count(None) > (heads[tier] is not None)
 
 
 def _within_share(tier: Tier, heads: Heads, held: Sequence[int], room: Room) -> bool:

@@ -94,7 +94,7 @@ def sequences_of(fields: Mapping[str, Any]) -> int:
     A prompt may be a text, a list of texts, a list of token numbers (one prompt) or a list of such
     lists. `best_of` above `n`, and beam search (whose width is `n`), run that many at once.
     """
-    inputs = max((_inputs(name, fields[name]) for name in _LISTS if name in fields), default=1)
+    inputs = max([_inputs(name, fields[name]) for name in _LISTS if name in fields], default=1)
     choices = max(_whole(fields.get("n")), _whole(fields.get("best_of")))
     return inputs * choices
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetkeeper_engine.admission import Admission, Refusal, Ticket
-from fleetkeeper_engine.admission_rules import DrainRate, Head, Room, decide_next
+from fleetkeeper_engine.admission_rules import Candidate, DrainRate, Head, Room, decide_next
 from fleetkeeper_engine.arrivals import RETRY_MEMORY_S, Arrivals
 from fleetkeeper_engine.inside import InsideSettings
 from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
@@ -41,7 +41,7 @@ def enter(queue: Admission, tier: Tier, now: float, sequences: int = 1) -> Ticke
 
 
 def held(queue: Admission) -> int:
-    return sum(queue.held(tier) for tier in Tier)
+    return sum(state.held for state in queue.tiers)
 
 
 # --- the priority number
@@ -88,8 +88,8 @@ def test_ageing_lets_batch_pass_standard_that_came_30_s_later() -> None:
 # --- who is next
 
 
-def head(arrival_s: float, sequences: int = 1) -> Head:
-    return Head(sequences, int(arrival_s * SECOND))
+def head(arrival_s: float, sequences: int = 1) -> Candidate:
+    return Candidate(sequences, int(arrival_s * SECOND))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,10 @@ def test_nothing_is_released_while_memory_is_above_its_cap() -> None:
 
 
 HEADS = st.tuples(
-    *[st.none() | st.builds(Head, sequences=st.integers(1, 12), arrival_us=st.integers(1, 10**9))]
+    *[
+        st.none()
+        | st.builds(Candidate, sequences=st.integers(1, 12), arrival_us=st.integers(1, 10**9))
+    ]
     * 3
 )
 ROOMS = st.builds(
@@ -312,7 +315,7 @@ def test_every_request_is_released_within_a_bound(
     for number, (tier, size) in enumerate(offered):
         enter(queue, tier, 1.0 + number / 1000, size)
     inside: list[Ticket] = []
-    left = {id(t): t for s in queue._tiers for t in s.queue.values()}
+    left = {id(t): t for s in queue.tiers for t in s.queue.values()}
     now = 2.0
     for _ in range(40 * len(offered) + 400):
         now += 1.0
@@ -323,7 +326,7 @@ def test_every_request_is_released_within_a_bound(
             break
         assert inside, "something waits, nothing is held, nothing is released"
         queue.finish(inside.pop(random.randrange(len(inside))), now)  # type: ignore[attr-defined]
-        if queue.waiting(Tier.REALTIME) < 3:
+        if len(queue.tiers[Tier.REALTIME].queue) < 3:
             enter(queue, Tier.REALTIME, now)
     assert not left
 
@@ -341,7 +344,7 @@ def test_waiting_is_bounded_and_the_answer_says_when_to_come_back() -> None:
         queue.finish(tickets[second - 2], float(second))
     refusal = queue.refuse(Tier.STANDARD, None, 4.0)
     assert refusal is not None
-    assert refusal.retry_after_s == math.ceil(0.5 * 4 / queue._tiers[1].rate.at_time(4.0))
+    assert refusal.retry_after_s == math.ceil(0.5 * 4 / queue.tiers[1].rate.at_time(4.0))
     assert queue.refuse(Tier.BATCH, None, 4.0) is None
 
 
@@ -361,8 +364,9 @@ def test_a_client_that_hangs_up_frees_its_place_or_its_slots_once() -> None:
     assert queue.take_released(1.0) == []
     for ticket in (waiting, inside, waiting, inside):
         queue.finish(ticket, 2.0)
-    assert [queue.waiting(Tier.STANDARD), queue.waiting_sequences(Tier.STANDARD)] == [0, 0]
-    assert [queue.held(Tier.STANDARD), queue.released(Tier.STANDARD)] == [0, 0]
+    state = queue.tiers[Tier.STANDARD]
+    assert [len(state.queue), state.waiting_sequences] == [0, 0]
+    assert [state.held, state.released] == [0, 0]
     counts = dict(zip(Outcome, queue.outcomes[5:10], strict=True))
     assert counts[Outcome.CANCELLED] == 1
     assert counts[Outcome.ADMITTED] == 1
@@ -412,7 +416,7 @@ def test_draining_refuses_everything_and_at_its_end_empties_the_queue() -> None:
     expelled = queue.expel(3.0)
     assert len(expelled) == 2
     assert all(ticket.done for ticket in expelled)
-    assert [queue.waiting(tier) for tier in Tier] == [0, 0, 0]
+    assert [len(state.queue) for state in queue.tiers] == [0, 0, 0]
 
 
 def test_when_the_lease_ends_orders_count_no_more() -> None:

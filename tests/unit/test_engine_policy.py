@@ -90,7 +90,7 @@ def test_the_queue_follows_at_its_next_look_and_keeps_what_waits() -> None:
     refused = waiting(queue, Tier.STANDARD)
     assert isinstance(refused, Refusal)
     assert (refused.outcome, refused.limit) == (Outcome.QUEUE_FULL, 1)
-    assert queue.waiting(Tier.STANDARD) == 2
+    assert len(queue.tiers[Tier.STANDARD].queue) == 2
     queue.take_orders(None)
     assert isinstance(waiting(queue, Tier.STANDARD), Ticket)
 
