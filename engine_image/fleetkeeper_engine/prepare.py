@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetkeeper_engine import fetch
+from fleetkeeper_engine import fetch, inspected
 from fleetkeeper_engine.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.cgroup import Cgroup, read_cpu_quota
 from fleetkeeper_engine.child import Child
@@ -100,9 +100,11 @@ async def prepare(
         eager=document.accelerator is Accelerator.CPU and shutil.which("g++") is None,
         threads=desired_threads(read_cpu_quota(), len(os.sched_getaffinity(0))),
     )
+    of_child = desired_environment(document, launch, environment)
+    inspected.lay_out(of_child, inspected.brought())
     return Prepared(
         argv=desired_argv(document, plan, launch),
-        environment=desired_environment(document, launch, environment),
+        environment=of_child,
         plan=plan,
         features=features,
         internal_token=launch.internal_token,

@@ -7,6 +7,7 @@ file; a change of our code makes the second one only, in about a second.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from fleetkeeper_local.shell import run
 VENV = "opt/venv"
 COMPILE_TIMEOUT_S = 600.0
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+INSPECT_TIMEOUT_S = 600.0
 SITE = f"{VENV}/lib/{PYTHON}/site-packages"
 OTHER_PYTHON = "/py31[2-9]_"
 """Files of torch that only a later Python can read, and that ours never imports."""
@@ -40,7 +42,7 @@ def engine_layers() -> list[oci.Layer]:
     layers = cache_dir() / "images" / "layers"
     return [
         _dependencies(environment.name, stock, layers),
-        _own_package(layers),
+        _own_package(layers, _inspected(environment)),
     ]
 
 
@@ -53,7 +55,22 @@ def _dependencies(key: str, stock: Path, layers: Path) -> oci.Layer:
     return oci.write_layer(stock, SITE, target, exclude=("*.opt-1.pyc", "*.opt-2.pyc"))
 
 
-def _own_package(layers: Path) -> oci.Layer:
+def _inspected(environment: Path) -> Path:
+    """What vLLM says of model classes, as `Containerfile.cpu` has it; asked once for each lock file."""
+    asks = REPOSITORY / "engine_image" / "fleetkeeper_engine" / "inspect_models.py"
+    asked = hashlib.sha256(asks.read_bytes()).hexdigest()[:8]
+    target = cache_dir() / "images" / f"inspected-{environment.name}-{asked}"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            made = Path(scratch) / "made"
+            python = environment / "bin" / "python"
+            run(str(python), "-B", str(asks), str(made), timeout_s=INSPECT_TIMEOUT_S)
+            made.rename(target)
+    return target / "modelinfos"
+
+
+def _own_package(layers: Path, inspected: Path) -> oci.Layer:
     """The virtual environment's frame and our package; packed anew each time, it weighs nothing."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "root"
@@ -67,6 +84,7 @@ def _own_package(layers: Path) -> oci.Layer:
         )
         # Without the temporary folder's name in it, the same code gives the same layer.
         _compile(site, "-s", str(root), "-p", "/")
+        shutil.copytree(inspected, root / VENV / "share" / "fleetkeeper" / inspected.name)
         (root / VENV / "pyvenv.cfg").write_text(
             "home = /usr/bin\ninclude-system-site-packages = false\n"
         )

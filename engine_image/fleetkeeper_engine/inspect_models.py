@@ -1,0 +1,58 @@
+"""`python -m fleetkeeper_engine.inspect_models DIR`: what vLLM knows of model classes, for an image.
+
+Run where vLLM is installed, while an image is made; see `inspected`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+ARCHITECTURES = (
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GPT2LMHeadModel",
+    "GraniteForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "OPTForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+"""Models that fit a CPU. Any other works as well; its first start takes longer."""
+
+
+def inspect_all(directory: Path) -> None:
+    """Asks every class and has vLLM write the answers into `directory`/modelinfos.
+
+    Raises:
+        ImportError, AttributeError: this vLLM is not as expected.
+        RuntimeError: vLLM knows none of a name, or wrote nothing for it.
+    """
+    os.environ["VLLM_CACHE_ROOT"] = str(directory)
+    # vLLM can be imported only where it is installed, and reads the variable then.
+    from vllm.model_executor.models import registry  # noqa: PLC0415
+
+    def in_this_process(ask: Callable[[], T]) -> T:
+        # A process for each keeps a CUDA context out of the server; nothing is served here.
+        return ask()
+
+    models: dict[str, Any] = registry.ModelRegistry.models
+    registry._run_in_subprocess = in_this_process  # noqa: SLF001 - of a pinned vLLM; elsewhere it only takes longer
+    for name in ARCHITECTURES:
+        if name not in models:
+            raise RuntimeError(f"this vLLM has no architecture {name}")
+        models[name].inspect_model_cls()
+    written = len(list((directory / "modelinfos").glob("*.json")))
+    if written < len({models[name].module_name for name in ARCHITECTURES}):
+        raise RuntimeError(f"vLLM wrote {written} answers for {len(ARCHITECTURES)} classes")
+
+
+if __name__ == "__main__":
+    inspect_all(Path(sys.argv[1]))
