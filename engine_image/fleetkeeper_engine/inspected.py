@@ -31,16 +31,17 @@ def lay_out(environment: Mapping[str, str], source: Path) -> int:
 
     What cannot be copied is found out by vLLM itself.
     """
-    target = cache_directory(environment) / FOLDER
-    missing = [file for file in sorted(source.glob("*.json")) if not (target / file.name).exists()]
     try:
+        target = cache_directory(environment) / FOLDER
+        answers = sorted(source.glob("*.json"))
+        missing = [file for file in answers if not (target / file.name).exists()]
         for file in missing:
             target.mkdir(parents=True, exist_ok=True)
             # Another engine may start beside this one: a file is there whole or not at all.
             made = target / f".{file.name}.{os.getpid()}"
             shutil.copyfile(file, made)
             made.replace(target / file.name)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # not writable; a user without a home directory
         logger.info("this start takes longer: %s", error)
         return 0
     return len(missing)
