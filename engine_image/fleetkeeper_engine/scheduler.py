@@ -10,7 +10,8 @@ Only `max_num_active_reqs` and `max_num_scheduled_tokens` are ever set, before e
 
 Between the output of a step and the start of the next one the accelerator waits for this thread. So
 only what must be there by then is done there: the limits, and word that a step is on its way. What
-there is to count is counted when vLLM asks for the step's grammar, while the workers compute.
+there is to count is counted when vLLM asks for the step's grammar, while the workers compute; of short
+steps several at once, since each look at code that left the processor's caches costs many times its work.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from fleetkeeper_engine.scheduler_record import (
 logger = logging.getLogger("vllm.fleetkeeper")
 
 NEEDED = ("max_num_active_reqs", "max_num_scheduled_tokens")
-_WAITING_EVERY_S = 0.05
+_COUNT_EVERY_S = 0.05
 
 T = TypeVar("T")
 
@@ -93,20 +94,22 @@ class LiveScheduling:
             for kind in type(scheduler).__mro__
             if kind is not LiveLimits
         )
-        self._uncounted: tuple[Any, float] | None = None
+        self._uncounted: list[tuple[Any, Flight | None, float]] = []
+        self._followed = True
+        self._count_due = -math.inf
         self._reserved_until = 0.0
         self._realtime_peak = RecentPeak()
         self._waiting_due = 0.0
         self._describe()
 
     @property
-    def uncounted(self) -> bool:
-        """Whether `while_running` has not followed the last schedule call yet."""
-        return self._uncounted is not None
+    def followed(self) -> bool:
+        """Whether `while_running` has followed the last schedule call."""
+        return self._followed
 
     def before_schedule(self) -> None:
         """Puts the limits in force into the scheduler."""
-        if self._uncounted is not None:
+        if not self._followed:
             self.while_running()
         if not self.supported:
             return
@@ -154,46 +157,58 @@ class LiveScheduling:
         now = self._clock()
         self.record.saw_schedule()
         tokens = step.total_num_scheduled_tokens
-        if tokens:
-            self.record.sent(Flight(step, tokens, now))
-        self._uncounted = (step, now)
+        flight = Flight(step, tokens, now) if tokens else None
+        if flight is not None:
+            self.record.sent(flight)
+        self._uncounted.append((step, flight, now))
+        self._followed = False
         if not (tokens and self._asks_grammar):
             self.while_running()
 
     def while_running(self) -> None:
-        """Takes in what the last schedule call decided, and counts what came back before it."""
-        if self._uncounted is None:
+        """Counts what there is: every 50 ms, and at once with new sequences, new orders, or no work sent."""
+        self._followed = True
+        if not self._uncounted:
             return
-        (step, now), self._uncounted = self._uncounted, None
-        new = step.scheduled_new_reqs
-        for entry in new:
-            self._saw_new(entry.req_id, now)
-        kv_tokens = round(self._scheduler.kv_cache_manager.usage * self._kv_capacity)
-        self.record.put("kv_resident_tokens", kv_tokens)
-        scheduled: dict[str, int] = step.num_scheduled_tokens
-        if scheduled:
-            prefill = prefill_tokens_of(
-                scheduled.values(),
-                (scheduled.get(entry.req_id, 0) for entry in new),
-                1 + self._speculative,
-                only_decodes=not new and step.total_num_scheduled_tokens <= len(scheduled),
-            )
-            self.record.holds(step, prefill, len(scheduled), kv_tokens)
-        self.record.count()
-        self._see_waiting(now)
-        self.publish()
+        step, flight, now = self._uncounted[-1]
+        if flight is None or now >= self._count_due or step.scheduled_new_reqs:
+            self._count(now)
 
     def after_update(self, step: Any, output: Any) -> None:  # noqa: ANN401 - vLLM's types
-        """Takes in the output of a step; counted at once only when no step follows."""
+        """Takes in the output of a step; counted at once when no step follows."""
         now = self._clock()
         sampled = getattr(output, "sampled_token_ids", None) or ()
         left = self._scheduler.has_unfinished_requests()
         self.record.came_back(step, sampled, now, work_left=left)
-        if left and self._asks_grammar:
-            return
+        if not left or (now >= self._count_due and not self._asks_grammar):
+            self._count(now, idle=not left)
+
+    def _count(self, now: float, *, idle: bool = False) -> None:
+        """Takes in what schedule calls decided and what came back since the last time, and says it."""
+        self._count_due = now + _COUNT_EVERY_S
+        kv_tokens = round(self._scheduler.kv_cache_manager.usage * self._kv_capacity)
+        self.record.put("kv_resident_tokens", kv_tokens)
+        for step, flight, scheduled_at in self._uncounted:
+            for entry in step.scheduled_new_reqs:
+                self._saw_new(entry.req_id, scheduled_at)
+            if flight is not None:
+                self._fill(flight, step, kv_tokens)
+        self._uncounted.clear()
         self.record.count()
-        self._see_waiting(now, must=not left)
+        self._see_waiting(now, must=idle)
         self.publish()
+
+    def _fill(self, flight: Flight, step: Any, kv_tokens: int) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+        new = step.scheduled_new_reqs
+        scheduled: dict[str, int] = step.num_scheduled_tokens
+        flight.prefill_tokens = prefill_tokens_of(
+            scheduled.values(),
+            (scheduled.get(entry.req_id, 0) for entry in new),
+            1 + self._speculative,
+            only_decodes=not new and flight.tokens <= len(scheduled),
+        )
+        flight.sequences = len(scheduled)
+        flight.kv_tokens = kv_tokens
 
     def saw_preemption(self) -> None:
         """A sequence was preempted."""
@@ -220,7 +235,7 @@ class LiveScheduling:
         if sequence != self._orders_sequence:
             self._orders = self._page.read_supervisor()
             self._orders_sequence = sequence
-            self._limits_until = -math.inf
+            self._limits_until = self._count_due = -math.inf
 
     def _saw_new(self, request_id: str, now: float) -> None:
         request = self._scheduler.requests.get(request_id)
@@ -234,7 +249,7 @@ class LiveScheduling:
     def _see_waiting(self, now: float, *, must: bool = False) -> None:
         if now < self._waiting_due and not must:
             return
-        self._waiting_due = now + _WAITING_EVERY_S
+        self._waiting_due = now + _COUNT_EVERY_S
         scheduler = self._scheduler
         running, _ = self._by_tier(scheduler.running)
         # Its iteration sorts; the heap itself does as well here, and costs nothing.
@@ -297,7 +312,7 @@ class LiveLimits:
         **kwargs: Any,  # noqa: ANN401 - as vLLM's
     ) -> Any:  # noqa: ANN401 - as vLLM's
         """Updates as vLLM does, and takes the time."""
-        if self._live is not None and self._live.uncounted:
+        if self._live is not None and not self._live.followed:
             # Nobody asked for a grammar (pooling models): before the requests of this step are gone.
             self._guarded(self._live.while_running)
         result = super().update_from_output(  # type: ignore[misc] # the class vLLM chose

@@ -42,7 +42,7 @@ class Flight:
     prefill_tokens: int = 0
     sequences: int = 0
     kv_tokens: int = 0
-    """These three are filled in by `SchedulerRecord.holds`, when the step is under way."""
+    """These three are filled in later, before the step is counted; cached tokens are those of then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,6 @@ class SchedulerRecord:
         if len(self._flights) > _MOST_FLIGHTS:
             self._landed()
         self._said[_STEPS] = len(self._flights)
-
-    def holds(self, step: object, prefill_tokens: int, sequences: int, kv_tokens: int) -> None:
-        """What is in a step that was sent."""
-        for flight in self._flights:
-            if flight.step is step:
-                flight.prefill_tokens = prefill_tokens
-                flight.sequences = sequences
-                flight.kv_tokens = kv_tokens
 
     def came_back(
         self, step: object, sampled: Collection[Sized], now: float, *, work_left: bool

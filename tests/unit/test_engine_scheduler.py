@@ -393,6 +393,46 @@ def test_what_can_wait_is_counted_while_the_workers_compute(page: Page) -> None:
     assert (found.worked_steps, found.generation_tokens, flight(page)) == (2, 2, (0, 0))
 
 
+def test_short_steps_are_counted_together_and_lose_nothing(page: Page) -> None:
+    """Every 50 ms; at once with a new sequence, with new orders, and when the work is done."""
+    scheduler: Any = mixed_into(Grammatical)()
+    clock = Clock()
+    scheduler._live = LiveScheduling(scheduler, page, InsideSettings.of_environment(), clock)
+    for name in "ab":
+        scheduler.requests[name] = Request(name, RULE.number(Tier.STANDARD, 999_900_000))
+    scheduler.running = [scheduler.requests["a"]]
+    output = SimpleNamespace(sampled_token_ids=[[5]])
+
+    def step(new: tuple[str, ...] = ()) -> int:
+        scheduler.next = Step({"a": 1, **dict.fromkeys(new, 7)}, [named(name) for name in new])
+        sent = scheduler.schedule()
+        scheduler.get_grammar_bitmask(sent)
+        said = block(page).worked_steps
+        clock.now += 0.01
+        scheduler.update_from_output(sent, output)
+        return said
+
+    assert [step() for _ in range(7)] == [0, 0, 0, 0, 0, 5, 5]
+    assert step(("b",)) == 7, "a new sequence: its wait is counted while vLLM knows it"
+    assert sum(block(page).queue_wait_of(Tier.STANDARD)) == 1
+    assert step() == 7
+    page.write_supervisor(SupervisorBlock(generation=4, sequences=8, lease_deadline=2000.0))
+    assert step() == 9, "new orders: whoever gave them waits for word"
+    assert (block(page).generation, block(page).limit_sequences) == (4, 8)
+    assert step() == 9
+    scheduler.running = []
+    step()
+    found = block(page)
+    assert (found.worked_steps, found.generation_tokens, flight(page)) == (12, 12, (0, 0))
+    assert found.batch_time_sum == pytest.approx(0.12)
+    assert (found.prompt_tokens, sum(found.batch_sequences_buckets)) == (7, 12)
+
+
+def named(request: str) -> SimpleNamespace:
+    """A sequence that is in a step for the first time."""
+    return SimpleNamespace(req_id=request)
+
+
 def test_a_step_without_a_question_for_its_grammar_is_counted_before_it_is_gone(page: Page) -> None:
     """A pooling model's request is finished, and forgotten by vLLM, with the output of its one step."""
 
@@ -495,6 +535,7 @@ def test_a_fault_of_ours_never_ends_the_engine(
     assert block(page).supported
     assert (sum(block(page).running), flight(page)) == (1, (1, 7))
     del scheduler.kv_cache_manager
+    clock.now += 0.1
     step = scheduler.schedule()
     assert scheduler.update_from_output(step, None) == "outputs"
     scheduler.schedule()
