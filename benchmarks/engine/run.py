@@ -46,7 +46,7 @@ SIDES = {"stock": False, "again": False, "ours": True}
 """Engines that are compared, and whether our code is inside. The second stock one shows what is chance."""
 STARTS = 5
 """One start of an engine differs from the next by one or two in a hundred, for as long as it lives."""
-ROUNDS = 4
+ROUNDS = 2
 """Of each start and number of clients."""
 ROUND_S = 5.0
 """Of a round, by the clock of each engine."""

@@ -19,7 +19,7 @@ real, calls = SchedulerRecord.count, [0]
 
 def count(self):
     calls[0] += 1
-    if calls[0] > 100:
+    if calls[0] > 10:
         raise RuntimeError("a fault on purpose")
     real(self)
 
