@@ -49,9 +49,13 @@ def inspect_all(directory: Path) -> None:
         if name not in models:
             raise RuntimeError(f"this vLLM has no architecture {name}")
         models[name].inspect_model_cls()
-    written = len(list((directory / "modelinfos").glob("*.json")))
-    if written < len({models[name].module_name for name in ARCHITECTURES}):
-        raise RuntimeError(f"vLLM wrote {written} answers for {len(ARCHITECTURES)} classes")
+    written = list((directory / "modelinfos").glob("*.json"))
+    if len(written) < len({models[name].module_name for name in ARCHITECTURES}):
+        raise RuntimeError(f"vLLM wrote {len(written)} answers for {len(ARCHITECTURES)} classes")
+    for file in written:
+        file.chmod(
+            0o644
+        )  # vLLM writes for itself alone; an image's user is another one than its maker
 
 
 if __name__ == "__main__":

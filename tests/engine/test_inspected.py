@@ -16,6 +16,7 @@ from fleetkeeper_engine.inspected import FOLDER, lay_out
 
 image, home = map(Path, sys.argv[1:])
 inspect_all(image)
+assert all(file.stat().st_mode & 0o004 for file in (image / FOLDER).iterdir()), "for any user"
 os.environ.pop("VLLM_CACHE_ROOT")
 os.environ["HOME"] = str(home)
 assert lay_out(os.environ, image / FOLDER) == len(ARCHITECTURES)
