@@ -410,7 +410,7 @@ def test_short_steps_are_counted_together_and_lose_nothing(page: Page) -> None:
         said = block(page).worked_steps
         clock.now += 0.01
         scheduler.update_from_output(sent, output)
-        return said
+        return int(said)
 
     assert [step() for _ in range(7)] == [0, 0, 0, 0, 0, 5, 5]
     assert step(("b",)) == 7, "a new sequence: its wait is counted while vLLM knows it"
