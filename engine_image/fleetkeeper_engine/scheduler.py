@@ -171,6 +171,9 @@ class LiveScheduling:
         if not self._uncounted:
             return
         step, flight, now = self._uncounted[-1]
+        if flight is not None:
+            # Read for each step: once its sequences have ended, their tokens are gone.
+            flight.kv_tokens = self._kv_tokens()
         if flight is None or now >= self._count_due or step.scheduled_new_reqs:
             self._count(now)
 
@@ -186,19 +189,21 @@ class LiveScheduling:
     def _count(self, now: float, *, idle: bool = False) -> None:
         """Takes in what schedule calls decided and what came back since the last time, and says it."""
         self._count_due = now + _COUNT_EVERY_S
-        kv_tokens = round(self._scheduler.kv_cache_manager.usage * self._kv_capacity)
-        self.record.put("kv_resident_tokens", kv_tokens)
+        self.record.put("kv_resident_tokens", self._kv_tokens())
         for step, flight, scheduled_at in self._uncounted:
             for entry in step.scheduled_new_reqs:
                 self._saw_new(entry.req_id, scheduled_at)
             if flight is not None:
-                self._fill(flight, step, kv_tokens)
+                self._fill(flight, step)
         self._uncounted.clear()
         self.record.count()
         self._see_waiting(now, must=idle)
         self.publish()
 
-    def _fill(self, flight: Flight, step: Any, kv_tokens: int) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+    def _kv_tokens(self) -> int:
+        return round(self._scheduler.kv_cache_manager.usage * self._kv_capacity)
+
+    def _fill(self, flight: Flight, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
         new = step.scheduled_new_reqs
         scheduled: dict[str, int] = step.num_scheduled_tokens
         flight.prefill_tokens = prefill_tokens_of(
@@ -208,7 +213,6 @@ class LiveScheduling:
             only_decodes=not new and flight.tokens <= len(scheduled),
         )
         flight.sequences = len(scheduled)
-        flight.kv_tokens = kv_tokens
 
     def saw_preemption(self) -> None:
         """A sequence was preempted."""

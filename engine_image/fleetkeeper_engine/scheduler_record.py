@@ -42,7 +42,7 @@ class Flight:
     prefill_tokens: int = 0
     sequences: int = 0
     kv_tokens: int = 0
-    """These three are filled in later, before the step is counted; cached tokens are those of then."""
+    """These three are filled in while the step is under way, or before it is counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from fleetkeeper_engine.scheduler_record import (
     SchedulerRecord,
     prefill_tokens_of,
 )
+from fleetkeeper_engine.step_model import TERMS
 
 RULE = PriorityRule(0, 30_000_000)
 SEQUENCES, TOKENS = LimitRange(4, 64), LimitRange(256, 2048)
@@ -420,10 +421,17 @@ def test_short_steps_are_counted_together_and_lose_nothing(page: Page) -> None:
     assert step() == 9, "new orders: whoever gave them waits for word"
     assert (block(page).generation, block(page).limit_sequences) == (4, 8)
     assert step() == 9
-    scheduler.running = []
-    step()
+    scheduler.next = Step({"a": 1})
+    last = scheduler.schedule()
+    scheduler.get_grammar_bitmask(last)
+    clock.now += 0.01
+    scheduler.running, scheduler.kv_cache_manager.usage = [], 0.0
+    scheduler.update_from_output(last, output)
     found = block(page)
     assert (found.worked_steps, found.generation_tokens, flight(page)) == (12, 12, (0, 0))
+    kv = TERMS.index("kv")
+    assert found.step_model[kv] + found.step_model[kv + len(TERMS)] == 12 * 2500, "as it was then"
+    assert found.kv_resident_tokens == 0
     assert found.batch_time_sum == pytest.approx(0.12)
     assert (found.prompt_tokens, sum(found.batch_sequences_buckets)) == (7, 12)
 

@@ -57,7 +57,8 @@ def up(
     rate: Annotated[
         float | None,
         typer.Option(
-            help="Requests a second at first; by default 0.3 of what one replica can do.", min=0.1
+            help=f"Requests a second at first; by default {SHARE_RATIO} of what one replica can do.",
+            min=0.1,
         ),
     ] = None,
 ) -> None:
