@@ -201,7 +201,8 @@ class LiveScheduling:
         self.publish()
 
     def _kv_tokens(self) -> int:
-        return round(self._scheduler.kv_cache_manager.usage * self._kv_capacity)
+        usage: float = self._scheduler.kv_cache_manager.usage
+        return round(usage * self._kv_capacity)
 
     def _fill(self, flight: Flight, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
         new = step.scheduled_new_reqs
