@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fleetkeeper_engine.page_layout import TIERS, Tier
 from fleetkeeper_engine.priority import PriorityRule, Turn
@@ -135,6 +135,14 @@ def decide_next(
     return choice if head is not None and _fits(*choice, head.sequences, held, room) else None
 
 
+def fits_alone(tier: Tier, sequences: int, held: Sequence[int], room: Room) -> bool:
+    """Whether a request that has just come leaves at once, when nothing else waits.
+
+    As `decide_next` says, without its rules between those that wait.
+    """
+    return not room.stopped and _fits(tier, Turn.ORDINARY, sequences, held, room)
+
+
 def _overdue_turn(
     first: tuple[Tier, Head], heads: Heads, held: Sequence[int], room: Room, *, long_ago_us: int
 ) -> tuple[Tier, Turn] | None:
@@ -211,8 +219,7 @@ def _fits_into(limit: int, held: int, sequences: int) -> bool:
     return limit > 0 and (held == 0 or held + sequences <= limit)
 
 
-@dataclass(frozen=True, slots=True)
-class DrainRate:
+class DrainRate(NamedTuple):
     """Requests finished a second, exponentially forgotten over 10 s. A value: `after` gives the next."""
 
     per_second: float = 0.0

@@ -14,7 +14,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from fleetkeeper_engine.admission import Admission, Refusal, Ticket
 from fleetkeeper_engine.asgi import (
@@ -52,6 +52,7 @@ _TICK_S = 0.05
 """How often the queue is looked at while something waits in it."""
 _REST_S = 0.25
 """And while nothing does: bins close and drains end then. A tick takes time from the engine beside it."""
+_PUBLISH_EVERY_S = 0.2
 _PRIORITY_HEADERS = (b"x-vllm-priority", b"content-length", b"transfer-encoding")
 _INTERNAL = INTERNAL_HEADER.encode()
 _LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
@@ -72,15 +73,15 @@ class _Reply:
         self.ended = False
         self._events = False
 
-    async def send(self, message: Message) -> None:
-        """For vLLM to send through."""
+    def send(self, message: Message) -> Awaitable[None]:
+        """For vLLM to send through. No coroutine of its own: a stream comes here with each token."""
         if message["type"] == "http.response.start":
             self.started = True
             types = [value for name, value in message.get("headers", ()) if name == b"content-type"]
             self._events = any(value.startswith(b"text/event-stream") for value in types)
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self.ended = True
-        await self._send(message)
+        return self._send(message)
 
     async def cut(self) -> None:
         """Ends the response at a whole frame: a clean 503, or an error as the last event."""
@@ -116,6 +117,7 @@ class TierMiddleware:
         self._ticker: asyncio.Task[None] | None = None
         self._something_waits = asyncio.Event()
         self._publishes = False
+        self._publish_due = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one connection's scope."""
@@ -127,23 +129,21 @@ class TierMiddleware:
         else:
             await self._http(scope, receive, send)
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _http(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         route = route_of(scope["method"], scope["path"])
         if self._is_internal(scope):
-            scope = without_headers(scope, (_INTERNAL,), [])
-            await self._app(scope, receive, send)
-        elif route is Route.UNKNOWN or (route is Route.LOOPBACK and not _from_loopback(scope)):
+            return self._app(without_headers(scope, (_INTERNAL,), []), receive, send)
+        if route is Route.UNKNOWN or (route is Route.LOOPBACK and not _from_loopback(scope)):
             self._board.rejected += 1
-            await answer(send, 404, _unknown_path(scope["path"]))
-        elif route in (Route.OPEN, Route.LOOPBACK) or scope["method"] == "OPTIONS":
-            await self._app(scope, receive, send)
-        elif not self._has_key(scope):
+            return answer(send, 404, _unknown_path(scope["path"]))
+        if route in (Route.OPEN, Route.LOOPBACK) or scope["method"] == "OPTIONS":
+            return self._app(scope, receive, send)
+        if not self._has_key(scope):
             self._board.unauthorized += 1
-            await answer(send, 401, _UNAUTHORIZED)
-        elif route is Route.GENERATION:
-            await self._generation(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+            return answer(send, 401, _UNAUTHORIZED)
+        if route is Route.GENERATION:
+            return self._generation(scope, receive, send)
+        return self._app(scope, receive, send)
 
     async def _generation(self, scope: Scope, receive: Receive, send: Send) -> None:
         now = arrived = self._clock()
@@ -173,15 +173,23 @@ class TierMiddleware:
             self._board.rejected += 1
             await answer(send, 400, _NO_BACKGROUND)
             return
-        ticket = self._admission.enter(tier, shape.sequences, arrived, self._clock())
+        self._board.read_orders()
+        now = self._clock()
+        ticket = self._admission.pass_by(
+            tier, shape.sequences, arrived, now
+        ) or self._admission.enter(tier, shape.sequences, arrived, now)
         if isinstance(ticket, Refusal):
             await self._refuse(send, ticket)
             return
         try:
-            if await self._released(ticket, inbox) and ticket.priority is not None:
-                body = with_priority(body, shape, ticket.priority)
+            self._publish_soon()
+            priority = ticket.priority
+            if priority is None:
+                priority = await self._released(ticket, inbox)
+            if priority is not None:
+                body = with_priority(body, shape, priority)
                 inbox.give_again(body)
-                scope = _with_priority_header(scope, ticket.priority, len(body))
+                scope = _with_priority_header(scope, priority, len(body))
                 await self._pass_on(ticket, scope, inbox, _Reply(send))
             elif ticket in self._cut:
                 await answer(send, 503, _DRAINED, [(b"connection", b"close")])
@@ -190,11 +198,11 @@ class TierMiddleware:
             self._admission.finish(ticket, self._clock())
             self._pump()
 
-    async def _released(self, ticket: Ticket, inbox: Inbox) -> bool:
-        """Waits for the ticket's turn; False when the client hung up or the drain is over."""
+    async def _released(self, ticket: Ticket, inbox: Inbox) -> int | None:
+        """Waits for the ticket's turn and priority; None when the client hung up or the drain is over."""
         self._pump()
         if ticket.priority is not None:
-            return True
+            return ticket.priority
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiters[ticket] = turn
@@ -206,7 +214,7 @@ class TierMiddleware:
             self._waiters.pop(ticket, None)
             left = gone.done()
             gone.cancel()
-        return ticket.priority is not None and not left
+        return None if left else ticket.priority
 
     async def _pass_on(self, ticket: Ticket, scope: Scope, inbox: Inbox, reply: _Reply) -> None:
         task = asyncio.current_task()
@@ -241,13 +249,19 @@ class TierMiddleware:
         self._publish_soon()
 
     def _publish_soon(self) -> None:
-        """Writes the page once for all requests that came and went in this turn of the event loop."""
-        if not self._publishes:
-            self._publishes = True
-            asyncio.get_running_loop().call_soon(self._publish)
+        """Writes the page in this turn of the event loop, or 200 ms after it was last written."""
+        if self._publishes:
+            return
+        self._publishes = True
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._publish_due:
+            loop.call_soon(self._publish, loop)
+        else:
+            loop.call_at(self._publish_due, self._publish, loop)
 
-    def _publish(self) -> None:
+    def _publish(self, loop: asyncio.AbstractEventLoop) -> None:
         self._publishes = False
+        self._publish_due = loop.time() + _PUBLISH_EVERY_S
         self._board.publish()
 
     def _start(self) -> None:

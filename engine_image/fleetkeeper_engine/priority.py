@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
-from fleetkeeper_engine.page_layout import Tier
+from fleetkeeper_engine.page_layout import TIERS, Tier
 
 _SPARE = 15
 _TIER_SHIFT = 4
@@ -35,8 +36,10 @@ class Turn(IntEnum):
     """It waited longer than the ageing time and its tier holds nothing: with realtime."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+_TURNS = tuple(Turn)
+
+
+class Origin(NamedTuple):
     """What a number says about its request."""
 
     tier: Tier
@@ -73,12 +76,13 @@ class PriorityRule:
         band = -(number // _BAND)
         low = number & 0xFF
         rank = (number + _BAND * band) >> _RANK_SHIFT
-        tier, turn = low >> _TIER_SHIFT & 3, low >> _TURN_SHIFT & 3
-        if rank <= 0 or tier > max(Tier) or turn > max(Turn):
+        tier_at, turn_at = low >> _TIER_SHIFT & 3, low >> _TURN_SHIFT & 3
+        if rank <= 0 or tier_at >= len(TIERS) or turn_at >= len(_TURNS):
             return None
-        if band != _band(Tier(tier), Turn(turn)):
+        tier, turn = TIERS[tier_at], _TURNS[turn_at]
+        if band != _band(tier, turn):
             return None
-        return Origin(Tier(tier), Turn(turn), rank - self.offset_us(Tier(tier), Turn(turn)))
+        return Origin(tier, turn, rank - self.offset_us(tier, turn))
 
 
 def _band(tier: Tier, turn: Turn) -> int:
@@ -95,6 +99,11 @@ def request_of(number: int) -> int:
 def microseconds(seconds: float) -> int:
     """Whole microseconds."""
     return int(seconds * _MICRO)
+
+
+def is_realtime(number: int) -> bool:
+    """Whether a number is of a request of the realtime tier."""
+    return number < -_BAND and number >> _TIER_SHIFT & 3 == Tier.REALTIME
 
 
 def goes_first(number: int) -> bool:

@@ -43,6 +43,10 @@ _OPEN = frozenset({"/health", "/version"})
 _LISTS = ("input", "prompt", "documents", "text_1", "text_2", "data_1", "data_2")
 
 
+_DECODER = json.JSONDecoder()
+_JSON_SPACE = " \t\n\r"
+
+
 def allows_background(path: str) -> bool:
     """Whether `background` means something to the route; others ignore the field."""
     return path == "/v1/responses"
@@ -75,7 +79,7 @@ class Shape:
 def shape_of(body: bytes) -> Shape | None:
     """The shape of a JSON body; None when it is none (vLLM then says what is wrong with it)."""
     try:
-        fields = json.loads(body)
+        fields = _parsed(body)
     except (ValueError, RecursionError):
         return None
     if not isinstance(fields, dict):
@@ -88,13 +92,27 @@ def shape_of(body: bytes) -> Shape | None:
     )
 
 
+def _parsed(body: bytes) -> object:
+    """What `json.loads` says, sooner for what nearly all bodies are: an object in UTF-8 from the first byte."""
+    if body[:1] != b"{" or body[1:2] == b"\0":
+        return json.loads(body)
+    text = body.decode("utf-8", "surrogatepass")
+    fields, end = _DECODER.raw_decode(text)
+    if text[end:].strip(_JSON_SPACE):
+        raise ValueError(f"more than one value: a second one begins at {end}")
+    return fields
+
+
 def sequences_of(fields: Mapping[str, Any]) -> int:
     """Sequences of a request: the inputs it lists, times the choices it wants of each.
 
     A prompt may be a text, a list of texts, a list of token numbers (one prompt) or a list of such
     lists. `best_of` above `n`, and beam search (whose width is `n`), run that many at once.
     """
-    inputs = max([_inputs(name, fields[name]) for name in _LISTS if name in fields], default=1)
+    inputs = 1
+    for name in _LISTS:
+        if name in fields:
+            inputs = max(inputs, _inputs(name, fields[name]))
     choices = max(_whole(fields.get("n")), _whole(fields.get("best_of")))
     return inputs * choices
 

@@ -22,13 +22,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any, TypeVar
 
 from fleetkeeper_engine.inside import InsideSettings
 from fleetkeeper_engine.page import Page
 from fleetkeeper_engine.page_layout import SupervisorBlock, Tier
-from fleetkeeper_engine.priority import PriorityRule, goes_first, microseconds
+from fleetkeeper_engine.priority import PriorityRule, goes_first, is_realtime, microseconds
 from fleetkeeper_engine.scheduler_limits import (
     PREFILL_QUANTUM_TOKENS,
     RESERVE_KEPT_S,
@@ -50,7 +51,8 @@ from fleetkeeper_engine.scheduler_record import (
 logger = logging.getLogger("vllm.fleetkeeper")
 
 NEEDED = ("max_num_active_reqs", "max_num_scheduled_tokens")
-_COUNT_EVERY_S = 0.05
+_COUNT_EVERY_S = 0.2
+_ORIGINS_KEPT = 4096
 
 T = TypeVar("T")
 
@@ -68,9 +70,11 @@ class LiveScheduling:
         self._scheduler = scheduler
         self._page = page
         self._clock = clock
-        self._rule = PriorityRule(
+        rule = PriorityRule(
             microseconds(settings.standard_offset_s), microseconds(settings.batch_ageing_s)
         )
+        # Each running sequence is asked for its tier several times a second.
+        self._origin_of = lru_cache(_ORIGINS_KEPT)(rule.origin)
         self.record = SchedulerRecord(page.pulse if page is not None else None)
         self.supported = all(isinstance(getattr(scheduler, name, None), int) for name in NEEDED)
         ceiling_sequences, ceiling_tokens = (
@@ -94,7 +98,9 @@ class LiveScheduling:
             for kind in type(scheduler).__mro__
             if kind is not LiveLimits
         )
-        self._uncounted: list[tuple[Any, Flight | None, float]] = []
+        self._uncounted: list[tuple[Any, Flight | None]] = []
+        self._scheduled_at = -math.inf
+        self._first_scheduled: list[tuple[int, float]] = []
         self._followed = True
         self._count_due = -math.inf
         self._reserved_until = 0.0
@@ -160,21 +166,26 @@ class LiveScheduling:
         flight = Flight(step, tokens, now) if tokens else None
         if flight is not None:
             self.record.sent(flight)
-        self._uncounted.append((step, flight, now))
+        self._uncounted.append((step, flight))
+        self._scheduled_at = now
         self._followed = False
         if not (tokens and self._asks_grammar):
             self.while_running()
 
     def while_running(self) -> None:
-        """Counts what there is: every 50 ms, and at once with new sequences, new orders, or no work sent."""
-        self._followed = True
-        if not self._uncounted:
+        """Looks at the last step once, and counts what there is: every 200 ms, at once with new orders or no work.
+
+        What is gone when the step's sequences end is looked at in each step.
+        """
+        if self._followed:
             return
-        step, flight, now = self._uncounted[-1]
+        self._followed = True
+        (step, flight), now = self._uncounted[-1], self._scheduled_at
+        for entry in step.scheduled_new_reqs:
+            self._saw_new(entry.req_id, now)
         if flight is not None:
-            # Read for each step: once its sequences have ended, their tokens are gone.
             flight.kv_tokens = self._kv_tokens()
-        if flight is None or now >= self._count_due or step.scheduled_new_reqs:
+        if flight is None or now >= self._count_due:
             self._count(now)
 
     def after_update(self, step: Any, output: Any) -> None:  # noqa: ANN401 - vLLM's types
@@ -190,12 +201,13 @@ class LiveScheduling:
         """Takes in what schedule calls decided and what came back since the last time, and says it."""
         self._count_due = now + _COUNT_EVERY_S
         self.record.put("kv_resident_tokens", self._kv_tokens())
-        for step, flight, scheduled_at in self._uncounted:
-            for entry in step.scheduled_new_reqs:
-                self._saw_new(entry.req_id, scheduled_at)
+        for step, flight in self._uncounted:
             if flight is not None:
                 self._fill(flight, step)
         self._uncounted.clear()
+        for number, scheduled_at in self._first_scheduled:
+            self.record.saw_first_scheduled(self._origin_of(number), number, scheduled_at)
+        self._first_scheduled.clear()
         self.record.count()
         self._see_waiting(now, must=idle)
         self.publish()
@@ -246,10 +258,9 @@ class LiveScheduling:
         request = self._scheduler.requests.get(request_id)
         if request is None or request.num_preemptions:
             return
-        origin = self._rule.origin(request.priority)
-        if origin is not None and origin.tier is Tier.REALTIME:
+        self._first_scheduled.append((request.priority, now))
+        if is_realtime(request.priority):
             self._reserved_until = now + RESERVE_KEPT_S
-        self.record.saw_first_scheduled(origin, request.priority, now)
 
     def _see_waiting(self, now: float, *, must: bool = False) -> None:
         if now < self._waiting_due and not must:
@@ -266,7 +277,7 @@ class LiveScheduling:
     ) -> tuple[tuple[int, int, int], tuple[float, float, float]]:
         counts, oldest = [0, 0, 0], [0.0, 0.0, 0.0]
         for request in requests:
-            origin = self._rule.origin(request.priority)
+            origin = self._origin_of(request.priority)
             tier = Tier.STANDARD if origin is None else origin.tier
             counts[tier] += 1
             if origin is not None:

@@ -26,6 +26,27 @@ _MOST_FLIGHTS = 64
 _GENERATION, _LIMIT_SEQUENCES, _LIMIT_TOKENS = (
     SCHEDULER.cells[name] for name in ("generation", "limit_sequences", "limit_tokens")
 )
+_WORKED, _GENERATED, _PROMPT, _MODEL, _WAITS, _WAITED = (
+    SCHEDULER.cells[name]
+    for name in (
+        "worked_steps",
+        "generation_tokens",
+        "prompt_tokens",
+        "step_model",
+        "queue_wait_buckets",
+        "queue_wait_sum",
+    )
+)
+_RUNNING, _WAITING = (SCHEDULER.cells[name] for name in ("running", "waiting"))
+_HISTOGRAMS = tuple(
+    (SCHEDULER.cells[f"{name}_buckets"], SCHEDULER.cells[f"{name}_sum"], edges)
+    for name, edges in (
+        ("batch_time", BATCH_TIME_EDGES_S),
+        ("batch_sequences", BATCH_SEQUENCES_EDGES),
+        ("batch_tokens", BATCH_TOKENS_EDGES),
+    )
+)
+_WAIT_WIDTH = len(QUEUE_WAIT_EDGES_S) + 1
 _CALLS, _STEPS, _TOKENS, _OLDEST = (
     PULSE.cells[name] for name in ("schedule_calls", "steps", "tokens", "oldest_arrival")
 )
@@ -101,10 +122,9 @@ class SchedulerRecord:
         if len(self._seen) > _SEEN_REQUESTS:
             del self._seen[next(iter(self._seen))]
         wait_s = max(0.0, now - origin.arrival_us / 1e6)
-        width = len(QUEUE_WAIT_EDGES_S) + 1
-        place = origin.tier * width + bisect_left(QUEUE_WAIT_EDGES_S, wait_s)
-        self._whole[self._at["queue_wait_buckets"] + place] += 1
-        self._real[self._at["queue_wait_sum"] + origin.tier] += wait_s
+        place = origin.tier * _WAIT_WIDTH + bisect_left(QUEUE_WAIT_EDGES_S, wait_s)
+        self._whole[_WAITS + place] += 1
+        self._real[_WAITED + origin.tier] += wait_s
 
     def sent(self, flight: Flight) -> None:
         """A step with tokens in it goes to the workers; said before it runs."""
@@ -134,17 +154,18 @@ class SchedulerRecord:
 
     def count(self) -> None:
         """Counts the steps that came back since the last call."""
+        whole = self._whole
         for flight, seconds, sampled in self._ended:
             self._count(flight, seconds)
-            self.add("worked_steps", 1)
-            self.add("generation_tokens", sum(map(len, sampled)))
+            whole[_GENERATED] += sum(map(len, sampled))
+        whole[_WORKED] += len(self._ended)
         self._ended.clear()
 
     def saw_waiting(self, waiting: Waiting) -> None:
         """What is inside vLLM now, by tier."""
         for tier in TIERS:
-            self._whole[self._at["running"] + tier] = waiting.running[tier]
-            self._whole[self._at["waiting"] + tier] = waiting.waiting[tier]
+            self._whole[_RUNNING + tier] = waiting.running[tier]
+            self._whole[_WAITING + tier] = waiting.waiting[tier]
             self.pulse.real[_OLDEST + tier] = waiting.oldest_arrival[tier]
 
     def goes_blind(self) -> None:
@@ -169,19 +190,17 @@ class SchedulerRecord:
         self._said[_STEPS] = len(self._flights)
 
     def _count(self, flight: Flight, seconds: float) -> None:
-        self._bucket("batch_time", BATCH_TIME_EDGES_S, seconds)
-        self._bucket("batch_sequences", BATCH_SEQUENCES_EDGES, flight.sequences)
-        self._bucket("batch_tokens", BATCH_TOKENS_EDGES, flight.tokens)
-        self.add("prompt_tokens", flight.prefill_tokens)
+        whole, real = self._whole, self._real
+        seen = (seconds, flight.sequences, flight.tokens)
+        for (buckets, total, edges), value in zip(_HISTOGRAMS, seen, strict=True):
+            whole[buckets + bisect_left(edges, value)] += 1
+            real[total] += value
+        whole[_PROMPT] += flight.prefill_tokens
         kind = StepClass.PREFILL if flight.prefill_tokens else StepClass.DECODE
-        place = self._at["step_model"] + kind * len(TERMS)
         sums = products(flight.prefill_tokens, flight.sequences, flight.kv_tokens, seconds)
-        for number, value in enumerate(sums):
-            self._real[place + number] += value
-
-    def _bucket(self, name: str, edges: tuple[float, ...], value: float) -> None:
-        self._whole[self._at[f"{name}_buckets"] + bisect_left(edges, value)] += 1
-        self._real[self._at[f"{name}_sum"]] += value
+        for place, value in enumerate(sums, _MODEL + kind * len(TERMS)):
+            if value:
+                real[place] += value
 
 
 def prefill_tokens_of(

@@ -11,11 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetkeeper_engine.admission import Admission, Refusal, Ticket
-from fleetkeeper_engine.admission_rules import Candidate, DrainRate, Head, Room, decide_next
+from fleetkeeper_engine.admission_rules import (
+    Candidate,
+    DrainRate,
+    Head,
+    Room,
+    decide_next,
+    fits_alone,
+)
 from fleetkeeper_engine.arrivals import RETRY_MEMORY_S, Arrivals
 from fleetkeeper_engine.inside import InsideSettings
 from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
-from fleetkeeper_engine.priority import PriorityRule, Turn, goes_first, request_of
+from fleetkeeper_engine.priority import PriorityRule, Turn, goes_first, is_realtime, request_of
 from fleetkeeper_engine.scheduler_limits import RESERVE_KEPT_S, look_ahead_of, reserve_of
 
 RULE = PriorityRule(standard_offset_us=0, batch_ageing_us=30_000_000)
@@ -58,6 +65,7 @@ def test_a_number_says_what_it_was_made_from(tier: Tier, arrival_us: int, turn: 
         assert origin is not None
         assert (origin.tier, origin.turn, origin.arrival_us) == (tier, turn, arrival_us)
         assert request_of(number - spent) == request_of(number)
+        assert is_realtime(number - spent) == (tier is Tier.REALTIME)
 
 
 @given(st.integers(1, 2**50), st.integers(1, 2**50))
@@ -236,6 +244,17 @@ def test_an_empty_engine_always_takes_something(
     assert (chosen is None) == (heads == (None, None, None))
 
 
+@given(st.sampled_from(Tier), st.integers(1, 40), HELD, ROOMS, st.integers(30 * SECOND, 2 * 10**9))
+def test_a_request_alone_is_decided_as_among_others(
+    tier: Tier, sequences: int, held_by: tuple[int, int, int], room: Room, now_us: int
+) -> None:
+    """The short way, past the queue, says what the long one would."""
+    heads: list[Head | None] = [None, None, None]
+    heads[tier] = Candidate(sequences, now_us)
+    among = decide_next(heads, held_by, room, RULE, now_us)
+    assert fits_alone(tier, sequences, held_by, room) == (among == (tier, Turn.ORDINARY))
+
+
 # --- the queue as a whole
 
 
@@ -329,6 +348,49 @@ def test_every_request_is_released_within_a_bound(
         if len(queue.tiers[Tier.REALTIME].queue) < 3:
             enter(queue, Tier.REALTIME, now)
     assert not left
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.0, 20.0), TIERS, st.integers(1, 6), st.integers(0, 3)),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_past_the_queue_is_as_through_it(
+    arrivals: list[tuple[float, Tier, int, int]],
+) -> None:
+    """Whatever came before: the same are released, in the same order, with the same word on them."""
+    through, past = admission(), admission()
+    inside: list[tuple[Ticket, Ticket]] = []
+    now = 1000.0
+    for wait_s, tier, sequences, ended in arrivals:
+        now += wait_s
+        for _ in range(min(ended, len(inside))):
+            for queue, ticket in zip((through, past), inside.pop(0), strict=True):
+                queue.finish(ticket, now)
+        assert [q.refuse(tier, None, now) for q in (through, past)] == [None, None]
+        entered = through.enter(tier, sequences, now, now)
+        passed = past.pass_by(tier, sequences, now, now) or past.enter(tier, sequences, now, now)
+        assert isinstance(entered, Ticket)
+        assert isinstance(passed, Ticket)
+        left = [passed] if passed.priority is not None else past.take_released(now)
+        taken = through.take_released(now)
+        assert [(t.tier, t.turn, t.sequences) for t in taken] == [
+            (t.tier, t.turn, t.sequences) for t in left
+        ]
+        inside += zip(taken, left, strict=True)
+    for one, other in zip(through.tiers, past.tiers, strict=True):
+        assert (one.held, one.held_first, one.released) == (
+            other.held,
+            other.held_first,
+            other.released,
+        )
+        assert (len(one.queue), one.waiting_sequences) == (
+            len(other.queue),
+            other.waiting_sequences,
+        )
+    assert through.outcomes == past.outcomes
 
 
 def test_waiting_is_bounded_and_the_answer_says_when_to_come_back() -> None:

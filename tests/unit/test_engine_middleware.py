@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,16 @@ from fleetkeeper_engine.asgi import Message, Receive, Scope, Send
 from fleetkeeper_engine.inside import INTERNAL_HEADER, InsideSettings
 from fleetkeeper_engine.middleware import TierMiddleware
 from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.page_layout import MiddlewareBlock, Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.priority import PriorityRule
-from fleetkeeper_engine.request_shape import Route, Shape, route_of, shape_of, with_priority
+from fleetkeeper_engine.request_shape import (
+    Route,
+    Shape,
+    route_of,
+    sequences_of,
+    shape_of,
+    with_priority,
+)
 
 COMPLETIONS = "/v1/completions"
 BODY = b'{"model": "tiny", "prompt": "hello"}'
@@ -130,6 +138,11 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
+async def told(page: Page, true: Callable[[MiddlewareBlock], bool]) -> None:
+    """Waits until the page says so: it is written every 50 ms while requests come and go."""
+    await until(lambda: (block := page.read_middleware()) is not None and true(block))
+
+
 def headers(**values: str) -> list[tuple[bytes, bytes]]:
     return [(name.replace("_", "-").encode(), value.encode()) for name, value in values.items()]
 
@@ -152,10 +165,8 @@ async def test_the_priority_is_ours_in_body_and_header_whatever_the_client_sent(
     assert found[b"content-length"] == str(len(taken)).encode()
     assert found[b"a"] == b"b"
     assert len(scope["headers"]) == 4
-    block = page.read_middleware()
-    assert block is not None
-    assert block.outcomes[Tier.BATCH * 5 + Outcome.ADMITTED] == 1
-    assert block.released == (0, 0, 0)
+    admitted = Tier.BATCH * 5 + Outcome.ADMITTED
+    await told(page, lambda b: b.outcomes[admitted] == 1 and b.released == (0, 0, 0))
 
 
 async def test_the_api_key_is_checked_before_the_queue(
@@ -170,9 +181,7 @@ async def test_the_api_key_is_checked_before_the_queue(
     assert vllm.taken == []
     assert (await Call(app, headers=headers(authorization="Bearer k1")).answer())[0] == 200
     assert (await Call(app, path="/health", method="GET").answer())[0] == 200
-    block = page.read_middleware()
-    assert block is not None
-    assert (block.unauthorized, sum(block.arrivals)) == (3, 1)
+    await told(page, lambda b: (b.unauthorized, sum(b.arrivals)) == (3, 1))
 
 
 async def test_the_supervisors_own_requests_skip_everything(
@@ -189,6 +198,7 @@ async def test_the_supervisors_own_requests_skip_everything(
     )
     wrong = [(INTERNAL_HEADER.encode(), b"guess")]
     assert (await Call(app, headers=wrong).answer())[0] == 503
+    await told(page, lambda b: b.outcomes[Tier.STANDARD * 5 + Outcome.DRAINING] == 1)
     block = page.read_middleware()
     assert block is not None
     assert sum(block.outcomes) == 1
@@ -228,16 +238,14 @@ async def test_requests_wait_in_order_and_are_released_as_others_end(
     calls = [Call(app) for _ in range(7)]
     await until(lambda: len(vllm.taken) == 6)
     late = Call(app, b'{"prompt": "late"}', headers=headers(x_inference_tier="realtime"))
-    await until(lambda: (b := page.read_middleware()) is not None and b.waiting == (1, 1, 0))
+    await told(page, lambda b: b.waiting == (1, 1, 0))
     calls[0].hang_up()
     await until(lambda: len(vllm.taken) == 7)
     assert b"late" in vllm.taken[6][1]
     vllm.go.set()
     answers = await asyncio.gather(*(call.answer() for call in [*calls, late]))
     assert {status for status, _, _ in answers} == {200}
-    block = page.read_middleware()
-    assert block is not None
-    assert (block.released, block.waiting) == ((0, 0, 0), (0, 0, 0))
+    await told(page, lambda b: (b.released, b.waiting) == ((0, 0, 0), (0, 0, 0)))
 
 
 async def test_a_hang_up_in_the_queue_never_reaches_vllm(
@@ -247,16 +255,38 @@ async def test_a_hang_up_in_the_queue_never_reaches_vllm(
     app = make()
     vllm.go.clear()
     calls = [Call(app) for _ in range(7)]
-    await until(lambda: (b := page.read_middleware()) is not None and b.waiting == (0, 1, 0))
+    await told(page, lambda b: b.waiting == (0, 1, 0))
     calls[6].hang_up()
     await calls[6].task
     assert calls[6].sent == []
     vllm.go.set()
     await asyncio.gather(*(call.task for call in calls))
-    block = page.read_middleware()
-    assert block is not None
-    assert block.outcomes[Tier.STANDARD * 5 + Outcome.CANCELLED] == 1
+    await told(page, lambda b: b.outcomes[Tier.STANDARD * 5 + Outcome.CANCELLED] == 1)
     assert len(vllm.taken) == 6
+
+
+async def test_a_crowd_of_requests_writes_the_page_a_few_times_and_the_last_word_is_right(
+    make: Any, page: Page
+) -> None:
+    """A write an arrival and an end would cost the engine beside it more than all of admission."""
+    writes = 0
+    publish = page.publish
+
+    def counted(cells: Any) -> None:
+        nonlocal writes
+        writes += 1
+        publish(cells)
+
+    page.publish = counted  # type: ignore[method-assign]
+    app = make()
+    began = time.monotonic()
+    for _ in range(300):
+        await Call(app).answer()
+    took_s = time.monotonic() - began
+    await told(page, lambda b: sum(b.outcomes) == 300 and sum(b.released) == 0)
+    # Its own tick writes too, at most as often.
+    assert writes <= 2 * (took_s / 0.05 + 3)
+    assert writes < 300
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -353,6 +383,39 @@ def test_slots_are_counted_in_sequences(fields: dict[str, Any], sequences: int) 
 def test_what_is_no_object_has_no_shape(body: bytes) -> None:
     """Also not a body that is nested without end."""
     assert shape_of(body) is None
+
+
+JSON_TEXTS = st.dictionaries(
+    st.sampled_from(["n", "prompt", "priority", "background", "x"]),
+    st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4),
+).map(json.dumps)
+
+
+@given(
+    st.binary(max_size=30)
+    | st.builds(
+        lambda before, text, after, encoding: (before + text + after).encode(encoding),
+        st.sampled_from(["", " ", "\n\t", "[", "\ufeff"]),
+        JSON_TEXTS | st.just('{"n": NaN}') | st.just('{"n": "\\ud800"}'),
+        st.sampled_from(["", " \r\n", "{}", " 1", "\0", "\u00a0"]),
+        st.sampled_from(["utf-8", "utf-16", "utf-16-le", "utf-32-le", "utf-8-sig"]),
+    )
+)
+def test_a_body_is_read_as_vllm_reads_it(body: bytes) -> None:
+    """The short way for plain objects takes and refuses what the standard library does."""
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        fields = None
+    shape = shape_of(body)
+    if not isinstance(fields, dict):
+        assert shape is None
+        return
+    assert shape == Shape(
+        sequences_of(fields),
+        "priority" in fields,
+        in_background=fields.get("background") not in (None, False),
+    )
 
 
 @given(
