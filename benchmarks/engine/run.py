@@ -15,53 +15,37 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
-import functools
 import itertools
 import json
 import logging
 import os
 import platform
-import random
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
 
 import accounted  # noqa: E402 - the path to the shared engine starter stands above
+import against_stock  # noqa: E402
 import aiohttp  # noqa: E402
-from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
-from turns import LONGEST_S, SHORTEST_S, taking_turns  # noqa: E402
+from clients import CONCURRENCIES, WARM_S, Load  # noqa: E402
 
 from fleetkeeper_engine.asgi import App, Message, Receive, Scope, Send  # noqa: E402
 from fleetkeeper_engine.middleware import TierMiddleware  # noqa: E402
 from fleetkeeper_engine.page import Page  # noqa: E402
 from inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
 
-SIDES = {"stock": False, "again": False, "ours": True}
-"""Engines that are compared, and whether our code is inside. The second stock one shows what is chance."""
-STARTS = 5
-"""One start of an engine differs from the next, for as long as it lives: by a hundredth or two, on a crowded host by ten."""
-ROUNDS = 2
-"""Of each start and number of clients."""
-ROUND_S = 5.0
-"""Of a round, by the clock of each engine."""
 INSIDE_ROUNDS = 5
-WARM_S = 3.0
+ROUND_S = 5.0
 ADDED_ROUNDS = 9
-LOOK_S = 0.05
-CONCURRENCIES = (1, 8, 32, 64)
-"""Clients in a closed loop at each engine."""
-TOKENS = (16, 48)
-"""Of an answer, by dice that fall alike for every engine: with equal ones clients fall into step with
-one another, in as many ways as there are starts, and that moves the rate more than anything measured."""
 TABLE_SEQUENCES = (1, 4, 8, 16, 32, 64)
 TABLE_ROUNDS = 5
 TABLE_CLIENTS = 80
@@ -82,157 +66,6 @@ def locked(path: Path | None) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-async def one_client(
-    engine: InsideEngine, session: aiohttp.ClientSession, clock: Callable[[], float], number: int
-) -> AsyncIterator[tuple[float, float]]:
-    """Asks again and again; when each request began and ended, by the engine's own clock."""
-    body = {
-        "model": "tiny",
-        "prompt": list(range(20, 36)),
-        "ignore_eos": True,
-        "temperature": 0,
-    }
-    dice = random.Random(number)
-    while True:
-        tokens = dice.randint(*TOKENS)
-        started = clock()
-        request = {**body, "max_tokens": tokens}
-        async with session.post(f"{engine.url}/v1/completions", json=request) as response:
-            answer = await response.json()
-        if response.status != 200 or answer["usage"]["completion_tokens"] != tokens:
-            raise RuntimeError(f"status {response.status}: {answer}")
-        yield started, clock()
-
-
-async def generated_tokens(engine: InsideEngine, session: aiohttp.ClientSession) -> float:
-    """Tokens that an engine has generated since its start."""
-    async with session.get(f"{engine.url}/metrics") as response:
-        text = await response.text()
-    for family in text_string_to_metric_families(text):
-        for row in family.samples:
-            if row.name == "vllm:generation_tokens_total":
-                return float(row.value)
-    raise RuntimeError(f"{engine.url}/metrics has no vllm:generation_tokens_total")
-
-
-@contextlib.contextmanager
-def running(directory: Path, sides: dict[str, bool]) -> Iterator[dict[str, InsideEngine]]:
-    """Engines with and without our code inside, started together."""
-    engines: dict[str, InsideEngine] = {}
-    try:
-        for name, ours in sides.items():
-            engines[name] = InsideEngine(directory, ours=ours, wait=False)
-        for engine in engines.values():
-            engine.await_health()
-        yield engines
-    finally:
-        for engine in engines.values():
-            engine.stop()
-
-
-async def throughput(directory: Path, lock: Path | None) -> dict[str, Any]:
-    """Stock vLLM, stock vLLM once more, and ours, in turn several times a second; several starts of each."""
-    found: dict[str, Any] = {str(clients): [] for clients in CONCURRENCIES}
-    for start in range(STARTS):
-        with locked(lock), running(directory, SIDES) as engines:
-            async with client() as session:
-                for clients in CONCURRENCIES:
-                    rounds = await side_by_side(list(engines.values()), session, clients)
-                    found[str(clients)].append(dict(zip(engines, rounds, strict=True)))
-                    ratios = {
-                        side: f"{ratio_of(found[str(clients)][-1], side):.3f}"
-                        for side in ("again", "ours")
-                    }
-                    print(f"start {start + 1} of {STARTS}, {clients} clients:", ratios, flush=True)
-    return found
-
-
-async def side_by_side(
-    engines: list[InsideEngine], session: aiohttp.ClientSession, clients: int
-) -> list[list[dict[str, float]]]:
-    """Of each engine: its figures of every round."""
-    with taking_turns([engine.group for engine in engines]) as turns:
-        loads = [
-            Load(engine, session, clients, functools.partial(turns.clock, number))
-            for number, engine in enumerate(engines)
-        ]
-        try:
-            await asyncio.gather(*(load.next_round(WARM_S) for load in loads))
-            rounds = [
-                await asyncio.gather(*(load.next_round(ROUND_S) for load in loads))
-                for _ in range(ROUNDS)
-            ]
-        finally:
-            await asyncio.gather(*(load.end() for load in loads))
-    return [list(of_engine) for of_engine in zip(*rounds, strict=True)]
-
-
-def ratio_of(
-    start: dict[str, list[dict[str, float]]], side: str, figure: str = "tokens_per_s"
-) -> float:
-    """A side's figure against stock's, of one start: the mean of its rounds against that of stock's.
-
-    Our side is held against both stock engines, the second stock engine against the first.
-    """
-    against = ("stock", "again") if side == "ours" else ("stock",)
-    own = fmean(found[figure] for found in start[side])
-    return own / fmean(found[figure] for name in against for found in start[name])
-
-
-class Load:
-    """Clients in a closed loop at one engine, and what they saw in a round."""
-
-    def __init__(
-        self,
-        engine: InsideEngine,
-        session: aiohttp.ClientSession,
-        clients: int,
-        clock: Callable[[], float],
-    ) -> None:
-        self._engine = engine
-        self._session = session
-        self._clock = clock
-        self._latencies: list[float] = []
-        self._clients = [asyncio.create_task(self._ask(number)) for number in range(clients)]
-
-    async def _ask(self, number: int) -> None:
-        async for started, ended in one_client(self._engine, self._session, self._clock, number):
-            self._latencies.append(ended - started)
-
-    async def next_round(self, seconds: float) -> dict[str, float]:
-        """Figures of the next seconds, by the engine's clock.
-
-        Raises:
-            RuntimeError: a request was not answered as asked.
-        """
-        self._latencies.clear()
-        began, tokens, cpu_s = await self._look()
-        while self._clock() - began < seconds:
-            await asyncio.sleep(LOOK_S)
-            for ended in (task for task in self._clients if task.done()):
-                ended.result()
-        latencies = sorted(self._latencies)
-        over, tokens_now, cpu_s_now = await self._look()
-        return {
-            "tokens_per_s": (tokens_now - tokens) / (over - began),
-            "cpu_ms_per_token": 1e3 * (cpu_s_now - cpu_s) / (tokens_now - tokens),
-            "p50_s": median(latencies),
-            "p99_s": latencies[int(0.99 * len(latencies))],
-        }
-
-    async def _look(self) -> tuple[float, float, float]:
-        """The engine's clock, its tokens, its processor time; the clock at the middle of the question."""
-        before = self._clock()
-        tokens = await generated_tokens(self._engine, self._session)
-        return (before + self._clock()) / 2, tokens, self._engine.cpu_s()
-
-    async def end(self) -> None:
-        """Ends the clients."""
-        for task in self._clients:
-            task.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
 
 
 async def inside(directory: Path, lock: Path | None) -> dict[str, Any]:
@@ -258,6 +91,11 @@ async def inside(directory: Path, lock: Path | None) -> dict[str, Any]:
             engine.stop()
             accounts.close()
     return found
+
+
+async def throughput(directory: Path, lock: Path | None) -> dict[str, Any]:
+    """Against stock vLLM, several starts of each."""
+    return await against_stock.measure(directory, lambda: locked(lock))
 
 
 async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
@@ -305,13 +143,16 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
 async def table(directory: Path, lock: Path | None) -> dict[str, Any]:
     """One running engine; the limit is changed between windows, never the process."""
     rounds: dict[int, list[dict[str, float]]] = {n: [] for n in TABLE_SEQUENCES}
-    with running(directory, {"ours": True}) as engines:
+    engine = InsideEngine(directory)
+    try:
         async with client() as session:
             for number in range(TABLE_ROUNDS):
                 with locked(lock):
-                    for sequences, figures in (await one_round(engines["ours"], session)).items():
+                    for sequences, figures in (await one_round(engine, session)).items():
                         rounds[sequences].append(figures)
                 print("round", number + 1, flush=True)
+    finally:
+        engine.stop()
     return {
         str(sequences): {key: median(r[key] for r in found) for key in found[0]}
         for sequences, found in rounds.items()
@@ -378,7 +219,7 @@ def render(results: dict[str, Any]) -> str:
         "`results.json`. Clients run on the same machine as the engine.\n"
     )
     for name, section in (
-        ("throughput", _throughput),
+        ("throughput", against_stock.render),
         ("inside", _inside),
         ("added", _added),
         ("table", _table),
@@ -393,44 +234,8 @@ def render(results: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _throughput(part: dict[str, Any]) -> str:
-    figures = sorted(part["figures"].items(), key=lambda item: int(item[0]))
-    lines = [
-        f"## Against stock vLLM, same flags: {STARTS} starts, {ROUNDS} rounds of {ROUND_S:.0f} s each\n",
-        (
-            "Two stock engines and ours are loaded all the time and run in turn, for "
-            f"{SHORTEST_S} to {LONGEST_S} s: two are halted while one runs, and rates and latencies are by a clock "
-            "that stands while an engine is halted. So what else the machine does meets all. One start of an engine "
-            "differs from the next; the figures are means over the starts with their standard error. Stock against "
-            "stock is what chance does.\n"
-        ),
-        "| clients | stock tok/s | ours tok/s | **ours against stock** | stock against stock | processor time a token, ours against stock | stock p50 / p99 ms | ours p50 / p99 ms |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for clients, starts in figures:
-        rate, p50, p99 = (
-            {side: median(r[key] for start in starts for r in start[side]) for side in SIDES}
-            for key in ("tokens_per_s", "p50_s", "p99_s")
-        )
-        lines.append(
-            f"| {clients} | {rate['stock']:.0f} | {rate['ours']:.0f} | **{_spread(starts, 'ours')}** "
-            f"| {_spread(starts, 'again')} | {_spread(starts, 'ours', 'cpu_ms_per_token')} "
-            f"| {1e3 * p50['stock']:.0f} / {1e3 * p99['stock']:.0f} | {1e3 * p50['ours']:.0f} / {1e3 * p99['ours']:.0f} |"
-        )
-    lines.append("\nTokens a second, ours against stock, each start:\n")
-    for clients, starts in figures:
-        ratios = sorted(ratio_of(start, "ours") for start in starts)
-        lines.append(f"- {clients} clients: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
-    return "\n".join(lines) + "\n"
-
-
 def _inside(part: dict[str, Any]) -> str:
     return accounted.render(part, INSIDE_ROUNDS, ROUND_S)
-
-
-def _spread(starts: list[Any], side: str, figure: str = "tokens_per_s") -> str:
-    ratios = [ratio_of(start, side, figure) for start in starts]
-    return f"{fmean(ratios):.3f} ± {stdev(ratios) / len(ratios) ** 0.5:.3f}"
 
 
 def _added(part: dict[str, Any]) -> str:

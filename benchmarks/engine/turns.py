@@ -1,7 +1,7 @@
-"""Two engines on one machine that run in turn, a fraction of a second each: what else the machine does meets both.
+"""Engines on one machine that run in turn, a fraction of a second each: what else the machine does meets both.
 
 A shared host is now faster and now slower, for seconds and minutes at a time, by more than what is
-to be measured. One engine is halted (SIGSTOP) while the other runs (SIGCONT), and each has a clock of
+to be measured. All engines but one are halted (SIGSTOP) while it runs (SIGCONT), and each has a clock of
 its own that stands while it is halted. Its clients keep their requests; they notice nothing but
 a longer wait, which the clock does not count.
 """
@@ -13,19 +13,29 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from statistics import fmean
 
 SHORTEST_S = 0.15
 LONGEST_S = 0.35
 """Several steps of an engine, and far less than what the host's moods last; uneven, to fall in with none of them."""
 
 
-class Turns:
-    """The clocks of process groups of which only one runs at any time."""
+Turn = tuple[float, int]
+"""Seconds that an engine ran, and the tokens that came meanwhile."""
 
-    def __init__(self, groups: Sequence[int]) -> None:
+
+class Turns:
+    """The clocks of process groups of which only one runs at any time.
+
+    `cycles` holds what each engine did in its turn, once around: these meet the same mood of the host.
+    """
+
+    def __init__(self, groups: Sequence[int], tokens: Callable[[int], int]) -> None:
         self._groups = tuple(groups)
+        self._tokens = tokens
+        self.cycles: list[list[Turn]] = []
         self._ran_s = [0.0] * len(self._groups)
         self._running: int | None = None
         self._since = 0.0
@@ -44,30 +54,65 @@ class Turns:
 
     def alternate(self) -> None:
         """Halts and continues the groups in turn until it is ended."""
-        lengths = random.Random(1)
+        dice = random.Random(1)
+        seen = [self._tokens(engine) for engine in range(len(self._groups))]
         while not self._over.is_set():
-            length_s = lengths.uniform(SHORTEST_S, LONGEST_S)
-            for engine in range(len(self._groups)):
+            length_s = dice.uniform(SHORTEST_S, LONGEST_S)
+            cycle: list[Turn] = [(0.0, 0)] * len(self._groups)
+            for engine in dice.sample(range(len(self._groups)), len(self._groups)):
                 self._continue(engine)
                 self._over.wait(length_s)
-                self._halt(engine)
+                ran_s = self._halt(engine)
+                tokens = self._tokens(engine)
+                cycle[engine] = (ran_s, tokens - seen[engine])
+                seen[engine] = tokens
+            if not self._over.is_set():
+                self.cycles.append(cycle)
 
     def _continue(self, engine: int) -> None:
         with self._lock:
             self._running, self._since = engine, time.perf_counter()
             _send(self._groups[engine], signal.SIGCONT)
 
-    def _halt(self, engine: int) -> None:
+    def _halt(self, engine: int) -> float:
         with self._lock:
             _send(self._groups[engine], signal.SIGSTOP)
-            self._ran_s[engine] += time.perf_counter() - self._since
+            ran_s = time.perf_counter() - self._since
+            self._ran_s[engine] += ran_s
             self._running = None
+        return ran_s
+
+
+def ratio_of(cycles: Sequence[Sequence[Turn]], engine: int, against: Sequence[int]) -> float:
+    """An engine's tokens a second against the mean of others': the middle half of what the cycles say.
+
+    A cycle's word is 2 (a - b) / (a + b), which lies within -2 and 2 whatever a turn met. A host that
+    stands still for a turn moves the mean over all cycles by hundredths, and the middle half by nothing.
+
+    Raises:
+        ValueError: in no cycle anything ran.
+    """
+    words = []
+    for cycle in cycles:
+        rates = [tokens / seconds for seconds, tokens in cycle]
+        own, other = rates[engine], fmean(rates[number] for number in against)
+        if own + other > 0.0:
+            words.append(2.0 * (own - other) / (own + other))
+    if not words:
+        raise ValueError(f"no tokens in {len(cycles)} cycles")
+    words.sort()
+    cut = len(words) // 4
+    middle = fmean(words[cut : len(words) - cut])
+    return (2.0 + middle) / (2.0 - middle)
 
 
 @contextmanager
-def taking_turns(groups: Sequence[int]) -> Iterator[Turns]:
-    """Process groups (their ids; all of their processes ours) run in turn in here, and all at once afterwards."""
-    turns = Turns(groups)
+def taking_turns(groups: Sequence[int], tokens: Callable[[int], int]) -> Iterator[Turns]:
+    """Process groups (their ids; all of their processes ours) run in turn in here, and all at once afterwards.
+
+    `tokens` says how many an engine (its place in the sequence) has generated so far.
+    """
+    turns = Turns(groups, tokens)
     thread = threading.Thread(target=turns.alternate, name="turns")
     for group in groups:
         _send(group, signal.SIGSTOP)

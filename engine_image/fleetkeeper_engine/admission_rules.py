@@ -209,7 +209,7 @@ def _within_share(tier: Tier, heads: Heads, held: Sequence[int], room: Room) -> 
 def _fits(tier: Tier, turn: Turn, sequences: int, held: Sequence[int], room: Room) -> bool:
     if not _fits_into(room.total, sum(held), sequences):
         return False
-    if tier is Tier.REALTIME or turn is Turn.OVERDUE:
+    if tier is Tier.REALTIME or turn is Turn.OVERDUE or not room.reserved:
         return True
     return _fits_into(room.below_realtime, held[Tier.STANDARD] + held[Tier.BATCH], sequences)
 

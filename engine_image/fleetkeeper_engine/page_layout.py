@@ -139,7 +139,7 @@ class SchedulerBlock:
     worked_steps: int = 0
     """Steps with tokens in them whose output came back."""
     running: tuple[int, ...] = (0, 0, 0)
-    """Sequences by tier; refreshed every 200 ms, and when nothing is left."""
+    """Sequences by tier; refreshed every 200 ms, every 50 while any wait, and when nothing is left."""
     waiting: tuple[int, ...] = (0, 0, 0)
     """Sequences inside vLLM that no step has held yet, or that were preempted."""
     kv_capacity_tokens: int = 0

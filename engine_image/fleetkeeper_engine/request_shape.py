@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Route(Enum):
@@ -65,8 +64,7 @@ def route_of(method: str, path: str) -> Route:
     return Route.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """A body that could be read."""
 
     sequences: int

@@ -52,6 +52,8 @@ logger = logging.getLogger("vllm.fleetkeeper")
 
 NEEDED = ("max_num_active_reqs", "max_num_scheduled_tokens")
 _COUNT_EVERY_S = 0.2
+_COUNT_WAITING_EVERY_S = 0.05
+"""While something waits inside vLLM: what is said of it must not be long past, or it seems to wait on."""
 _ORIGINS_KEPT = 4096
 
 T = TypeVar("T")
@@ -106,6 +108,7 @@ class LiveScheduling:
         self._reserved_until = 0.0
         self._realtime_peak = RecentPeak()
         self._waiting_due = 0.0
+        self._waits = False
         self._describe()
 
     @property
@@ -173,8 +176,9 @@ class LiveScheduling:
             self.while_running()
 
     def while_running(self) -> None:
-        """Looks at the last step once, and counts what there is: every 200 ms, at once with new orders or no work.
+        """Looks at the last step once, and counts what there is.
 
+        Every 200 ms, every 50 ms while something waits, at once with new orders or without work.
         What is gone when the step's sequences end is looked at in each step.
         """
         if self._followed:
@@ -199,7 +203,6 @@ class LiveScheduling:
 
     def _count(self, now: float, *, idle: bool = False) -> None:
         """Takes in what schedule calls decided and what came back since the last time, and says it."""
-        self._count_due = now + _COUNT_EVERY_S
         self.record.put("kv_resident_tokens", self._kv_tokens())
         for step, flight in self._uncounted:
             if flight is not None:
@@ -210,6 +213,7 @@ class LiveScheduling:
         self._first_scheduled.clear()
         self.record.count()
         self._see_waiting(now, must=idle)
+        self._count_due = now + (_COUNT_WAITING_EVERY_S if self._waits else _COUNT_EVERY_S)
         self.publish()
 
     def _kv_tokens(self) -> int:
@@ -265,11 +269,12 @@ class LiveScheduling:
     def _see_waiting(self, now: float, *, must: bool = False) -> None:
         if now < self._waiting_due and not must:
             return
-        self._waiting_due = now + _COUNT_EVERY_S
+        self._waiting_due = now + _COUNT_WAITING_EVERY_S
         scheduler = self._scheduler
         running, _ = self._by_tier(scheduler.running)
         # Its iteration sorts; the heap itself does as well here, and costs nothing.
         waiting, oldest = self._by_tier(getattr(scheduler.waiting, "_heap", scheduler.waiting))
+        self._waits = any(waiting)
         self.record.saw_waiting(Waiting(running, waiting, oldest))
 
     def _by_tier(

@@ -213,6 +213,7 @@ async def test_a_full_queue_answers_429_at_once_and_says_when_to_come_back(
     """An OpenAI-style body that names tier and limit; another tier is not concerned."""
     limit = engine.settings.standard_queue_limit
     engine.order(sequences=1)
+    await engine.middleware_now()
     full = outcome(engine, Tier.STANDARD, Outcome.QUEUE_FULL)
     async with client() as session:
         inside = 1 + look_ahead_of(1)
@@ -284,15 +285,15 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
     engine.order(sequences=4)
     async with client() as session:
         await every_place_is_free(engine, session, 4 + look_ahead_of(4))
-        arrived = engine.middleware().arrivals[Tier.STANDARD]
+        arrived = (await engine.middleware_now()).arrivals[Tier.STANDARD]
         long = [asyncio.create_task(engine.stream(session, 1800)) for _ in range(2)]
-        short = [asyncio.create_task(engine.stream(session, 60)) for _ in range(2)]
+        short = [asyncio.create_task(engine.stream(session, 300)) for _ in range(2)]
         await engine.until(lambda: sum(engine.middleware().released) == 4)
         opened = [asyncio.Event() for _ in range(6)]
         late = [asyncio.create_task(engine.stream(session, 1800, opened=e)) for e in opened]
         await engine.until(lambda: engine.middleware().arrivals[Tier.STANDARD] - arrived == 10)
         engine.order(sequences=4, draining=True, drain_deadline=time.monotonic() + 3600)
-        assert {answer.tokens for answer in await asyncio.gather(*short)} == {60}
+        assert {answer.tokens for answer in await asyncio.gather(*short)} == {300}
         await engine.until(lambda: sum(engine.middleware().released) == 6)
         await engine.until(lambda: sum(event.is_set() for event in opened) == 4)
         assert not any(task.done() for task in (*long, *late))
@@ -325,6 +326,7 @@ async def test_a_client_that_hangs_up_is_dropped_from_queue_and_engine(
 ) -> None:
     """Its place and its sequences are free again at once."""
     engine.order(sequences=1)
+    await engine.middleware_now()
     cancelled = outcome(engine, Tier.STANDARD, Outcome.CANCELLED)
     async with client() as session:
         running = [asyncio.create_task(engine.stream(session, 1800)) for _ in range(3)]
@@ -346,7 +348,7 @@ async def test_a_client_that_hangs_up_is_dropped_from_queue_and_engine(
 
 async def test_arrivals_are_counted_once_and_waits_where_they_end(engine: InsideEngine) -> None:
     """A retry by the same X-Request-Id is no new arrival; several sequences are one request."""
-    before, steps = engine.middleware(), engine.scheduler()
+    before, steps = await engine.middleware_now(), engine.scheduler()
     request = {"model": "tiny", "prompt": ["one", "two"], "n": 2, "max_tokens": 2}
     async with client() as session:
         for name in ("a", "a", "b"):
@@ -357,7 +359,7 @@ async def test_arrivals_are_counted_once_and_waits_where_they_end(engine: Inside
             async with session.post(url, json=request, headers=headers) as answer:
                 assert answer.status == 200
                 assert len((await answer.json())["choices"]) == 4
-    after = engine.middleware()
+    after = await engine.middleware_now()
     assert after.arrivals[Tier.STANDARD] - before.arrivals[Tier.STANDARD] == 2
     waits = sum(engine.scheduler().queue_wait_of(Tier.STANDARD)) - sum(
         steps.queue_wait_of(Tier.STANDARD)

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,6 +126,7 @@ class InsideEngine:
         wait: bool = True,
         environment: dict[str, str] | None = None,
         layers: int = 4,
+        words: Sequence[str] = (),
     ) -> None:
         self.settings = settings
         self.port = free_port()
@@ -150,7 +151,7 @@ class InsideEngine:
         model = tiny_model(directory / "model", layers)
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                vllm_argv(model, self.port, settings, ours=ours),
+                [*vllm_argv(model, self.port, settings, ours=ours), *words],
                 env=env,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -202,6 +203,17 @@ class InsideEngine:
         block = self.page.read_middleware()
         assert block is not None
         return block
+
+    async def middleware_now(self) -> MiddlewareBlock:
+        """The middleware's block with everything in it that happened before this call.
+
+        It is written up to 200 ms late; the one that says the orders of now is late no more.
+        """
+        orders = self.page.read_supervisor() or SupervisorBlock()
+        orders = replace(orders, generation=orders.generation + 1)
+        self.page.write_supervisor(orders)
+        await self.until(lambda: self.middleware().generation == orders.generation)
+        return self.middleware()
 
     def order(self, **changes: object) -> SupervisorBlock:
         """Puts orders into force, of the next generation, with a lease of an hour unless told."""

@@ -439,6 +439,25 @@ def test_short_steps_are_counted_together_and_lose_nothing(page: Page) -> None:
     assert found.queue_wait_sum[Tier.STANDARD] == pytest.approx(0.387), "until its step, not later"
 
 
+def test_what_waited_is_not_said_to_wait_for_long(page: Page) -> None:
+    """The middleware's own rule goes by it: a fifth of a second too long would close the batch tier."""
+    scheduler: Any = mixed_into(Grammatical)()
+    clock = Clock()
+    scheduler._live = LiveScheduling(scheduler, page, InsideSettings.of_environment(), clock)
+    running, waiting = (Request(n, RULE.number(Tier.STANDARD, 999_900_000)) for n in "ab")
+    scheduler.running, scheduler.waiting = [running], [waiting]
+    said = []
+    for number in range(8):
+        scheduler.next = Step({"a": 1})
+        scheduler.get_grammar_bitmask(scheduler.schedule())
+        said.append(page.read_pulse().oldest_arrival[Tier.STANDARD])
+        clock.now += 0.02
+        scheduler.update_from_output(scheduler.next, SimpleNamespace(sampled_token_ids=[[5]]))
+        if number == 1:
+            scheduler.waiting = []
+    assert said == [pytest.approx(999.9)] * 3 + [0.0] * 5
+
+
 def named(request: str) -> SimpleNamespace:
     """A sequence that is in a step for the first time."""
     return SimpleNamespace(req_id=request)

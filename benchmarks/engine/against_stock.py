@@ -1,0 +1,162 @@
+"""Throughput and latency of stock vLLM and of ours, same flags, in turn several times a second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import mmap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import aiohttp
+from clients import CONCURRENCIES, WARM_S, Load
+from turns import LONGEST_S, SHORTEST_S, Turn, ratio_of, taking_turns
+
+from inside_engine import InsideEngine, client
+
+COUNTED = Path(__file__).resolve().parent / "counted"
+SIDES = {"stock": False, "again": False, "ours": True}
+"""Engines that are compared, and whether our code is inside. The second stock one shows what is chance."""
+STARTS = 6
+"""One start of an engine differs from the next, for as long as it lives: by a hundredth or two, on a crowded host by ten."""
+START_ROUND_S = 12.0
+"""Of each start and number of clients, by the clock of each engine."""
+
+
+class Tokens:
+    """The word in which an engine counts its tokens (`counted/counted_scheduler.py`)."""
+
+    def __init__(self, file: Path, *, ours: bool) -> None:
+        file.write_bytes(bytes(mmap.PAGESIZE))
+        with file.open("r+b") as opened:
+            self._words = memoryview(mmap.mmap(opened.fileno(), 0)).cast("Q")
+        self.environment = {
+            "PYTHONPATH": str(COUNTED),
+            "FLEETKEEPER_BENCHMARK_TOKENS": str(file),
+        }
+        self.words = (f"--scheduler-cls=counted_scheduler.{'ours' if ours else 'stock'}",)
+
+    def so_far(self) -> int:
+        """Since its start."""
+        return self._words[0]
+
+
+@contextlib.contextmanager
+def running(directory: Path, tokens: dict[str, Tokens]) -> Iterator[dict[str, InsideEngine]]:
+    """Engines with and without our code inside, started together."""
+    engines: dict[str, InsideEngine] = {}
+    try:
+        for side, ours in SIDES.items():
+            engines[side] = InsideEngine(
+                directory,
+                ours=ours,
+                wait=False,
+                environment=tokens[side].environment,
+                words=tokens[side].words,
+            )
+        for engine in engines.values():
+            engine.await_health()
+        yield engines
+    finally:
+        for engine in engines.values():
+            engine.stop()
+
+
+async def measure(
+    directory: Path, locked: Callable[[], contextlib.AbstractContextManager[None]]
+) -> dict[str, Any]:
+    """Stock vLLM, stock vLLM once more, and ours, in turn several times a second; several starts of each."""
+    found: dict[str, Any] = {str(clients): [] for clients in CONCURRENCIES}
+    for start in range(STARTS):
+        tokens = {
+            side: Tokens(directory / f"tokens-{side}", ours=ours) for side, ours in SIDES.items()
+        }
+        with locked(), running(directory, tokens) as engines:
+            counts = [tokens[side].so_far for side in engines]
+            async with client() as session:
+                for clients in CONCURRENCIES:
+                    row = await side_by_side(list(engines.values()), counts, session, clients)
+                    found[str(clients)].append(row)
+                    ratios = {side: f"{row['ratios'][side]:.3f}" for side in ("again", "ours")}
+                    print(f"start {start + 1} of {STARTS}, {clients} clients:", ratios, flush=True)
+    return found
+
+
+async def side_by_side(
+    engines: list[InsideEngine],
+    counts: list[Callable[[], int]],
+    session: aiohttp.ClientSession,
+    clients: int,
+) -> dict[str, dict[str, Any]]:
+    """Of one start: each side's figures, and its rate against stock's."""
+    with taking_turns([engine.group for engine in engines], lambda n: counts[n]()) as turns:
+        loads = [
+            Load(engine, session, clients, functools.partial(turns.clock, number))
+            for number, engine in enumerate(engines)
+        ]
+        try:
+            await asyncio.gather(*(load.next_round(WARM_S) for load in loads))
+            warm = len(turns.cycles)
+            figures = await asyncio.gather(*(load.next_round(START_ROUND_S) for load in loads))
+            cycles = turns.cycles[warm:]
+        finally:
+            await asyncio.gather(*(load.end() for load in loads))
+    return {
+        "figures": dict(zip(SIDES, figures, strict=True)),
+        "ratios": ratios_of(cycles),
+    }
+
+
+def ratios_of(cycles: list[list[Turn]]) -> dict[str, float]:
+    """Ours against both stock engines, and the second stock engine against the first."""
+    stock, again, ours = (list(SIDES).index(side) for side in ("stock", "again", "ours"))
+    return {
+        "again": ratio_of(cycles, again, [stock]),
+        "ours": ratio_of(cycles, ours, [stock, again]),
+    }
+
+
+def cpu_ratio_of(start: dict[str, Any]) -> float:
+    """Processor time a token, ours against the mean of both stock engines, of one start."""
+    figures = {side: start["figures"][side]["cpu_ms_per_token"] for side in SIDES}
+    return float(figures["ours"] / fmean((figures["stock"], figures["again"])))
+
+
+def render(part: dict[str, Any]) -> str:
+    """The section of the report."""
+    figures = sorted(part["figures"].items(), key=lambda item: int(item[0]))
+    lines = [
+        f"## Against stock vLLM, same flags: {STARTS} starts, {START_ROUND_S:.0f} s each\n",
+        (
+            "Two stock engines and ours are loaded all the time and run in turn, for "
+            f"{SHORTEST_S} to {LONGEST_S} s: two are halted while one runs, and rates and latencies are by a clock "
+            "that stands while an engine is halted. So what else the machine does meets all. Of a start the middle "
+            "half of its cycles counts (a cycle is a turn of each). One start of an engine differs from the next; "
+            "the figures are means over the starts with their standard error. Stock against stock is what chance does.\n"
+        ),
+        "| clients | stock tok/s | ours tok/s | **ours against stock** | stock against stock | processor time a token, ours against stock | stock p50 / p99 ms | ours p50 / p99 ms |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for clients, starts in figures:
+        rate, p50, p99 = (
+            {side: median(start["figures"][side][key] for start in starts) for side in SIDES}
+            for key in ("tokens_per_s", "p50_s", "p99_s")
+        )
+        ours, again = ([start["ratios"][side] for start in starts] for side in ("ours", "again"))
+        lines.append(
+            f"| {clients} | {rate['stock']:.0f} | {rate['ours']:.0f} | **{_spread(ours)}** "
+            f"| {_spread(again)} | {_spread([cpu_ratio_of(start) for start in starts])} "
+            f"| {1e3 * p50['stock']:.0f} / {1e3 * p99['stock']:.0f} | {1e3 * p50['ours']:.0f} / {1e3 * p99['ours']:.0f} |"
+        )
+    lines.append("\nTokens a second, ours against stock, each start:\n")
+    for clients, starts in figures:
+        ratios = sorted(start["ratios"]["ours"] for start in starts)
+        lines.append(f"- {clients} clients: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(ratios: list[float]) -> str:
+    return f"{fmean(ratios):.3f} ± {stdev(ratios) / len(ratios) ** 0.5:.3f}"
