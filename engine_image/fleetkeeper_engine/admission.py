@@ -266,6 +266,11 @@ class Admission:
         realtime, standard, batch = self.tiers
         return bool(realtime.queue or standard.queue or batch.queue)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in the queue or inside vLLM."""
+        return not self.has_waiting and not any(state.released for state in self.tiers)
+
     def _next(
         self, heads: Sequence[Head | None], room: Room, now_us: int
     ) -> tuple[Tier, Turn] | None:

@@ -194,9 +194,7 @@ class TierMiddleware:
             elif ticket in self._cut:
                 await answer(send, 503, _DRAINED, [(b"connection", b"close")])
         finally:
-            self._cut.discard(ticket)
-            self._admission.finish(ticket, self._clock())
-            self._pump()
+            self._ended(ticket)
 
     async def _released(self, ticket: Ticket, inbox: Inbox) -> int | None:
         """Waits for the ticket's turn and priority; None when the client hung up or the drain is over."""
@@ -230,6 +228,14 @@ class TierMiddleware:
         finally:
             self._inside.pop(ticket, None)
 
+    def _ended(self, ticket: Ticket) -> None:
+        self._cut.discard(ticket)
+        self._admission.finish(ticket, self._clock())
+        self._pump()
+        if self._admission.is_idle:
+            # Nothing may come for hours: who looks after the last answer sees it counted.
+            self._board.publish()
+
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         self._publish_soon()
         if refusal.outcome is Outcome.DRAINING:
@@ -249,7 +255,7 @@ class TierMiddleware:
         self._publish_soon()
 
     def _publish_soon(self) -> None:
-        """Writes the page in this turn of the event loop, or 200 ms after it was last written."""
+        """Writes the page in this turn of the event loop, or 200 ms after it was last written so."""
         if self._publishes:
             return
         self._publishes = True
