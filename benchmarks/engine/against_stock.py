@@ -20,9 +20,9 @@ from inside_engine import InsideEngine, client
 COUNTED = Path(__file__).resolve().parent / "counted"
 SIDES = {"stock": False, "again": False, "ours": True}
 """Engines that are compared, and whether our code is inside. The second stock one shows what is chance."""
-STARTS = 6
+STARTS = 5
 """One start of an engine differs from the next, for as long as it lives: by a hundredth or two, on a crowded host by ten."""
-START_ROUND_S = 12.0
+START_ROUND_S = 8.0
 """Of each start and number of clients, by the clock of each engine."""
 
 
