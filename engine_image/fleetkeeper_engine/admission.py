@@ -142,7 +142,7 @@ class Admission:
     def pass_by(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | None:
         """Releases a request at once, past the queue, when nothing waits and there is room; else None.
 
-        The same as to enter and to be taken, in a fifth of the time: most requests find it so.
+        The same as to enter and to be taken, the short way: most requests find it so.
         """
         if self.has_waiting:
             return None

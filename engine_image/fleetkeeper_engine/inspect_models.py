@@ -53,9 +53,8 @@ def inspect_all(directory: Path) -> None:
     if len(written) < len({models[name].module_name for name in ARCHITECTURES}):
         raise RuntimeError(f"vLLM wrote {len(written)} answers for {len(ARCHITECTURES)} classes")
     for file in written:
-        file.chmod(
-            0o644
-        )  # vLLM writes for itself alone; an image's user is another one than its maker
+        # vLLM writes for itself alone; an image's user is another one than its maker.
+        file.chmod(0o644)
 
 
 if __name__ == "__main__":

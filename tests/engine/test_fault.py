@@ -48,11 +48,7 @@ async def test_a_fault_in_the_scheduler_ends_live_limits_and_nothing_else(tmp_pa
     try:
         async with client() as session:
             answers = [await engine.complete(session, TOKENS) for _ in range(6)]
-        block, pulse, middleware = (
-            engine.scheduler(),
-            engine.pulse(),
-            await engine.middleware_now(),
-        )
+        block, pulse, middleware = engine.scheduler(), engine.pulse(), engine.middleware()
         assert [(answer.status, answer.tokens) for answer in answers] == [(200, TOKENS)] * 6
         assert (block.blind, block.supported) == (True, False)
         assert block.worked_steps < 6 * TOKENS, "nothing was counted after the fault"

@@ -361,7 +361,7 @@ async def test_arrivals_are_counted_once_and_waits_where_they_end(engine: Inside
             async with session.post(url, json=request, headers=headers) as answer:
                 assert answer.status == 200
                 assert len((await answer.json())["choices"]) == 4
-    after = await engine.middleware_now()
+    after = engine.middleware()
     assert after.arrivals[Tier.STANDARD] - before.arrivals[Tier.STANDARD] == 2
     waits = sum(engine.scheduler().queue_wait_of(Tier.STANDARD)) - sum(
         steps.queue_wait_of(Tier.STANDARD)
