@@ -267,9 +267,9 @@ class Admission:
         return bool(realtime.queue or standard.queue or batch.queue)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no request is in the queue or inside vLLM."""
-        return not self.has_waiting and not any(state.released for state in self.tiers)
+    def in_hand(self) -> int:
+        """Requests in the queue and inside vLLM."""
+        return sum(len(state.queue) + state.released for state in self.tiers)
 
     def _next(
         self, heads: Sequence[Head | None], room: Room, now_us: int

@@ -65,10 +65,11 @@ _CUT_EVENT = b"data: " + _DRAINED + b"\n\ndata: [DONE]\n\n"
 
 
 class _Reply:
-    """Passes a response on and knows how far it is."""
+    """Passes a response on and knows how far it is; calls `before_end` before its last frame."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, before_end: Callable[[], None]) -> None:
         self._send = send
+        self._before_end = before_end
         self.started = False
         self.ended = False
         self._events = False
@@ -81,6 +82,7 @@ class _Reply:
             self._events = any(value.startswith(b"text/event-stream") for value in types)
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self.ended = True
+            self._before_end()
         return self._send(message)
 
     async def cut(self) -> None:
@@ -190,7 +192,7 @@ class TierMiddleware:
                 body = with_priority(body, shape, priority)
                 inbox.give_again(body)
                 scope = _with_priority_header(scope, priority, len(body))
-                await self._pass_on(ticket, scope, inbox, _Reply(send))
+                await self._pass_on(ticket, scope, inbox, _Reply(send, self._say_last))
             elif ticket in self._cut:
                 await answer(send, 503, _DRAINED, [(b"connection", b"close")])
         finally:
@@ -232,12 +234,18 @@ class TierMiddleware:
         self._cut.discard(ticket)
         self._admission.finish(ticket, self._clock())
         self._pump()
-        if self._admission.is_idle:
-            # Nothing may come for hours: who looks after the last answer sees it counted.
+        if not self._admission.in_hand:
+            # Nothing may come for hours: what is said last stays right.
+            self._board.publish()
+
+    def _say_last(self) -> None:
+        """Whoever looks after the last answer sees its request counted, so before its end is sent."""
+        if self._publishes and self._admission.in_hand <= 1:
             self._board.publish()
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         self._publish_soon()
+        self._say_last()
         if refusal.outcome is Outcome.DRAINING:
             await answer(send, 503, _DRAINED, [(b"connection", b"close")])
             return

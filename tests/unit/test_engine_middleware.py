@@ -290,6 +290,30 @@ async def test_a_crowd_of_requests_writes_the_page_a_few_times_and_the_last_word
     assert writes < 300
 
 
+@pytest.mark.parametrize("closed", [False, True])
+async def test_who_reads_the_last_answer_to_its_end_finds_it_counted(
+    make: Any, page: Page, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    """Answered or refused: the page is written before the last frame leaves, not after it."""
+    monkeypatch.setattr(middleware, "_PUBLISH_EVERY_S", 3600.0)
+    monkeypatch.setattr(middleware, "_REST_S", 3600.0)
+    app = make()
+    page.write_supervisor(SupervisorBlock(closed=(False, closed, False)))
+    counted: list[tuple[int, int]] = []
+
+    class Reader(Call):
+        async def _take(self, message: Message) -> None:
+            await super()._take(message)
+            if message["type"] == "http.response.body" and not message["more_body"]:
+                block = page.read_middleware()
+                assert block is not None
+                counted.append((block.arrivals[Tier.STANDARD], sum(block.outcomes)))
+
+    for _ in range(3):
+        await Reader(app).answer()
+    assert counted == [(1, 1), (2, 2), (3, 3)]
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_at_the_end_of_a_drain_answers_end_whole(
     make: Any, vllm: StandInVllm, page: Page, streaming: bool
