@@ -1,6 +1,7 @@
 """What live limits and tiers cost, and what the limits do: on vLLM for CPU with the tiny model.
 
     .venv/bin/python benchmarks/engine/run.py throughput   # against stock vLLM, same flags, side by side
+    .venv/bin/python benchmarks/engine/run.py switched     # one engine, with our code and without in turn
     .venv/bin/python benchmarks/engine/run.py inside       # processor time of our code in a running engine
     .venv/bin/python benchmarks/engine/run.py added        # time a request spends in the middleware
     .venv/bin/python benchmarks/engine/run.py table        # sequences in a batch -> tok/s, waits, step time
@@ -36,6 +37,7 @@ sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
 import accounted  # noqa: E402 - the path to the shared engine starter stands above
 import against_stock  # noqa: E402
 import aiohttp  # noqa: E402
+import with_and_without  # noqa: E402
 from clients import CONCURRENCIES, WARM_S, Load  # noqa: E402
 
 from fleetkeeper_engine.asgi import App, Message, Receive, Scope, Send  # noqa: E402
@@ -70,32 +72,48 @@ def locked(path: Path | None) -> Iterator[None]:
 
 async def inside(directory: Path, lock: Path | None) -> dict[str, Any]:
     """Processor time of our code in one running engine, for each number of clients."""
-    accounts = accounted.Accounts(directory / "accounts")
     found: dict[str, Any] = {}
     with locked(lock):
-        engine = InsideEngine(directory, environment=accounts.environment)
-        try:
-            async with client() as session:
-                for clients in CONCURRENCIES:
-                    load = Load(engine, session, clients, time.perf_counter)
+        empty = await looks_of(directory, empty=True)
+        for clients, looks in (await looks_of(directory, empty=False)).items():
+            clock_ns = accounted.per_call_ns(empty[clients][0], empty[clients][-1])
+            rounds = [accounted.figures_of(*pair, clock_ns) for pair in itertools.pairwise(looks)]
+            found[str(clients)] = {key: median(r[key] for r in rounds) for key in rounds[0]}
+            print(f"{clients} clients:", found[str(clients)], flush=True)
+    return found
+
+
+async def looks_of(directory: Path, *, empty: bool) -> dict[int, list[accounted.Look]]:
+    """The sums before and after each round in one start of an engine, for each number of clients."""
+    accounts = accounted.Accounts(directory / "accounts", empty=empty)
+    engine = InsideEngine(directory, environment=accounts.environment)
+    found: dict[int, list[accounted.Look]] = {}
+    try:
+        async with client() as session:
+            for clients in CONCURRENCIES:
+                load = Load(engine, session, clients, time.perf_counter)
+                try:
                     await load.next_round(WARM_S)
-                    looks = [accounts.look(engine.cpu_s())]
+                    found[clients] = [accounts.look(engine.cpu_s())]
                     for _ in range(INSIDE_ROUNDS):
                         await load.next_round(ROUND_S)
-                        looks.append(accounts.look(engine.cpu_s()))
+                        found[clients].append(accounts.look(engine.cpu_s()))
+                finally:
                     await load.end()
-                    rounds = [accounted.figures_of(*pair) for pair in itertools.pairwise(looks)]
-                    found[str(clients)] = {key: median(r[key] for r in rounds) for key in rounds[0]}
-                    print(f"{clients} clients:", found[str(clients)], flush=True)
-        finally:
-            engine.stop()
-            accounts.close()
+    finally:
+        engine.stop()
+        accounts.close()
     return found
 
 
 async def throughput(directory: Path, lock: Path | None) -> dict[str, Any]:
     """Against stock vLLM, several starts of each."""
     return await against_stock.measure(directory, lambda: locked(lock))
+
+
+async def switched(directory: Path, lock: Path | None) -> dict[str, Any]:
+    """One engine with our code in it and without, in turn."""
+    return await with_and_without.measure(directory, lambda: locked(lock))
 
 
 async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
@@ -220,6 +238,7 @@ def render(results: dict[str, Any]) -> str:
     )
     for name, section in (
         ("throughput", against_stock.render),
+        ("switched", with_and_without.render),
         ("inside", _inside),
         ("added", _added),
         ("table", _table),
@@ -280,12 +299,21 @@ def save(name: str, figures: dict[str, Any]) -> None:
     (HERE / "RESULTS.md").write_text(render(results))
 
 
+PARTS = {
+    "added": added,
+    "inside": inside,
+    "switched": switched,
+    "table": table,
+    "throughput": throughput,
+}
+
+
 def main() -> None:
     """Measures parts and writes the report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="+", choices=["throughput", "inside", "added", "table"])
+    parser.add_argument("what", nargs="+", choices=list(PARTS))
     parser.add_argument("--lock", type=Path)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
@@ -293,8 +321,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        parts = {"added": added, "inside": inside, "table": table, "throughput": throughput}
-        for part, measure in parts.items():
+        for part, measure in PARTS.items():
             if part in arguments.what:
                 save(part, asyncio.run(measure(directory, arguments.lock)))
     print((HERE / "RESULTS.md").read_text())

@@ -53,7 +53,7 @@ _TICK_S = 0.05
 _REST_S = 0.25
 """And while nothing does: bins close and drains end then. A tick takes time from the engine beside it."""
 _PUBLISH_EVERY_S = 0.2
-_PRIORITY_HEADERS = (b"x-vllm-priority", b"content-length", b"transfer-encoding")
+_PRIORITY_HEADERS = frozenset((b"x-vllm-priority", b"content-length", b"transfer-encoding"))
 _INTERNAL = INTERNAL_HEADER.encode()
 _LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 _DRAINED = error_body(
@@ -76,14 +76,18 @@ class _Reply:
 
     def send(self, message: Message) -> Awaitable[None]:
         """For vLLM to send through. No coroutine of its own: a stream comes here with each token."""
+        if not message.get("more_body", False):
+            self._begins_or_ends(message)
+        return self._send(message)
+
+    def _begins_or_ends(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
             types = [value for name, value in message.get("headers", ()) if name == b"content-type"]
             self._events = any(value.startswith(b"text/event-stream") for value in types)
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+        elif message["type"] == "http.response.body":
             self.ended = True
             self._before_end()
-        return self._send(message)
 
     async def cut(self) -> None:
         """Ends the response at a whole frame: a clean 503, or an error as the last event."""

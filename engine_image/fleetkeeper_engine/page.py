@@ -59,6 +59,8 @@ class Page:
         self._slots = [(place.slot(0), place.slot(1)) for place in self._places]
         self._written: dict[int, int] = {}
         self._words = memoryview(memory).cast("Q")
+        even, odd = self._slots[_SUPERVISOR]
+        self._orders_even, self._orders_odd = even >> 3, odd >> 3
         self.pulse = Cells(PULSE, memoryview(memory)[PULSE_AT : PULSE_AT + PULSE.size])
         """The scheduler's pulse, in the page itself: what is stored there is said."""
 
@@ -140,7 +142,8 @@ class Page:
 
     def orders_sequence(self) -> int:
         """Changes with every write of the supervisor's block; cheaper than reading it."""
-        return max(self._sequences(_SUPERVISOR))
+        words = self._words
+        return max(words[self._orders_even], words[self._orders_odd])
 
     def caps_armed(self) -> bool:
         """Whether every rank's allocator is held to its cap."""

@@ -95,6 +95,8 @@ class LiveScheduling:
         self._orders_sequence = -1
         self._limits = Limits(ceiling_sequences, ceiling_tokens)
         self._limits_until = -math.inf
+        self._same_until = -math.inf
+        self._same_running = -1
         self._asks_grammar = any(
             "get_grammar_bitmask" in vars(kind)
             for kind in type(scheduler).__mro__
@@ -117,22 +119,35 @@ class LiveScheduling:
         return self._followed
 
     def before_schedule(self) -> None:
-        """Puts the limits in force into the scheduler."""
+        """Puts the limits in force into the scheduler; nothing to do while they are those of the last call."""
         if not self._followed:
             self.while_running()
         if not self.supported:
             return
-        now = self._clock()
-        self._read_orders()
+        now, running = self._clock(), len(self._scheduler.running)
+        page, sequence = self._page, self._orders_sequence
+        if page is not None:
+            sequence = page.orders_sequence()
+        if (
+            now < self._same_until
+            and running == self._same_running
+            and sequence == self._orders_sequence
+        ):
+            return
+        self._set_limits(now, running, sequence)
+
+    def _set_limits(self, now: float, running: int, sequence: int) -> None:
+        if sequence != self._orders_sequence:
+            self._read_orders(sequence)
         scheduler, orders = self._scheduler, self._orders
         if now >= self._limits_until:
             self._limits = limits_in_force(orders, self._sequences, self._tokens, now)
             self._limits_until = limits_change_at(orders, now)
         limits = self._limits
-        running = len(scheduler.running)
-        active = limits.sequences
+        active, self._same_until = limits.sequences, self._limits_until
         if now < self._reserved_until:
             active = self._active_with_reserve(limits.sequences, running, now)
+            self._same_until = -math.inf
         if orders is not None and orders.cap_exceeded:
             active = 0
         tokens = self._tokens.ceiling
@@ -142,6 +157,7 @@ class LiveScheduling:
             )
         scheduler.max_num_active_reqs = active
         scheduler.max_num_scheduled_tokens = tokens
+        self._same_running = running
         generation = orders.generation if orders is not None else 0
         self.record.in_force(generation, limits.sequences, tokens)
 
@@ -164,11 +180,9 @@ class LiveScheduling:
     def after_schedule(self, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Says that a step goes to the workers, before it runs."""
         now = self._clock()
-        self.record.saw_schedule()
         tokens = step.total_num_scheduled_tokens
         flight = Flight(step, tokens, now) if tokens else None
-        if flight is not None:
-            self.record.sent(flight)
+        self.record.saw_schedule(flight)
         self._uncounted.append((step, flight))
         self._scheduled_at = now
         self._followed = False
@@ -249,14 +263,11 @@ class LiveScheduling:
         record.put("kv_capacity_tokens", self._kv_capacity)
         self.publish()
 
-    def _read_orders(self) -> None:
-        if self._page is None:
-            return
-        sequence = self._page.orders_sequence()
-        if sequence != self._orders_sequence:
+    def _read_orders(self, sequence: int) -> None:
+        if self._page is not None:
             self._orders = self._page.read_supervisor()
-            self._orders_sequence = sequence
-            self._limits_until = self._count_due = -math.inf
+        self._orders_sequence = sequence
+        self._limits_until = self._count_due = -math.inf
 
     def _saw_new(self, request_id: str, now: float) -> None:
         request = self._scheduler.requests.get(request_id)
@@ -265,6 +276,7 @@ class LiveScheduling:
         self._first_scheduled.append((request.priority, now))
         if is_realtime(request.priority):
             self._reserved_until = now + RESERVE_KEPT_S
+            self._same_until = -math.inf
 
     def _see_waiting(self, now: float, *, must: bool = False) -> None:
         if now < self._waiting_due and not must:

@@ -109,9 +109,20 @@ class SchedulerRecord:
         whole[_LIMIT_SEQUENCES] = sequences
         whole[_LIMIT_TOKENS] = tokens
 
-    def saw_schedule(self) -> None:
-        """A schedule call has returned."""
-        self._said[_CALLS] += 1
+    def saw_schedule(self, flight: Flight | None) -> None:
+        """A schedule call has returned; with tokens in its step, that goes to the workers."""
+        said = self._said
+        said[_CALLS] += 1
+        if flight is None:
+            return
+        if self._interval_start is None:
+            self._interval_start = flight.sent
+        flights = self._flights
+        flights.append(flight)
+        said[_TOKENS] += flight.tokens
+        if len(flights) > _MOST_FLIGHTS:
+            self._landed()
+        said[_STEPS] = len(flights)
 
     def saw_first_scheduled(self, origin: Origin | None, number: int, now: float) -> None:
         """A sequence is in a step for the first time: its request's queue wait, once a request."""
@@ -126,16 +137,6 @@ class SchedulerRecord:
         self._whole[_WAITS + place] += 1
         self._real[_WAITED + origin.tier] += wait_s
 
-    def sent(self, flight: Flight) -> None:
-        """A step with tokens in it goes to the workers; said before it runs."""
-        if self._interval_start is None:
-            self._interval_start = flight.sent
-        self._flights.append(flight)
-        self._said[_TOKENS] += flight.tokens
-        if len(self._flights) > _MOST_FLIGHTS:
-            self._landed()
-        self._said[_STEPS] = len(self._flights)
-
     def came_back(
         self, step: object, sampled: Collection[Sized], now: float, *, work_left: bool
     ) -> None:
@@ -146,7 +147,12 @@ class SchedulerRecord:
         output, or since there was work again: with asynchronous scheduling the next step is
         already under way, so the time from sending to output would count twice.
         """
-        flight = self._take(step)
+        flights = self._flights
+        if flights and flights[0].step is step:
+            flight: Flight | None = flights[0]
+            self._landed()
+        else:
+            flight = self._take(step)
         if flight is not None:
             start = flight.sent if self._interval_start is None else self._interval_start
             self._ended.append((flight, max(0.0, now - start), sampled))

@@ -75,9 +75,13 @@ def tiny_model(directory: Path, layers: int = 4) -> Path:
     return directory
 
 
-def vllm_argv(model: Path, port: int, settings: InsideSettings, *, ours: bool) -> list[str]:
-    """The words that start vLLM, with or without our code inside, else the same."""
-    words = [
+INSIDE = (f"--scheduler-cls={SCHEDULER_FACTORY}", f"--middleware={MIDDLEWARE}")
+"""The words that put our code inside."""
+
+
+def vllm_argv(model: Path, port: int, settings: InsideSettings) -> list[str]:
+    """The words that start vLLM, without our code inside."""
+    return [
         str(PYTHON),
         "-m",
         "vllm.entrypoints.openai.api_server",
@@ -97,9 +101,6 @@ def vllm_argv(model: Path, port: int, settings: InsideSettings, *, ours: bool) -
         "--no-enable-prefix-caching",
         "--disable-uvicorn-access-log",
     ]
-    if ours:
-        words += [f"--scheduler-cls={SCHEDULER_FACTORY}", f"--middleware={MIDDLEWARE}"]
-    return words
 
 
 @dataclass
@@ -127,6 +128,7 @@ class InsideEngine:
         environment: dict[str, str] | None = None,
         layers: int = 4,
         words: Sequence[str] = (),
+        inside: Sequence[str] = INSIDE,
     ) -> None:
         self.settings = settings
         self.port = free_port()
@@ -151,7 +153,7 @@ class InsideEngine:
         model = tiny_model(directory / "model", layers)
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                [*vllm_argv(model, self.port, settings, ours=ours), *words],
+                [*vllm_argv(model, self.port, settings), *(inside if ours else ()), *words],
                 env=env,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,9 +19,15 @@ from fleetkeeper_engine.histogram import QUEUE_WAIT_EDGES_S
 from fleetkeeper_engine.inside import ENVIRONMENT, InsideSettings
 from fleetkeeper_engine.page import ENVIRONMENT as PAGE_ENVIRONMENT
 from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import CapBlock, SupervisorBlock, Tier
+from fleetkeeper_engine.page_layout import SCHEDULER, CapBlock, SupervisorBlock, Tier
 from fleetkeeper_engine.priority import PriorityRule
-from fleetkeeper_engine.scheduler import LiveScheduling, chosen_class, live_scheduler, mixed_into
+from fleetkeeper_engine.scheduler import (
+    NEEDED,
+    LiveScheduling,
+    chosen_class,
+    live_scheduler,
+    mixed_into,
+)
 from fleetkeeper_engine.scheduler_limits import (
     NOTCHES,
     RESERVE_KEPT_S,
@@ -302,6 +309,61 @@ def test_the_reserve_is_kept_while_realtime_comes(page: Page) -> None:
     assert [seen[0] for seen in scheduler.seen] == [64, 60, 61, 64]
 
 
+@given(
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.just("time"), st.sampled_from([0.01, 0.5, 3.0, 40.0])),
+            st.tuples(
+                st.just("orders"),
+                st.builds(
+                    SupervisorBlock,
+                    generation=st.integers(1, 9),
+                    sequences=st.integers(0, 80),
+                    tokens=st.integers(0, 4096),
+                    lease_deadline=st.sampled_from([0.0, 999.0, 1002.0, 1060.0]),
+                    cap_exceeded=st.booleans(),
+                ),
+            ),
+            st.tuples(st.just("running"), st.integers(0, 64)),
+            st.tuples(st.just("realtime"), st.integers(1, 3)),
+        ),
+        max_size=30,
+    )
+)
+def test_limits_that_stay_are_those_worked_out_anew(
+    events: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever changes: a step that finds nothing changed has the limits of one that looks at everything."""
+    page = Page.create(tmp_path_factory.mktemp("pages") / "page")
+    clock, settings = Clock(), InsideSettings(min_sequences=4, min_tokens=256)
+    short, long = (mixed_into(StandIn)() for _ in range(2))
+    lives = [LiveScheduling(scheduler, page, settings, clock) for scheduler in (short, long)]
+    for what, value in events:
+        if what == "time":
+            clock.now += value
+        elif what == "orders":
+            page.write_supervisor(value)
+        for scheduler, live in zip((short, long), lives, strict=True):
+            if what == "running":
+                scheduler.running = [Request(str(n)) for n in range(value)]
+            live.before_schedule()
+            live.after_schedule(realtime_step(scheduler, value if what == "realtime" else 0, clock))
+        lives[1]._same_until = -math.inf
+        for live in lives:
+            live.before_schedule()
+        assert [getattr(short, name) for name in NEEDED] == [getattr(long, name) for name in NEEDED]
+        for name in ("generation", "limit_sequences", "limit_tokens"):
+            assert len({live.record.cells.whole[SCHEDULER.cells[name]] for live in lives}) == 1
+
+
+def realtime_step(scheduler: StandIn, count: int, clock: Clock) -> Step:
+    """One with so many new realtime sequences in it."""
+    number = RULE.number(Tier.REALTIME, round(clock.now * 1e6))
+    names = [f"{clock.now}-{n}" for n in range(count)]
+    scheduler.requests.update({name: Request(name, number) for name in names})
+    return Step(dict.fromkeys(names, 1), [SimpleNamespace(req_id=name) for name in names])
+
+
 def test_queue_wait_is_counted_once_a_request_at_its_first_schedule(page: Page) -> None:
     """From arrival in the middleware; a second sequence, a resumed one or the supervisor's own: not again."""
     scheduler, clock = made(page)
@@ -507,16 +569,16 @@ def test_with_two_steps_under_way_time_is_not_counted_twice() -> None:
     record = SchedulerRecord()
     steps = [object() for _ in range(4)]
     flights = [Flight(step, 1, 0.1 * n) for n, step in enumerate(steps)]
-    record.sent(flights[0])
-    record.sent(flights[1])
+    record.saw_schedule(flights[0])
+    record.saw_schedule(flights[1])
     record.came_back(steps[0], [[5]], 0.3, work_left=True)
-    record.sent(flights[2])
+    record.saw_schedule(flights[2])
     record.came_back(steps[2], [[5]], 0.9, work_left=False)
     record.came_back(object(), [[5]], 1.0, work_left=False)
     record.count()
     assert record._real[record._at["batch_time_sum"]] == pytest.approx(0.9)
     assert record._whole[record._at["worked_steps"]] == 2
-    assert record.pulse.whole.tolist() == [0] * 6
+    assert record.pulse.whole.tolist() == [3, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

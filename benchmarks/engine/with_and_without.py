@@ -1,0 +1,170 @@
+"""Throughput of one engine with our code in it and without, switched several times a second while it serves.
+
+Two engines on a shared machine differ by more than our code costs: by where their memory lies, and by
+what the neighbours do. Here both sides are one process, and the host's moods meet both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import mmap
+import random
+import runpy
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from clients import CONCURRENCIES, WARM_S, Load
+from turns import ratio_of
+
+from inside_engine import InsideEngine, client
+
+INSIDE = Path(__file__).resolve().parent / "switched_inside"
+WITHOUT, WITH = SIDES = (0, 1)
+STARTS = 3
+ROUND_S = 60.0
+"""Of each start and number of clients."""
+SHORTEST_S = 0.05
+LONGEST_S = 0.1
+"""Of one turn: many steps, and far less than what the host's moods last."""
+BLOCKS = 8
+"""A round in so many parts, by whose spread its error is judged."""
+LOOK_S = 0.002
+PATIENCE_S = 60.0
+_WORDS: dict[str, int] = {
+    name: place
+    for name, place in runpy.run_path(str(INSIDE / "switched.py")).items()
+    if name in ("WANTED", "ACTIVE", "NS", "TOKENS")
+}
+
+
+class Turn(NamedTuple):
+    """What the engine did in one turn."""
+
+    seconds: float
+    tokens: int
+
+
+Cycle = tuple[Turn, Turn]
+"""A turn without and one with our code, one after the other, in an order by dice."""
+
+
+class Switch:
+    """The words shared with the engine's processes (`switched_inside/switched.py`)."""
+
+    def __init__(self, file: Path) -> None:
+        file.write_bytes(bytes(mmap.PAGESIZE))
+        with file.open("r+b") as opened:
+            self._words = memoryview(mmap.mmap(opened.fileno(), 0)).cast("Q")
+        self.environment = {
+            "PYTHONPATH": str(INSIDE),
+            "FLEETKEEPER_BENCHMARK_SWITCH": str(file),
+        }
+        self.inside = ("--scheduler-cls=switched.scheduler", "--middleware=switched.Tiers")
+
+    async def cycles(self, seconds: float) -> list[Cycle]:
+        """Turns of both sides for so long."""
+        dice = random.Random(1)
+        over = time.perf_counter() + seconds
+        found: list[Cycle] = []
+        while time.perf_counter() < over:
+            order = dice.sample(SIDES, len(SIDES))
+            looks = [await self._begin(order[0])]
+            length_s = dice.uniform(SHORTEST_S, LONGEST_S)
+            for following in (order[1], WITH):
+                await asyncio.sleep(length_s)
+                looks.append(await self._begin(following))
+            turns = dict(
+                zip(order, itertools.starmap(_turn, itertools.pairwise(looks)), strict=True)
+            )
+            found.append((turns[WITHOUT], turns[WITH]))
+        return found
+
+    async def _begin(self, side: int) -> Turn:
+        """Returns when the engine has begun a turn of that side; what it did in all turns before."""
+        words, wanted, active = self._words, _WORDS["WANTED"], _WORDS["ACTIVE"]
+        # Another number each time: a side that goes on begins a new turn as well.
+        words[wanted] = words[wanted] // 2 * 2 + 2 + side
+        deadline = time.monotonic() + PATIENCE_S
+        while words[active] != words[wanted]:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"the engine began no turn within {PATIENCE_S:.0f} s; see its log"
+                )
+            await asyncio.sleep(LOOK_S)
+        return Turn(words[_WORDS["NS"]] / 1e9, words[_WORDS["TOKENS"]])
+
+
+def _turn(before: Turn, after: Turn) -> Turn:
+    return Turn(after.seconds - before.seconds, after.tokens - before.tokens)
+
+
+async def measure(
+    directory: Path, locked: Callable[[], AbstractContextManager[None]]
+) -> dict[str, Any]:
+    """Several starts of one engine; its figures for each number of clients."""
+    found: dict[str, Any] = {str(clients): [] for clients in CONCURRENCIES}
+    for start in range(STARTS):
+        with locked():
+            switch = Switch(directory / "switch")
+            engine = InsideEngine(directory, environment=switch.environment, inside=switch.inside)
+            try:
+                async with client() as session:
+                    for clients in CONCURRENCIES:
+                        load = Load(engine, session, clients, time.perf_counter)
+                        try:
+                            await load.next_round(WARM_S)
+                            cycles = await switch.cycles(ROUND_S)
+                        finally:
+                            await load.end()
+                        row = figures_of(cycles)
+                        found[str(clients)].append(row)
+                        print(f"start {start + 1} of {STARTS}, {clients} clients:", row, flush=True)
+            finally:
+                engine.stop()
+    return found
+
+
+def figures_of(cycles: Sequence[Cycle]) -> dict[str, float]:
+    """With against without, of one start: tokens a second with its standard error."""
+    size = len(cycles) // BLOCKS
+    blocks = [ratio_of(cycles[n * size : (n + 1) * size], WITH, [WITHOUT]) for n in range(BLOCKS)]
+    without, with_ours = (
+        sum(cycle[side].tokens for cycle in cycles) / sum(cycle[side].seconds for cycle in cycles)
+        for side in SIDES
+    )
+    return {
+        "ratio": ratio_of(cycles, WITH, [WITHOUT]),
+        "error": stdev(blocks) / BLOCKS**0.5,
+        "without_tokens_per_s": without,
+        "with_tokens_per_s": with_ours,
+        "cycles": len(cycles),
+    }
+
+
+def render(part: dict[str, Any]) -> str:
+    """The section of the report."""
+    lines = [
+        f"## One engine with our code and without: {STARTS} starts, {ROUND_S:.0f} s each\n",
+        (
+            f"The same process is switched every {SHORTEST_S} to {LONGEST_S} s, while it serves, between our scheduler and "
+            "middleware and vLLM's own scheduler with nothing in front: neither the memory under it nor the host's moods "
+            "differ between the two. The middle half of the pairs of turns counts; means over the starts with their standard "
+            "error, from the spread within each.\n"
+        ),
+        "| clients | tok/s without | tok/s with | **with against without** | each start |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for clients, starts in sorted(part["figures"].items(), key=lambda item: int(item[0])):
+        error = sum(start["error"] ** 2 for start in starts) ** 0.5 / len(starts)
+        each = ", ".join(f"{start['ratio']:.3f}" for start in starts)
+        lines.append(
+            f"| {clients} | {fmean(start['without_tokens_per_s'] for start in starts):.0f} "
+            f"| {fmean(start['with_tokens_per_s'] for start in starts):.0f} "
+            f"| **{fmean(start['ratio'] for start in starts):.3f} ± {error:.3f}** | {each} |"
+        )
+    return "\n".join(lines) + "\n"
