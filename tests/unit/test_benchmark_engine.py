@@ -1,0 +1,58 @@
+"""What the engine's benchmark says of what it saw: a known difference is found, the clock is taken off."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import pytest
+
+from fleetkeeper_local.paths import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def part() -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a part of benchmarks/engine by its name."""
+    directory = str(REPOSITORY / "benchmarks" / "engine")
+    sys.path.insert(0, directory)
+    yield importlib.import_module
+    sys.path.remove(directory)
+
+
+@pytest.mark.parametrize("true", [0.9, 1.0, 1.05])
+def test_a_known_difference_is_found_whatever_the_host_does(
+    part: Callable[[str], ModuleType], true: float
+) -> None:
+    """Moods that last over turns, and turns in which the machine all but stands still."""
+    module = part("with_and_without")
+    dice, mood, cycles = random.Random(3), 1.0, []
+    for _ in range(4000):
+        mood = 0.9 * mood + 0.1 * dice.uniform(0.5, 1.5)
+        turns = []
+        for side in module.SIDES:
+            stands = 0.2 if dice.random() < 0.05 else 1.0
+            rate = 1000.0 * mood * stands * dice.gauss(1.0, 0.1) * (true if side else 1.0)
+            turns.append(module.Turn(0.1, round(0.1 * rate)))
+        cycles.append(tuple(turns))
+    found = module.figures_of(cycles)
+    assert found["error"] < 0.01
+    assert abs(found["ratio"] - true) < 4 * found["error"]
+
+
+def test_what_the_clock_takes_for_itself_is_taken_off(part: Callable[[str], ModuleType]) -> None:
+    """100 steps of 4 entries and 10 requests: 3 us of ours in each entry, 50 us in each request."""
+    module = part("accounted")
+    steps = dict.fromkeys((*module.BETWEEN_STEPS, "while_running"), 100)
+    calls = dict.fromkeys(module.ENTRIES, 0) | steps | {"request": 10}
+    clock_ns = dict.fromkeys(module.ENTRIES, 2000.0) | {"request": 30_000.0}
+    ours_ns = dict.fromkeys(module.ENTRIES, 3000) | {"request": 50_000}
+    none = module.Look(dict.fromkeys(calls, 0), dict.fromkeys(calls, 0), 1.0, 10.0)
+    ns = {entry: round(n * (clock_ns[entry] + ours_ns[entry])) for entry, n in calls.items()}
+    found = module.figures_of(none, module.Look(calls, ns, 3.0, 11.0), clock_ns)
+    assert (found["between_us"], found["beside_us"], found["request_us"]) == (9.0, 3.0, 50.0)
+    assert found["cpu_ratio"] == pytest.approx((100 * 4 * 3e-6 + 10 * 50e-6) / 2.0)
+    empty = module.Look(calls, {e: round(n * clock_ns[e]) for e, n in calls.items()}, 3.0, 11.0)
+    assert module.per_call_ns(none, empty) == clock_ns | {"publish": 0.0, "tick": 0.0}
