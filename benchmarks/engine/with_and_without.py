@@ -26,7 +26,7 @@ from inside_engine import InsideEngine, client
 INSIDE = Path(__file__).resolve().parent / "switched_inside"
 WITHOUT, WITH = SIDES = (0, 1)
 STARTS = 3
-ROUND_S = 60.0
+ROUND_S = 90.0
 """Of each start and number of clients."""
 SHORTEST_S = 0.05
 LONGEST_S = 0.1
