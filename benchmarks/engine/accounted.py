@@ -7,12 +7,13 @@ which a loop around it alone would hide.
 
 from __future__ import annotations
 
-import mmap
 import runpy
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from shared_words import shared_words
 
 INSIDE = Path(__file__).resolve().parent / "accounted"
 ENTRIES: tuple[str, ...] = runpy.run_path(str(INSIDE / "sitecustomize.py"))["ENTRIES"]
@@ -34,10 +35,7 @@ class Accounts:
     """The words shared with the engine's processes."""
 
     def __init__(self, file: Path, *, empty: bool = False) -> None:
-        file.write_bytes(bytes(mmap.PAGESIZE))
-        with file.open("r+b") as opened:
-            self._memory = mmap.mmap(opened.fileno(), 0)
-        self._words = memoryview(self._memory).cast("Q")
+        self._words = shared_words(file)
         self.environment = {
             "PYTHONPATH": str(INSIDE),
             "FLEETKEEPER_BENCHMARK_ACCOUNT": str(file),
@@ -57,7 +55,6 @@ class Accounts:
     def close(self) -> None:
         """Unmaps the words."""
         self._words.release()
-        self._memory.close()
 
 
 def per_call_ns(before: Look, after: Look) -> dict[str, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -13,6 +12,7 @@ from typing import Any
 
 import aiohttp
 from clients import CONCURRENCIES, WARM_S, Load
+from shared_words import shared_words
 from turns import LONGEST_S, SHORTEST_S, Turn, ratio_of, taking_turns
 
 from inside_engine import InsideEngine, client
@@ -30,9 +30,7 @@ class Tokens:
     """The word in which an engine counts its tokens (`counted/counted_scheduler.py`)."""
 
     def __init__(self, file: Path, *, ours: bool) -> None:
-        file.write_bytes(bytes(mmap.PAGESIZE))
-        with file.open("r+b") as opened:
-            self._words = memoryview(mmap.mmap(opened.fileno(), 0)).cast("Q")
+        self._words = shared_words(file)
         self.environment = {
             "PYTHONPATH": str(COUNTED),
             "FLEETKEEPER_BENCHMARK_TOKENS": str(file),

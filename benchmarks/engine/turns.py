@@ -16,14 +16,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from statistics import fmean
+from typing import NamedTuple
 
 SHORTEST_S = 0.15
 LONGEST_S = 0.35
 """Several steps of an engine, and far less than what the host's moods last; uneven, to fall in with none of them."""
 
 
-Turn = tuple[float, int]
-"""Seconds that an engine ran, and the tokens that came meanwhile."""
+class Turn(NamedTuple):
+    """What an engine did in one turn."""
+
+    seconds: float
+    tokens: int
 
 
 class Turns:
@@ -58,13 +62,13 @@ class Turns:
         seen = [self._tokens(engine) for engine in range(len(self._groups))]
         while not self._over.is_set():
             length_s = dice.uniform(SHORTEST_S, LONGEST_S)
-            cycle: list[Turn] = [(0.0, 0)] * len(self._groups)
+            cycle: list[Turn] = [Turn(0.0, 0)] * len(self._groups)
             for engine in dice.sample(range(len(self._groups)), len(self._groups)):
                 self._continue(engine)
                 self._over.wait(length_s)
                 ran_s = self._halt(engine)
                 tokens = self._tokens(engine)
-                cycle[engine] = (ran_s, tokens - seen[engine])
+                cycle[engine] = Turn(ran_s, tokens - seen[engine])
                 seen[engine] = tokens
             if not self._over.is_set():
                 self.cycles.append(cycle)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import mmap
 import random
 import runpy
 import time
@@ -16,10 +15,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from clients import CONCURRENCIES, WARM_S, Load
-from turns import ratio_of
+from shared_words import shared_words
+from turns import Turn, ratio_of
 
 from inside_engine import InsideEngine, client
 
@@ -42,13 +42,6 @@ _WORDS: dict[str, int] = {
 }
 
 
-class Turn(NamedTuple):
-    """What the engine did in one turn."""
-
-    seconds: float
-    tokens: int
-
-
 Cycle = tuple[Turn, Turn]
 """A turn without and one with our code, one after the other, in an order by dice."""
 
@@ -57,9 +50,7 @@ class Switch:
     """The words shared with the engine's processes (`switched_inside/switched.py`)."""
 
     def __init__(self, file: Path) -> None:
-        file.write_bytes(bytes(mmap.PAGESIZE))
-        with file.open("r+b") as opened:
-            self._words = memoryview(mmap.mmap(opened.fileno(), 0)).cast("Q")
+        self._words = shared_words(file)
         self.environment = {
             "PYTHONPATH": str(INSIDE),
             "FLEETKEEPER_BENCHMARK_SWITCH": str(file),

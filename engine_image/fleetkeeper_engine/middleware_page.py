@@ -68,7 +68,7 @@ class MiddlewarePage:
         if self._page is None:
             return
         whole, real, admission = self._cells.whole, self._cells.real, self._admission
-        # By their attributes, not by methods: this runs twice a request.
+        # By their attributes, not by methods: this runs with a lone request twice.
         for tier, state in enumerate(admission.tiers):
             whole[_WAITING + tier] = len(state.queue)
             whole[_WAITING_SEQUENCES + tier] = state.waiting_sequences
