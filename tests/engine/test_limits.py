@@ -19,6 +19,10 @@ CHANGES = 200
 PROMISED_S = 0.1
 PROMISED_STEPS = 2
 """A new limit is read within so many seconds or steps; steps hold on a crowded machine too."""
+SEEN = 200
+"""Tokens of a stream that is to be seen while it runs: with so many beside it, seconds on a quick machine."""
+SEEN_ALONE = 1000
+"""The same of one that runs alone. What runs is said every 200 ms, and whoever looks may be halted for longer."""
 
 pytestmark = pytest.mark.timeout(900)
 """The first test waits for the shared engine to start."""
@@ -101,13 +105,13 @@ async def _until_read(engine: InsideEngine, generation: int) -> tuple[float, int
 async def test_a_lower_limit_drains_and_a_higher_one_fills(engine: InsideEngine) -> None:
     """Lowering kills nothing: what runs ends, and then no step holds more than the limit."""
     async with client() as session:
-        tasks = [asyncio.create_task(engine.stream(session, 100)) for _ in range(32)]
+        tasks = [asyncio.create_task(engine.stream(session, SEEN)) for _ in range(32)]
         await engine.until(lambda: sum(engine.scheduler().running) >= 24)
         engine.order(sequences=4)
         await engine.until(lambda: engine.scheduler().limit_sequences == 4)
         assert sum(engine.scheduler().running) >= 16, "what runs goes on"
         answers = await asyncio.gather(*tasks)
-        assert {answer.tokens for answer in answers} == {100}
+        assert {answer.tokens for answer in answers} == {SEEN}
         before = engine.scheduler()
         await asyncio.gather(*(engine.stream(session, 8) for _ in range(24)))
         after = engine.scheduler()
@@ -120,7 +124,7 @@ async def test_a_lower_limit_drains_and_a_higher_one_fills(engine: InsideEngine)
         ]
         assert max(grown) == 4
         engine.free_all()
-        tasks = [asyncio.create_task(engine.stream(session, 64)) for _ in range(32)]
+        tasks = [asyncio.create_task(engine.stream(session, SEEN)) for _ in range(32)]
         await engine.until(lambda: sum(engine.scheduler().running) >= 24)
         await asyncio.gather(*tasks)
 
@@ -157,11 +161,11 @@ async def test_above_the_memory_cap_nothing_new_starts_and_what_runs_ends(
 ) -> None:
     """The supervisor's flag stops new sequences only; when it falls, the waiting ones run."""
     async with client() as session:
-        running = asyncio.create_task(engine.stream(session, 150))
+        running = asyncio.create_task(engine.stream(session, SEEN_ALONE))
         await engine.until(lambda: sum(engine.scheduler().running) == 1)
         engine.order(cap_exceeded=True)
         waiting = asyncio.create_task(engine.stream(session, 4))
-        assert (await running).tokens == 150
+        assert (await running).tokens == SEEN_ALONE
         await engine.until(lambda: sum(engine.middleware().waiting) == 1)
         assert sum(engine.scheduler().running) == 0
         assert not waiting.done()

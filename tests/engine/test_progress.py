@@ -43,7 +43,7 @@ async def test_the_tail_of_a_full_running_list_decodes_with_fewer_tokens_than_se
     """60 run; then 64 tokens a step are wanted and a long prompt joins: all go on, no step starves."""
     engine.free_all()
     async with client() as session:
-        tasks = [asyncio.create_task(engine.stream(session, 40)) for _ in range(60)]
+        tasks = [asyncio.create_task(engine.stream(session, 160)) for _ in range(60)]
         await engine.until(lambda: sum(engine.scheduler().running) >= 55)
         engine.order(sequences=64, tokens=64)
         late = asyncio.create_task(engine.stream(session, 4, prompt=LONG_PROMPT))
@@ -51,4 +51,4 @@ async def test_the_tail_of_a_full_running_list_decodes_with_fewer_tokens_than_se
         block = engine.scheduler()
         assert block.limit_tokens >= sum(block.running)
         answers = await asyncio.gather(*tasks, late)
-    assert [answer.tokens for answer in answers] == [40] * 60 + [4]
+    assert [answer.tokens for answer in answers] == [160] * 60 + [4]

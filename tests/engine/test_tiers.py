@@ -136,13 +136,20 @@ async def capacity(engine: InsideEngine, session: aiohttp.ClientSession) -> floa
 
 async def test_batch_alone_gets_everything(engine: InsideEngine) -> None:
     """Neither share nor floor nor an idle reserve keeps a slot from it."""
+    full = False
+
+    async def come_again(session: aiohttp.ClientSession) -> None:
+        while not full:
+            assert (await engine.stream(session, 48, tier="batch")).tokens == 48
+
     async with client() as session:
-        tasks = [asyncio.create_task(engine.stream(session, 48, tier="batch")) for _ in range(24)]
+        tasks = [asyncio.create_task(come_again(session)) for _ in range(24)]
+        # Realtime of an earlier test keeps its reserve for a while.
         await engine.until(
             lambda: engine.scheduler().running[Tier.BATCH] == SEQUENCES, RESERVE_KEPT_S + 30
         )
-        answers = await asyncio.gather(*tasks)
-    assert {answer.tokens for answer in answers} == {48}
+        full = True
+        await asyncio.gather(*tasks)
 
 
 @pytest.fixture
