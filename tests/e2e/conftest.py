@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from fleetkeeper_local import images
+from fleetkeeper_local import images, packages
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import Fleet
@@ -39,15 +39,16 @@ KEEP = os.environ.get("FLEETKEEPER_E2E_KEEP") == "1"
 
 @pytest.fixture(scope="session")
 def machine_before() -> MachineState:
-    """The machine before the session's node was started on it."""
+    """The machine before the session's node was started on it; its packages may stay on it."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip("a node needs root on Debian")
+    packages.ensure_packages(packages.NODE_PACKAGES)
     return machine_state(DATA)
 
 
 @pytest.fixture(scope="session")
 def node(machine_before: MachineState) -> Iterator[Node]:
     """A running node with containers, DNS and Prometheus."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip("a node needs root on Debian")
     owner = machine_owner()
     if owner is not None and owner != DATA.resolve():
         pytest.fail(f"a node of {owner} runs here; remove it: fleetkeeper local down --dir {owner}")
