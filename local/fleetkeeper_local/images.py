@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleetkeeper_local import engine_layers, oci, packages, registry
+from fleetkeeper_local.context import context_digest
 from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.lock import exclusive
 from fleetkeeper_local.paths import REPOSITORY, cache_dir
@@ -108,6 +109,8 @@ def engine_image() -> Image:
 def build_image(recipe: Recipe) -> Image:
     """Builds a recipe's Containerfile; unchanged steps are taken from the last build.
 
+    Where nothing changed at all buildah is not asked: it reads every file of the image to know that.
+
     Raises:
         LocalError: packages or disk are missing, or a step failed (with its last lines).
     """
@@ -120,6 +123,10 @@ def build_image(recipe: Recipe) -> Image:
     with exclusive(_store()):
         _check_disk()
         base = os.environ.get(BASE_VARIABLE) or _import_base()
+        made_of = _made_of(recipe, base)
+        image_id = _last_build(recipe, made_of)
+        if image_id is not None:
+            return _stored(recipe, image_id)
         started = time.monotonic()
         say(f"building the image {recipe.name} from {recipe.containerfile}")
         with tempfile.TemporaryDirectory() as scratch:
@@ -135,7 +142,34 @@ def build_image(recipe: Recipe) -> Image:
                 tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
                 raise LocalError(f"building {recipe.name} ended with {done.returncode}:\n{tail}")
             image_id = image_id_file.read_text().strip().removeprefix("sha256:")
+        _record(recipe).write_text(f"{made_of} {image_id}")
     say(f"the image {recipe.name} is ready ({time.monotonic() - started:.0f} s)")
+    return _stored(recipe, image_id)
+
+
+def _made_of(recipe: Recipe, base: str) -> str:
+    """A digest of everything that the build is made of."""
+    text = (REPOSITORY / recipe.containerfile).read_text()
+    return context_digest(REPOSITORY / recipe.context, base, repr(recipe), text)
+
+
+def _record(recipe: Recipe) -> Path:
+    """The file with what the last build was made of, and its image."""
+    return _store() / f"{recipe.name}.built"
+
+
+def _last_build(recipe: Recipe, made_of: str) -> str | None:
+    """The image of the last build, when it was made of the same and is still there."""
+    try:
+        before, image_id = _record(recipe).read_text().split()
+    except (FileNotFoundError, ValueError):
+        return None
+    if before != made_of or attempt(*_buildah(), "inspect", "--type=image", image_id).returncode:
+        return None
+    return image_id
+
+
+def _stored(recipe: Recipe, image_id: str) -> Image:
     return Image(recipe.name, image_id[:16], f"{_storage()}@{image_id}")
 
 

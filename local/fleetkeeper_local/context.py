@@ -1,0 +1,36 @@
+"""What a build of an image reads from here: the files that .dockerignore lets in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+IGNORE_FILE = ".dockerignore"
+_BYTE_CODE = "__pycache__"
+
+
+def context_digest(root: Path, *words: str) -> str:
+    """A digest of every file of a build's context (path, mode, content) and of what else goes into it.
+
+    Args:
+        root: the folder with .dockerignore, which names what it lets in by lines that begin with `!`.
+        words: the base's name, build arguments and the like.
+
+    Raises:
+        OSError: .dockerignore or a file cannot be read.
+    """
+    found = hashlib.sha256(repr(words).encode())
+    for path in _files(root):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        mode = path.stat().st_mode & 0o777
+        found.update(f"{path.relative_to(root)}\0{mode:o}\0{content}\0".encode())
+    return found.hexdigest()
+
+
+def _files(root: Path) -> Iterator[Path]:
+    lines = (root / IGNORE_FILE).read_text().splitlines()
+    for entry in sorted(root / line[1:] for line in lines if line.startswith("!")):
+        for path in sorted(entry.rglob("*")) if entry.is_dir() else [entry]:
+            if path.is_file() and _BYTE_CODE not in path.parts:
+                yield path
