@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from statistics import median
 
 import aiohttp
@@ -106,3 +108,16 @@ class Load:
         for task in self._clients:
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
+
+
+@asynccontextmanager
+async def warm_load(
+    engine: InsideEngine, session: aiohttp.ClientSession, clients: int
+) -> AsyncIterator[Load]:
+    """So many clients, who have asked for a while, until the block is left."""
+    load = Load(engine, session, clients, time.perf_counter)
+    try:
+        await load.next_round(WARM_S)
+        yield load
+    finally:
+        await load.end()

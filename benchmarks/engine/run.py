@@ -38,7 +38,7 @@ import accounted  # noqa: E402 - the path to the shared engine starter stands ab
 import against_stock  # noqa: E402
 import aiohttp  # noqa: E402
 import with_and_without  # noqa: E402
-from clients import CONCURRENCIES, WARM_S, Load  # noqa: E402
+from clients import CONCURRENCIES, warm_load  # noqa: E402
 
 from fleetkeeper_engine.asgi import App, Message, Receive, Scope, Send  # noqa: E402
 from fleetkeeper_engine.middleware import TierMiddleware  # noqa: E402
@@ -91,15 +91,11 @@ async def looks_of(directory: Path, *, empty: bool) -> dict[int, list[accounted.
     try:
         async with client() as session:
             for clients in CONCURRENCIES:
-                load = Load(engine, session, clients, time.perf_counter)
-                try:
-                    await load.next_round(WARM_S)
+                async with warm_load(engine, session, clients) as load:
                     found[clients] = [accounts.look(engine.cpu_s())]
                     for _ in range(INSIDE_ROUNDS):
                         await load.next_round(ROUND_S)
                         found[clients].append(accounts.look(engine.cpu_s()))
-                finally:
-                    await load.end()
     finally:
         engine.stop()
         accounts.close()

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
-from clients import CONCURRENCIES, WARM_S, Load
+from clients import CONCURRENCIES, warm_load
 from shared_words import shared_words
 from turns import Turn, ratio_of
 
@@ -25,7 +25,7 @@ from inside_engine import InsideEngine, client
 
 INSIDE = Path(__file__).resolve().parent / "switched_inside"
 WITHOUT, WITH = SIDES = (0, 1)
-STARTS = 3
+STARTS = 5
 ROUND_S = 90.0
 """Of each start and number of clients."""
 SHORTEST_S = 0.05
@@ -106,12 +106,8 @@ async def measure(
             try:
                 async with client() as session:
                     for clients in CONCURRENCIES:
-                        load = Load(engine, session, clients, time.perf_counter)
-                        try:
-                            await load.next_round(WARM_S)
+                        async with warm_load(engine, session, clients):
                             cycles = await switch.cycles(ROUND_S)
-                        finally:
-                            await load.end()
                         row = figures_of(cycles)
                         found[str(clients)].append(row)
                         print(f"start {start + 1} of {STARTS}, {clients} clients:", row, flush=True)
@@ -144,11 +140,11 @@ def render(part: dict[str, Any]) -> str:
         (
             f"The same process is switched every {SHORTEST_S} to {LONGEST_S} s, while it serves, between our scheduler and "
             "middleware and vLLM's own scheduler with nothing in front: neither the memory under it nor the host's moods "
-            "differ between the two. The middle half of the pairs of turns counts; means over the starts with their standard "
-            "error, from the spread within each or between them, whichever is more.\n"
+            "differ between the two. The middle half of the pairs of turns counts; the median of the starts, and their mean with its "
+            "standard error, from the spread within each or between them, whichever is more.\n"
         ),
-        "| clients | tok/s without | tok/s with | **with against without** | each start |",
-        "| --- | --- | --- | --- | --- |",
+        "| clients | tok/s without | tok/s with | **with against without** | mean | each start |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for clients, starts in sorted(part["figures"].items(), key=lambda item: int(item[0])):
         within = sum(start["error"] ** 2 for start in starts) ** 0.5 / len(starts)
@@ -157,6 +153,7 @@ def render(part: dict[str, Any]) -> str:
         lines.append(
             f"| {clients} | {fmean(start['without_tokens_per_s'] for start in starts):.0f} "
             f"| {fmean(start['with_tokens_per_s'] for start in starts):.0f} "
-            f"| **{fmean(start['ratio'] for start in starts):.3f} ± {error:.3f}** | {each} |"
+            f"| **{median(start['ratio'] for start in starts):.3f}** "
+            f"| {fmean(start['ratio'] for start in starts):.3f} ± {error:.3f} | {each} |"
         )
     return "\n".join(lines) + "\n"

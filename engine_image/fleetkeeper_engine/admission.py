@@ -119,6 +119,10 @@ class Admission:
         self.arrivals = Arrivals()
         self.outcomes = [0] * (len(Tier) * len(Outcome))
         self.own_rule_closed = False
+        self.waiting = 0
+        """Requests in the queue."""
+        self.released = 0
+        """Requests inside vLLM."""
 
     def take_orders(self, orders: SupervisorBlock | None) -> None:
         """What the supervisor says; None: its block cannot be read, start-up values hold."""
@@ -126,7 +130,7 @@ class Admission:
         self._policy = _policy_in(orders) or self._start_policy
         self._room_until = -math.inf
 
-    def refuse(self, tier: Tier, request_id: str | None, now: float) -> Refusal | None:
+    def refuse(self, tier: Tier, request_id: bytes | None, now: float) -> Refusal | None:
         """Counts an arrival and says whether it is refused before its body is read."""
         self.arrivals.saw(tier, request_id, now)
         if tier is Tier.REALTIME:
@@ -144,7 +148,7 @@ class Admission:
 
         The same as to enter and to be taken, the short way: most requests find it so.
         """
-        if self.has_waiting:
+        if self.waiting:
             return None
         ticket = self._ticket(tier, sequences, arrived, now)
         realtime, standard, batch = self.tiers
@@ -171,6 +175,7 @@ class Admission:
         state = self.tiers[tier]
         state.queue[ticket.arrival_us] = ticket
         state.waiting_sequences += ticket.sequences
+        self.waiting += 1
         return ticket
 
     def take_released(self, now: float) -> list[Ticket]:
@@ -195,11 +200,13 @@ class Admission:
         if ticket.priority is None:
             del state.queue[ticket.arrival_us]
             state.waiting_sequences -= ticket.sequences
+            self.waiting -= 1
             self._count(ticket.tier, Outcome.CANCELLED)
             return
         state.held -= ticket.sequences
         state.held_first -= ticket.sequences * (ticket.turn is not Turn.ORDINARY)
         state.released -= 1
+        self.released -= 1
         state.rate = state.rate.after(1, now)
 
     def expel(self, now: float) -> list[Ticket]:
@@ -212,6 +219,7 @@ class Admission:
             self._count(ticket.tier, Outcome.DRAINING)
         for state in self.tiers:
             state.queue.clear()
+        self.waiting = 0
         self.arrivals.close_bins(now)
         return expelled
 
@@ -261,15 +269,9 @@ class Admission:
         return self._room
 
     @property
-    def has_waiting(self) -> bool:
-        """Whether any request is in the queue."""
-        realtime, standard, batch = self.tiers
-        return bool(realtime.queue or standard.queue or batch.queue)
-
-    @property
     def in_hand(self) -> int:
         """Requests in the queue and inside vLLM."""
-        return sum(len(state.queue) + state.released for state in self.tiers)
+        return self.waiting + self.released
 
     def _next(
         self, heads: Sequence[Head | None], room: Room, now_us: int
@@ -292,6 +294,7 @@ class Admission:
         state = self.tiers[tier]
         _, ticket = state.queue.popitem(last=False)
         state.waiting_sequences -= ticket.sequences
+        self.waiting -= 1
         self._admit(ticket, turn)
         return ticket
 
@@ -302,6 +305,7 @@ class Admission:
         state.held += ticket.sequences
         state.held_first += ticket.sequences * (turn is not Turn.ORDINARY)
         state.released += 1
+        self.released += 1
         self._count(ticket.tier, Outcome.ADMITTED)
 
     def _is_open(self, tier: Tier, now: float) -> bool:
@@ -313,12 +317,10 @@ class Admission:
             let_in = orders.admit[tier]
         elif tier is Tier.BATCH and self.own_rule_closed:
             let_in = 0.0
-        return self._credited(tier, let_in) or self._under_floor(tier, now)
+        return let_in >= 1.0 or self._credited(tier, let_in) or self._under_floor(tier, now)
 
     def _credited(self, tier: Tier, let_in: float) -> bool:
         # Exactly the ordered share, evenly spread: 0.6 lets in 3 of every 5, without dice.
-        if let_in >= 1.0:
-            return True
         state = self.tiers[tier]
         state.credit += max(0.0, let_in)
         if state.credit < 1.0 - 1e-9:

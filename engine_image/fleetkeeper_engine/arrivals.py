@@ -9,6 +9,8 @@ from fleetkeeper_engine.page_layout import TIERS, Tier
 RETRY_MEMORY_S = 60.0
 """The same X-Request-Id within this time is a retry of a request that was counted."""
 _MOST_REMEMBERED = 65_536
+_ID_BYTES = 128
+"""Of a longer identifier, what is compared."""
 
 
 class Arrivals:
@@ -23,12 +25,13 @@ class Arrivals:
         self.squared = [0, 0, 0]
         self._bin = [0, 0, 0]
         self._bin_second = 0
-        self._seen: dict[str, float] = {}
+        self._seen: dict[bytes, float] = {}
 
-    def saw(self, tier: Tier, request_id: str | None, now: float) -> bool:
+    def saw(self, tier: Tier, request_id: bytes | None, now: float) -> bool:
         """Counts a request, unless it is a retry. Returns whether it was counted."""
-        self.close_bins(now)
-        if request_id is not None and not self._is_new(request_id, now):
+        if not self._bin_second <= now < self._bin_second + 1:
+            self.close_bins(now)
+        if request_id and not self._is_new(request_id, now):
             return False
         self.total[tier] += 1
         self._bin[tier] += 1
@@ -44,7 +47,8 @@ class Arrivals:
             self.squared[tier] += self._bin[tier] ** 2
             self._bin[tier] = 0
 
-    def _is_new(self, request_id: str, now: float) -> bool:
+    def _is_new(self, request_id: bytes, now: float) -> bool:
+        request_id = request_id[:_ID_BYTES]
         seen = self._seen
         while seen:
             oldest = next(iter(seen))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Container, MutableMapping
 from typing import Any
 
 Message = MutableMapping[str, Any]
@@ -14,18 +14,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 
-def header(scope: Scope, name: bytes) -> str | None:
-    """The first header of that (lower-case) name."""
-    for key, value in scope.get("headers") or ():
-        if key == name:
-            return str(value, "latin-1")
-    return None
+def first_headers(scope: Scope) -> dict[bytes, bytes]:
+    """The headers by name (ASGI: in lower case); of several of one name, the first."""
+    return dict(reversed(list(scope.get("headers") or ())))
 
 
-def without_headers(scope: Scope, names: Iterable[bytes], added: Headers) -> Scope:
-    """A copy of the scope without some headers and with others."""
-    dropped = frozenset(names)
-    kept = [pair for pair in scope.get("headers") or () if pair[0].lower() not in dropped]
+def without_headers(scope: Scope, names: Container[bytes], added: Headers) -> Scope:
+    """A copy of the scope without the headers of some (lower-case) names and with others."""
+    kept = [pair for pair in scope.get("headers") or () if pair[0] not in names]
     return {**scope, "headers": kept + added}
 
 

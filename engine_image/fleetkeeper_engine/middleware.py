@@ -14,7 +14,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from fleetkeeper_engine.admission import Admission, Refusal, Ticket
 from fleetkeeper_engine.asgi import (
@@ -28,7 +28,7 @@ from fleetkeeper_engine.asgi import (
     Send,
     answer,
     error_body,
-    header,
+    first_headers,
     without_headers,
 )
 from fleetkeeper_engine.inside import INTERNAL_HEADER, InsideSettings
@@ -37,6 +37,7 @@ from fleetkeeper_engine.page import Page
 from fleetkeeper_engine.page_layout import Outcome, Tier
 from fleetkeeper_engine.request_shape import (
     Route,
+    Shape,
     allows_background,
     route_of,
     shape_of,
@@ -46,8 +47,9 @@ from fleetkeeper_engine.request_shape import (
 logger = logging.getLogger("vllm.fleetkeeper")
 
 TIER_HEADER = "X-Inference-Tier"
-_TIERS = {tier.label: tier for tier in Tier}
-_UNNAMED = Tier.STANDARD.label
+_TIERS = {tier.label.encode(): tier for tier in Tier}
+_TIER = TIER_HEADER.lower().encode()
+_REQUEST_ID = b"x-request-id"
 _TICK_S = 0.05
 """How often the queue is looked at while something waits in it."""
 _REST_S = 0.25
@@ -61,6 +63,7 @@ _DRAINED = error_body(
     "server_error",
     "draining",
 )
+_EVENTS = b"text/event-stream"
 _CUT_EVENT = b"data: " + _DRAINED + b"\n\ndata: [DONE]\n\n"
 
 
@@ -70,9 +73,8 @@ class _Reply:
     def __init__(self, send: Send, before_end: Callable[[], None]) -> None:
         self._send = send
         self._before_end = before_end
-        self.started = False
-        self.ended = False
-        self._events = False
+        self._start: Message | None = None
+        self._ended = False
 
     def send(self, message: Message) -> Awaitable[None]:
         """For vLLM to send through. No coroutine of its own: a stream comes here with each token."""
@@ -82,20 +84,18 @@ class _Reply:
 
     def _begins_or_ends(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
-            types = [value for name, value in message.get("headers", ()) if name == b"content-type"]
-            self._events = any(value.startswith(b"text/event-stream") for value in types)
+            self._start = message
         elif message["type"] == "http.response.body":
-            self.ended = True
+            self._ended = True
             self._before_end()
 
     async def cut(self) -> None:
         """Ends the response at a whole frame: a clean 503, or an error as the last event."""
-        if self.ended:
+        if self._ended:
             return
-        if not self.started:
+        if self._start is None:
             await answer(self._send, 503, _DRAINED, [(b"connection", b"close")])
-        elif self._events:
+        elif first_headers(self._start).get(b"content-type", b"").startswith(_EVENTS):
             await self._send({"type": "http.response.body", "body": _CUT_EVENT, "more_body": False})
 
 
@@ -125,60 +125,85 @@ class TierMiddleware:
         self._publishes = False
         self._publish_due = 0.0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection's scope."""
-        self._start()
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Handles one connection's scope. No coroutine of its own: a stream wakes each with each token."""
+        if self._ticker is None:
+            self._ticker = asyncio.get_running_loop().create_task(self._tick())
+        if scope["type"] == "http":
+            return self._http(scope, receive, send)
         if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        elif scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            await self._http(scope, receive, send)
+            return self._app(scope, receive, send)
+        return send({"type": "websocket.close", "code": 1008})
 
     def _http(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         route = route_of(scope["method"], scope["path"])
-        if self._is_internal(scope):
+        headers = first_headers(scope)
+        if self._is_internal(headers):
             return self._app(without_headers(scope, (_INTERNAL,), []), receive, send)
         if route is Route.UNKNOWN or (route is Route.LOOPBACK and not _from_loopback(scope)):
             self._board.rejected += 1
             return answer(send, 404, _unknown_path(scope["path"]))
         if route in (Route.OPEN, Route.LOOPBACK) or scope["method"] == "OPTIONS":
             return self._app(scope, receive, send)
-        if not self._has_key(scope):
+        if self._keys and not self._has_key(headers):
             self._board.unauthorized += 1
             return answer(send, 401, _UNAUTHORIZED)
         if route is Route.GENERATION:
-            return self._generation(scope, receive, send)
+            return self._generation(scope, headers, receive, send)
         return self._app(scope, receive, send)
 
-    async def _generation(self, scope: Scope, receive: Receive, send: Send) -> None:
-        now = arrived = self._clock()
-        name = header(scope, b"x-inference-tier")
-        tier = _TIERS.get((name or _UNNAMED).strip().lower())
+    async def _generation(
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        inbox = Inbox(receive)
+        entered = await self._entered(scope, headers, inbox, send)
+        if entered is None:
+            return
+        ticket, body, shape = entered
+        reply = _Reply(send, self._say_last)
+        task = asyncio.current_task()
+        try:
+            self._publish_soon()
+            priority = ticket.priority
+            if priority is None:
+                priority = await self._released(ticket, inbox)
+            if priority is not None:
+                if task is not None:
+                    self._inside[ticket] = task
+                body = with_priority(body, shape, priority)
+                inbox.give_again(body)
+                scope = _with_priority_header(scope, priority, len(body))
+                await self._app(scope, inbox.receive, reply.send)
+            elif ticket in self._cut:
+                await answer(send, 503, _DRAINED, [(b"connection", b"close")])
+        except asyncio.CancelledError:
+            if task is None or ticket not in self._cut or ticket not in self._inside:
+                raise
+            task.uncancel()
+            await reply.cut()
+        finally:
+            self._ended(ticket)
+
+    async def _entered(
+        self, scope: Scope, headers: Mapping[bytes, bytes], inbox: Inbox, send: Send
+    ) -> tuple[Ticket, bytes, Shape] | None:
+        """A request's ticket, with its body; None when it was answered here, or went on as it came."""
+        arrived = self._clock()
+        name = headers.get(_TIER, b"")
+        tier = _tier_of(name)
         if tier is None:
             self._board.rejected += 1
-            await answer(send, 400, _unknown_tier(name or ""))
-            return
+            await answer(send, 400, _unknown_tier(name))
+            return None
         self._board.read_orders()
-        request_id = header(scope, b"x-request-id")
-        refusal = self._admission.refuse(tier, request_id[:128] if request_id else None, now)
+        refusal = self._admission.refuse(tier, headers.get(_REQUEST_ID), arrived)
         if refusal is not None:
             await self._refuse(send, refusal)
-            return
-        inbox = Inbox(receive)
-        try:
-            body = await inbox.body()
-        except ClientGone:
-            return
-        shape = shape_of(body)
-        if shape is None:
-            inbox.give_again(body)
-            await self._app(scope, inbox.receive, send)
-            return
-        if shape.in_background and allows_background(scope["path"]):
-            self._board.rejected += 1
-            await answer(send, 400, _NO_BACKGROUND)
-            return
+            return None
+        read = await self._read(scope, inbox, send)
+        if read is None:
+            return None
+        body, shape = read
         self._board.read_orders()
         now = self._clock()
         ticket = self._admission.pass_by(
@@ -186,21 +211,24 @@ class TierMiddleware:
         ) or self._admission.enter(tier, shape.sequences, arrived, now)
         if isinstance(ticket, Refusal):
             await self._refuse(send, ticket)
-            return
+            return None
+        return ticket, body, shape
+
+    async def _read(self, scope: Scope, inbox: Inbox, send: Send) -> tuple[bytes, Shape] | None:
         try:
-            self._publish_soon()
-            priority = ticket.priority
-            if priority is None:
-                priority = await self._released(ticket, inbox)
-            if priority is not None:
-                body = with_priority(body, shape, priority)
-                inbox.give_again(body)
-                scope = _with_priority_header(scope, priority, len(body))
-                await self._pass_on(ticket, scope, inbox, _Reply(send, self._say_last))
-            elif ticket in self._cut:
-                await answer(send, 503, _DRAINED, [(b"connection", b"close")])
-        finally:
-            self._ended(ticket)
+            body = await inbox.body()
+        except ClientGone:
+            return None
+        shape = shape_of(body)
+        if shape is None:
+            inbox.give_again(body)
+            await self._app(scope, inbox.receive, send)
+            return None
+        if shape.in_background and allows_background(scope["path"]):
+            self._board.rejected += 1
+            await answer(send, 400, _NO_BACKGROUND)
+            return None
+        return body, shape
 
     async def _released(self, ticket: Ticket, inbox: Inbox) -> int | None:
         """Waits for the ticket's turn and priority; None when the client hung up or the drain is over."""
@@ -220,21 +248,8 @@ class TierMiddleware:
             gone.cancel()
         return None if left else ticket.priority
 
-    async def _pass_on(self, ticket: Ticket, scope: Scope, inbox: Inbox, reply: _Reply) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._inside[ticket] = task
-        try:
-            await self._app(scope, inbox.receive, reply.send)
-        except asyncio.CancelledError:
-            if ticket not in self._cut or task is None:
-                raise
-            task.uncancel()
-            await reply.cut()
-        finally:
-            self._inside.pop(ticket, None)
-
     def _ended(self, ticket: Ticket) -> None:
+        self._inside.pop(ticket, None)
         self._cut.discard(ticket)
         self._admission.finish(ticket, self._clock())
         self._pump()
@@ -258,7 +273,7 @@ class TierMiddleware:
 
     def _pump(self) -> None:
         """Releases what may be released and says so on the page."""
-        if self._admission.has_waiting:
+        if self._admission.waiting:
             self._board.read_orders()
             for ticket in self._admission.take_released(self._clock()):
                 waiter = self._waiters.get(ticket)
@@ -281,10 +296,6 @@ class TierMiddleware:
         self._publishes = False
         self._publish_due = loop.time() + _PUBLISH_EVERY_S
         self._board.publish()
-
-    def _start(self) -> None:
-        if self._ticker is None:
-            self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     async def _tick(self) -> None:
         """What must happen without a request: leases end, limits rise, bins close, drains end."""
@@ -320,17 +331,19 @@ class TierMiddleware:
                 self._cut.add(ticket)
                 task.cancel()
 
-    def _is_internal(self, scope: Scope) -> bool:
-        given = header(scope, _INTERNAL)
-        return bool(self._token) and given is not None and _same(given.encode(), self._token)
+    def _is_internal(self, headers: Mapping[bytes, bytes]) -> bool:
+        given = headers.get(_INTERNAL)
+        return bool(self._token) and given is not None and _same(given, self._token)
 
-    def _has_key(self, scope: Scope) -> bool:
-        if not self._keys:
-            return True
-        scheme, _, key = (header(scope, b"authorization") or "").partition(" ")
-        digest = hashlib.sha256(key.encode("utf-8", "replace")).digest()
+    def _has_key(self, headers: Mapping[bytes, bytes]) -> bool:
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        digest = hashlib.sha256(key).digest()
         known = [_same(digest, allowed) for allowed in self._keys]
-        return scheme.lower() == "bearer" and any(known)
+        return scheme.lower() == b"bearer" and any(known)
+
+
+def _tier_of(name: bytes) -> Tier | None:
+    return _TIERS.get(name.strip().lower()) if name else Tier.STANDARD
 
 
 def _with_priority_header(scope: Scope, priority: int, length: int) -> Scope:
@@ -369,9 +382,10 @@ def _unknown_path(path: str) -> bytes:
     return error_body(f"There is no {path[:200]!r} here.", "invalid_request_error", "unknown_path")
 
 
-def _unknown_tier(name: str) -> bytes:
+def _unknown_tier(name: bytes) -> bytes:
+    labels = ", ".join(tier.label for tier in Tier)
     return error_body(
-        f"{TIER_HEADER} is {name[:64]!r}; it must be one of {', '.join(_TIERS)}.",
+        f"{TIER_HEADER} is {str(name[:64], 'latin-1')!r}; it must be one of {labels}.",
         "invalid_request_error",
         "unknown_tier",
     )

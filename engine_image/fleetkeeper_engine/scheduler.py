@@ -238,8 +238,8 @@ class LiveScheduling:
         new = step.scheduled_new_reqs
         scheduled: dict[str, int] = step.num_scheduled_tokens
         flight.prefill_tokens = prefill_tokens_of(
-            scheduled.values(),
-            (scheduled.get(entry.req_id, 0) for entry in new),
+            list(scheduled.values()),
+            [scheduled.get(entry.req_id, 0) for entry in new],
             1 + self._speculative,
             only_decodes=not new and flight.tokens <= len(scheduled),
         )

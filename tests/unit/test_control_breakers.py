@@ -14,6 +14,7 @@ from fleetkeeper.plan.control.constants import LOAD_OPEN_S, YOUNG_S
 from fleetkeeper.plan.control.control_breaker import (
     ControlBreaker,
     Evidence,
+    Worse,
     decide_control_breaker,
 )
 from fleetkeeper.plan.control.load_breaker import (
@@ -155,6 +156,27 @@ def test_standard_never_opens_between() -> None:
     assert all(b.standard.state is CLOSED for b in played([1.4] * 60))
 
 
+@pytest.mark.parametrize(
+    ("served", "offered"),
+    [pytest.param(10.0, 4.0, id="the queue moves"), pytest.param(0.8, 0.6, id="hardly any come")],
+)
+def test_standard_opens_only_where_it_would_turn_something_away(
+    served: float, offered: float
+) -> None:
+    """After a surge the last of the queue tell of long waits, while nothing needs to be refused."""
+    after = played([10.0] * 20, served=served, offered=offered)
+    assert after[-1].batch.state is OPEN
+    assert all(b.standard.state is CLOSED and b.standard.admit == 1.0 for b in after)
+
+
+def test_standard_is_tried_again_once_nothing_would_be_turned_away() -> None:
+    """Its waits may still be long then: they are those of the queue that is being worked off."""
+    opened = played([3.0] * 14)[-1]
+    assert opened.standard.state is OPEN
+    after = played([3.0] * 8, opened, NOW + 70, served=10.0, offered=4.0)
+    assert after[-1].standard.state is HALF
+
+
 def test_realtime_is_never_refused_for_load() -> None:
     """Pressure of 100 for ten minutes: only age opens it."""
     assert all(
@@ -240,7 +262,7 @@ CAUSES = [
     ("LimitsNotInEffect", [replace(GOOD, limits_late_s=121.0)]),
     ("ReplicasNotInEffect", [replace(GOOD, replicas_late_s=121.0)]),
     ("Oscillating", [replace(GOOD, turns=(NOW - 400, NOW - 300, NOW - 200, NOW - 100))]),
-    ("WorseAfterChange", [replace(GOOD, worse_by=0.05)]),
+    ("WorseAfterChange", [replace(GOOD, worse=Worse(0.05))]),
     ("ModelOff", [replace(GOOD, model_off_windows=5)]),
 ]
 
@@ -265,6 +287,22 @@ def test_each_cause_opens_the_control_breaker(reason: str, evidence: list[Eviden
     assert breaker.detail
 
 
+def test_a_raise_that_made_things_worse_is_taken_back() -> None:
+    """What held until the raise is better known than limits of long ago and than start-up values."""
+    long_ago, kept = Limits(16, 256), Limits(48, 512)
+    worse = replace(GOOD, worse=Worse(0.3, kept))
+    assert ticked([worse]).last_good == kept
+    assert ticked([worse], ControlBreaker(last_good=long_ago)).last_good == kept
+    missed_before = replace(GOOD, worse=Worse(0.3))
+    assert ticked([missed_before], ControlBreaker(last_good=long_ago)).last_good == long_ago
+    assert ticked([missed_before]).last_good is None
+    hardly_worse = replace(GOOD, worse=Worse(0.04, kept))
+    assert ticked([hardly_worse]).last_good is None
+    failing = replace(worse, failed_acts=1)
+    assert ticked([replace(GOOD, failed_acts=1)] * 2 + [failing]).reason == "ActuatorFailed"
+    assert ticked([replace(GOOD, failed_acts=1)] * 2 + [failing]).last_good == kept
+
+
 NOT_CAUSES = [
     ("two blind ticks", [replace(GOOD, signals_known=False)] * 2),
     (
@@ -279,8 +317,8 @@ NOT_CAUSES = [
     ("late, not long", [replace(GOOD, limits_late_s=120.0)] * 5),
     ("three turns", [replace(GOOD, turns=(NOW, NOW, NOW))]),
     ("old turns", [replace(GOOD, turns=(NOW - 1000, NOW - 950, NOW - 920, NOW - 901))]),
-    ("a little worse", [replace(GOOD, worse_by=0.04)]),
-    ("better", [replace(GOOD, worse_by=-0.5)]),
+    ("a little worse", [replace(GOOD, worse=Worse(0.04))]),
+    ("better", [replace(GOOD, worse=Worse(-0.5))]),
     ("off for a while", [replace(GOOD, model_off_windows=4)]),
 ]
 
@@ -346,7 +384,7 @@ evidences = st.builds(
     failed_acts=st.integers(0, 3),
     limits_late_s=st.floats(0, 300),
     replicas_late_s=st.floats(0, 300),
-    worse_by=st.none() | st.floats(-1, 1),
+    worse=st.none() | st.builds(Worse, st.floats(-1, 1)),
     model_off_windows=st.integers(0, 6),
     attained=st.booleans(),
     limits=st.just(Limits(64, 2048)),

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 
+from fleetkeeper.plan.control.control_breaker import WORSE_AFTER_CHANGE
+from fleetkeeper.plan.control.samples import Tier
 from fleetkeeper.plan.control.values import BreakerState, ControlSettings
 from fleetkeeper.simulate.closed_loop import Record, Scenario, run
 from fleetkeeper.simulate.engine_model import H100_8B, H100_70B
@@ -259,11 +262,11 @@ def test_without_any_prometheus_an_idle_fleet_goes_to_its_minimum() -> None:
     assert_safe(record)
 
 
-def test_pods_that_never_come_are_not_ordered_twice() -> None:
-    """The order is bounded, and the overdue ones are told."""
-    record = run(
+def overloaded(seconds: float, seed: int = 1) -> Record:
+    """Two replicas at what they just carry, from the fifth minute on; no other ever comes."""
+    return run(
         Scenario(
-            1500,
+            seconds,
             lambda t: 70.0 if t >= 300 else 8.0,
             SETTINGS,
             H100_70B,
@@ -271,14 +274,38 @@ def test_pods_that_never_come_are_not_ordered_twice() -> None:
             pods_come=lambda _: False,
             tiers=(0.3, 0.5, 0.2),
             slice_s=0.5,
+            seed=seed,
         )
     )
+
+
+def test_pods_that_never_come_are_not_ordered_twice() -> None:
+    """The order is bounded; meanwhile tiers are refused in their order, and realtime never."""
+    record = overloaded(1500)
     assert record.most_replicas <= SETTINGS.max_replicas
     assert record.ticks[-1].ready == 2
-    tiers = record.ticks[-1].decision.load.by_tier().values()
-    assert any(tier.state is not BreakerState.CLOSED for tier in tiers)
-    assert record.ticks[-1].decision.admission.admit[0] == 1.0
+    surge = [tick.decision.load for tick in record.ticks if tick.time >= 300]
+    opened = [
+        next(n for n, load in enumerate(surge) if load.by_tier()[tier].state is BreakerState.OPEN)
+        for tier in (Tier.BATCH, Tier.STANDARD)
+    ]
+    assert opened[0] < opened[1] <= 12
+    assert all(tick.decision.admission.admit[0] == 1.0 for tick in record.ticks)
     assert_safe(record)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 7])
+def test_a_raise_that_made_it_worse_is_taken_back_in_an_overload(seed: int) -> None:
+    """Two replicas at their limit: wider steps were too wide; start-up values would be far wider."""
+    record = overloaded(1200, seed)
+    worse = [tick for tick in record.ticks if tick.decision.control.reason == WORSE_AFTER_CHANGE]
+    assert worse
+    assert all(tick.tokens < SETTINGS.max_tokens for tick in worse)
+    surge = [tick for tick in record.ticks if tick.time >= 420]
+    # With start-up values: 32 to 37 a second, 5 of the 21 of realtime at times, and 47 to 50 s.
+    assert fmean(tick.decision.signals.served_per_s for tick in surge) >= 50
+    assert min(tick.decision.signals.rates.wait_count_realtime for tick in surge) >= 15
+    assert fmean(tick.queue_wait_s for tick in surge) <= 10
 
 
 def test_engines_that_refuse_puts_open_the_control_breaker_and_it_recovers() -> None:

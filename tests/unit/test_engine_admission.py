@@ -540,10 +540,16 @@ def test_arrivals_are_counted_once_and_in_one_second_bins() -> None:
     arrivals = Arrivals()
     counted = [
         arrivals.saw(Tier.STANDARD, request_id, now)
-        for request_id, now in [("a", 5.1), ("a", 5.2), ("b", 5.9), (None, 6.0), (None, 6.1)]
+        for request_id, now in [
+            (b"a", 5.1),
+            (b"a", 5.2),
+            (b"b", 5.9),
+            (None, 6.0),
+            (None, 6.1),
+        ]
     ]
     assert counted == [True, False, True, True, True]
-    assert arrivals.saw(Tier.BATCH, "a", 5.2 + RETRY_MEMORY_S)
+    assert arrivals.saw(Tier.BATCH, b"a", 5.2 + RETRY_MEMORY_S)
     assert arrivals.total == [0, 4, 1]
     assert arrivals.squared == [0, 2**2 + 2**2, 0]
 
@@ -552,9 +558,62 @@ def test_the_memory_of_request_ids_is_bounded() -> None:
     """Clients cannot make the pod remember more than 65,536 ids."""
     arrivals = Arrivals()
     for number in range(70_000):
-        arrivals.saw(Tier.STANDARD, str(number), 1.0)
+        arrivals.saw(Tier.STANDARD, b"%d" % number, 1.0)
     assert len(arrivals._seen) <= 65_536
     assert arrivals.total[Tier.STANDARD] == 70_000
+
+
+def test_of_a_long_request_id_the_beginning_counts() -> None:
+    """A client cannot fill the pod's memory with one header: 128 bytes are kept and compared."""
+    arrivals = Arrivals()
+    assert arrivals.saw(Tier.STANDARD, b"x" * 5000, 1.0)
+    assert not arrivals.saw(Tier.STANDARD, b"x" * 128 + b"another end", 2.0)
+    assert {len(known) for known in arrivals._seen} == {128}
+
+
+_DOINGS = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "pass by", "release", "finish", "hang up", "expel"]),
+        TIERS,
+        st.integers(1, 4),
+    ),
+    max_size=80,
+)
+
+
+@given(_DOINGS)
+def test_what_is_counted_as_it_comes_and_goes_is_what_is_there(
+    doings: list[tuple[str, Tier, int]],
+) -> None:
+    """Requests waiting and inside, kept as they change, are those of the tiers at every moment."""
+    queue = admission(max_sequences=4, standard_queue_limit=5)
+    waiting: list[Ticket] = []
+    inside: list[Ticket] = []
+    for number, (doing, tier, sequences) in enumerate(doings):
+        now = 1.0 + number / 10
+        if doing == "enter" or (doing == "pass by" and queue.waiting):
+            ticket = queue.enter(tier, sequences, now, now)
+            waiting += [ticket] if isinstance(ticket, Ticket) else []
+        elif doing == "pass by":
+            passed = queue.pass_by(tier, sequences, now, now)
+            inside += [passed] if passed else []
+        elif doing == "release":
+            for taken in queue.take_released(now):
+                waiting.remove(taken)
+                inside.append(taken)
+        elif doing == "finish" and inside:
+            queue.finish(inside.pop(0), now)
+        elif doing == "hang up" and waiting:
+            gone = waiting.pop(-1)
+            queue.finish(gone, now)
+            queue.finish(gone, now)
+        elif doing == "expel":
+            for expelled in queue.expel(now):
+                waiting.remove(expelled)
+                queue.finish(expelled, now)
+        assert queue.waiting == len(waiting) == sum(len(state.queue) for state in queue.tiers)
+        assert queue.released == len(inside) == sum(state.released for state in queue.tiers)
+        assert queue.in_hand == len(waiting) + len(inside)
 
 
 @given(st.lists(TIERS, max_size=200))

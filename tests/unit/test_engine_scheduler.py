@@ -593,6 +593,22 @@ def test_prefill_tokens_are_told_from_decodes(
     assert prefill_tokens_of(scheduled, new, 1, only_decodes=True) == 0
 
 
+@given(
+    st.lists(st.integers(1, 5) | st.integers(1, 2048), max_size=80),
+    st.integers(0, 80),
+    st.integers(1, 4),
+)
+def test_prefill_tokens_are_all_but_the_decodes(
+    scheduled: list[int], new: int, decode_tokens: int
+) -> None:
+    """Counted sequence by sequence: the first so many are new, what others take beyond a decode is prefill."""
+    expected = sum(
+        tokens for at, tokens in enumerate(scheduled) if at < new or tokens > decode_tokens
+    )
+    found = prefill_tokens_of(scheduled, scheduled[:new], decode_tokens, only_decodes=False)
+    assert found == expected
+
+
 def test_preemptions_are_counted_and_the_call_is_passed_on(page: Page) -> None:
     """Shown with the next step."""
     scheduler, _ = made(page)

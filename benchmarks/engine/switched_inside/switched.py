@@ -83,7 +83,7 @@ class Tiers(TierMiddleware):
         self._past = app
         self._switch = _words()
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Handles one connection's scope."""
         if self._switch[ACTIVE] % 2:
             return super().__call__(scope, receive, send)

@@ -71,13 +71,22 @@ class BatchView:
 
 
 @dataclass(frozen=True, slots=True)
+class BeforeRaise:
+    """What held before our last raise: the limits, the attainment of batch time and the queue wait under them."""
+
+    limits: Limits
+    attained: float
+    queue_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class BatchMemory:
     """What the chain remembers.
 
     `limits` in force for all pods (None: never ordered). `changed`, `raised`: times of the last
     change and raise. `followed`: targets followed last. `before_cut`: sequences to go back to after
     a KV cut. `replicas_wait_ticks`: ticks in which no replica is asked for, since a raise may do.
-    `attained_before_raise`: to judge our own change. `turns`: (time, +1 or -1) of changes of
+    `before_raise`: to judge our own change. `turns`: (time, +1 or -1) of changes of
     direction over 15 minutes, each limit on its own; `last_directions`: of sequences and of tokens.
     """
 
@@ -87,7 +96,7 @@ class BatchMemory:
     followed: Limits | None = None
     before_cut: int | None = None
     replicas_wait_ticks: int = 0
-    attained_before_raise: float | None = None
+    before_raise: BeforeRaise | None = None
     rest_until: float = 0.0
     turns: tuple[tuple[float, int], ...] = ()
     last_directions: tuple[int, int] = (0, 0)
@@ -439,13 +448,16 @@ def _moved(
     memory = move.memory
     windows = view.signals.windows
     attained = windows[-1].batch_attainment if windows else None
+    before = None
+    if turned > 0 and attained is not None:
+        before = BeforeRaise(held, attained, view.signals.queue_wait_s)
     turns, directions = _turns(memory, held, move.limits, now)
     memory = replace(
         memory,
         limits=move.limits,
         changed=now,
         raised=now if turned > 0 else memory.raised,
-        attained_before_raise=attained if turned > 0 else None,
+        before_raise=before,
         turns=turns,
         last_directions=directions,
     )

@@ -72,4 +72,4 @@ def concluded(
         return memory
     if verdict.value:
         return replace(memory, limits=canary.limits, changed=now, raised=now)
-    return replace(memory, changed=now, rest_until=now + CANARY_REST_S, attained_before_raise=None)
+    return replace(memory, changed=now, rest_until=now + CANARY_REST_S, before_raise=None)

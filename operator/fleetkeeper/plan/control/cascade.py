@@ -159,7 +159,7 @@ def decide_fleet_limits(
     if needs_canary(before, after.limits, scene.supply.ready) and _may_try(scene):
         pod = min(ready_names(scene.inputs.pods))
         tried = Canary(pod, after.limits, now, decision.reason)
-        held = replace(after, limits=before, attained_before_raise=None)
+        held = replace(after, limits=before, before_raise=None)
         first = act(
             before,
             "CanaryRunning",

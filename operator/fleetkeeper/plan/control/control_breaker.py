@@ -1,9 +1,9 @@
 """The control breaker: protects the fleet from us, when evidence or actuators cannot be trusted.
 
-Closed -> Open on any cause below. Open: limits go to the last known good (or start-up values),
-replicas to max(current, fallback), nothing is lowered. Half-open after 120 s (doubling to 30 min):
-three ticks in which decisions are computed and compared only, then one notch on one pod; closed
-after five good ticks.
+Closed -> Open on any cause below. Open: limits go to the last known good (after a raise of ours that
+only did harm, those before it; else start-up values), replicas to max(current, fallback), nothing is
+lowered. Half-open after 120 s (doubling to 30 min): three ticks in which decisions are computed and
+compared only, then one notch on one pod; closed after five good ticks.
 """
 
 from __future__ import annotations
@@ -31,12 +31,29 @@ from fleetkeeper.plan.control.values import BreakerState, Limits
 
 
 @dataclass(frozen=True, slots=True)
+class Worse:
+    """Attainment after a raise of ours: `by` how much lower it is.
+
+    `kept`: the limits before the raise, where batch time's objective was attained under them, the
+    raise was used, and requests wait no shorter for it.
+    """
+
+    by: float
+    kept: Limits | None = None
+
+    @property
+    def is_much(self) -> bool:
+        """Whether it is more than chance does."""
+        return self.by >= WORSE_POINTS
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What one tick tells about ourselves.
 
     `signals_expected`: there are grown pods that ought to report, and we lead for as long as rates need. `failed_acts`: writes or PUTs that
     failed in this tick. `limits_late_s`, `replicas_late_s`: how long an order is not in effect.
-    `worse_by`: by how much attainment fell after our own raise (None: not judged).
+    `worse`: what a raise of ours did (None: not judged).
     """
 
     signals_known: bool = True
@@ -45,7 +62,7 @@ class Evidence:
     limits_late_s: float = 0.0
     replicas_late_s: float = 0.0
     turns: tuple[float, ...] = ()
-    worse_by: float | None = None
+    worse: Worse | None = None
     model_off_windows: int = 0
     attained: bool = False
     limits: Limits | None = None
@@ -57,7 +74,8 @@ class ControlBreaker:
 
     `lost`: ticks without signals. `failures`: times of failed acts. `good`: good ticks while
     half-open. `ignore_before`: causes older than this were dealt with. `last_good`: limits under
-    which the objectives were attained for ten minutes; `attained_since`: since when those in force do.
+    which the objectives were attained for ten minutes, or until a raise of ours; `attained_since`:
+    since when those in force do.
     """
 
     state: BreakerState = BreakerState.CLOSED
@@ -92,6 +110,8 @@ class _Look:
     evidence: Evidence
     now: float
 
+
+WORSE_AFTER_CHANGE = "WorseAfterChange"
 
 Cause = Callable[[_Look], tuple[str, str] | None]
 
@@ -133,12 +153,10 @@ def _oscillates(look: _Look) -> tuple[str, str] | None:
 
 
 def _worse(look: _Look) -> tuple[str, str] | None:
-    if look.evidence.worse_by is None or look.evidence.worse_by < WORSE_POINTS:
+    worse = look.evidence.worse
+    if worse is None or not worse.is_much:
         return None
-    return (
-        "WorseAfterChange",
-        f"attainment fell by {look.evidence.worse_by:.1%} after a raise of ours",
-    )
+    return WORSE_AFTER_CHANGE, f"attainment fell by {worse.by:.1%} after a raise of ours"
 
 
 def _model_off(look: _Look) -> tuple[str, str] | None:
@@ -176,6 +194,9 @@ def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> Control
         since = now
     elif now - since >= GOOD_S:
         good = limits
+    if evidence.worse is not None and evidence.worse.is_much:
+        # Better known than any other: what the raise left, which held until then.
+        good = evidence.worse.kept or good
     held = (breaker.lost, breaker.failures, breaker.attained_since, breaker.attained_limits)
     if held == (lost, failures, since, limits) and good == breaker.last_good:
         return breaker

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 from fleetkeeper.plan.control.batch import BatchMemory
 from fleetkeeper.plan.control.constants import RATE_S
-from fleetkeeper.plan.control.control_breaker import Evidence
-from fleetkeeper.plan.control.judge import judged_since, wait_is_broken
+from fleetkeeper.plan.control.control_breaker import Evidence, Worse
+from fleetkeeper.plan.control.judge import judged_since, running_per_pod, wait_is_broken
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.orders import OrdersMemory, late_s
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.step_model import StepModel
 from fleetkeeper.plan.control.tracks import is_grown
-from fleetkeeper.plan.control.values import ControlInputs
+from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +55,41 @@ def evidence_of(
         limits_late_s=limits_late_s,
         replicas_late_s=0.0 if acts.late_since is None else now - acts.late_since,
         turns=tuple(time for time, _ in memory.batch.turns),
-        worse_by=_worse_by(memory.batch, signals),
+        worse=_worse(memory.batch, signals, settings),
         model_off_windows=model.off_windows,
         attained=attained,
         limits=memory.batch.limits,
     )
 
 
-def _worse_by(batch: BatchMemory, signals: Signals) -> float | None:
+def _worse(batch: BatchMemory, signals: Signals, settings: ControlSettings) -> Worse | None:
     """By how much attainment fell in the two windows after our raise; None when not to be judged."""
-    before = batch.attained_before_raise
+    before = batch.before_raise
     if before is None or batch.raised != batch.changed or signals.window is None:
         return None
     judged = judged_since(signals.windows, batch.raised)[:2]
     if len(judged) < 2:
         return None
     steps = sum(window.steps for window in judged)
-    return before - sum(window.steps_within for window in judged) / steps
+    by = before.attained - sum(window.steps_within for window in judged) / steps
+    was_better = (
+        before.attained >= settings.attainment_ratio
+        and signals.queue_wait_s >= before.queue_wait_s
+        and _was_used(batch, signals, before.limits)
+    )
+    return Worse(by, before.limits if was_better else None)
+
+
+def _was_used(batch: BatchMemory, signals: Signals, before: Limits) -> bool:
+    """Whether steps can have become longer by a raise; places that nobody took lengthened none."""
+    wider = batch.limits is not None and batch.limits.tokens > before.tokens
+    return wider or running_per_pod(signals) > before.sequences
 
 
 def judged_once(batch: BatchMemory, before: BatchMemory, signals: Signals) -> BatchMemory:
     """A raise is judged once: what it was compared with is forgotten after two windows."""
-    if batch.attained_before_raise is None or batch.raised != before.raised:
+    if batch.before_raise is None or batch.raised != before.raised:
         return batch
     if len(judged_since(signals.windows, batch.raised)) < 2:
         return batch
-    return replace(batch, attained_before_raise=None)
+    return replace(batch, before_raise=None)

@@ -1,10 +1,12 @@
 """The load breaker: a state machine per tier that protects users while no replica can come in time.
 
 Pressure x = max(W / objective, B / objective, KV / 0.95, Q / (C* x ready)), of the judged tiers.
-Batch opens first, then standard by probability; realtime never by load, only when its queue is
-older than a client waits. A breaker that sees nothing closes: live traffic is never turned away
-for want of metrics (the pods keep a rule of their own). Only while no replica is old enough to be
-judged, which passes by itself within a minute, the breakers stay as they were.
+Batch opens first, then standard by probability, while there is anything to turn away: a queue that
+moves faster than requests come needs no closed door, however long its last ones waited. Realtime
+never by load, only when its queue is older than a client waits. A breaker that sees nothing closes:
+live traffic is never turned away for want of metrics (the pods keep a rule of their own). Only while
+no replica is old enough to be judged, which passes by itself within a minute, the breakers stay as
+they were.
 """
 
 from __future__ import annotations
@@ -219,7 +221,7 @@ def _standard_view(
     ) or breaker.standard.state is not BreakerState.CLOSED
     wanted = 1.0 - rejected_ratio(rates.wait_count_standard, rates.arrivals_standard)
     return _TierView(
-        over=x > STANDARD_OPEN and enough and after_batch,
+        over=x > STANDARD_OPEN and enough and after_batch and wanted < 1.0,
         ticks=STANDARD_OPEN_TICKS,
         clean=clean,
         open_admit=_towards(breaker.standard.admit, wanted),

@@ -61,7 +61,7 @@ def decide_service(
     signals, signals_memory = observe_service(inputs.samples, inputs.pods, memory.signals, now)
     if signals.rejudged:
         # A raise is judged by attainment before and after it, which now are of different objectives.
-        memory = replace(memory, batch=replace(memory.batch, attained_before_raise=None))
+        memory = replace(memory, batch=replace(memory.batch, before_raise=None))
     model, targets = _model_and_targets(signals, settings, memory, now)
     cold_start = measured_cold_start(memory.cold_start, inputs.pods)
     supply = supply_of(inputs.pods, cold_start.seconds, now)
