@@ -1,10 +1,15 @@
-"""The demo's course: load once, fourfold, once again; three faults; each stage ends by an event."""
+"""The demo's course: load once, fourfold, once again; three faults; each stage ends by an event.
+
+Fourfold is by a measurement that a slow moment of the machine may spoil: where one replica carries it,
+the load rises further until a second is ordered.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from fleetkeeper_local.demo.figure import FAULT, LOAD, Span
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts
@@ -21,7 +26,9 @@ SEED = 20_240_607
 QUIET_LEAST_S, SURGE_LEAST_S, LAST_LEAST_S = 25.0, 45.0, 45.0
 UNPINNED_S = 20.0
 """Time for the load that capacity was measured with to leave the windows of the control loop, most of it."""
-QUIET_MAX_S, SURGE_MAX_S, RECOVERY_MAX_S = 90.0, 300.0, 300.0
+QUIET_MAX_S, SURGE_MAX_S, RECOVERY_MAX_S = 90.0, 360.0, 300.0
+SURGE: Final = (4.0, 5.0, 6.25, 8.0)
+"""Times the first load. The next where one replica has carried the one before for `SURGE_LEAST_S`."""
 SETTLED_S = 10.0
 """How long the surge goes on with two replicas."""
 PROMETHEUS_GONE_S = 25.0
@@ -81,8 +88,7 @@ class Play:
         try:
             release = Act(UNPINNED_S, self._unpin)
             self._load("x1", 1.0, QUIET_LEAST_S, self._is_judged, QUIET_MAX_S, release)
-            kill = Act(10.0, self._kill_operators, self._has_two)
-            self._load("x4", 4.0, SURGE_LEAST_S, self._has_settled, SURGE_MAX_S, kill)
+            self._surge()
             acts = [
                 # With one replica alone every request would be in the frozen engine.
                 Act(4.0, self._freeze, self._has_two_ready),
@@ -116,6 +122,23 @@ class Play:
 
     # -- stages -------------------------------------------------------------------------------
 
+    def _surge(self) -> None:
+        """More load than one replica carries, until two have been ready for a while."""
+        end_s = time.monotonic() + SURGE_MAX_S
+        for factor in SURGE:
+            carried = self._load(
+                f"x{factor:g}",
+                factor,
+                SURGE_LEAST_S,
+                self._has_settled,
+                end_s - time.monotonic(),
+                Act(10.0, self._kill_operators, self._has_two),
+                unless=self._has_one if factor < SURGE[-1] else None,
+            )
+            if not carried:
+                return
+            self._note("one replica carries this load: it rises")
+
     def _load(
         self,
         name: str,
@@ -124,35 +147,45 @@ class Play:
         until: Callable[[], bool],
         most_s: float,
         *acts: Act,
-    ) -> None:
-        """Load for at least `least_s`, until the event came, at most `most_s`; acts at their times."""
+        unless: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Load for at least `least_s`, until the event came, at most `most_s`; acts at their times.
+
+        Returns:
+            Whether it ended for `unless`, which waits for no act.
+        """
         rate = factor * self.rate_per_s
         arrivals = plan_arrivals([Phase(name, most_s, rate)], Shape(), SEED + len(self.traffic))
         traffic = Traffic(self.base_url, self.fleet.name, arrivals, PATIENCE).start()
         self.traffic.append(traffic)
         self.phase = name
         self._note(f"load {name}: {rate:.1f} requests a second")
-        began_s, begin_s, waiting = (
-            time.time(),
-            time.monotonic(),
-            sorted(acts, key=lambda act: act.at_s),
-        )
+        began_s, begin_s = time.time(), time.monotonic()
+        waiting = sorted(acts, key=lambda act: act.at_s)
+        cut = False
         while (elapsed_s := time.monotonic() - begin_s) < most_s:
-            while waiting and waiting[0].at_s <= elapsed_s and waiting[0].when():
-                waiting.pop(0).do()
+            for act in [act for act in waiting if act.at_s <= elapsed_s and act.when()]:
+                act.do()
+                waiting.remove(act)
             self._watch_frozen()
             self.look(self)
-            if not waiting and elapsed_s >= least_s and until():
-                break
+            if elapsed_s >= least_s:
+                cut = unless is not None and unless()
+                if cut or (not waiting and until()):
+                    break
             time.sleep(LOOK_S)
         traffic.end()
         self.spans.append(Span(began_s, time.time(), LOAD, f"{name}: {rate:.1f}/s"))
-        for act in waiting:
+        for act in [] if cut else waiting:
             self._note(f"left out, as its time never came: {act.do.__name__.strip('_')}")
+        return cut
 
     def _is_judged(self) -> bool:
         """The control loop goes by what its replicas report: their first minute is over."""
         return self.fleet.condition("MetricsAvailable").get("status") == "True"
+
+    def _has_one(self) -> bool:
+        return not self._has_two()
 
     def _has_two(self) -> bool:
         return len(self.fleet.engines()) >= 2
