@@ -283,6 +283,7 @@ class ControlPlane:
         endpoint = self._endpoint
         self._write_files()
         self._check_ports()
+        fake_nodes = "kwok" in self.processes.names()
         self.processes.start("etcd", flags.etcd(self.directory, endpoint))
         self.processes.await_ready(
             "etcd", lambda: probes.listens("127.0.0.1", endpoint.etcd), START_TIMEOUT_S
@@ -302,11 +303,9 @@ class ControlPlane:
             "kube-controller-manager", self._has_default_account, START_TIMEOUT_S
         )
         if self._scheduler:
-            self.processes.await_ready(
-                "kube-scheduler",
-                lambda: probes.listens("127.0.0.1", endpoint.scheduler),
-                START_TIMEOUT_S,
-            )
+            self.processes.await_ready("kube-scheduler", self._schedules, START_TIMEOUT_S)
+        if fake_nodes:
+            self._fake_nodes.ensure_kwok()
 
     def _check_ports(self) -> None:
         for name, host, port in (
@@ -338,6 +337,7 @@ class ControlPlane:
             server=True,
         )
         ca.issue("apiserver-kubelet", flags.KUBELET_CLIENT)
+        ca.issue("kube-scheduler-server", "kube-scheduler", hosts=["127.0.0.1"], server=True)
         ensure_signing_key(self.pki, "sa")
         for name, user, groups in (
             ("admin", "admin", ["system:masters"]),
@@ -361,6 +361,11 @@ class ControlPlane:
     def _has_default_account(self) -> bool:
         path = "/api/v1/namespaces/default/serviceaccounts/default"
         return probes.answers_ok(self.apiserver_url + path, self._context())
+
+    def _schedules(self) -> bool:
+        """Whether the scheduler has seen what there is; its certificate tells it from another's."""
+        url = f"https://127.0.0.1:{self.endpoint.scheduler}/readyz"
+        return probes.answers_ok(url, probes.client_context(self.ca_file, None))
 
     def _context(self) -> ssl.SSLContext:
         identity = Identity(self.pki / "admin.crt", self.pki / "admin.key")

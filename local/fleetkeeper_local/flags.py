@@ -141,7 +141,8 @@ def scheduler(directory: Path, endpoint: Endpoint) -> list[str | Path]:
         f"--authorization-kubeconfig={login}",
         "--bind-address=127.0.0.1",
         f"--secure-port={endpoint.scheduler}",
-        f"--cert-dir={directory / 'kube-scheduler'}",
+        f"--tls-cert-file={directory / 'pki' / 'kube-scheduler-server.crt'}",
+        f"--tls-private-key-file={directory / 'pki' / 'kube-scheduler-server.key'}",
     ]
 
 

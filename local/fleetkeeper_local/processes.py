@@ -57,6 +57,10 @@ class Processes:
         """The components that have a record, running or not."""
         return sorted(path.stem for path in self._records.glob("*.json"))
 
+    def ended(self) -> list[str]:
+        """The components that were started, were not stopped, and run no more."""
+        return [name for name in self.names() if self.running(name) is None]
+
     def running(self, name: str) -> psutil.Process | None:
         """The live process of a component."""
         record = self._record(name)
@@ -99,11 +103,15 @@ class Processes:
             ComponentFailed: it ended, or the time ran out.
         """
         deadline = time.monotonic() + timeout_s
-        while not probe():
+        while True:
+            ready = probe()
+            # Asked after the probe: what answers may be another's, on a port that was taken from us.
             if self.running(name) is None:
                 tail = self.log_tail(name)
                 kind = PortInUse if "address already in use" in tail else ComponentFailed
                 raise kind(f"{name} ended while starting; its log ({self.log_file(name)}):\n{tail}")
+            if ready:
+                return
             if time.monotonic() > deadline:
                 raise ComponentFailed(
                     f"{name} was not ready within {timeout_s:.0f} s; its log ({self.log_file(name)}) ends:\n"

@@ -22,6 +22,7 @@ from docs_commands import ROOT, blocks_by_page, run_blocks
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
 from fleetkeeper_local.ports import free_ports
 from fleetkeeper_local.programs import KUBERNETES_VERSION, program_path
+from plane_state import state_of
 
 BLOCKS = blocks_by_page("cluster")
 ONCE = {
@@ -137,7 +138,8 @@ def fleet(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory)
             found.wait_ready()
         except KubectlError as problem:
             said = (scratch / "operator.log").read_text()[-3000:]
-            raise AssertionError(f"the service did not become ready:\n{said}") from problem
+            cluster = state_of(control_plane)
+            raise AssertionError(f"the service is not ready:\n{said}\n{cluster}") from problem
         yield found
         assert operator.poll() is None, (scratch / "operator.log").read_text()[-3000:]
     finally:

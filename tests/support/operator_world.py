@@ -37,6 +37,7 @@ from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports
 from helm_chart import only, rendered
+from plane_state import state_of
 
 CRDS = Path(__file__).parents[2] / "crds"
 HOOKED = (sys.executable, str(Path(__file__).with_name("operator_entry.py")))
@@ -266,7 +267,8 @@ class World:
                         await asyncio.wait_for(self._changed.wait(), 0.2)
         except TimeoutError:
             logs = "\n".join(p.log.read_text()[-3000:] for p in self.processes)
-            raise AssertionError(f"{what}: not within {timeout_s:g} s\n{logs}") from None
+            cluster = await asyncio.to_thread(state_of, self.plane)
+            raise AssertionError(f"{what}: not within {timeout_s:g} s\n{logs}\n{cluster}") from None
 
     async def ready(self, *names: str) -> None:
         """Waits until the services (default: chat) are Ready in their current generation."""

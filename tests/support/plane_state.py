@@ -1,0 +1,39 @@
+"""How a control plane stands, in a few lines: what a test that waited in vain says about its cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fleetkeeper_local.controlplane import ControlPlane
+
+MOST_PODS = 12
+TAIL_LINES = 5
+
+
+def state_of(plane: ControlPlane) -> str:
+    """Components that ended, with the end of their logs; nodes; pods that are not Ready, and why."""
+    lines = [f"components: {', '.join(plane.processes.names())}"]
+    for name in plane.processes.ended():
+        lines += [f"ENDED: {name}", plane.processes.log_tail(name, TAIL_LINES)]
+    nodes = (plane.get("/api/v1/nodes") or {}).get("items")
+    pods = (plane.get("/api/v1/pods") or {}).get("items")
+    if nodes is None or pods is None:
+        return "\n".join([*lines, "the API server does not answer"])
+    ready = sum(_condition(node, "Ready").get("status") == "True" for node in nodes)
+    lines.append(f"nodes: {ready} of {len(nodes)} Ready")
+    waiting = [pod for pod in pods if _condition(pod, "Ready").get("status") != "True"]
+    lines.append(f"pods: {len(pods) - len(waiting)} of {len(pods)} Ready")
+    return "\n".join([*lines, *map(_line, waiting[:MOST_PODS])])
+
+
+def _line(pod: dict[str, Any]) -> str:
+    name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+    scheduled = _condition(pod, "PodScheduled")
+    where = pod["spec"].get("nodeName") or f"no node: {scheduled.get('message', 'not looked at')}"
+    ending = " is being deleted," if pod["metadata"].get("deletionTimestamp") else ""
+    return f"  {name}:{ending} {pod['status'].get('phase')}, {where}"
+
+
+def _condition(live: dict[str, Any], kind: str) -> dict[str, Any]:
+    conditions = live["status"].get("conditions", ())
+    return next((found for found in conditions if found["type"] == kind), {})
