@@ -1,7 +1,4 @@
-"""A real control plane for the tests of this folder: started once a session, on free ports.
-
-A part of it that ends is no fault of what is tested: it is started again, and the run's last lines tell it.
-"""
+"""A real control plane for the tests of this folder: started once a session, on free ports."""
 
 from __future__ import annotations
 
@@ -11,10 +8,9 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
-from plane_state import state_of
+from plane_state import MENDED, mend, state_of
 
 PLANE = pytest.StashKey[ControlPlane]()
-MENDED = pytest.StashKey[list[str]]()
 PROBE = {
     "apiVersion": "apps/v1",
     "kind": "Deployment",
@@ -41,7 +37,7 @@ def control_plane(pytestconfig: pytest.Config) -> Iterator[ControlPlane]:
         try:
             _prove(plane)
         except KubectlError as problem:
-            pytestconfig.stash[MENDED].append(f"made anew: {problem}\n{state_of(plane)}")
+            MENDED.append(f"made anew: {problem}\n{state_of(plane)}")
             plane.stop()
             plane = ControlPlane().start()
             _prove(plane)
@@ -68,9 +64,8 @@ def _prove(plane: ControlPlane) -> None:
 def whole(pytestconfig: pytest.Config) -> None:
     """What ended of the control plane since the last test is started again."""
     plane = pytestconfig.stash.get(PLANE, None)
-    if plane is not None and plane.processes.ended():
-        pytestconfig.stash[MENDED].append(state_of(plane))
-        plane.start()
+    if plane is not None:
+        mend(plane)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,28 +80,20 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Nothing was mended yet."""
-    config.stash[MENDED] = []
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker hands over what it mended."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["mended"] = session.config.stash[MENDED]
+        session.config.workeroutput["mended"] = MENDED
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object) -> None:
     """Takes it."""
-    config: pytest.Config = node.config  # type: ignore[attr-defined]  # xdist ships no types
-    config.stash[MENDED] += getattr(node, "workeroutput", {}).get("mended", [])
+    MENDED.extend(getattr(node, "workeroutput", {}).get("mended", ()))
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Tells it."""
-    for state in config.stash[MENDED]:
+    for state in MENDED:
         terminalreporter.section("a part of a control plane had ended; it was started again")
         terminalreporter.write_line(state)

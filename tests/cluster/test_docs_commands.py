@@ -22,7 +22,7 @@ from docs_commands import ROOT, blocks_by_page, run_blocks
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
 from fleetkeeper_local.ports import free_ports
 from fleetkeeper_local.programs import KUBERNETES_VERSION, program_path
-from plane_state import state_of
+from plane_state import mend, state_of
 
 BLOCKS = blocks_by_page("cluster")
 ONCE = {
@@ -105,9 +105,13 @@ class Fleet:
 
     def wait_ready(self) -> None:
         """Until it serves."""
-        self.plane.kubectl(
-            *("-n", NAMESPACE, "wait", "--for=condition=Ready", "fis/chat", "--timeout=100s")
-        )
+        wait = ("-n", NAMESPACE, "wait", "--for=condition=Ready", "fis/chat", "--timeout=100s")
+        try:
+            self.plane.kubectl(*wait)
+        except KubectlError:
+            if not mend(self.plane):
+                raise
+            self.plane.kubectl(*wait)
 
 
 @pytest.fixture(scope="module")

@@ -162,6 +162,21 @@ def test_a_killed_component_is_started_again_and_its_data_are_there(tmp_path: Pa
         plane.stop()
 
 
+def test_killed_fake_nodes_are_played_again(tmp_path: Path) -> None:
+    """After kill -9 of kwok, start lets it play on: a pod turns Running."""
+    with ControlPlane(tmp_path / "plane") as plane:
+        plane.add_nodes(1)
+        kwok = plane.processes.running("kwok")
+        assert kwok is not None
+        kwok.kill()
+        kwok.wait()
+        assert plane.processes.ended() == ["kwok"]
+        plane.start()
+        assert plane.processes.ended() == []
+        plane.kubectl("create", "deployment", "played", "--image=example.invalid/a")
+        plane.kubectl("rollout", "status", "deployment/played", "--timeout=60s")
+
+
 def test_a_taken_port_is_named_with_its_process(tmp_path: Path) -> None:
     """A port that was asked for and is taken stops the start: port and process are named."""
     [api] = free_ports(1)

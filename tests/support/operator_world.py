@@ -37,7 +37,7 @@ from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports
 from helm_chart import only, rendered
-from plane_state import state_of
+from plane_state import mend, state_of
 
 CRDS = Path(__file__).parents[2] / "crds"
 HOOKED = (sys.executable, str(Path(__file__).with_name("operator_entry.py")))
@@ -260,6 +260,7 @@ class World:
         try:
             async with asyncio.timeout(timeout_s):
                 while not holds():
+                    mend(self.plane)
                     self._changed.clear()
                     with suppress(
                         TimeoutError

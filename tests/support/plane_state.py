@@ -1,4 +1,7 @@
-"""How a control plane stands, in a few lines: what a test that waited in vain says about its cluster."""
+"""How a control plane stands, in a few lines, and its mending.
+
+A part of it that ended is no fault of what is tested: it is started again, and the run's last lines tell it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,21 @@ from typing import Any
 
 from fleetkeeper_local.controlplane import ControlPlane
 
+MENDED: list[str] = []
+"""How control planes of this process stood when a part of them had ended."""
+MAKERS = ("kube-controller-manager", "kube-scheduler", "kwok")
+"""Each has its part in making a pod Ready."""
 MOST_PODS = 12
 TAIL_LINES = 5
+
+
+def mend(plane: ControlPlane) -> bool:
+    """Starts again what has ended; False where nothing had. For the thread that started the plane."""
+    if not plane.processes.ended():
+        return False
+    MENDED.append(state_of(plane))
+    plane.start()
+    return True
 
 
 def state_of(plane: ControlPlane) -> str:
@@ -23,7 +39,11 @@ def state_of(plane: ControlPlane) -> str:
     lines.append(f"nodes: {ready} of {len(nodes)} Ready")
     waiting = [pod for pod in pods if _condition(pod, "Ready").get("status") != "True"]
     lines.append(f"pods: {len(pods) - len(waiting)} of {len(pods)} Ready")
-    return "\n".join([*lines, *map(_line, waiting[:MOST_PODS])])
+    lines += map(_line, waiting[:MOST_PODS])
+    if waiting:
+        for name in MAKERS:
+            lines += [f"last of {name}:", plane.processes.log_tail(name, TAIL_LINES)]
+    return "\n".join(lines)
 
 
 def _line(pod: dict[str, Any]) -> str:

@@ -123,6 +123,19 @@ def test_a_component_that_ends_at_its_start_is_reported_at_once_with_its_log(
         processes.await_ready("bound", lambda: False, 60)
 
 
+def test_what_answers_in_place_of_a_component_that_ended_is_not_taken_for_it(
+    tmp_path: Path,
+) -> None:
+    """Another's server on the same port satisfies a probe; the component is told as ended all the same."""
+    processes = Processes(tmp_path, tied=True)
+    processes.start("late", [sys.executable, "-c", "exit('bind: address already in use')"])
+    if (process := processes.running("late")) is not None:
+        process.wait()
+    assert processes.ended() == ["late"]
+    with pytest.raises(PortInUse, match="late ended while starting"):
+        processes.await_ready("late", lambda: True, 60)
+
+
 def test_a_locked_folder_names_its_holder_and_a_dead_holders_lock_is_free(tmp_path: Path) -> None:
     """The kernel frees the lock; the file that stays behind is none."""
     script = (

@@ -40,7 +40,7 @@ from fleetkeeper_local.paths import REPOSITORY, data_dir
 from fleetkeeper_local.report import say
 
 TENANT = "fleetkeeper-demo"
-TITLE = "Fleetkeeper: load, four times the load, three faults"
+TITLE = "Fleetkeeper: a surge of load, three faults"
 SHARE_RATIO = 0.3
 """Of what one replica can do: four times that is more than one replica carries, and two carry it.
 
