@@ -183,6 +183,7 @@ class ControlPlane:
         """Whether every component runs and the API server says it is ready."""
         names = ["etcd", "kube-apiserver", "kube-controller-manager"]
         names += ["kube-scheduler"] if self._scheduler else []
+        names += ["kwok"] if "kwok" in self.processes.names() else []
         return all(self.processes.running(name) for name in names) and self._api_ready()
 
     def __enter__(self) -> Self:

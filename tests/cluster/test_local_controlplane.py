@@ -171,8 +171,10 @@ def test_killed_fake_nodes_are_played_again(tmp_path: Path) -> None:
         kwok.kill()
         kwok.wait()
         assert plane.processes.ended() == ["kwok"]
+        assert not plane.healthy()
         plane.start()
         assert plane.processes.ended() == []
+        assert plane.healthy()
         plane.kubectl("create", "deployment", "played", "--image=example.invalid/a")
         plane.kubectl("rollout", "status", "deployment/played", "--timeout=60s")
 

@@ -137,7 +137,7 @@ class Play:
             )
             if not carried:
                 return
-            self._note("one replica carries this load: it rises")
+            self._note("no second replica was ordered: the load rises")
 
     def _load(
         self,
