@@ -43,6 +43,7 @@ class Ticket:
 
     tier: Tier
     sequences: int
+    """How many it asks for; once released, how many it is charged."""
     arrival_us: int
     priority: int | None = None
     """Set when it is released."""
@@ -157,7 +158,7 @@ class Admission:
         overdue = ticket.arrival_us < microseconds(now) - self.rule.batch_ageing_us
         if overdue or not fits_alone(tier, ticket.sequences, held, self.room(now)):
             return None
-        self._admit(ticket, Turn.ORDINARY)
+        self._admit(ticket, Turn.ORDINARY, self.room(now))
         return ticket
 
     def enter(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | Refusal:
@@ -187,7 +188,7 @@ class Admission:
             chosen = self._next(heads, room, now_us)
             if chosen is None:
                 break
-            taken.append(self._release(*chosen))
+            taken.append(self._release(*chosen, room))
             heads[chosen[0]] = self.tiers[chosen[0]].head
         return taken
 
@@ -290,16 +291,18 @@ class Admission:
             self._realtime_peak = self._realtime_peak.after(wanted, now)
         return ticket
 
-    def _release(self, tier: Tier, turn: Turn) -> Ticket:
+    def _release(self, tier: Tier, turn: Turn, room: Room) -> Ticket:
         state = self.tiers[tier]
         _, ticket = state.queue.popitem(last=False)
         state.waiting_sequences -= ticket.sequences
         self.waiting -= 1
-        self._admit(ticket, turn)
+        self._admit(ticket, turn, room)
         return ticket
 
-    def _admit(self, ticket: Ticket, turn: Turn) -> None:
+    def _admit(self, ticket: Ticket, turn: Turn, room: Room) -> None:
         state = self.tiers[ticket.tier]
+        if ticket.sequences > 1:
+            ticket.sequences = room.charge(ticket.tier, ticket.sequences)
         ticket.priority = self.rule.number(ticket.tier, ticket.arrival_us, turn)
         ticket.turn = turn
         state.held += ticket.sequences

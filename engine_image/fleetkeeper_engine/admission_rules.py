@@ -95,6 +95,19 @@ class Room:
         least = self.batch_floor if tier is Tier.BATCH else 1
         return max(1, least, math.floor(self.share_ratios[tier] * self.sequences))
 
+    def charge(self, tier: Tier, sequences: int) -> int:
+        """What a request of so many sequences takes of the room: at most what its tier may ever hold.
+
+        A limit that was lowered after the request came would otherwise make it wait, and all behind
+        it, until nothing else is held. vLLM runs what is above the charge as sequences come free.
+        """
+        if sequences == 1:
+            return 1
+        most = self.share(tier)
+        if self.reserved and tier is not Tier.REALTIME:
+            most = min(most, self.below_realtime)
+        return min(sequences, max(1, most))
+
 
 Heads = Sequence[Head | None]
 
@@ -172,7 +185,7 @@ def _choice(
     if (
         batch is not None
         and _others_wait(Tier.BATCH, heads)
-        and _fits_into(room.batch_floor, floor_held, batch.sequences)
+        and _fits_into(room.batch_floor, floor_held, room.charge(Tier.BATCH, batch.sequences))
     ):
         return Tier.BATCH, Turn.FLOOR
     ranked = [
@@ -203,10 +216,11 @@ def _within_share(tier: Tier, heads: Heads, held: Sequence[int], room: Room) -> 
     head = heads[tier]
     if head is None or not _others_wait(tier, heads):
         return head is not None
-    return _fits_into(room.share(tier), held[tier], head.sequences)
+    return _fits_into(room.share(tier), held[tier], room.charge(tier, head.sequences))
 
 
 def _fits(tier: Tier, turn: Turn, sequences: int, held: Sequence[int], room: Room) -> bool:
+    sequences = room.charge(tier, sequences)
     if not _fits_into(room.total, sum(held), sequences):
         return False
     if tier is Tier.REALTIME or turn is Turn.OVERDUE or not room.reserved:

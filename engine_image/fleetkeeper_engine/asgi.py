@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Container, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -51,6 +51,15 @@ class ClientGone(Exception):
     """The client hung up."""
 
 
+class KeptBody(Protocol):
+    """A body that was read."""
+
+    body: bytes
+
+    def release(self) -> None:
+        """It need not be kept any longer."""
+
+
 class Inbox:
     """What a client sends: its body once, then only whether it is still there.
 
@@ -59,35 +68,24 @@ class Inbox:
     """
 
     def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._replay: list[Message] = []
+        self.client = receive
+        """What the client sends, past the body that was read."""
+        self._kept: KeptBody | None = None
 
-    async def body(self) -> bytes:
-        """The whole body.
-
-        Raises:
-            ClientGone: when the client hung up before its end.
-        """
-        parts: list[bytes] = []
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            parts.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def give_again(self, body: bytes) -> None:
-        """The body for the next reader."""
-        self._replay.append({"type": "http.request", "body": body, "more_body": False})
+    def give_again(self, kept: KeptBody) -> None:
+        """The body for the next reader; it is released when it was given."""
+        self._kept = kept
 
     async def receive(self) -> Message:
         """For the next reader: the body, then what the client does."""
-        if self._replay:
-            return self._replay.pop()
-        return await self._receive()
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            message: Message = {"type": "http.request", "body": kept.body, "more_body": False}
+            kept.release()
+            return message
+        return await self.client()
 
     async def gone(self) -> None:
         """Returns when the client has hung up. Only after the whole body was read; may be cancelled."""
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self.client())["type"] != "http.disconnect":
             continue

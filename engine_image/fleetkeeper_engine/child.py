@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import logging
 import os
 import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-logger = logging.getLogger("fleetkeeper.child")
+from fleetkeeper_engine.outlet import Outlet
 
 KEPT_LINES = 400
 KEPT_LINE_BYTES = 2000
@@ -56,8 +55,8 @@ class Child:
 class Reaper:
     """Starts children and reaps them, and every orphan that the kernel hands to this process."""
 
-    def __init__(self, output: int = 1) -> None:
-        self._output = output
+    def __init__(self, output: Outlet | int = 1) -> None:
+        self._output = Outlet(output) if isinstance(output, int) else output
         self._children: dict[int, tuple[subprocess.Popen[bytes], asyncio.Future[int]]] = {}
         self._libc = ctypes.CDLL(None, use_errno=True)
 
@@ -125,19 +124,12 @@ class Reaper:
     async def _tee(self, reader: asyncio.StreamReader, child: Child) -> None:
         rest = b""
         while chunk := await reader.read(65_536):
-            self._write(chunk)
+            self._output.write(chunk)
             *lines, rest = (rest + chunk).split(b"\n")
             rest = rest[-KEPT_LINE_BYTES:]
             child.lines.extend(_text(line) for line in lines)
         if rest:
             child.lines.append(_text(rest))
-
-    def _write(self, chunk: bytes) -> None:
-        try:
-            os.write(self._output, chunk)
-        except OSError as error:
-            # Without a reader of our output there is nobody to tell; the lines are kept for the diagnosis.
-            logger.warning("output of the engine is lost: %s", error)
 
 
 def _text(line: bytes) -> str:

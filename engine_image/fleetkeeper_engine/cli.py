@@ -14,6 +14,7 @@ from fleetkeeper_engine import byhand, doctor, install, ordering
 from fleetkeeper_engine.death import Death
 from fleetkeeper_engine.document import InvalidDocumentError, parse_document, read_document
 from fleetkeeper_engine.exitcodes import DeathClass
+from fleetkeeper_engine.outlet import Outlet, logging_through
 from fleetkeeper_engine.supervisor import DRAIN_SOCKET, Supervisor
 
 RUN_ENVIRONMENT = "FLEETKEEPER_RUN"
@@ -86,6 +87,19 @@ def supervise(text: str | None, environment: Mapping[str, str], run_directory: P
     Returns:
         The exit code: 0 after a drain, else the class of the death.
     """
+    output, log = Outlet(1), Outlet(2)
+    with logging_through(log):
+        code = _supervise(text, environment, run_directory, (output, log))
+        output.flush()
+    return code
+
+
+def _supervise(
+    text: str | None,
+    environment: Mapping[str, str],
+    run_directory: Path,
+    outlets: tuple[Outlet, Outlet],
+) -> int:
     try:
         document = read_document(environment) if text is None else parse_document(text)
     except InvalidDocumentError as error:
@@ -93,7 +107,7 @@ def supervise(text: str | None, environment: Mapping[str, str], run_directory: P
     run_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def run() -> Death | None:
-        return await Supervisor(document, environment, run_directory).run()
+        return await Supervisor(document, environment, run_directory, outlets).run()
 
     death = asyncio.run(run())
     return 0 if death is None else _report(death, environment)

@@ -76,6 +76,7 @@ def _families(
         yield from _work(scheduler)
         yield _counter("fleetkeeper_schedule_calls_total", pulse.schedule_calls)
     yield _gauge("fleetkeeper_stalled_seconds", stalled_s(pod.progress, now))
+    yield _gauge("fleetkeeper_hung", pod.is_hung(now))
 
 
 def _engine(
@@ -89,6 +90,8 @@ def _engine(
         yield _gauge("fleetkeeper_live_limits_supported", scheduler.supported)
     yield _gauge("fleetkeeper_engine_metrics_up", engine_up)
     yield _gauge("fleetkeeper_draining", pod.draining)
+    dropped = sum(outlet.dropped for outlet in pod.outlets)
+    yield _counter("fleetkeeper_log_dropped_bytes_total", dropped)
     yield _counters(
         "fleetkeeper_control_requests_total",
         [Sample((str(code),), count) for code, count in sorted(pod.control_answers.items())],
@@ -100,6 +103,7 @@ def _memory(pod: PodState, now: float) -> Iterator[Metric]:
     yield _gauge("fleetkeeper_memory_cap_ratio", memory.cap_ratio)
     if memory.is_fresh(now):
         yield _gauge("fleetkeeper_memory_used_ratio", memory.used_ratio)
+        yield _gauge("fleetkeeper_memory_own", memory.own)
         yield _gauge("fleetkeeper_memory_peak_ratio", memory.peak_ratio)
         yield _gauge("fleetkeeper_memory_over_cap", memory.over_cap)
     fragmented = [cap.fragmentation_ratio for cap in pod.caps() if _is_shown(cap, now)]

@@ -1,8 +1,8 @@
 """Whether the engine is started, live and ready, from what the page says. Pure.
 
 vLLM's own /health says 200 while its core hangs. Here an engine is stalled when there is work and
-either no schedule call (hang) or no worked step (wedge). A step that is in flight may last as long
-as its tokens need, so a long prefill is no stall.
+either no schedule call (hang) or no worked step although a request could run (wedge). A step that is
+in flight may last as long as its tokens need, so a long prefill is no stall.
 """
 
 from __future__ import annotations
@@ -69,10 +69,19 @@ def decide_progress(
     )
     if pulse.schedule_calls != before.schedule_calls:
         after = replace(after, schedule_calls=pulse.schedule_calls, scheduled_at=now)
-    rests = held and not sum(scheduler.running) and not pulse.steps
-    if scheduler.worked_steps != before.worked_steps or rests:
+    if scheduler.worked_steps != before.worked_steps or not _can_step(scheduler, pulse, held=held):
         after = replace(after, worked_steps=scheduler.worked_steps, worked_at=now)
     return replace(after, allowance_s=flight_allowance_s(pulse, scheduler))
+
+
+def _can_step(scheduler: SchedulerBlock, pulse: PulseBlock, *, held: bool) -> bool:
+    """Return whether a step is under way or some request could be in the next one.
+
+    Requests cannot while they are blocked (their grammar compiles, KV or input is still to come), and
+    none may start while `held`. A sound core goes on calling schedule all the same.
+    """
+    may_start = 0 if held else sum(scheduler.waiting) - scheduler.blocked
+    return bool(pulse.steps) or sum(scheduler.running) + may_start > 0
 
 
 def work_of(scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None) -> int | None:

@@ -28,6 +28,8 @@ class MemoryUse:
 
     used_bytes: int
     total_bytes: int
+    own: bool = True
+    """Whether it is of this pod's processes alone; False: a device's, whoever uses it."""
 
     @property
     def ratio(self) -> float:
@@ -49,6 +51,8 @@ class MemoryState:
     peak_bytes: int = 0
     above_since: float | None = None
     over_cap: bool = False
+    own: bool = True
+    """Whether the last sample was of this pod's processes alone."""
     sampled_at: float | None = None
     """When memory was measured last; None: never."""
 
@@ -67,14 +71,18 @@ def decide_memory(state: MemoryState, use: MemoryUse, now: float) -> MemoryState
         above_since = None
     elif above_since is None:
         above_since = now
+    # What a whole device held before, neighbours included, was not this pod's peak.
+    is_first_own = use.own and not state.own
+    peak_ratio, peak_bytes = (0.0, 0) if is_first_own else (state.peak_ratio, state.peak_bytes)
     return replace(
         state,
         used_ratio=use.ratio,
         used_bytes=use.used_bytes,
-        peak_ratio=max(state.peak_ratio, use.ratio),
-        peak_bytes=max(state.peak_bytes, use.used_bytes),
+        peak_ratio=max(peak_ratio, use.ratio),
+        peak_bytes=max(peak_bytes, use.used_bytes),
         above_since=above_since,
         over_cap=above_since is not None and now - above_since >= OVER_CAP_PATIENCE_S,
+        own=use.own,
         sampled_at=now,
     )
 
@@ -93,7 +101,7 @@ def device_reader(devices: DeviceReader) -> Reader:
 
     def read() -> MemoryUse:
         fullest = max(devices.read(), key=lambda device: device.used_bytes / device.total_bytes)
-        return MemoryUse(fullest.used_bytes, fullest.total_bytes)
+        return MemoryUse(fullest.used_bytes, fullest.total_bytes, fullest.own)
 
     return read
 

@@ -144,6 +144,12 @@ METRICS: tuple[Metric, ...] = (
         "Memory in use now, of the accelerator's (cuda) or the pod's (cpu).",
     ),
     Metric(
+        "fleetkeeper_memory_own",
+        "gauge",
+        "1 when the memory in use is of this pod's processes alone, "
+        "0 when NVML does not say whose it is and whole devices are counted.",
+    ),
+    Metric(
         "fleetkeeper_memory_peak_ratio",
         "gauge",
         "Largest memory in use since start, 100 ms samples.",
@@ -169,7 +175,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "fleetkeeper_rejected_total",
         "counter",
-        "Requests refused for an unknown tier, an unknown path or a response in background.",
+        "Requests refused for an unknown tier, an unknown path, a response in background or their body.",
     ),
     Metric(
         "fleetkeeper_engine_metrics_up",
@@ -180,6 +186,17 @@ METRICS: tuple[Metric, ...] = (
         "fleetkeeper_stalled_seconds",
         "gauge",
         "Seconds for which the engine had work and made no step.",
+    ),
+    Metric(
+        "fleetkeeper_hung",
+        "gauge",
+        "1 while the engine is stalled for longer than the step in flight and stallSeconds allow. "
+        "0 otherwise, and while new sequences are stopped by the memory cap.",
+    ),
+    Metric(
+        "fleetkeeper_log_dropped_bytes_total",
+        "counter",
+        "Bytes of the engine's output and of the log that were dropped because nobody read them.",
     ),
     Metric("fleetkeeper_draining", "gauge", "1 while the pod leaves."),
     Metric(

@@ -17,28 +17,42 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from fleetkeeper_engine.admission import Admission, Refusal, Ticket
+from fleetkeeper_engine.answers import (
+    CLOSE,
+    DRAINED,
+    NO_BACKGROUND,
+    TIER_HEADER,
+    UNAUTHORIZED,
+    Reply,
+    refuse_body,
+    refused_body,
+    unknown_path,
+    unknown_tier,
+)
 from fleetkeeper_engine.asgi import (
     App,
     ClientGone,
     Headers,
     Inbox,
-    Message,
     Receive,
     Scope,
     Send,
     answer,
-    error_body,
     first_headers,
     without_headers,
 )
+from fleetkeeper_engine.bodies import BodyBudget, BodyLimits, Intake
 from fleetkeeper_engine.inside import INTERNAL_HEADER, InsideSettings
+from fleetkeeper_engine.lane import Lane, Place
 from fleetkeeper_engine.middleware_page import MiddlewarePage
 from fleetkeeper_engine.page import Page
 from fleetkeeper_engine.page_layout import Outcome, Tier
+from fleetkeeper_engine.request_bounds import RefusedBodyError
 from fleetkeeper_engine.request_shape import (
     Route,
     Shape,
     allows_background,
+    check_sequences,
     route_of,
     shape_of,
     with_priority,
@@ -46,7 +60,6 @@ from fleetkeeper_engine.request_shape import (
 
 logger = logging.getLogger("vllm.fleetkeeper")
 
-TIER_HEADER = "X-Inference-Tier"
 _TIERS = {tier.label.encode(): tier for tier in Tier}
 _TIER = TIER_HEADER.lower().encode()
 _REQUEST_ID = b"x-request-id"
@@ -58,45 +71,6 @@ _PUBLISH_EVERY_S = 0.2
 _PRIORITY_HEADERS = frozenset((b"x-vllm-priority", b"content-length", b"transfer-encoding"))
 _INTERNAL = INTERNAL_HEADER.encode()
 _LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
-_DRAINED = error_body(
-    "This replica is shutting down. Send the request again; another replica will take it.",
-    "server_error",
-    "draining",
-)
-_EVENTS = b"text/event-stream"
-_CUT_EVENT = b"data: " + _DRAINED + b"\n\ndata: [DONE]\n\n"
-
-
-class _Reply:
-    """Passes a response on and knows how far it is; calls `before_end` before its last frame."""
-
-    def __init__(self, send: Send, before_end: Callable[[], None]) -> None:
-        self._send = send
-        self._before_end = before_end
-        self._start: Message | None = None
-        self._ended = False
-
-    def send(self, message: Message) -> Awaitable[None]:
-        """For vLLM to send through. No coroutine of its own: a stream comes here with each token."""
-        if not message.get("more_body", False):
-            self._begins_or_ends(message)
-        return self._send(message)
-
-    def _begins_or_ends(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._start = message
-        elif message["type"] == "http.response.body":
-            self._ended = True
-            self._before_end()
-
-    async def cut(self) -> None:
-        """Ends the response at a whole frame: a clean 503, or an error as the last event."""
-        if self._ended:
-            return
-        if self._start is None:
-            await answer(self._send, 503, _DRAINED, [(b"connection", b"close")])
-        elif first_headers(self._start).get(b"content-type", b"").startswith(_EVENTS):
-            await self._send({"type": "http.response.body", "body": _CUT_EVENT, "more_body": False})
 
 
 class TierMiddleware:
@@ -108,12 +82,16 @@ class TierMiddleware:
         settings: InsideSettings | None = None,
         page: Page | None = None,
         clock: Callable[[], float] = time.monotonic,
+        bodies: BodyLimits | None = None,
     ) -> None:
         self._app = app
         settings = settings or InsideSettings.of_environment()
         self._clock = clock
         self._admission = Admission(settings)
         self._board = MiddlewarePage(page or Page.of_environment(), self._admission)
+        self._bodies = BodyBudget(bodies or BodyLimits())
+        self._lane = Lane()
+        self._most_sequences = settings.max_sequences
         self._token = settings.internal_token.encode()
         keys = [key for key in (os.environ.get("VLLM_API_KEY", ""),) if key]
         self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
@@ -135,32 +113,50 @@ class TierMiddleware:
             return self._app(scope, receive, send)
         return send({"type": "websocket.close", "code": 1008})
 
-    def _http(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def _http(  # noqa: PLR0911 - one return a route
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> Awaitable[None]:
         route = route_of(scope["method"], scope["path"])
         headers = first_headers(scope)
         if self._is_internal(headers):
             return self._app(without_headers(scope, (_INTERNAL,), []), receive, send)
         if route is Route.UNKNOWN or (route is Route.LOOPBACK and not _from_loopback(scope)):
             self._board.rejected += 1
-            return answer(send, 404, _unknown_path(scope["path"]))
+            return answer(send, 404, unknown_path(scope["path"]))
         if route in (Route.OPEN, Route.LOOPBACK) or scope["method"] == "OPTIONS":
             return self._app(scope, receive, send)
         if self._keys and not self._has_key(headers):
             self._board.unauthorized += 1
-            return answer(send, 401, _UNAUTHORIZED)
+            return answer(send, 401, UNAUTHORIZED)
         if route is Route.GENERATION:
             return self._generation(scope, headers, receive, send)
+        if route is Route.TOKENIZER:
+            return self._tokenizer(scope, headers, receive, send)
         return self._app(scope, receive, send)
 
     async def _generation(
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> None:
+        intake = Intake(self._bodies, self._bodies.limits.request_bytes, self._clock())
         inbox = Inbox(receive)
-        entered = await self._entered(scope, headers, inbox, send)
-        if entered is None:
-            return
-        ticket, body, shape = entered
-        reply = _Reply(send, self._say_last)
+        try:
+            entered = await self._entered(scope, headers, inbox, send, intake)
+            if entered is not None:
+                await self._admitted(*entered, scope=scope, inbox=inbox, send=send, intake=intake)
+        finally:
+            intake.release()
+
+    async def _admitted(
+        self,
+        ticket: Ticket,
+        shape: Shape,
+        *,
+        scope: Scope,
+        inbox: Inbox,
+        send: Send,
+        intake: Intake,
+    ) -> None:
+        reply = Reply(send, self._say_last)
         task = asyncio.current_task()
         try:
             self._publish_soon()
@@ -170,12 +166,12 @@ class TierMiddleware:
             if priority is not None:
                 if task is not None:
                     self._inside[ticket] = task
-                body = with_priority(body, shape, priority)
-                inbox.give_again(body)
-                scope = _with_priority_header(scope, priority, len(body))
+                intake.body = with_priority(intake.body, shape, priority)
+                scope = _with_priority_header(scope, priority, len(intake.body))
+                inbox.give_again(intake)
                 await self._app(scope, inbox.receive, reply.send)
             elif ticket in self._cut:
-                await answer(send, 503, _DRAINED, [(b"connection", b"close")])
+                await answer(send, 503, DRAINED, CLOSE)
         except asyncio.CancelledError:
             if task is None or ticket not in self._cut or ticket not in self._inside:
                 raise
@@ -185,25 +181,29 @@ class TierMiddleware:
             self._ended(ticket)
 
     async def _entered(
-        self, scope: Scope, headers: Mapping[bytes, bytes], inbox: Inbox, send: Send
-    ) -> tuple[Ticket, bytes, Shape] | None:
-        """A request's ticket, with its body; None when it was answered here, or went on as it came."""
+        self,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        inbox: Inbox,
+        send: Send,
+        intake: Intake,
+    ) -> tuple[Ticket, Shape] | None:
+        """A request's ticket and shape; None when it was answered here, or went on as it came."""
         arrived = self._clock()
         name = headers.get(_TIER, b"")
         tier = _tier_of(name)
         if tier is None:
             self._board.rejected += 1
-            await answer(send, 400, _unknown_tier(name))
+            await answer(send, 400, unknown_tier(name))
             return None
         self._board.read_orders()
         refusal = self._admission.refuse(tier, headers.get(_REQUEST_ID), arrived)
         if refusal is not None:
             await self._refuse(send, refusal)
             return None
-        read = await self._read(scope, inbox, send)
-        if read is None:
+        shape = await self._read(scope, headers, inbox, send, intake)
+        if shape is None:
             return None
-        body, shape = read
         self._board.read_orders()
         now = self._clock()
         ticket = self._admission.pass_by(
@@ -212,23 +212,61 @@ class TierMiddleware:
         if isinstance(ticket, Refusal):
             await self._refuse(send, ticket)
             return None
-        return ticket, body, shape
+        return ticket, shape
 
-    async def _read(self, scope: Scope, inbox: Inbox, send: Send) -> tuple[bytes, Shape] | None:
+    async def _read(
+        self,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        inbox: Inbox,
+        send: Send,
+        intake: Intake,
+    ) -> Shape | None:
         try:
-            body = await inbox.body()
+            await intake.read(inbox.client, headers.get(b"content-length"))
+            shape = shape_of(intake.body, scope["path"], intake.outline)
+            if shape is not None:
+                check_sequences(shape, scope["path"], self._most_sequences)
         except ClientGone:
             return None
-        shape = shape_of(body)
+        except RefusedBodyError as error:
+            self._board.rejected += 1
+            await refuse_body(send, error)
+            return None
         if shape is None:
-            inbox.give_again(body)
+            inbox.give_again(intake)
             await self._app(scope, inbox.receive, send)
             return None
         if shape.in_background and allows_background(scope["path"]):
             self._board.rejected += 1
-            await answer(send, 400, _NO_BACKGROUND)
+            await answer(send, 400, NO_BACKGROUND)
             return None
-        return body, shape
+        return shape
+
+    async def _tokenizer(
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        """Work for the processor of the API server: bounded like a generation, and a few at a time."""
+        intake = Intake(self._bodies, self._bodies.limits.tokenizer_bytes, self._clock())
+        inbox = Inbox(receive)
+        try:
+            await intake.read(inbox.client, headers.get(b"content-length"))
+            shape_of(intake.body, scope["path"], intake.outline)
+            if not await self._lane.enter(inbox):
+                return
+            place = Place(self._lane, send)
+            try:
+                inbox.give_again(intake)
+                await self._app(scope, inbox.receive, place.send)
+            finally:
+                place.leave()
+        except ClientGone:
+            return
+        except RefusedBodyError as error:
+            self._board.rejected += 1
+            await refuse_body(send, error)
+        finally:
+            intake.release()
 
     async def _released(self, ticket: Ticket, inbox: Inbox) -> int | None:
         """Waits for the ticket's turn and priority; None when the client hung up or the drain is over."""
@@ -266,10 +304,10 @@ class TierMiddleware:
         self._publish_soon()
         self._say_last()
         if refusal.outcome is Outcome.DRAINING:
-            await answer(send, 503, _DRAINED, [(b"connection", b"close")])
+            await answer(send, 503, DRAINED, CLOSE)
             return
         retry = [(b"retry-after", str(refusal.retry_after_s).encode())]
-        await answer(send, 429, _refused_body(refusal), retry)
+        await answer(send, 429, refused_body(refusal), retry)
 
     def _pump(self) -> None:
         """Releases what may be released and says so on the page."""
@@ -305,6 +343,7 @@ class TierMiddleware:
                 self._board.read_orders()
                 self._admission.tick(self._board.engine_oldest(), now)
                 self._pump()
+                self._bodies.cut_slow(now)
                 if self._board.drain_is_over(now):
                     self._end_drain(now)
             except Exception:
@@ -362,41 +401,3 @@ def _same(left: bytes, right: bytes) -> bool:
 def _from_loopback(scope: Scope) -> bool:
     client = scope.get("client") or ("",)
     return client[0] in _LOOPBACK
-
-
-_UNAUTHORIZED = error_body(
-    "The API key is missing or wrong.", "invalid_request_error", "invalid_api_key"
-)
-
-# Its sequences would run on after the answer, unseen by queue, limits and drain; and it is kept in the
-# memory of one replica, where the next request for it hardly arrives.
-_NO_BACKGROUND = error_body(
-    "background is not supported: a response is made while its request is open. "
-    "Send it with background false, and with the tier batch when it may wait.",
-    "invalid_request_error",
-    "background_not_supported",
-)
-
-
-def _unknown_path(path: str) -> bytes:
-    return error_body(f"There is no {path[:200]!r} here.", "invalid_request_error", "unknown_path")
-
-
-def _unknown_tier(name: bytes) -> bytes:
-    labels = ", ".join(tier.label for tier in Tier)
-    return error_body(
-        f"{TIER_HEADER} is {str(name[:64], 'latin-1')!r}; it must be one of {labels}.",
-        "invalid_request_error",
-        "unknown_tier",
-    )
-
-
-def _refused_body(refusal: Refusal) -> bytes:
-    tier, again = refusal.tier.label, f"Try again in {refusal.retry_after_s} s."
-    if refusal.outcome is Outcome.TIER_CLOSED:
-        message = f"The {tier} tier is closed on this replica. {again}"
-    else:
-        message = f"The {tier} queue of this replica is full ({refusal.limit} requests). {again}"
-    return error_body(
-        message, "rate_limit_error", refusal.outcome.label, tier=tier, limit=refusal.limit
-    )

@@ -1,15 +1,18 @@
 """Memory of the pod's NVIDIA devices, by nvidia-ml-py.
 
-Whole devices (and MIG slices) belong to one pod, so what is used on them is used by the pod: NVML
-reports processes by the node's process ids, which a container cannot map to its own.
+A device may be shared (time slicing, MPS), so only the memory of this pod's processes counts. Which
+those are NVML does not always say: in a container the driver may hide process ids or leave out their
+memory. Then the whole device counts, and the reading says so.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 DRIVER_LIBRARY = "libnvidia-ml.so.1"
@@ -33,13 +36,19 @@ class Nvml(Protocol):
     def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:  # noqa: N802, ANN401 - NVML's name and opaque handle
         """total, free, used."""
 
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> Any:  # noqa: N802, ANN401 - NVML's name and opaque handle
+        """Processes with a compute context: pid, and usedGpuMemory or None where it is not available."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """One device."""
 
     used_bytes: int
+    """By this pod's processes; by all processes when `own` is False."""
     total_bytes: int
+    own: bool
+    """Whether NVML told which processes are this pod's."""
 
 
 def load_nvml() -> Nvml | None:
@@ -60,22 +69,68 @@ def load_nvml() -> Nvml | None:
 class DeviceReader:
     """Reads the devices that vLLM uses: the first `ranks` of CUDA_VISIBLE_DEVICES."""
 
-    def __init__(self, nvml: Nvml, environment: Mapping[str, str], ranks: int) -> None:
+    def __init__(
+        self,
+        nvml: Nvml,
+        environment: Mapping[str, str],
+        ranks: int,
+        is_own: Callable[[int], bool] | None = None,
+    ) -> None:
         self._nvml = nvml
         self._error: type[Exception] = getattr(nvml, "NVMLError", OSError)
         self._handles = [nvml_handle(nvml, name) for name in _visible(nvml, environment)[:ranks]]
+        self._is_own = is_own or is_descendant
+        self._seen = [False] * len(self._handles)
 
     def read(self) -> list[DeviceMemory]:
-        """Memory of each device now. Total is what the driver reports; used includes every process.
+        """Memory of each device now. Total is what the driver reports.
 
         Raises:
             OSError: when the driver does not answer.
         """
         try:
-            infos = [self._nvml.nvmlDeviceGetMemoryInfo(handle) for handle in self._handles]
+            return [self._read(number, handle) for number, handle in enumerate(self._handles)]
         except self._error as error:
             raise OSError(f"NVML: {error}") from error
-        return [DeviceMemory(int(info.used), int(info.total)) for info in infos]
+
+    def _read(self, number: int, handle: object) -> DeviceMemory:
+        info = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        own = self._own_bytes(number, handle)
+        used = int(info.used) if own is None else own
+        return DeviceMemory(used, int(info.total), own is not None)
+
+    def _own_bytes(self, number: int, handle: object) -> int | None:
+        """What this pod's processes hold; None when NVML does not say."""
+        try:
+            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except self._error:
+            # Not supported on this device or by this driver: the memory of the device still is.
+            return None
+        # The process table may hold a process more than once (a compute instance each).
+        own = [process for process in processes if self._is_own(int(process.pid))]
+        if any(process.usedGpuMemory is None for process in own):
+            return None
+        self._seen[number] |= bool(own)
+        # None of ours listed: nothing is held, if one was ever listed; else they may be hidden.
+        return sum(int(process.usedGpuMemory) for process in own) if self._seen[number] else None
+
+
+def is_descendant(pid: int, root: int | None = None, proc: Path = Path("/proc")) -> bool:
+    """Whether a process descends from `root` (this process). A process that has ended does not."""
+    root = os.getpid() if root is None else root
+    # A container's pid 1 has no CUDA context, so a listed one is the node's.
+    above = _parent(pid, proc) if pid != root else None
+    while above is not None and above > 1 and above != root:
+        above = _parent(above, proc)
+    return above == root
+
+
+def _parent(pid: int, proc: Path) -> int | None:
+    try:
+        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1])
 
 
 def nvml_handle(nvml: Nvml, name: str) -> Any:  # noqa: ANN401 - an opaque handle of NVML

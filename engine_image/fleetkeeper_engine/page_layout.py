@@ -142,6 +142,8 @@ class SchedulerBlock:
     """Sequences by tier; refreshed every 200 ms, every 50 while any wait, and when nothing is left."""
     waiting: tuple[int, ...] = (0, 0, 0)
     """Sequences inside vLLM that no step has held yet, or that were preempted."""
+    blocked: int = 0
+    """Of those that wait: not runnable yet, since their grammar compiles, or KV or input is still to come."""
     kv_capacity_tokens: int = 0
     kv_resident_tokens: int = 0
     preemptions: int = 0
@@ -260,6 +262,7 @@ TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
         ("worked_steps", "Q", 1),
         ("running", "Q", _TIERS),
         ("waiting", "Q", _TIERS),
+        ("blocked", "Q", 1),
         ("kv_capacity_tokens", "Q", 1),
         ("kv_resident_tokens", "Q", 1),
         ("preemptions", "Q", 1),

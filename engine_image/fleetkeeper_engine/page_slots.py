@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from fleetkeeper_engine.page_layout import CAP, MIDDLEWARE, PULSE, SCHEDULER, SUPERVISOR
 
-VERSION = 3
+VERSION = 4
 """Of slots and tables together; a process with another one takes the page for none."""
 MAGIC = b"FKPAGE\x00\x00"
 MOST_RANKS = 64

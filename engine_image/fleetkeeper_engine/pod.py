@@ -18,6 +18,7 @@ from fleetkeeper_engine.health import (
 )
 from fleetkeeper_engine.memorywatch import MemoryState, MemoryUse, decide_memory
 from fleetkeeper_engine.orders import LimitsOrder, Orders, allowed_ranges, decide_orders
+from fleetkeeper_engine.outlet import Outlet
 from fleetkeeper_engine.page import Page
 from fleetkeeper_engine.page_layout import (
     CapBlock,
@@ -42,6 +43,8 @@ class PodState:
     document: EngineDocument
     page: Page
     memory: MemoryState
+    outlets: tuple[Outlet, ...] = ()
+    """Where the output of the engine and the log go."""
     vllm_version: str = "unknown"
     orders: Orders = field(default_factory=Orders)
     policy: Policy = field(init=False)
@@ -184,6 +187,15 @@ class PodState:
         return is_live(self.progress, now, self._stall_s) and not self.server_silent(
             now, self._stall_s
         )
+
+    def is_hung(self, now: float) -> bool:
+        """Return the verdict for others: whether the engine is stalled beyond its allowance.
+
+        More cautious than `is_live`: while memory is above its cap, requests wait by order. A silent
+        API server is a matter for the liveness probe alone.
+        """
+        stalled = not is_live(self.progress, now, self._stall_s)
+        return self.started and stalled and not self.memory.over_cap
 
     def server_silent(self, now: float, patience_s: float) -> bool:
         """Whether vLLM's API server has missed its turn by more than `patience_s`."""

@@ -7,12 +7,26 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+
+from fleetkeeper_engine.request_bounds import (
+    SMALL_BYTES,
+    Outline,
+    RefusedBodyError,
+    check_messages,
+    check_structure,
+    needs_check,
+    too_deep,
+)
+
 
 class Route(Enum):
     """What may be done with a path of the serving port."""
 
     GENERATION = "generation"
     """Work for the engine: through the queue."""
+    TOKENIZER = "tokenizer"
+    """Answered by the API server alone, with much work for its processor."""
     PLAIN = "plain"
     """Answered by the API server alone."""
     OPEN = "open"
@@ -37,9 +51,27 @@ _GENERATION = frozenset(
         "/v2/rerank",
     }
 )
-_PLAIN = frozenset({"/v1/models", "/tokenize", "/detokenize"})
+_PLAIN = frozenset({"/v1/models"})
+_TOKENIZER = frozenset({"/tokenize", "/detokenize"})
 _OPEN = frozenset({"/health", "/version"})
-_LISTS = ("input", "prompt", "documents", "text_1", "text_2", "data_1", "data_2")
+_CHOICES = frozenset({"/v1/completions", "/v1/chat/completions"})
+"""Where `n` means something."""
+_SCORED = ("text_1", "text_2", "data_1", "data_2", "queries", "documents", "items")
+_LISTS = {
+    "/v1/completions": ("prompt",),
+    "/v1/chat/completions": (),
+    "/v1/responses": (),
+    "/score": _SCORED,
+    "/v1/score": _SCORED,
+    "/rerank": ("documents",),
+    "/v1/rerank": ("documents",),
+    "/v2/rerank": ("documents",),
+}
+_POOLED = ("input", "messages")
+MOST_POOLED = 2048
+"""Inputs of one request for embeddings or scores, which take one step each; OpenAI's bound too."""
+_COUNTED_AT_MOST = 10**9
+_INT = TypeAdapter(int)
 
 
 _DECODER = json.JSONDecoder()
@@ -55,6 +87,8 @@ def route_of(method: str, path: str) -> Route:
     """The route of a request. What is not known is unknown: the serving port is an allow-list."""
     if path in _GENERATION:
         return Route.GENERATION if method == "POST" else Route.PLAIN
+    if path in _TOKENIZER:
+        return Route.TOKENIZER if method == "POST" else Route.PLAIN
     if path in _OPEN:
         return Route.OPEN
     if path == "/metrics":
@@ -74,16 +108,35 @@ class Shape(NamedTuple):
     """The response is to be made after the answer (responses API)."""
 
 
-def shape_of(body: bytes) -> Shape | None:
-    """The shape of a JSON body; None when it is none (vLLM then says what is wrong with it)."""
+def shape_of(body: bytes, path: str, outline: Outline | None = None) -> Shape | None:
+    """The shape of a JSON body; None when it is none (vLLM then says what is wrong with it).
+
+    Args:
+        body: the whole body.
+        path: of the route, which decides what its fields mean.
+        outline: of a large body.
+
+    Raises:
+        RefusedBodyError: when the body is beyond the bounds, or a large one is not JSON.
+    """
     try:
-        fields = _parsed(body)
-    except (ValueError, RecursionError):
-        return None
+        fields = _parsed(body) if outline is None else outline.fields()
+    except RecursionError:
+        raise too_deep() from None
+    except ValueError:
+        fields = None
     if not isinstance(fields, dict):
+        if outline is not None:
+            raise RefusedBodyError(400, "invalid_json", "The body is not a JSON object.")
         return None
+    # A small body of few brackets and commas is within the bounds.
+    if outline is not None or needs_check(body):
+        check_structure(fields, outlined=outline is not None)
+    if outline is not None:
+        _check_choices(fields)
+    check_messages(fields.get("messages"))
     return Shape(
-        sequences_of(fields),
+        sequences_of(fields, path),
         "priority" in fields,
         # vLLM takes "yes" and 1 for true as well.
         in_background=fields.get("background") not in (None, False),
@@ -101,37 +154,93 @@ def _parsed(body: bytes) -> object:
     return fields
 
 
-def sequences_of(fields: Mapping[str, Any]) -> int:
+def most_sequences(path: str, at_once: int) -> int:
+    """The most sequences that one request of a route may ask for.
+
+    Args:
+        path: of the route.
+        at_once: what the engine could ever run at once: its limit at the start.
+    """
+    return at_once if path in _LISTS and not _scores(path) else max(at_once, MOST_POOLED)
+
+
+def check_sequences(shape: Shape, path: str, at_once: int) -> None:
+    """Checks that the engine could ever run the sequences of a request at once.
+
+    Raises:
+        RefusedBodyError: 422 with the value, the ceiling and what to do.
+    """
+    if shape.sequences <= at_once or shape.sequences <= (most := most_sequences(path, at_once)):
+        return
+    param = "n" if path in _CHOICES else "input"
+    raise RefusedBodyError(
+        422,
+        "too_many_sequences",
+        f"The request asks for {shape.sequences} sequences (inputs times choices, n); "
+        f"this service takes at most {most} in one request. Lower n or split the request.",
+        param,
+    )
+
+
+def sequences_of(fields: Mapping[str, Any], path: str) -> int:
     """Sequences of a request: the inputs it lists, times the choices it wants of each.
 
     A prompt may be a text, a list of texts, a list of token numbers (one prompt) or a list of such
-    lists. `best_of` above `n`, and beam search (whose width is `n`), run that many at once.
+    lists. `best_of` above `n` (older vLLM), and beam search (whose width is `n`), run that many at
+    once.
     """
     inputs = 1
-    for name in _LISTS:
+    for name in _LISTS.get(path, _POOLED):
         if name in fields:
             inputs = max(inputs, _inputs(name, fields[name]))
+    if path not in _CHOICES:
+        return inputs
+    embedded = fields.get("prompt_embeds")
+    if embedded is not None and path == "/v1/completions":
+        # Prompts given as embeddings run beside those given as texts.
+        texts = inputs if fields.get("prompt") not in (None, "", []) else 0
+        inputs = max(1, texts + (len(embedded) if isinstance(embedded, list) else 1))
     choices = max(_whole(fields.get("n")), _whole(fields.get("best_of")))
-    return inputs * choices
+    return min(_COUNTED_AT_MOST, inputs * choices)
+
+
+def _check_choices(outlined: Mapping[str, Any]) -> None:
+    """Refuses a long string as a number: vLLM takes one of spaces or zeros and a number for that number."""
+    for name in ("n", "best_of"):
+        if outlined.get(name) == "":
+            raise RefusedBodyError(422, "invalid_value", f"{name} must be a whole number.", name)
+
+
+def _scores(path: str) -> bool:
+    return path.endswith(("score", "rerank"))
 
 
 def _inputs(name: str, value: object) -> int:
-    if not isinstance(value, list) or not value or isinstance(value[0], int):
+    if not isinstance(value, list) or not value or isinstance(value[0], int | float):
         return 1
-    # The items of one conversation (responses API) are a single sequence; documents are one each.
-    return 1 if name == "input" and isinstance(value[0], dict) else len(value)
+    # The items of one conversation are a single sequence; documents are one each.
+    return 1 if name in _POOLED and isinstance(value[0], dict) else len(value)
 
 
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) and value > 1 else 1
+    """A number of choices as vLLM reads it: "3" and 3.0 are 3. What it will refuse counts as 1."""
+    if type(value) is not int:
+        if value is None:
+            return 1
+        try:
+            value = _INT.validate_python(value)
+        except ValidationError:
+            return 1
+    return min(max(value, 1), _COUNTED_AT_MOST)
 
 
 def with_priority(body: bytes, shape: Shape, priority: int) -> bytes:
     """The body with our priority in place of the client's.
 
-    Without one of the client's it is appended to the text, so that a long prompt is not written anew.
+    It is appended to the text, so that a long prompt is not written anew. Only a small body is, when
+    its client put a priority in; of two in a large one JSON's reader takes the last.
     """
-    if not shape.has_priority:
+    if not shape.has_priority or len(body) > SMALL_BYTES:
         text = body.rstrip()
         comma = b"" if text[:-1].rstrip().endswith(b"{") else b","
         return b'%b%b"priority":%d}' % (text[:-1], comma, priority)

@@ -285,9 +285,11 @@ class LiveScheduling:
         scheduler = self._scheduler
         running, _ = self._by_tier(scheduler.running)
         # Its iteration sorts; the heap itself does as well here, and costs nothing.
-        waiting, oldest = self._by_tier(getattr(scheduler.waiting, "_heap", scheduler.waiting))
+        queue = getattr(scheduler.waiting, "_heap", scheduler.waiting)
+        waiting, oldest = self._by_tier(queue)
         self._waits = any(waiting)
-        self.record.saw_waiting(Waiting(running, waiting, oldest))
+        blocked = sum(_is_blocked(getattr(request, "status", None)) for request in queue)
+        self.record.saw_waiting(Waiting(running, waiting, oldest, blocked))
 
     def _by_tier(
         self, requests: Iterable[Any]
@@ -408,6 +410,16 @@ def chosen_class(config: Any) -> type[Any]:  # noqa: ANN401 - vLLM's VllmConfig
         choosing.scheduler_cls = f"vllm.v1.core.sched.diffusion_scheduler.{kind}"
     chosen: type[Any] = choosing.get_scheduler_cls()
     return chosen
+
+
+@lru_cache(maxsize=64)
+def _is_blocked(status: Any) -> bool:  # noqa: ANN401 - vLLM's RequestStatus
+    """Return whether a request with this status waits for something other than a step.
+
+    vLLM names such statuses WAITING_FOR_...: a structured output's grammar, KV from another node,
+    the next input of a stream. Names are compared because the set differs between releases.
+    """
+    return str(getattr(status, "name", "")).startswith("WAITING_FOR_")
 
 
 def _whole(value: object) -> int:

@@ -73,6 +73,8 @@ class Waiting:
     running: tuple[int, int, int]
     waiting: tuple[int, int, int]
     oldest_arrival: tuple[float, float, float]
+    blocked: int = 0
+    """Of those that wait: not runnable yet."""
 
 
 class SchedulerRecord:
@@ -173,6 +175,7 @@ class SchedulerRecord:
             self._whole[_RUNNING + tier] = waiting.running[tier]
             self._whole[_WAITING + tier] = waiting.waiting[tier]
             self.pulse.real[_OLDEST + tier] = waiting.oldest_arrival[tier]
+        self.put("blocked", waiting.blocked)
 
     def goes_blind(self) -> None:
         """Nothing is seen from now on: what ran or waited must not be told for ever."""

@@ -31,6 +31,7 @@ from fleetkeeper_engine.memorywatch import (
     device_reader,
     process_reader,
 )
+from fleetkeeper_engine.outlet import Outlet
 from fleetkeeper_engine.page import Page
 from fleetkeeper_engine.pod import PodState
 from fleetkeeper_engine.policy import POLICY_FILE, read_policy
@@ -57,16 +58,21 @@ class Supervisor:
     """One run of one engine."""
 
     def __init__(
-        self, document: EngineDocument, environment: Mapping[str, str], run_directory: Path
+        self,
+        document: EngineDocument,
+        environment: Mapping[str, str],
+        run_directory: Path,
+        outlets: tuple[Outlet, Outlet],
     ) -> None:
         self.document = document
         self.environment = environment
         self.run_directory = run_directory
-        self._reaper = Reaper()
+        self._reaper = Reaper(outlets[0])
         self._pod = PodState(
             document=document,
             page=Page.create(run_directory / "page", ranks=document.engine.tensor_parallel_size),
             memory=MemoryState(cap_ratio=document.memory.cap_percent / 100),
+            outlets=outlets,
         )
         self._verifier = Verifier(environment.get("POD_UID") or BY_HAND, document.control.issuer)
         self._client: EngineClient | None = None
@@ -75,6 +81,7 @@ class Supervisor:
         self._drain_began = asyncio.Event()
         self._drained = asyncio.Event()
         self._hung = False
+        self._memory_own = True
         self._told: list[str] = []
         self._over: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
@@ -202,6 +209,15 @@ class Supervisor:
             await asyncio.sleep(SAMPLE_PERIOD_S)
 
     def _see_memory(self, use: MemoryUse) -> None:
+        # Before vLLM has a CUDA context none of its processes can be listed.
+        if self._pod.started and use.own != self._memory_own:
+            self._memory_own = use.own
+            logger.warning(
+                "memory is measured of %s",
+                "this pod's processes alone"
+                if use.own
+                else "whole devices, neighbours included: NVML does not list this pod's processes",
+            )
         if self._pod.saw_memory(use, time.monotonic()):
             memory = self._pod.memory
             logger.warning(

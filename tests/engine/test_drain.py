@@ -54,7 +54,7 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
     To the supervisor that is a step which takes that much longer, on any machine.
 
     Raises:
-        AssertionError: when the pod is not live or not ready meanwhile.
+        AssertionError: when the pod is not live or not ready meanwhile, or says that it hangs.
     """
     page = Page.open(engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"])
     assert page is not None
@@ -65,7 +65,10 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
     with stopped(engine, "Worker") as since:
         while time.monotonic() - since < seconds:
             assert (engine.health("live"), engine.health("ready")) == (200, 200)
+            shown = engine.metrics()
+            assert shown["fleetkeeper_hung"] == 0
             time.sleep(0.1)
+        assert shown["fleetkeeper_stalled_seconds"] > seconds - 2, "stalled, and rightly so"
         pulse = page.read_pulse()
         assert pulse.tokens >= tokens, "the step was under way all the time"
     page.close()

@@ -5,15 +5,61 @@ That a slow step is not taken for one: test_drain.py.
 
 from __future__ import annotations
 
+import json
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
+from fleetkeeper_engine.document import parse_document
+from fleetkeeper_engine.exposition import render_metrics
+from fleetkeeper_engine.memorywatch import MemoryState
+from fleetkeeper_engine.page import Page
+from fleetkeeper_engine.pod import PodState
 from supervised_engine import RunningEngine, eight_running, stopped
 
 pytestmark = pytest.mark.timeout(1200)
+SHORT_STALL_S = 8
+SLOW_REGEX = "|".join(f"(a{{0,{n % 50}}}b[a-f]{{0,{n}}}c{n})" for n in range(200))
+"""xgrammar compiles it in some 3 s of a core."""
+
+
+class Beside:
+    """A second supervisor's eyes on the engine's page, with less patience: it only looks.
+
+    The engine's own supervisor ends what it calls hung within half a second, too soon to be asked.
+    """
+
+    def __init__(self, engine: RunningEngine) -> None:
+        assert engine.run_directory is not None
+        page = Page.open(engine.run_directory / "page")
+        assert page is not None
+        health = {**engine.document["health"], "stallSeconds": SHORT_STALL_S}
+        document = parse_document(json.dumps({**engine.document, "health": health}))
+        self.page, self.pod = page, PodState(document, page, MemoryState(0.8), started=True)
+
+    def shown(self) -> dict[str, float]:
+        """Its metrics without labels, after one more look."""
+        now = time.monotonic()
+        self.pod.look(now)
+        lines = render_metrics(self.pod, (), now, None).decode().splitlines()
+        rows = (line.split() for line in lines if line[:1] != "#" and "{" not in line)
+        return {name: float(value) for name, value in rows}
+
+    def hung(self) -> bool:
+        """What it would export as the verdict."""
+        return self.shown()["fleetkeeper_hung"] == 1
+
+
+@contextmanager
+def beside(engine: RunningEngine) -> Iterator[Beside]:
+    """Looks at the page and leaves it as it is."""
+    found = Beside(engine)
+    yield found
+    found.page.close()
 
 
 def test_an_idle_core_that_hangs_is_noticed_with_its_first_request_and_recovers(
@@ -41,3 +87,44 @@ def test_a_worker_that_hangs_under_load_is_noticed_and_recovers(engine: RunningE
             assert engine.health("live") == 200
         assert {request.result(600) for request in running} == {200}
     engine.wait_ready(30)
+
+
+def test_a_frozen_engine_gives_the_verdict_that_it_hangs_and_takes_it_back(
+    engine: RunningEngine,
+) -> None:
+    """1 beyond the allowance, 0 until then and again with the next step; idle and frozen it is 0."""
+    with ThreadPoolExecutor(1) as pool, beside(engine) as eyes:
+        with stopped(engine, "EngineCore"):
+            until = time.monotonic() + 1.5 * SHORT_STALL_S
+            while time.monotonic() < until:
+                assert not eyes.hung(), "idle: nothing is missing"
+                time.sleep(0.1)
+            waiting = pool.submit(engine.complete, 4)
+            engine.wait_for(eyes.hung, "the verdict", 3 * SHORT_STALL_S)
+            assert eyes.shown()["fleetkeeper_stalled_seconds"] >= SHORT_STALL_S
+            assert engine.metrics()["fleetkeeper_hung"] == 0, "its own patience is 25 s"
+            assert engine.health("live") == 200
+        assert waiting.result(60).status_code == 200
+        engine.wait_for(lambda: not eyes.hung(), "the verdict taken back", 30)
+    engine.wait_ready(30)
+
+
+def test_a_grammar_that_compiles_for_long_is_no_hang(engine: RunningEngine) -> None:
+    """vLLM goes on calling schedule; the only request waits inside it, and nothing could run."""
+    with ThreadPoolExecutor(1) as pool, beside(engine) as eyes:
+        asked = pool.submit(
+            engine.complete, 4, structured_outputs={"regex": SLOW_REGEX}, ignore_eos=False
+        )
+        blocked, most_stalled_s = 0, 0.0
+        while not asked.done():
+            block = eyes.page.read_scheduler()
+            assert block is not None
+            if block.blocked:
+                blocked += 1
+                assert (block.blocked, sum(block.waiting), sum(block.running)) == (1, 1, 0)
+                most_stalled_s = max(most_stalled_s, eyes.shown()["fleetkeeper_stalled_seconds"])
+            time.sleep(0.02)
+        assert asked.result().status_code == 200
+    assert blocked > 10, "the grammar took a while"
+    assert most_stalled_s < 1.0
+    assert engine.health("ready") == 200

@@ -300,7 +300,9 @@ class InsideEngine:
         started = time.monotonic()
         while not true():
             waited = time.monotonic() - started
-            assert waited < within_s, f"not so within {within_s} s: {self.scheduler()}"
+            assert waited < within_s, (
+                f"not so within {within_s} s: {self.middleware()} {self.scheduler()}"
+            )
             await asyncio.sleep(0.002)
         return time.monotonic() - started
 

@@ -312,6 +312,7 @@ def start_engine(
     launcher: Path | None = None,
     environment: Mapping[str, str] | None = None,
     before_exec: Callable[[], None] | None = None,
+    output: int | None = None,
 ) -> RunningEngine:
     """Starts a supervisor with a document, as its container would.
 
@@ -323,6 +324,7 @@ def start_engine(
         launcher: the script of an installed copy instead of the module.
         environment: more variables.
         before_exec: runs in the new process, before the supervisor (to enter a cgroup).
+        output: a descriptor for its output instead of the file `log` in the directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
     run_directory = Path("/dev/shm") / f"fleetkeeper-{secrets.token_hex(4)}"
@@ -340,7 +342,7 @@ def start_engine(
         process = subprocess.Popen(
             [str(word) for word in argv],
             env=variables,
-            stdout=log,
+            stdout=log if output is None else output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=before_exec,  # noqa: PLW1509 - a cgroup must be entered before exec

@@ -237,6 +237,9 @@ class RecordedNvml:
         used = self.USED[handle]
         return SimpleNamespace(total=total * GIB, used=used * GIB, free=(total - used) * GIB)
 
+    def nvmlDeviceGetComputeRunningProcesses(self, _handle: str) -> list[SimpleNamespace]:
+        return []
+
 
 @pytest.mark.parametrize(
     ("visible", "ranks", "used", "ratio"),

@@ -1,0 +1,88 @@
+"""A few at a time, the others in the order they came: for work that the engine does not queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable
+
+from fleetkeeper_engine.asgi import Inbox, Message, Send
+from fleetkeeper_engine.request_bounds import RefusedBodyError
+
+
+class Lane:
+    """Places for requests that take the API server's processor and no sequence of the engine.
+
+    They stay out of admission's counts: their end says nothing of the engine's steps, so the
+    supervisor would take a busy lane for an engine that hangs.
+    """
+
+    def __init__(self, at_once: int = 2, most_waiting: int = 32) -> None:
+        self._free = at_once
+        self._most_waiting = most_waiting
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiting)
+
+    @property
+    def free(self) -> int:
+        """Places that nobody has."""
+        return self._free
+
+    async def enter(self, inbox: Inbox) -> bool:
+        """Takes a place, or waits for one; False when the client hung up meanwhile.
+
+        Raises:
+            RefusedBodyError: when as many wait as may.
+        """
+        if self._free:
+            self._free -= 1
+            return True
+        if len(self._waiting) >= self._most_waiting:
+            raise RefusedBodyError(
+                429, "queue_full", f"{self._most_waiting} requests wait for the tokenizer already."
+            )
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        gone = loop.create_task(inbox.gone())
+        entered = False
+        try:
+            await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
+            entered = not gone.done()
+        finally:
+            gone.cancel()
+            if not turn.done():
+                self._waiting.remove(turn)
+            elif not entered:
+                self.leave()
+        return entered
+
+    def leave(self) -> None:
+        """Gives a place back, or on to the next."""
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
+        else:
+            self._free += 1
+
+
+class Place:
+    """A place in a lane, given back when the response begins: to send it takes no work."""
+
+    def __init__(self, lane: Lane, send: Send) -> None:
+        self._lane: Lane | None = lane
+        self._send = send
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """For the application to send through."""
+        self.leave()
+        return self._send(message)
+
+    def leave(self) -> None:
+        """Gives the place back. Once is enough."""
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.leave()
