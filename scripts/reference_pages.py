@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import typer
-from pydantic import AliasChoices, BaseModel
+from pydantic import AliasChoices, BaseModel, SecretStr
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
@@ -201,7 +201,7 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "null"
-    if value in ((), "", {}):
+    if value in ((), "", {}, SecretStr("")):
         return "none"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
@@ -246,6 +246,7 @@ def _kind(annotation: Annotation) -> str:
             words.append(
                 {
                     "str": "text",
+                    "SecretStr": "text",
                     "int": "whole number",
                     "float": "number",
                     "bool": "true or false",

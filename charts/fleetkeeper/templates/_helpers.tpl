@@ -48,6 +48,11 @@ annotations: {helm.sh/resource-policy: keep}
 {{- end }}
 {{- end }}
 
+{{- /* What shows this release to others, so that no two serve one namespace. */}}
+{{- define "fleetkeeper.release" -}}
+{{ .Release.Namespace }}/{{ include "fleetkeeper.fullname" . }}
+{{- end }}
+
 {{- define "fleetkeeper.routerRoleName" -}}
 {{ include "fleetkeeper.fullname" . }}-router
 {{- end -}}
@@ -96,6 +101,7 @@ leader:
   renewDeadlineS: {{ .Values.leader.renewDeadlineSeconds }}
   retryS: {{ .Values.leader.retrySeconds }}
 prometheusUrl: {{ .Values.prometheus.url | quote }}
+prometheusSelector: {{ .Values.prometheus.selector | quote }}
 {{- with .Values.prometheus.caSecret.name }}
 prometheusCaFile: /etc/fleetkeeper/prometheus-ca/{{ $.Values.prometheus.caSecret.key }}
 {{- end }}
@@ -137,6 +143,8 @@ modelHubRule: {{ toJson . }}
 maxAccelerators: {{ toJson .Values.accelerators.max }}
 maxAcceleratorsByNamespace: {{ toJson .Values.accelerators.maxByNamespace }}
 floatingRevisions: {{ .Values.floatingRevisions }}
+systemPriorityClasses: {{ .Values.systemPriorityClasses }}
+refuseSecondRelease: {{ .Values.refuseSecondRelease }}
 {{- end -}}
 
 {{- /* Security of our own containers and pods: Pod Security restricted. */ -}}

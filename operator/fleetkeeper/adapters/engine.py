@@ -1,16 +1,16 @@
 """Talks to the engines' control ports: signed orders for live limits, and metrics read directly.
 
 Only pods that the caller names are called, by IP and fixed port, never by a URL that came from a
-resource; no redirects, no proxies of the environment, 2 s and 4 MiB a call, 16 calls at a time.
+resource; no redirects, no proxies of the environment, no compression, 2 s a call. Orders and reads
+have connections and slots of their own: a pod that does not answer one delays nobody's other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
@@ -19,17 +19,26 @@ import aiohttp
 import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from prometheus_client.parser import text_string_to_metric_families
 
+from fleetkeeper.adapters.exposition import ContractLines, parse_text
 from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.exposed import SERIES, sample_of
-from fleetkeeper.plan.control.samples import PodSample, Source
+from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
 
 CONTROL_PORT: Final = 9090
 TIMEOUT_S: Final = 2.0
-RESPONSE_BYTES: Final = 4 * 1024 * 1024
-IN_FLIGHT: Final = 16
+METRICS_BYTES: Final = 4 * 1024 * 1024
+"""Of a metrics answer; what is not of the contract is dropped while it arrives."""
+ANSWER_BYTES: Final = 64 * 1024
+"""Of an answer to an order, which is parsed whole."""
+CHUNK_BYTES: Final = 65_536
+ORDERS_IN_FLIGHT: Final = 64
+READS_IN_FLIGHT: Final = 64
+"""So many pods that begin to hang at once delay nobody; from the next tick on they are doubted."""
+DOUBTED_READS: Final = 32
+"""Reads at a time of pods that gave nothing usable at their last turn."""
+DOUBTED_S: Final = 0.5
+"""How long those hold up the answer at most; a pod that works again answers in milliseconds."""
 TOKEN_LIFE_S: Final = 60
 ISSUER: Final = "fleetkeeper"
 
@@ -108,22 +117,21 @@ class Engines:
         """`clock` gives seconds since the epoch; `port` differs only in tests."""
         self._clock = clock
         self._port = port
-        self._slots = asyncio.Semaphore(IN_FLIGHT)
-        self._session = aiohttp.ClientSession(
-            trust_env=False,
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-            connector=aiohttp.TCPConnector(limit=IN_FLIGHT, ttl_dns_cache=0),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._order_slots = asyncio.Semaphore(ORDERS_IN_FLIGHT)
+        self._read_slots = asyncio.Semaphore(READS_IN_FLIGHT)
+        self._doubted_slots = asyncio.Semaphore(DOUBTED_READS)
+        self._orders = _session(ORDERS_IN_FLIGHT)
+        self._reads = _session(READS_IN_FLIGHT + DOUBTED_READS)
 
     async def close(self) -> None:
         """Ends all connections."""
-        await self._session.close()
+        await self._orders.close()
+        await self._reads.close()
 
     async def put_limits(
         self, orders: Sequence[PodOrder], signer: Signer, may_send: Callable[[], bool]
     ) -> tuple[PutOutcome, ...]:
-        """Sends orders, 16 at a time; every order has an outcome, none raises.
+        """Sends orders, 64 at a time; every order has an outcome, none raises.
 
         `may_send` is asked just before each is sent: a leader that lost its lease sends nothing more.
         """
@@ -134,13 +142,13 @@ class Engines:
     async def _put(
         self, order: PodOrder, signer: Signer, may_send: Callable[[], bool]
     ) -> PutOutcome:
-        async with self._slots:
+        async with self._order_slots:
             if not may_send():
                 return PutOutcome(order.pod, order.generation, False, detail="not the leader")
             headers = {"Authorization": f"Bearer {signer.token(order.uid, self._clock())}"}
             try:
-                status, body = await self._call(
-                    "PUT", order.ip, "/v1/limits", headers=headers, json=order_body(order)
+                status, body = await self._ask(
+                    "PUT", order.ip, headers=headers, json=order_body(order)
                 )
                 answer = _object(body)
             except EngineError as error:
@@ -157,65 +165,130 @@ class Engines:
             EngineError: when it gives no usable answer.
         """
         headers = {"Authorization": f"Bearer {signer.token(pod.uid, self._clock())}"}
-        async with self._slots:
-            status, body = await self._call("GET", pod.ip, "/v1/limits", headers=headers)
+        async with self._order_slots:
+            status, body = await self._ask("GET", pod.ip, headers=headers)
         if status != 200:
             raise EngineError(f"{pod.name} answered {status}")
         return _object(body)
 
     async def scrape_samples(
-        self, pods: Iterable[tuple[PodView, Edges]], *, deadline_s: float = TIMEOUT_S
-    ) -> tuple[PodSample | None, ...]:
-        """A sample of each pod, read directly, in their order; None of those that give no usable one.
+        self,
+        pods: Iterable[tuple[PodView, Edges]],
+        *,
+        deadline_s: float = TIMEOUT_S,
+        doubted: Collection[str] = (),
+    ) -> dict[str, PodSample | None]:
+        """Return what each pod that was called gave, by pod UID: a sample, None when it is not usable.
 
-        Pods are called in that order too. Those to which `deadline_s` left no time are missing at the
-        end of the answer.
+        Pods are called in their order; those to which `deadline_s` left no time are not in the
+        answer. Pods named in `doubted` (by UID) are called in a lane of their own: they may all
+        hang, and the others' answers wait for them no longer than `DOUBTED_S`.
         """
-        called: list[str] = []
-        jobs = [asyncio.create_task(self._scrape(pod, edges, called)) for pod, edges in pods]
-        if not jobs:
-            return ()
+        found: dict[str, PodSample | None] = {}
+        trusted: list[asyncio.Task[None]] = []
+        others: list[asyncio.Task[None]] = []
+        for pod, edges in pods:
+            is_doubted = pod.uid in doubted
+            slots = self._doubted_slots if is_doubted else self._read_slots
+            job = asyncio.create_task(self._scrape(pod, edges, slots, found))
+            (others if is_doubted else trusted).append(job)
+        began = asyncio.get_running_loop().time()
         try:
-            await asyncio.wait(jobs, timeout=deadline_s)
+            if trusted:
+                await asyncio.wait(trusted, timeout=deadline_s)
+            if others:
+                left_s = min(DOUBTED_S, deadline_s) - (asyncio.get_running_loop().time() - began)
+                await asyncio.wait(others, timeout=max(0.0, left_s))
         finally:
-            late = [job for job in jobs if not job.done()]
-            for job in late:
+            for job in (*trusted, *others):
                 job.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-        return tuple(None if job.cancelled() else job.result() for job in jobs[: len(called)])
+            ends = await asyncio.gather(*trusted, *others, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+        return found
 
-    async def _scrape(self, pod: PodView, edges: Edges, called: list[str]) -> PodSample | None:
-        async with self._slots:
-            called.append(pod.name)
+    async def _scrape(
+        self,
+        pod: PodView,
+        edges: Edges,
+        slots: asyncio.Semaphore,
+        found: dict[str, PodSample | None],
+    ) -> None:
+        async with slots:
+            found[pod.uid] = None
             try:
-                status, body = await self._call("GET", pod.ip, "/metrics")
+                text = await self._metrics(pod.ip)
             except EngineError:
-                return None
+                return
             now = self._clock()
-        if status != 200:
-            return None
-        return await asyncio.to_thread(parse_sample, pod.name, now, body, edges)
+        found[pod.uid] = await asyncio.to_thread(parse_text, pod.name, now, text, edges)
 
-    async def _call(
+    async def _metrics(self, ip: str) -> str:
+        """Return the lines of known series that a pod exposes.
+
+        Raises:
+            EngineError: it gives no usable answer.
+        """
+        lines = ContractLines()
+        status = await self._call(
+            self._reads, "GET", ip, "/metrics", take=lines.feed, limit=METRICS_BYTES
+        )
+        if status != 200:
+            raise EngineError(f"{ip} answered {status}")
+        try:
+            return lines.text()
+        except ValueError as error:
+            raise EngineError(f"{ip}: {str(error)[:200]}") from error
+
+    async def _ask(
         self,
         method: str,
         ip: str,
-        path: str,
         **kwargs: Any,  # noqa: ANN401 - aiohttp's own keywords
     ) -> tuple[int, bytes]:
+        body = bytearray()
+        status = await self._call(
+            self._orders, method, ip, "/v1/limits", take=body.extend, limit=ANSWER_BYTES, **kwargs
+        )
+        return status, bytes(body)
+
+    async def _call(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        ip: str,
+        path: str,
+        *,
+        take: Callable[[bytes], None],
+        limit: int,
+        **kwargs: Any,  # noqa: ANN401 - aiohttp's own keywords
+    ) -> int:
+        """Hand the body to `take` as it arrives, and return the status."""
         url = address_of(ip, path, self._port)
+        size = 0
         try:
-            async with self._session.request(
-                method, url, allow_redirects=False, **kwargs
-            ) as response:
-                body = b""
-                async for chunk in response.content.iter_chunked(65_536):
-                    body += chunk
-                    if len(body) > RESPONSE_BYTES:
-                        raise EngineError(f"{ip}: the answer is larger than {RESPONSE_BYTES} bytes")
-                return response.status, body
+            async with session.request(method, url, allow_redirects=False, **kwargs) as response:
+                async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+                    size += len(chunk)
+                    if size > limit:
+                        raise EngineError(f"{ip}: the answer is larger than {limit} bytes")
+                    take(chunk)
+                return response.status
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise EngineError(f"{ip}: {type(error).__name__} {str(error)[:200]}") from error
+
+
+def _session(connections: int) -> aiohttp.ClientSession:
+    """Return a session whose answers are never decompressed: a few bytes could stand for gigabytes."""
+    return aiohttp.ClientSession(
+        trust_env=False,
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity"},
+        timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+        connector=aiohttp.TCPConnector(limit=connections, ttl_dns_cache=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -234,31 +307,3 @@ def _newest(status: int, answer: Mapping[str, Any]) -> int:
     if status != 409 or not isinstance(generation, int) or isinstance(generation, bool):
         return 0
     return generation if 0 < generation < 2**53 else 0
-
-
-def _wanted_lines(text: str) -> Iterator[str]:
-    """The lines of series that decisions need: an engine exposes thousands more."""
-    for line in text.splitlines():
-        if line.startswith("fleetkeeper_"):
-            end = len(line)
-            for mark in "{ ":
-                found = line.find(mark)
-                end = found if 0 < found < end else end
-            if line[:end] in SERIES:
-                yield line
-
-
-def parse_sample(pod: str, now: float, body: bytes, edges: Edges) -> PodSample | None:
-    """The sample in a scrape's text, None when it is no such text. NaN and the like are judged later."""
-    try:
-        text = "\n".join(_wanted_lines(body.decode("utf-8"))) + "\n"
-        series = [
-            (row.name, row.labels, float(row.value))
-            for family in text_string_to_metric_families(text)
-            for row in family.samples
-        ]
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return None
-    if not series or not math.isfinite(now):
-        return None
-    return sample_of(pod, now, series, edges, Source.DIRECT)

@@ -123,6 +123,10 @@ class Reason(Told):
         "SomeReplicasFailing",
         "It serves, while some replicas cannot start or keep failing.",
     )
+    INTERNAL_ERROR = (
+        "InternalError",
+        "A step for this service failed by a defect of Fleetkeeper; everything else of it holds.",
+    )
     AS_ASKED = "AsAsked", "It serves as asked."
     WRITE_FAILED = "WriteFailed", "The API server did not take a write; it is tried again."
 
@@ -149,6 +153,10 @@ class Reason(Told):
     UNKNOWN_PROFILE = "UnknownProfile", "The operator has no such engine profile."
     CRD_TOO_OLD = "CRDTooOld", "The CRD in the cluster is older than the operator needs."
     INVALID_SPEC = "InvalidSpec", "The spec asks for something that cannot be."
+    UNREADABLE_OBJECT = (
+        "UnreadableObject",
+        "An object of the service cannot be read, so nothing is created, deleted or scaled.",
+    )
     NAMESPACE_TERMINATING = "NamespaceTerminating", "The namespace is being deleted."
     STOPPED = "Stopped", "spec.replicas is 0."
     PAUSED = "Paused", "spec.paused is true: nothing is written."

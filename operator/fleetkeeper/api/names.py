@@ -61,7 +61,7 @@ def address_name(service: str) -> str:
 
 
 def router_name(service: str) -> str:
-    """The router's Deployment, ServiceAccount, RoleBinding and NetworkPolicy."""
+    """The router's Deployment, ServiceAccount, RoleBinding, NetworkPolicy and PodDisruptionBudget."""
     return f"{service}{CHILD_INFIX}router"
 
 

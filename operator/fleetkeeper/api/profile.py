@@ -14,10 +14,17 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from fleetkeeper.api.base import Quantity, Section, StringMap, frozen_map
+from fleetkeeper.api.environment import allows, is_administrators
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.plain_words import FieldError
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
-from fleetkeeper.api.types import Accelerator, InferenceServiceSpec, ProfileName, ResourceName
+from fleetkeeper.api.types import (
+    Accelerator,
+    EnvironmentValue,
+    InferenceServiceSpec,
+    ProfileName,
+    ResourceName,
+)
 
 EXACT_NAME = re.compile(r"[a-z][-a-z0-9]*-[0-9]+\.[0-9]+\.[0-9]+-[0-9]+")
 IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?$"
@@ -92,9 +99,14 @@ class EngineProfile(Section):
         description="Engine options that services may set, by name. Absent means the whole allow-list of the vLLM version.",
     )
     env: tuple[EnvironmentName, ...] = Field(
-        ("HF_ENDPOINT", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "NCCL_*"),
+        ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "NCCL_*"),
         max_length=64,
-        description="Environment variables that services may set; a trailing * allows every ending.",
+        description="Environment variables that services may set. A trailing * allows the known harmless names with that beginning. Names of files, plugins, configurations and endpoints are never allowed: set them in `variables`.",
+    )
+    variables: StringMap[EnvironmentValue] = Field(
+        default_factory=frozen_map,
+        max_length=64,
+        description="Environment variables that every engine of the profile gets, such as HF_ENDPOINT or AWS_ENDPOINT_URL. Services cannot set these.",
     )
     egress: tuple[EgressPeer, ...] = Field(
         (), max_length=32, description="Addresses that engine pods may call, beyond DNS."
@@ -118,10 +130,7 @@ class EngineProfile(Section):
 
     def allows_env(self, name: str) -> bool:
         """Whether a service may set this environment variable."""
-        return any(
-            name.startswith(allowed[:-1]) if allowed.endswith("*") else name == allowed
-            for allowed in self.env
-        )
+        return name not in self.variables and allows(self.env, name)
 
     def allows_option(self, name: str) -> bool:
         """Whether a service may set this engine option, as far as the profile is concerned."""
@@ -220,10 +229,7 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
     """What the spec asks and this profile cannot give; every mistake at once."""
     errors = option_errors(spec.engine.options, profile.options)
     errors += [
-        FieldError(
-            f"spec.engine.env.{name}",
-            f"is not allowed by the engine profile {profile.name}, which allows {', '.join(profile.env)}",
-        )
+        FieldError(f"spec.engine.env.{name}", _refusal(name, profile))
         for name in spec.engine.env
         if not profile.allows_env(name)
     ]
@@ -238,6 +244,17 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
     if profile.accelerator is AcceleratorKind.CPU:
         errors += _accelerator_errors(spec, profile)
     return errors
+
+
+def _refusal(name: str, profile: EngineProfile) -> str:
+    if name in profile.variables:
+        return f"is set by the engine profile {profile.name}; remove it"
+    if is_administrators(name):
+        return "can only be set by the administrator, as one of the engine profile's variables"
+    return (
+        f"is not allowed by the engine profile {profile.name}, "
+        f"which allows {', '.join(profile.env) or 'none'} (see the reference of engine profiles)"
+    )
 
 
 def _accelerator_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:

@@ -2,6 +2,8 @@
 
 Follows k8s.io/apimachinery/pkg/api/resource: suffixes Ki Mi Gi Ti Pi Ei (powers of 1024),
 n u m k M G T P E (powers of 1000) and exponents (1e3). Parts smaller than a nano are rounded up.
+An exponent has at most two digits here: Kubernetes takes any, and with more of them the value fits
+no arithmetic.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from decimal import ROUND_UP, Context, Decimal
 
 _PATTERN = re.compile(
     r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
-    r"(?:(?P<suffix>[KMGTPE]i|[numkMGTPE])|[eE](?P<exponent>[+-]?[0-9]{1,3}))?",
+    r"(?:(?P<suffix>[KMGTPE]i|[numkMGTPE])|[eE](?P<exponent>[+-]?[0-9]{1,2}))?",
     re.ASCII,
 )
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
@@ -30,10 +32,14 @@ class BadQuantity(ValueError):
 def _match(text: str) -> re.Match[str]:
     found = _PATTERN.fullmatch(text) if len(text) <= MAX_LENGTH else None
     if found is None:
-        raise BadQuantity(
-            f"{text[:MAX_LENGTH]!r} is no quantity; write a number with a unit, such as 32Gi, 500m or 4"
-        )
+        raise _bad(text)
     return found
+
+
+def _bad(text: str) -> BadQuantity:
+    return BadQuantity(
+        f"{text[:MAX_LENGTH]!r} is no quantity; write a number with a unit, such as 32Gi, 500m or 4"
+    )
 
 
 def _round(value: Decimal) -> Decimal:
@@ -51,12 +57,20 @@ def parse_quantity(text: str) -> Decimal:
         BadQuantity: the text is not a Kubernetes quantity.
     """
     found = _match(text)
+    try:
+        return _round(_value(found))
+    except ArithmeticError as problem:
+        raise _bad(text) from problem
+
+
+def _value(found: re.Match[str]) -> Decimal:
+    """The exact value, before it is rounded and capped."""
     number = Decimal(found["sign"] + found["number"])
     suffix = found["suffix"] or ""
     if suffix in _BINARY:
-        return _round(_EXACT.multiply(number, Decimal(1024 ** _BINARY[suffix])))
+        return _EXACT.multiply(number, Decimal(1024 ** _BINARY[suffix]))
     exponent = int(found["exponent"]) if found["exponent"] else _DECIMAL[suffix]
-    return _round(number.scaleb(exponent, context=_EXACT))
+    return number.scaleb(exponent, context=_EXACT)
 
 
 def canonical_quantity(text: str) -> str:

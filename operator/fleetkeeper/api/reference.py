@@ -8,6 +8,7 @@ from typing import Any
 from fleetkeeper.api import names
 from fleetkeeper.api.conditions import NOT_READY_REASONS, ConditionType, Reason
 from fleetkeeper.api.crd import root_schema
+from fleetkeeper.api.environment import ADMINISTRATORS, HARMLESS
 from fleetkeeper.api.option_values import OWN, SET_BY_FIELD
 from fleetkeeper.api.options import ALLOWED, VLLM_VERSIONS, EngineOption
 from fleetkeeper.api.profile import EngineProfile
@@ -188,3 +189,12 @@ def _engine_profiles() -> Iterator[str]:
     yield "spec changes, or takes the newer one with `rollout.engineUpdates: Automatic`."
     yield ""
     yield from _table(object_schema(EngineProfile), "profile")
+    yield ""
+    yield "## Variables that services may set"
+    yield ""
+    yield "A service sets in `engine.env` what its profile's `env` lists. A trailing `*` there allows those of the names"
+    yield "below that begin so. Whatever `env` lists, a service never sets a name that matches"
+    yield f"`{ADMINISTRATORS}`: files, plugins, configurations and endpoints"
+    yield "come from the profile's `variables` alone."
+    yield ""
+    yield ", ".join(f"`{name}`" for name in sorted(HARMLESS)) + "."

@@ -141,7 +141,7 @@ class Engine(Section):
     env: StringMap[EnvironmentValue] = Field(
         default_factory=frozen_map,
         max_length=32,
-        description="Environment variables of the engine; only names that the profile allows, such as HF_ENDPOINT, HTTPS_PROXY and NCCL_DEBUG.",
+        description="Environment variables of the engine; only names that the profile allows, such as HTTPS_PROXY and NCCL_DEBUG. Endpoints, such as HF_ENDPOINT, are set in the profile.",
     )
 
 
@@ -212,7 +212,7 @@ class Placement(Section):
     )
     priority_class_name: ObjectName | None = Field(
         None,
-        description="The PriorityClass of the engine pods. Absent means the cluster's default.",
+        description="The PriorityClass of the engine pods. Absent means the cluster's default. Kubernetes' own classes (system-...) are taken only where the operator's settings allow them.",
     )
     runtime_class_name: ObjectName | None = Field(
         None, description="The RuntimeClass of the engine pods. Absent means the cluster's default."

@@ -14,6 +14,10 @@ from fleetkeeper.api.types import InferenceServiceSpec
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FLOATING_REVISION = "must be a commit of 40 hexadecimal digits; this operator's settings do not allow branches and tags (floating revisions)"
 
+SYSTEM_PRIORITY = "system-"
+"""How the PriorityClasses begin that Kubernetes keeps for its own pods: they evict everybody else's."""
+SYSTEM_PRIORITY_REFUSED = "is one of Kubernetes' own PriorityClasses, whose pods evict all others; this operator's settings do not allow them (systemPriorityClasses). Choose another class"
+
 
 def broken_name_rules(name: str) -> list[FieldError]:
     """What is wrong with the resource's own name."""
@@ -59,3 +63,11 @@ def floating_revisions(spec: InferenceServiceSpec) -> list[FieldError]:
         for path, source, revision in sources
         if is_hub_source(source) and revision is not None and not COMMIT.fullmatch(revision)
     ]
+
+
+def system_priority(spec: InferenceServiceSpec) -> list[FieldError]:
+    """The PriorityClass, where it is one of Kubernetes' own."""
+    name = spec.placement.priority_class_name or ""
+    if not name.startswith(SYSTEM_PRIORITY):
+        return []
+    return [FieldError("spec.placement.priorityClassName", SYSTEM_PRIORITY_REFUSED)]

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from fleetkeeper.api import scheduling as s
 from fleetkeeper.api import types as t
 from fleetkeeper.api.base import LABEL_KEY
+from fleetkeeper.api.environment import ADMINISTRATORS, is_administrators
 from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
 from fleetkeeper.api.quantity import parse_quantity
 
@@ -62,23 +63,30 @@ def is_hub_source(source: str) -> bool:
     return source.startswith("hf://")
 
 
-def _positive(text: str | None) -> bool:
-    return text is None or parse_quantity(text) > 0
+def _quantity_rule(field: str, attribute: str, most: str) -> Rule[Any]:
+    """The quantity at `field` is more than 0 and at most `most`; absent is allowed."""
 
+    def holds(of: BaseModel) -> bool:
+        text: str | None = getattr(of, attribute)
+        return text is None or 0 < parse_quantity(text) <= parse_quantity(most)
 
-def _positive_attribute(attribute: str) -> Callable[[BaseModel], bool]:
-    return lambda of: _positive(getattr(of, attribute))
+    return Rule(
+        field,
+        f"!has(self.{field}) || ({_cel_quantity(field)} && "
+        f"quantity(self.{field}).isGreaterThan(quantity('0')) && "
+        f"!quantity(self.{field}).isGreaterThan(quantity('{most}')))",
+        holds,
+        f"must be a quantity of more than 0 and at most {most}: a number with a unit, such as 32Gi, 500m or 4",
+    )
 
 
 def _cel_quantity(field: str) -> str:
-    return f"!has(self.{field}) || isQuantity(self.{field})"
+    """Whether the field is a quantity that can be computed with.
 
-
-def _cel_positive(field: str) -> str:
-    return (
-        f"!has(self.{field}) || !isQuantity(self.{field}) || "
-        f"quantity(self.{field}).isGreaterThan(quantity('0'))"
-    )
+    Go parses any exponent. One of three digits and more is refused before the API server has to
+    compute with it; `parse_quantity` refuses the same.
+    """
+    return f"!self.{field}.matches('[eE][+-]?[0-9]{{3}}') && isQuantity(self.{field})"
 
 
 def _node_values_fit(of: s.NodeRequirement) -> bool:
@@ -99,8 +107,9 @@ def _names_one_node(of: s.NodeTerm) -> bool:
     )
 
 
-_QUANTITY = "must be a quantity: a number with a unit, such as 32Gi, 500m or 4"
-_POSITIVE = "must be more than 0"
+_MOST_CPU = "10k"
+_MOST_BYTES = "1Pi"
+"""Of one pod: far above any machine, far below what 64-bit counts of bytes hold."""
 _KEY_MESSAGE = "a name is no label or annotation name; write NAME or DOMAIN/NAME, such as team or example.com/team"
 _RESERVED_MESSAGE = "names that begin with fleetkeeper.io/ and app.kubernetes.io/managed-by are Fleetkeeper's own; choose others"
 _ONE_SOURCE: tuple[Rule[Any], ...] = (
@@ -126,15 +135,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             lambda of: (of.claim_name is None) != (of.ephemeral_size is None),
             "give exactly one of claimName and ephemeralSize",
         ),
-        Rule[t.ModelCache](
-            "ephemeralSize", _cel_quantity("ephemeralSize"), lambda _: True, _QUANTITY
-        ),
-        Rule[t.ModelCache](
-            "ephemeralSize",
-            _cel_positive("ephemeralSize"),
-            lambda of: _positive(of.ephemeral_size),
-            _POSITIVE,
-        ),
+        _quantity_rule("ephemeralSize", "ephemeral_size", _MOST_BYTES),
     ),
     t.Adapter: _ONE_SOURCE,
     t.Model: (
@@ -175,30 +176,23 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "env",
             _cel_keys("env", _ENVIRONMENT_NAME.pattern, 128),
             lambda of: _keys_are(_ENVIRONMENT_NAME, of.env, 128),
-            "a name is no environment variable's; write letters, digits and _, such as HF_ENDPOINT",
+            "a name is no environment variable's; write letters, digits and _, such as NCCL_DEBUG",
+        ),
+        Rule[t.Engine](
+            "env",
+            f"self.env.all(k, !k.matches('{ADMINISTRATORS}'))",
+            lambda of: not any(map(is_administrators, of.env)),
+            "plugins, files and endpoints, such as NCCL_NET_PLUGIN and HF_ENDPOINT, can only be set by the administrator, as variables of the engine profile",
         ),
     ),
     t.Resources: (
-        *(
-            rule
-            for field, attribute in (
-                ("cpu", "cpu"),
-                ("memory", "memory"),
-                ("sharedMemory", "shared_memory"),
-            )
-            for rule in (
-                Rule[t.Resources](field, _cel_quantity(field), lambda _: True, _QUANTITY),
-                Rule[t.Resources](
-                    field,
-                    _cel_positive(field),
-                    _positive_attribute(attribute),
-                    _POSITIVE,
-                ),
-            )
-        ),
+        _quantity_rule("cpu", "cpu", _MOST_CPU),
+        _quantity_rule("memory", "memory", _MOST_BYTES),
+        _quantity_rule("sharedMemory", "shared_memory", _MOST_BYTES),
         Rule[t.Resources](
             "sharedMemory",
-            "!has(self.memory) || !has(self.sharedMemory) || !isQuantity(self.memory) || !isQuantity(self.sharedMemory) || "
+            "!has(self.memory) || !has(self.sharedMemory) || "
+            f"!({_cel_quantity('memory')}) || !({_cel_quantity('sharedMemory')}) || "
             "quantity(self.sharedMemory).isLessThan(quantity(self.memory))",
             lambda of: (
                 of.memory is None

@@ -8,10 +8,11 @@ from pathlib import Path
 from fleetkeeper.api.options import option_errors, options_as_written
 from fleetkeeper.api.parse import InferenceService, InvalidService
 from fleetkeeper.api.plain_words import FieldError
-from fleetkeeper.api.profile import EngineProfile, UnknownProfile, profile_errors
+from fleetkeeper.api.profile import EngineProfile, UnknownProfile
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.service_files import Document, UnreadableFile, read_documents
 from fleetkeeper.plan.context import PlanContext, default_context
+from fleetkeeper.plan.refusals import refusals
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
 """Stands where the API server will put the service's UID."""
@@ -92,7 +93,7 @@ def _checked(document: Document, context: PlanContext, namespace: str | None) ->
         profile = context.catalog.resolve(_profile_name(service))
     except UnknownProfile as problem:
         return Checked(document, errors=(FieldError("spec.engine.profile", str(problem)),))
-    errors = tuple(profile_errors(service.spec, profile))
+    errors = tuple(refusals(service.spec, profile, context))
     if errors:
         return Checked(document, errors=errors)
     if not (document.manifest.get("metadata") or {}).get("namespace") and namespace:

@@ -9,7 +9,7 @@ from typing import Any
 from fleetkeeper.api.conditions import ConditionType, Status
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.plan.facts import Facts
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.plan.model import Defect, Manifest
 from fleetkeeper.plan.previous import previous_condition
 from fleetkeeper.plan.reasons import Problem
 from fleetkeeper.plan.replicas import ReplicaDecision
@@ -41,6 +41,8 @@ class Assessment:
     is_router_bypassed: bool = False
     flapping: Problem | None = None
     control: Manifest | None = None
+    control_pending: bool = False
+    defect: Defect | None = None
 
     @property
     def is_paused(self) -> bool:

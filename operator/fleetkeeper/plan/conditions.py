@@ -6,7 +6,7 @@ when its meaning changes. `lastTransitionTime` moves only when the status flips.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,11 @@ from fleetkeeper.api.conditions import (
 )
 from fleetkeeper.api.types import OnFailure, ScalingMode
 from fleetkeeper.plan.assessment import Assessment
+from fleetkeeper.plan.defect import defect_message
 from fleetkeeper.plan.moment import text_of_time
 from fleetkeeper.plan.previous import previous_condition
 from fleetkeeper.plan.reasons import Problem, say
+from fleetkeeper.plan.replicas import ReplicaDecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,16 @@ class Value:
     reason: Reason
     message: str
 
+
+TOLD_BY_CONTROL = frozenset(
+    {
+        Reason.CONTROL_BREAKER_OPEN,
+        Reason.LOAD_BREAKER_OPEN,
+        Reason.REMEDY_IN_FORCE,
+        Reason.ENGINE_HUNG,
+    }
+)
+"""Reasons of Degraded that the control loop tells itself, as they happen and with their numbers."""
 
 _Check = Callable[[Assessment], Value | None]
 
@@ -116,6 +128,25 @@ def _starting(look: Assessment) -> Value | None:
     """From the first write on, so that a start is one change of the status and not three."""
     is_wanted = look.replicas is not None and look.replicas.value > 0
     return _false(Reason.STARTING) if is_wanted or look.facts.engine_pods else None
+
+
+def _limited(look: Assessment) -> Value | None:
+    """The GPU budget allows fewer replicas than are asked for."""
+    replicas = look.replicas
+    if replicas is None or not replicas.limited_by:
+        return None
+    return _false(Reason.GPU_BUDGET, _limit_in_words(replicas))
+
+
+def _limit_in_words(replicas: ReplicaDecision) -> str:
+    advice = "Ask for fewer, free some or raise the budget."
+    return say(replicas.limit_in_words[:1].upper() + replicas.limit_in_words[1:], "", advice)
+
+
+def _without_gpus(look: Assessment) -> Value | None:
+    """The GPU budget allows none at all."""
+    is_empty = look.replicas is not None and look.replicas.value == 0 and not look.facts.engine_pods
+    return _limited(look) if is_empty else None
 
 
 _PAUSED = "spec.paused is true: nothing is written. Set it to false to go on."
@@ -208,7 +239,7 @@ def _moving_count(look: Assessment, wanted: int) -> Value:
     if look.facts.ready_replicas < wanted:
         return _true(Reason.SCALING_UP, Reason.STARTING.text)
     if wanted == 0:
-        return _false(Reason.STOPPED)
+        return _without_gpus(look) or _false(Reason.STOPPED)
     return _false(Reason.ROLLED_OUT)
 
 
@@ -253,6 +284,26 @@ def rolled_back_message(look: Assessment) -> str:
 
 def degraded(look: Assessment) -> Value:
     """Whether it serves, but not as asked."""
+    if look.defect is not None:
+        return _true(Reason.INTERNAL_ERROR, defect_message(look.defect))
+    # Only what runs with a readable spec is judged by control, and may so turn out to be well again.
+    will_be_judged = look.service is not None and look.facts.engine is not None
+    failed = _pending(look, {Reason.INTERNAL_ERROR}) if will_be_judged else None
+    return failed or _degraded(look)
+
+
+def _pending(look: Assessment, reasons: Collection[Reason]) -> Value | None:
+    """Return Degraded as it stands for one of these reasons, while control has not judged it anew.
+
+    A new process knows nothing yet: what it would take back now it might have to write again.
+    """
+    if not look.control_pending:
+        return None
+    before = _parsed(previous_condition(look.previous, ConditionType.DEGRADED))
+    return before if before is not None and before.reason in reasons else None
+
+
+def _degraded(look: Assessment) -> Value:
     if look.replicas and look.replicas.contested_by:
         return _true(
             Reason.REPLICAS_CONTESTED,
@@ -264,6 +315,7 @@ def degraded(look: Assessment) -> Value:
     if look.rollout.rollback:
         return _true(Reason.ROLLED_BACK, rolled_back_message(look))
     by_control, by_pods = _from_control(look, ConditionType.DEGRADED), _degraded_by_pods(look)
+    by_control = by_control or _pending(look, TOLD_BY_CONTROL)
     if by_control is None or by_control.status is not Status.TRUE:
         return by_pods
     # Replicas that fail are why there is too much load for the others: the cause is told first.
@@ -291,6 +343,8 @@ def scaling_limited(look: Assessment) -> Value:
     if look.service is None or look.replicas is None:
         return _kept(look, ConditionType.SCALING_LIMITED, Reason.PENDING)
     spec, name = look.service.spec, look.service.name
+    if look.replicas.limited_by:
+        return _true(Reason.GPU_BUDGET, _limit_in_words(look.replicas))
     if spec.scaling.mode is ScalingMode.EXTERNAL:
         return _false(Reason.EXTERNAL)
     if spec.replicas is not None:
@@ -299,9 +353,11 @@ def scaling_limited(look: Assessment) -> Value:
         return _true(Reason.REPLICAS_PINNED, f"spec.replicas is set. Let go: {command}")
     if look.replicas.is_scale_up_blocked:
         return _true(Reason.SCALE_UP_BLOCKED)
-    if spec.scaling.mode is ScalingMode.ADVISORY:
-        return _from_control(look, ConditionType.SCALING_LIMITED) or _false(Reason.ADVISORY)
-    return _from_control(look, ConditionType.SCALING_LIMITED) or _false(Reason.WITHIN_BOUNDS)
+    first = Reason.ADVISORY if spec.scaling.mode is ScalingMode.ADVISORY else Reason.WITHIN_BOUNDS
+    by_control = _from_control(look, ConditionType.SCALING_LIMITED)
+    if by_control is None and look.control_pending and not look.is_new_generation:
+        by_control = _parsed(previous_condition(look.previous, ConditionType.SCALING_LIMITED))
+    return by_control or _false(first)
 
 
 def _by_control(kind: ConditionType, first: Reason) -> Callable[[Assessment], Value]:
@@ -361,6 +417,7 @@ _WHY_NOT_AVAILABLE: tuple[_Check, ...] = (
     _stopped,
     _failing,
     _paused,
+    _without_gpus,
     _starting,
 )
 _WHY_READY_OR_NOT: tuple[_Check, ...] = (
@@ -374,5 +431,6 @@ _WHY_READY_OR_NOT: tuple[_Check, ...] = (
     _paused,
     _rolling_out_while_ready,
     _failing,
+    _limited,
 )
 """In this order; the first that answers wins."""

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from fleetkeeper.api.profile import ProfileCatalog
+from fleetkeeper.plan.budget import Budget
 from fleetkeeper.plan.profiles import default_catalog
 
 EMPTY_KEYS = '{"keys":[]}'
@@ -54,6 +55,23 @@ class NetworkRule:
     peers: tuple[NetworkPeer, ...]
     tcp_ports: tuple[int, ...] = ()
     udp_ports: tuple[int, ...] = ()
+
+
+KUBE_DNS = NetworkRule(
+    peers=(
+        NetworkPeer(
+            namespace_labels=MappingProxyType({"kubernetes.io/metadata.name": "kube-system"}),
+            pod_labels=MappingProxyType({"k8s-app": "kube-dns"}),
+        ),
+        NetworkPeer(cidr="169.254.20.10/32"),
+    ),
+    tcp_ports=(53,),
+    udp_ports=(53,),
+)
+"""The cluster's own DNS, and the address at which NodeLocal DNSCache answers on each node.
+
+Port 53 of any address would be a way out of the cluster for an engine whose model is hostile.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +122,8 @@ class PlanContext:
     """Who may reach the engines' control port to steer them."""
     prometheus_peers: tuple[NetworkPeer, ...] = ()
     """Who scrapes. Empty: nobody may."""
-    dns_rule: NetworkRule | None = None
-    """Where names are resolved. None: anywhere on port 53."""
+    dns_rule: NetworkRule = KUBE_DNS
+    """Where names are resolved."""
     api_server_rule: NetworkRule | None = None
     """Where routers reach the API server. None: any address on ports 443 and 6443."""
     model_hub_rule: NetworkRule | None = None
@@ -118,6 +136,13 @@ class PlanContext:
     """The GPU budget of single namespaces; "*" stands for every namespace not named."""
     floating_revisions: bool = False
     """Whether hf:// models may name a branch or a tag, or nothing, instead of a commit."""
+    system_priority_classes: bool = False
+    """Whether engine pods may have Kubernetes' own PriorityClasses (system-...)."""
+
+    @property
+    def gpu_budget(self) -> Budget:
+        """The GPU budget, in all and by namespace."""
+        return Budget(self.max_accelerators, self.max_accelerators_by_namespace)
 
 
 PRIVATE_RANGES = (

@@ -58,6 +58,11 @@ class Facts:
         return found[0] if found else None
 
 
+def holds_accelerators(pod: Pod) -> bool:
+    """Return whether a pod has its accelerators: it is on a node and has not ended."""
+    return pod.scheduled and pod.phase not in GONE_PHASES
+
+
 def facts_of(snapshot: Snapshot, service: str) -> Facts:
     """The facts of the service of this name."""
     engine = _workload(snapshot, names.engine_name(service))

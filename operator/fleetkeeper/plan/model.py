@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from fleetkeeper.plan.budget import UNBOUNDED, Allowance
+
 Manifest = dict[str, Any]
 """A complete Kubernetes object as a plain dict, deterministic, ready for server-side apply."""
 
@@ -63,7 +65,8 @@ class Workload(Child):
 
     `template_hash` is our annotation on the live pod template ("" when it is missing),
     `desired_replicas` the live `spec.replicas`, `replicas_manager` the field manager that set it
-    last, `max_surge` the live `spec.strategy.rollingUpdate.maxSurge` where it is a number.
+    last, `max_surge` the live `spec.strategy.rollingUpdate.maxSurge` where it is a number,
+    `accelerators` what one pod of the live template asks for.
     """
 
     generation: int = 0
@@ -72,6 +75,7 @@ class Workload(Child):
     desired_replicas: int = 1
     replicas_manager: str = ""
     max_surge: int | None = None
+    accelerators: int = 0
     replicas: int = 0
     ready_replicas: int = 0
     updated_replicas: int = 0
@@ -131,7 +135,7 @@ class Pod:
     its Ready condition while it is True, `ejected_since` the time at which a container that runs and
     had started took the pod out of service by its own readiness (None otherwise), `unschedulable` the
     message of PodScheduled=False with reason Unschedulable ("" otherwise), `deletion_cost` the annotation
-    `controller.kubernetes.io/pod-deletion-cost` (0 when absent).
+    `controller.kubernetes.io/pod-deletion-cost` (0 when absent), `accelerators` what it asks for.
     """
 
     name: str
@@ -151,6 +155,7 @@ class Pod:
     unschedulable: str = ""
     deleting: bool = False
     deletion_cost: int = 0
+    accelerators: int = 0
     containers: tuple[Container, ...] = ()
 
 
@@ -199,6 +204,15 @@ class WriteFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadableObject:
+    """An object of the service that is there and cannot be read; `why` says what of it."""
+
+    kind: str
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaOrder:
     """What the arbitration over all services ordered for this one.
 
@@ -209,6 +223,17 @@ class ReplicaOrder:
     replicas: int
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """An unexpected error of Fleetkeeper itself at one service.
+
+    `where` names the step that raised, `error` the type of the exception.
+    """
+
+    where: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,13 +254,19 @@ class Snapshot:
     `settled_since` is since when the caches have been complete (None: they are not).
     `status_written` is when this process last wrote the status, `children_written` when it last wrote
     a child (None: not yet).
+    `gpu_allowance` is what the GPU budget leaves to this service.
     `order` is the arbitrated order, None to hold. `control_status` holds what the control loop
     reports, None when it has not ticked: the status pieces `scaling`, `batching`, `breaker`,
     `memory`, `remedy` and `decisions`, each as it shall stand in the status (an absent piece is
     dropped), and `conditions`, a list of {type, status, reason, message} for the types that it owns.
     `pod_load` holds, by pod name, the sequences that run and wait there (absent: unknown).
+    `unreadable` names objects of this service that are there and cannot be read: of those that could be
+    read before, the records above hold the last good state, and nothing may be concluded from the
+    absence of the others.
     `crd_missing` names the fields of our schema that the live CRD lacks. `may_update_engine` is this
-    service's turn to take a newer profile where engineUpdates is Automatic.
+    service's turn to take a newer profile where engineUpdates is Automatic. `control_pending`: there
+    is a control loop, and it has not judged this service since the process started. `defect` is an error of
+    Fleetkeeper itself at this service.
     """
 
     resource: Manifest
@@ -249,11 +280,15 @@ class Snapshot:
     settled_since: float | None = None
     status_written: float | None = None
     children_written: float | None = None
+    gpu_allowance: Allowance = UNBOUNDED
     order: ReplicaOrder | None = None
     control_status: Manifest | None = None
+    control_pending: bool = False
     pod_load: Mapping[str, float] = field(default_factory=dict)
+    unreadable: tuple[UnreadableObject, ...] = ()
     crd_missing: tuple[str, ...] = ()
     may_update_engine: bool = False
+    defect: Defect | None = None
 
 
 @dataclass(frozen=True, slots=True)

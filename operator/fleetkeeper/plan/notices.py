@@ -8,6 +8,7 @@ from typing import Any
 from fleetkeeper.api.conditions import ConditionType, Reason, Status
 from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.children import Why
+from fleetkeeper.plan.conditions import TOLD_BY_CONTROL
 from fleetkeeper.plan.model import Action, Apply, Delete, Kind, Manifest, Notice, WriteFailure
 from fleetkeeper.plan.previous import previous_condition
 
@@ -21,20 +22,10 @@ CALM = frozenset(
         Reason.NO_READY_ROUTER,
         Reason.NOT_ROLLED_OUT,
         Reason.MINIMUM_REPLICAS_UNAVAILABLE,
+        Reason.GPU_BUDGET,
     }
 )
 """Reasons for not ready that a person chose, or that pass by themselves: no warning is due."""
-
-
-TOLD_BY_CONTROL = frozenset(
-    {
-        Reason.CONTROL_BREAKER_OPEN,
-        Reason.LOAD_BREAKER_OPEN,
-        Reason.REMEDY_IN_FORCE,
-        Reason.ENGINE_HUNG,
-    }
-)
-"""Reasons of Degraded that the control loop tells itself, as they happen and with their numbers."""
 
 
 def decide_notices(

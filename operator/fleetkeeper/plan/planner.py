@@ -14,9 +14,10 @@ from typing import Any
 from fleetkeeper.api import names
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.parse import FieldError, InferenceService, InvalidService, parse_service
-from fleetkeeper.api.profile import EngineProfile, profile_errors
+from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.types import RoutingPolicy
 from fleetkeeper.plan.assessment import Assessment
+from fleetkeeper.plan.budget import accelerators_of, exceeds
 from fleetkeeper.plan.children import ChildrenDecision, Conflict, decide_children
 from fleetkeeper.plan.context import PlanContext
 from fleetkeeper.plan.deletion import decide_marks
@@ -32,6 +33,7 @@ from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
 from fleetkeeper.plan.model import Action, Kind, Manifest, Plan, Snapshot
 from fleetkeeper.plan.notices import decide_notices
 from fleetkeeper.plan.reasons import Problem, say
+from fleetkeeper.plan.refusals import refusals
 from fleetkeeper.plan.replicas import ReplicaDecision, contesting_manager, decide_replicas
 from fleetkeeper.plan.rollout import (
     LastGood,
@@ -47,6 +49,12 @@ from fleetkeeper.plan.status import decide_status_write, desired_status
 
 CONTEST_LOOK_S = 60.0
 """How often a contest over replicas is looked at again: its end is no event of ours."""
+BUDGET_LOOK_S = 15.0
+"""How often it is asked again whether the GPU budget allows more: others free it."""
+
+UNREADABLE_LOOK_S = 30.0
+"""How often a service with an unreadable object is looked at again: one that carries no label of ours
+is in no watch, so its repair is no event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,12 @@ def decide_plan(snapshot: Snapshot, context: PlanContext, now: float) -> Plan:
         int(metadata.get("generation") or 0),
         now,
     )
-    return _plan_of(scene, _decide_course(scene))
+    if (
+        snapshot.unreadable and "generation" not in metadata
+    ):  # of the service only its name is known
+        return Plan()
+    course = _unreadable(scene) if snapshot.unreadable else _decide_course(scene)
+    return _plan_of(scene, course)
 
 
 def _plan_of(scene: Scene, course: Course) -> Plan:
@@ -161,7 +174,7 @@ def _decide_course(scene: Scene) -> Course:
     engine = _decide_engine(scene, service, tuning)
     if engine.profile is None:
         return _blocked(scene, look, Reason.UNKNOWN_PROFILE, engine.message)
-    errors = profile_errors(service.spec, engine.profile)
+    errors = refusals(service.spec, engine.profile, scene.context)
     if errors:
         return _blocked(scene, look, _reason_of(errors), _in_one_line(tuple(errors)))
     try:
@@ -183,6 +196,8 @@ def _look(scene: Scene) -> Assessment:
         write_problem=found.write_problem,
         flapping=found.flapping,
         control=scene.snapshot.control_status,
+        control_pending=scene.snapshot.control_pending,
+        defect=scene.snapshot.defect,
     )
 
 
@@ -191,6 +206,17 @@ def _blocked(scene: Scene, look: Assessment, reason: Reason, message: str) -> Co
     known = parse_last_good(scene.status)
     first, _ = decide_last_good(scene.facts, scene.status, "", scene.generation, scene.now)
     return Course(replace(look, blocked=Problem(reason, message)), last_good=known or first)
+
+
+def _unreadable(scene: Scene) -> Course:
+    """No write while the service is only partly known: a child that is not seen is not absent."""
+    first, *rest = scene.snapshot.unreadable
+    advice = "Repair or delete that object."
+    if rest:
+        advice = f"Repair or delete that object, and {len(rest)} more like it."
+    text = say(f"{first.kind} {first.name} cannot be read", first.why, advice)
+    course = _blocked(scene, _look(scene), Reason.UNREADABLE_OBJECT, text)
+    return replace(course, again_after_s=(UNREADABLE_LOOK_S,))
 
 
 def _reason_of(errors: Sequence[FieldError]) -> Reason:
@@ -280,7 +306,11 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
         generation=scene.generation,
         now=now,
     )
-    replicas = _decide_replicas(scene, spec_of=wanted.service, problems=problems)
+    templates = scene.snapshot.templates
+    template = templates.get(rollout.revision) if rollout.revision else by_spec
+    gpus = _gpus_per_replica(scene, template)
+    replicas = _decide_replicas(scene, wanted.service, problems, gpus)
+    over_budget = _over_budget(scene, replicas, gpus)
     is_bypassed = _is_router_bypassed(scene, wanted.service)
     look = replace(
         look,
@@ -288,24 +318,25 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
         rollout=rollout,
         replicas=replicas,
         is_router_bypassed=is_bypassed,
+        write_problem=over_budget or look.write_problem,
     )
-    templates = scene.snapshot.templates
-    template = templates.get(rollout.revision) if rollout.revision else by_spec
     children, strategy_again = _decide_children(
         scene,
         wanted,
         replicas,
-        template=None if rollout.is_new else template,
+        template=None if rollout.is_new or over_budget else template,
         is_router_bypassed=is_bypassed,
     )
     look = _with_conflicts(look, children.conflicts)
     is_contested = CONTEST_LOOK_S if replicas.contested_by else None
+    is_limited = BUDGET_LOOK_S if replicas.limited_by or over_budget else None
     again = (
         good_again,
         rollout.again_after_s,
         strategy_again,
         children.again_after_s,
         is_contested,
+        is_limited,
     )
     actions: tuple[Action, ...] = ()
     if not spec.paused:
@@ -328,8 +359,27 @@ def _must_remember(last_good: LastGood | None, status: Mapping[str, Any], wanted
     )
 
 
+def _gpus_per_replica(scene: Scene, template: Manifest | None) -> int:
+    """What a pod of the template asks for; until a template is read, what the live one does."""
+    if template is not None:
+        return accelerators_of(template["spec"])
+    engine = scene.facts.engine
+    return engine.accelerators if engine else 0
+
+
+def _over_budget(scene: Scene, replicas: ReplicaDecision, gpus: int) -> Problem | None:
+    """Why the Deployment is not written: its new template asks for more than the GPU budget allows."""
+    engine, allowance = scene.facts.engine, scene.snapshot.gpu_allowance
+    held = engine.desired_replicas * engine.accelerators if engine else 0
+    if not exceeds(replicas.value * gpus, held, allowance):
+        return None
+    what = f"{replicas.value} replicas with {gpus} GPUs each are more than {allowance.by} allows"
+    advice = "The engines run on as they are. Ask for fewer GPUs or replicas, or raise the budget."
+    return Problem(Reason.GPU_BUDGET, say(what, "", advice))
+
+
 def _decide_replicas(
-    scene: Scene, *, spec_of: InferenceService, problems: Sequence[Problem]
+    scene: Scene, service: InferenceService, problems: Sequence[Problem], gpus: int
 ) -> ReplicaDecision:
     contested_by = contesting_manager(
         scene.facts,
@@ -339,11 +389,13 @@ def _decide_replicas(
         now=scene.now,
     )
     return decide_replicas(
-        spec_of.spec,
+        service.spec,
         scene.facts,
         scene.snapshot.order,
         contested_by=contested_by,
         is_blocked=is_scale_up_blocked(scene.facts, problems),
+        gpus_per_replica=gpus,
+        allowance=scene.snapshot.gpu_allowance,
     )
 
 

@@ -1,6 +1,7 @@
 """How many replicas the engine Deployment shall have.
 
-`spec.replicas` wins, then the arbitrated order, then the live value (hold). The value is always
+`spec.replicas` wins, then the arbitrated order, then the live value (hold). Whoever asks for more
+than runs, the GPU budget bounds it. The value is always
 applied, never left out: a field that server-side apply no longer names goes back to 1.
 """
 
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.names import FIELD_MANAGER
 from fleetkeeper.api.types import InferenceServiceSpec, ScalingMode
+from fleetkeeper.plan.budget import UNBOUNDED, Allowance, bounded_replicas
 from fleetkeeper.plan.facts import Facts
 from fleetkeeper.plan.model import ReplicaOrder
 
@@ -36,8 +38,9 @@ class Source(StrEnum):
 class ReplicaDecision:
     """The number of replicas, and why.
 
-    `wanted` is what was asked for before a blocked scale-up or a contest changed it. `contested_by`
-    names the field manager that keeps changing the number.
+    `wanted` is what was asked for before a blocked scale-up, a contest or the GPU budget changed it.
+    `contested_by` names the field manager that keeps changing the number, `limited_by` the budget
+    that allows no more.
     """
 
     value: int
@@ -47,11 +50,18 @@ class ReplicaDecision:
     message: str
     contested_by: str = ""
     is_scale_up_blocked: bool = False
+    limited_by: str = ""
 
     @property
     def rests_on_live_value(self) -> bool:
         """Whether the number is only right for the live object as it was seen."""
-        return self.source in {Source.HOLD, Source.CONTESTED} or self.is_scale_up_blocked
+        is_held = self.is_scale_up_blocked or bool(self.limited_by)
+        return self.source in {Source.HOLD, Source.CONTESTED} or is_held
+
+    @property
+    def limit_in_words(self) -> str:
+        """Which budget allows how many replicas."""
+        return f"{self.limited_by} allows {self.value} of {self.wanted} replicas"
 
 
 def decide_replicas(
@@ -61,11 +71,14 @@ def decide_replicas(
     *,
     contested_by: str = "",
     is_blocked: bool = False,
+    gpus_per_replica: int = 0,
+    allowance: Allowance = UNBOUNDED,
 ) -> ReplicaDecision:
     """The number of replicas of the engine Deployment.
 
     `contested_by` is the answer of `contesting_manager`; `is_blocked` says that the newest revision
-    cannot start, so that more replicas would only take more accelerators.
+    cannot start, so that more replicas would only take more accelerators. `allowance` is what the GPU
+    budget leaves, `gpus_per_replica` what the template that is written asks for.
     """
     live = facts.live_replicas
     value, source, reason, message = _asked(spec, live, order)
@@ -77,6 +90,12 @@ def decide_replicas(
         return ReplicaDecision(
             live, value, source, Reason.SCALE_UP_BLOCKED, message, is_scale_up_blocked=True
         )
+    fits, limited_by = bounded_replicas(value, live or 0, gpus_per_replica, allowance)
+    if limited_by:
+        decision = ReplicaDecision(
+            fits, value, source, Reason.GPU_BUDGET, message, limited_by=limited_by
+        )
+        return replace(decision, message=f"{message}; {decision.limit_in_words}")
     return ReplicaDecision(value, value, source, reason, message)
 
 

@@ -98,8 +98,14 @@ def status_control(look: Assessment, now: float) -> Status:
     source: Mapping[str, Any] = look.previous if look.control is None else look.control
     told = {key: source[key] for key in CONTROL_PIECES if key in source}
     if look.replicas is not None and (look.control is None or "scaling" not in look.control):
-        told["scaling"] = status_scaling(look.replicas, look.previous.get("scaling"), now)
+        before = look.previous.get("scaling")
+        if not (look.control_pending and _is_desired(before, look.replicas.value)):
+            told["scaling"] = status_scaling(look.replicas, before, now)
     return told
+
+
+def _is_desired(scaling: object, value: int) -> bool:
+    return isinstance(scaling, Mapping) and scaling.get("desired") == value
 
 
 def status_scaling(decision: ReplicaDecision, before: object, now: float) -> Status:

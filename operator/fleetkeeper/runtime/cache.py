@@ -6,17 +6,25 @@ right after a write sees it. They arrive in any order; the greater resourceVersi
 
 from __future__ import annotations
 
-import json
-import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from fleetkeeper.adapters.kubernetes.records import Seen, version_of
+import structlog
+
+from fleetkeeper.adapters.kubernetes.reading import Unreadable
+from fleetkeeper.adapters.kubernetes.records import Place, Seen, Unread, observe, place_of
 from fleetkeeper.api.names import FIELD_MANAGER, KIND, engine_name
-from fleetkeeper.plan.model import Child, Kind, Manifest, Pod, Revision, Workload
+from fleetkeeper.plan.budget import Holding
+from fleetkeeper.plan.model import Child, Kind, Pod, Revision, UnreadableObject, Workload
+from fleetkeeper.runtime.changes import differs, was_edited
+from fleetkeeper.runtime.gpu_shares import GpuShare, count_gpus, share_of
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.service_entry import ServiceEntry, pack_service
+from fleetkeeper.runtime.unread import UnreadObjects
+
+log = structlog.get_logger(__name__)
 
 FOREIGN_WRITES_S: Final = 600.0
 """For how long changes of replicas by others are remembered."""
@@ -30,27 +38,13 @@ Changed = Callable[[Key], None]
 
 
 @dataclass(slots=True)
-class ServiceEntry:
-    """One InferenceService, packed: as dicts it would take five times the room."""
-
-    uid: str
-    version: int
-    packed: bytes
-    is_observed: bool = True
-    """Whether the status tells of the current spec."""
-
-    def unpack(self) -> Manifest:
-        """The object as the API server holds it, managedFields dropped."""
-        found: Manifest = json.loads(zlib.decompress(self.packed))
-        return found
-
-
-@dataclass(slots=True)
 class _Members:
     """The children, ReplicaSets and pods of one service, by (kind, name)."""
 
     by_name: dict[tuple[str, str], Seen] = field(default_factory=dict)
     foreign_replica_writes: list[tuple[float, str]] = field(default_factory=list)
+    gpus: GpuShare | None = None
+    """Counted when it is asked for, forgotten when a member changes."""
 
 
 class Cache:
@@ -69,27 +63,35 @@ class Cache:
         self._services: dict[Key, ServiceEntry] = {}
         self._members: dict[Key, _Members] = {}
         self._home: dict[tuple[str, str, str], Key] = {}
-        self._named: dict[Key, dict[tuple[Kind, str], tuple[float, Child]]] = {}
+        self._named: dict[Key, dict[tuple[Kind, str], tuple[float, Child | Unread]]] = {}
         self._same: dict[str, tuple[str, str]] = {}
         self._gone: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        self._held: set[str] = set()
+        self.gpu_version = 0
+        """Rises whenever `gpu_holdings` may be others than before."""
+        self._unread = UnreadObjects(self._services.keys)
 
     # -- services ---------------------------------------------------------------------------------
 
     def put_service(self, live: Mapping[str, Any], *, by_us: bool = False) -> None:
         """The service is so now; `by_us` when it is the answer to a status that we wrote."""
-        meta = live.get("metadata") or {}
-        key = Key(str(meta.get("namespace", "")), str(meta.get("name", "")))
-        version, uid = version_of(live), str(meta.get("uid", ""))
+        try:
+            place = place_of(KIND, live)
+        except Unreadable as problem:
+            log.warning("service left out: it cannot be told which it is", why=str(problem))
+            return
+        key = Key(place.namespace, place.name)
         entry = self._services.get(key)
-        if entry is not None and entry.version >= version:
+        if entry is not None and entry.version >= place.version:
             return
-        if version <= self._gone.get((KIND, key.namespace, key.name), -1):
+        if place.version <= self._gone.get((KIND, key.namespace, key.name), -1):
             return
-        kept = {name: value for name, value in live.items() if name != "managedFields"}
-        kept["metadata"] = {name: value for name, value in meta.items() if name != "managedFields"}
-        text = json.dumps(kept, separators=(",", ":")).encode()
-        observed = (live.get("status") or {}).get("observedGeneration") == meta.get("generation")
-        self._services[key] = ServiceEntry(uid, version, zlib.compress(text, 1), observed)
+        found = pack_service(live)
+        if entry is None or entry.uid != found.uid:
+            self.gpu_version += 1
+        self._services[key] = found
+        if found.unread and (entry is None or entry.unread != found.unread):
+            log.warning("service cannot be read", service=str(key), why=found.unread)
         if by_us:
             self._stirred(key)
         else:
@@ -103,12 +105,13 @@ class Cache:
         if version is not None and entry.version > version:
             return
         del self._services[key]
+        self.gpu_version += 1
         self._named.pop(key, None)
         self._bury((KIND, key.namespace, key.name), max(entry.version, version or 0))
         self._changed(key)
 
     def listed_services(
-        self, namespace: str | None, found: Mapping[Key, int], version: int
+        self, namespace: str | None, found: Collection[Key], version: int
     ) -> list[Key]:
         """Drops what a finished list as of `version` did not contain; answers which."""
         ghosts = [
@@ -121,6 +124,21 @@ class Cache:
         for key in ghosts:
             self.drop_service(key)
         return ghosts
+
+    def hold(self, namespace: str) -> None:
+        """From now on what is known of a namespace may be out of date: no decision rests on it."""
+        self._held.add(namespace)
+
+    def resume(self, namespace: str) -> None:
+        """What is known of a namespace is complete again; its services are queued."""
+        self._held.discard(namespace)
+        for key in self.services():
+            if key.namespace == namespace:
+                self._changed(key)
+
+    def is_held(self, key: Key) -> bool:
+        """Return whether the service's namespace cannot be read now."""
+        return key.namespace in self._held
 
     def service(self, key: Key) -> ServiceEntry | None:
         """The service, where there is one."""
@@ -146,6 +164,39 @@ class Cache:
         home = self._home.get((kind, namespace, name))
         return self._members[home].by_name[kind, name] if home else None
 
+    def take(self, kind: str, live: Mapping[str, Any]) -> Place | None:
+        """An object is so now, whoever wrote it: read where it can be, else held as unreadable.
+
+        Returns which object it is, None where even that cannot be read.
+        """
+        try:
+            place = place_of(kind, live)
+        except Unreadable as problem:
+            log.warning(
+                "object left out: it cannot be told which it is", kind=kind, why=str(problem)
+            )
+            return None
+        before = self.known(kind, place.namespace, place.name)
+        if before is not None and before.version >= place.version:
+            return place
+        found = observe(kind, live, before)
+        if isinstance(found, Seen):
+            self.put(found)
+        else:
+            self.put_unread(found)
+        return place
+
+    def put_unread(self, found: Unread) -> None:
+        """An object is there and cannot be read. What was read of it last stays."""
+        address = (found.kind, found.namespace, found.name)
+        if found.version <= self._gone.get(address, -1):
+            return
+        before = self.known(*address)
+        if before is not None and before.version >= found.version:
+            return
+        if key := self._unread.put(found, self._home.get(address)):
+            self._changed(key)
+
     def put(self, found: Seen) -> None:
         """An object is so now. Its service is queued when a decision could differ.
 
@@ -160,23 +211,29 @@ class Cache:
         before = self.known(*address)
         if before is not None and before.version >= found.version:
             return
+        if mended := self._unread.drop(address, found.version):
+            self._changed(mended)
         if home is not None and home != key:
             self._remove(address, home)
         if key is None:
             return
         members = self._members.setdefault(key, _Members())
         members.by_name[found.kind, found.name] = found
+        if share_of(before.record if before else None) != share_of(found.record):
+            self._recount_gpus(members)
         self._home[address] = key
         if before is not None:
             self._note_replicas(members, before, found)
-        if before is not None and _was_edited(before, found):
+        if before is not None and was_edited(before, found):
             self._changed(key)
-        elif before is None or home != key or _differs(before, found):
+        elif before is None or home != key or differs(before, found):
             self._stirred(key)
 
-    def gone(self, found: Seen) -> None:
+    def gone(self, found: Place) -> None:
         """An object was deleted, or lost our label."""
         address = (found.kind, found.namespace, found.name)
+        if mended := self._unread.drop(address, found.version):
+            self._changed(mended)
         home = self._home.get(address)
         if home is None:
             self._bury(address, found.version)
@@ -190,6 +247,8 @@ class Cache:
         self, kind: str, namespace: str | None, names: frozenset[tuple[str, str]], version: int
     ) -> None:
         """Drops what a finished list did not contain, unless it was written after the list."""
+        for key in self._unread.absent(kind, namespace, names, version):
+            self._changed(key)
         for address, home in list(self._home.items()):
             if address[0] != kind or (namespace is not None and address[1] != namespace):
                 continue
@@ -198,9 +257,9 @@ class Cache:
             if self._members[home].by_name[address[0], address[2]].version <= version:
                 self._remove(address, home)
 
-    def put_named(self, key: Key, child: Child) -> None:
+    def put_named(self, key: Key, child: Child | Unread) -> None:
         """An object that no watch shows was read by name; believed for a short while."""
-        self._named.setdefault(key, {})[child.kind, child.name] = (self._now(), child)
+        self._named.setdefault(key, {})[Kind(child.kind), child.name] = (self._now(), child)
         self._changed(key)
 
     def deleting(self, key: Key, kind: str, name: str) -> None:
@@ -210,6 +269,7 @@ class Cache:
         if members is not None and found is not None and isinstance(found.record, Child | Pod):
             record = replace(found.record, deleting=True)
             members.by_name[kind, name] = replace(found, record=record)
+            self._recount_gpus(members)
 
     def accept_digest(self, live: Child, asked: str) -> None:
         """The server answers `asked` with what `live` holds: the two count as equal from now on.
@@ -222,19 +282,44 @@ class Cache:
 
     def children(self, key: Key) -> dict[tuple[Kind, str], Child]:
         """The children in view, and those read by name a moment ago."""
-        found: dict[tuple[Kind, str], Child] = {}
-        named = self._named.get(key)
-        if named:
-            fresh = self._now() - NAMED_S
-            for name, (when, child) in list(named.items()):
-                if when < fresh:
-                    del named[name]
-                else:
-                    found[name] = child
+        found = {
+            (child.kind, child.name): child
+            for child in self._fresh_named(key)
+            if isinstance(child, Child)
+        }
         for record in self._records(key):
             if isinstance(record, Child):
                 found[record.kind, record.name] = self._as_asked(record)
         return found
+
+    def unreadable(self, key: Key) -> tuple[UnreadableObject, ...]:
+        """The objects of the service, itself among them, that are there and cannot be read."""
+        entry = self._services.get(key)
+        of_itself = (
+            [UnreadableObject(KIND, key.name, entry.unread)] if entry and entry.unread else []
+        )
+        named = [found for found in self._fresh_named(key) if isinstance(found, Unread)]
+        others = [
+            UnreadableObject(found.kind, found.name, found.why)
+            for found in (*self._unread.of(key), *named)
+        ]
+        return tuple(dict.fromkeys((*of_itself, *others)))
+
+    def unreadable_counts(self) -> Counter[str]:
+        """How many objects cannot be read, by kind."""
+        counts = self._unread.counts()
+        counts[KIND] = sum(bool(entry.unread) for entry in self._services.values())
+        return counts
+
+    def _fresh_named(self, key: Key) -> list[Child | Unread]:
+        named = self._named.get(key)
+        if not named:
+            return []
+        fresh = self._now() - NAMED_S
+        for name, (when, _) in list(named.items()):
+            if when < fresh:
+                del named[name]
+        return [child for _, child in named.values()]
 
     def _as_asked(self, child: Child) -> Child:
         same = self._same.get(child.uid) if self._same else None
@@ -251,6 +336,14 @@ class Cache:
         """The pods of the service by name."""
         found = [record for record in self._records(key) if isinstance(record, Pod)]
         return tuple(sorted(found, key=lambda pod: pod.name))
+
+    def gpu_holdings(self) -> Iterator[tuple[Key, Holding]]:
+        """Yield the accelerators of every service of which anything is left, the service itself or not."""
+        for key, members in self._members.items():
+            if members.gpus is None:
+                members.gpus = count_gpus(key.name, self._records(key))
+            entry = self._services.get(key)
+            yield key, members.gpus.holding(entry.uid if entry is not None else None)
 
     def version(self, key: Key, kind: str, name: str) -> int | None:
         """The resourceVersion of an object as it was last seen; None when it is not in view."""
@@ -277,6 +370,10 @@ class Cache:
             for found in members.by_name.values():
                 yield found.record
 
+    def _recount_gpus(self, members: _Members) -> None:
+        members.gpus = None
+        self.gpu_version += 1
+
     def _bury(self, address: tuple[str, str, str], version: int) -> None:
         """Remembers that it was gone as of `version`: an older answer of ours may still be under way."""
         self._gone[address] = max(version, self._gone.get(address, 0))
@@ -287,6 +384,7 @@ class Cache:
     def _remove(self, address: tuple[str, str, str], home: Key) -> None:
         members = self._members[home]
         found = members.by_name.pop((address[0], address[2]))
+        self._recount_gpus(members)
         self._same.pop(found.record.uid, None)
         del self._home[address]
         if not members.by_name:
@@ -303,30 +401,3 @@ class Cache:
             and new.replicas_manager not in {FIELD_MANAGER, ""}
         ):
             members.foreign_replica_writes.append((self._now(), new.replicas_manager))
-
-
-def _was_edited(before: Seen, after: Seen) -> bool:
-    """Whether what we ask for was changed, by us or by others."""
-    old, new = before.record, after.record
-    if not isinstance(old, Child) or not isinstance(new, Child):
-        return False
-    replicas = [r.desired_replicas for r in (old, new) if isinstance(r, Workload)]
-    return len(set(replicas)) > 1 or (
-        old.digest,
-        old.controller_uid,
-        old.service,
-        old.deleting,
-    ) != (
-        new.digest,
-        new.controller_uid,
-        new.service,
-        new.deleting,
-    )
-
-
-def _differs(before: Seen, after: Seen) -> bool:
-    """Whether more than the resourceVersion changed."""
-    old, new = before.record, after.record
-    if isinstance(old, Child) and isinstance(new, Child):
-        return replace(new, resource_version=old.resource_version) != old
-    return old != new

@@ -9,7 +9,6 @@ import asyncio
 from typing import Final
 
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.records import seen
 from fleetkeeper.adapters.kubernetes.reflector import SELECTOR
 from fleetkeeper.adapters.kubernetes.resources import WATCHED, Resource
 from fleetkeeper.api.names import LABEL_SERVICE
@@ -45,4 +44,4 @@ async def _observe(client: KubernetesClient, cache: Cache, resource: Resource, k
     selector = f"{SELECTOR},{LABEL_SERVICE}={key.name}"
     async for page in client.list_pages(resource, key.namespace, selector=selector):
         for live in page.get("items") or ():
-            cache.put(seen(resource.kind, live))
+            cache.take(resource.kind, live)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
+from fleetkeeper.plan.control.removal import Removal
+from fleetkeeper.plan.control.samples import PodSample
+from fleetkeeper.plan.control.values import PodView
 from fleetkeeper.plan.model import Notice
 from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
+
+ReadPod = Callable[[PodView], Awaitable[PodSample | None]]
+"""Reads one pod's metrics port now; None when it gives no usable answer."""
 
 
 class ControlActs:
@@ -27,32 +34,50 @@ class ControlActs:
         cache: Cache,
         metrics: OperatorMetrics,
         *,
+        read_pod: ReadPod | None,
         now: Callable[[], float],
         instance: str,
+        defects: Defects,
+        lease: Key,
     ) -> None:
+        """`read_pod` is None where pods may not be read directly: then none is ever deleted."""
         self._writer = writer
         self._cache = cache
         self._metrics = metrics
-        self._board = NoticeBoard(writer, metrics, now=now, instance=instance)
+        self._read_pod = read_pod
+        self._lease = lease
+        self._board = NoticeBoard(writer, metrics, now=now, instance=instance, defects=defects)
 
-    async def replace_pod(self, key: Key, pod: str, uid: str, why: str) -> None:
-        """Deletes that very pod as it was last seen, with its own grace period, in which it drains.
+    async def replace_pod(self, key: Key, pod: PodView, removal: Removal) -> bool:
+        """Delete that very pod as it was last seen, with its own grace period, in which it drains.
 
-        Its ReplicaSet makes another. A refusal is logged: a later tick decides afresh.
+        Only if the pod, read now, shows the cause itself; what it does not say or cannot say keeps it.
+        Its ReplicaSet makes another. A refusal is logged: a later tick decides afresh. Returns whether
+        the pod was deleted.
         """
-        version = self._cache.version(key, POD.kind, pod)
+        if self._cache.unreadable(key):
+            log.warning("pod kept: an object of its service cannot be read", service=str(key))
+            return False
+        version = self._cache.version(key, POD.kind, pod.name)
         if version is None:
-            return
+            return False
+        about = {"service": str(key), "pod": pod.name, "why": removal.why}
+        sample = await self._read_pod(pod) if self._read_pod is not None else None
+        if not removal.is_confirmed_by(sample):
+            said = "it gave no answer" if sample is None else "it does not show the cause itself"
+            log.warning("pod kept: not confirmed by a direct read", **about, said=said)
+            return False
         try:
             await self._writer.delete(
-                POD, key.namespace, pod, uid=uid, resource_version=str(version)
+                POD, key.namespace, pod.name, uid=pod.uid, resource_version=str(version)
             )
         except ApiError as problem:
             self._metrics.errors.labels(problem.reason).inc()
-            log.warning("pod not replaced", service=str(key), pod=pod, why=why, error=str(problem))
-            return
-        self._cache.deleting(key, POD.kind, pod)
-        log.info("replaced", service=str(key), pod=pod, why=why)
+            log.warning("pod not replaced", **about, error=str(problem))
+            return False
+        self._cache.deleting(key, POD.kind, pod.name)
+        log.info("replaced", **about)
+        return True
 
     async def post_notice(self, key: Key, notice: Notice) -> None:
         """Posts an event on the service, if it still exists."""
@@ -60,3 +85,7 @@ class ControlActs:
         if entry is None:
             return
         await self._board.post(key, entry.unpack(), notice)
+
+    async def post_fleet_notice(self, notice: Notice) -> None:
+        """Posts an event that concerns many services, on the operator's Lease."""
+        await self._board.post_fleet(self._lease, notice)

@@ -26,7 +26,8 @@ class Fleet:
 
     `out_of_memory_pods` names pods whose engine ran out of accelerator memory; `scale_up_blocked`
     says why more replicas would not help, empty where they would. `rolling_out`: some pod is not of
-    the Deployment's template, or Kubernetes has not taken up its last change.
+    the Deployment's template, or Kubernetes has not taken up its last change. `gpus_per_replica` are
+    the accelerators that a pod of the live template asks for.
     """
 
     replicas: int
@@ -34,6 +35,7 @@ class Fleet:
     out_of_memory_pods: tuple[str, ...] = ()
     scale_up_blocked: str = ""
     rolling_out: bool = False
+    gpus_per_replica: int = 0
 
 
 def parsed_service(resource: Manifest, *, floating_revisions: bool) -> InferenceService | None:
@@ -46,16 +48,13 @@ def parsed_service(resource: Manifest, *, floating_revisions: bool) -> Inference
 
 def read_settings(service: InferenceService, memory: ControlMemory) -> ControlSettings:
     """The spec in the loop's units, with a remedy in force applied."""
-    accelerator = service.spec.resources.accelerator
-    gpus = accelerator.count if accelerator is not None else 0
-    plain = settings_of(service.spec, service.generation, gpus_per_replica=gpus)
+    plain = settings_of(service.spec, service.generation)
     remedy = remedy_in_force(memory.remedy, plain)
     if remedy is None:
         return plain
     return settings_of(
         service.spec,
         service.generation,
-        gpus_per_replica=gpus,
         max_sequences=remedy.max_sequences,
         cap_percent=remedy.cap_percent,
     )
@@ -77,10 +76,12 @@ def observe_fleet(cache: Cache, key: Key, now: float) -> Fleet | None:
     pods = tuple(pod for pod in cache.pods(key) if pod.component == Component.ENGINE)
     views = tuple(_pod_view(pod) for pod in pods)
     rolling_out = _is_rolling_out(engine, pods)
-    if all(pod.ready for pod in pods):
-        return Fleet(engine.desired_replicas, views, rolling_out=rolling_out)
-    fleet = _troubled_fleet(cache, key, engine, views, now)
-    return replace(fleet, rolling_out=rolling_out)
+    fleet = (
+        Fleet(engine.desired_replicas, views)
+        if all(pod.ready for pod in pods)
+        else _troubled_fleet(cache, key, engine, views, now)
+    )
+    return replace(fleet, rolling_out=rolling_out, gpus_per_replica=engine.accelerators)
 
 
 def is_unseen(service: InferenceService | None) -> bool:

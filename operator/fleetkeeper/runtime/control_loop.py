@@ -12,18 +12,21 @@ Nothing here decides. A service whose decision fails keeps what it had; the othe
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.plan.context import PlanContext
-from fleetkeeper.plan.control.arbitrate import Budget, Order, arbitrate
+from fleetkeeper.plan.control.arbitrate import Order
 from fleetkeeper.plan.control.conclude import conclude
-from fleetkeeper.plan.control.constants import TICK_S
+from fleetkeeper.plan.control.constants import RATE_S, TICK_S
+from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.plan.control.exposed import edges_of
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.outcome import ControlDecision
 from fleetkeeper.plan.control.remedies import Remedy
@@ -35,6 +38,7 @@ from fleetkeeper.plan.control.values import (
     PodView,
     PutOutcome,
 )
+from fleetkeeper.runtime.arbiter import Arbiter
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_inputs import (
     Fleet,
@@ -46,13 +50,16 @@ from fleetkeeper.runtime.control_inputs import (
 )
 from fleetkeeper.runtime.control_metrics import ControlMetrics
 from fleetkeeper.runtime.control_outbox import (
-    DEFECTS,
     Engines,
     Outbox,
+    PostFleetNotice,
     PostNotice,
     ReplacePod,
 )
 from fleetkeeper.runtime.controller import ControlView
+from fleetkeeper.runtime.defects import Defects
+from fleetkeeper.runtime.fleet_notices import FleetNotices
+from fleetkeeper.runtime.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 
 log = structlog.get_logger(__name__)
@@ -64,19 +71,33 @@ TURN_SERVICES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A service whose pods are to be measured: its objectives decide which bucket edges are read."""
+    """A service whose pods are to be measured: its objectives decide which bucket edges are read.
+
+    `directly`: the pods are to be asked themselves, for something may be taken away.
+    """
 
     key: Key
-    settings: ControlSettings
+    edges: Edges
     pods: tuple[PodView, ...]
+    directly: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Samples by service, and the services of which the source has nothing fresh."""
+    """Samples by service, and the services of which Prometheus has nothing fresh.
+
+    `disputed`: services of whose pods Prometheus has several series where one is expected. `checks`:
+    what Prometheus says of the others can be checked against the pods.
+    """
 
     samples: Mapping[Key, tuple[PodSample, ...]]
     lost: frozenset[Key] = frozenset()
+    disputed: frozenset[Key] = frozenset()
+    checks: bool = False
+
+    def checks_directly(self, key: Key) -> bool:
+        """Return whether a service's samples are those of Prometheus, and its pods can be asked."""
+        return self.checks and key not in self.lost and key not in self.disputed
 
 
 class Source(Protocol):
@@ -84,6 +105,9 @@ class Source(Protocol):
 
     async def observe(self, targets: Sequence[Target], now: float) -> Readings:
         """The newest samples of the targets' pods."""
+
+
+PENDING: Final = ControlView(is_pending=True)
 
 
 @dataclass(slots=True)
@@ -94,10 +118,11 @@ class _Course:
     version: int
     service: InferenceService | None
     memory: ControlMemory
-    view: ControlView = field(default_factory=ControlView)
+    view: ControlView = field(default_factory=lambda: PENDING)
     outcomes: tuple[PutOutcome, ...] = ()
     doubted: frozenset[str] = frozenset()
     failed_writes: int = 0
+    asks_pods: bool = False
     ordered: int | None = None
     settings: ControlSettings | None = None
     settings_mark: tuple[int, Remedy | None] | None = None
@@ -117,11 +142,12 @@ class _Case:
     course: _Course
     settings: ControlSettings
     fleet: Fleet
+    edges: Edges
 
     @property
     def target(self) -> Target:
         """What of it is to be measured."""
-        return Target(self.key, self.settings, self.fleet.pods)
+        return Target(self.key, self.edges, self.fleet.pods, self.course.asks_pods)
 
 
 class ControlLoop:
@@ -137,32 +163,41 @@ class ControlLoop:
         engines: Engines,
         replace_pod: ReplacePod,
         post_notice: PostNotice,
+        post_fleet_notice: PostFleetNotice,
         metrics: ControlMetrics,
+        defects: Defects,
         now: Callable[[], float],
         monotonic: Callable[[], float],
         can_steer: bool = True,
         tick_s: float = TICK_S,
+        ledger: GpuLedger | None = None,
     ) -> None:
         """`can_steer` is False without a control key: limits and restarts are then computed and reported only."""
         self._cache = cache
         self._queue = queue
         self._context = context
         self._source = source
-        self.outbox = Outbox(engines, replace_pod, post_notice, metrics)
+        self.outbox = Outbox(
+            engines, replace_pod, post_notice, post_fleet_notice, metrics=metrics, defects=defects
+        )
+        self._notices = FleetNotices(self.outbox.post, self.outbox.post_fleet)
         self._metrics = metrics
+        self._defects = defects
         self._now = now
         self._monotonic = monotonic
         self._can_steer = can_steer
         self._tick_s = tick_s
+        self._ledger = ledger or GpuLedger(cache, context.gpu_budget)
+        self._arbiter = Arbiter(self._ledger, defects)
         self._courses: dict[Key, _Course] = {}
         self._started = now()
 
     # -- what the controller asks -----------------------------------------------------------------
 
     def view(self, key: Key) -> ControlView:
-        """The newest word on this service; empty until its first tick."""
+        """The newest word on this service; pending until it is judged."""
         course = self._courses.get(key)
-        return course.view if course is not None else ControlView()
+        return course.view if course is not None else PENDING
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
@@ -188,43 +223,77 @@ class ControlLoop:
             group.create_task(self.outbox.run(), name="control outbox")
             group.create_task(self._tick_on(), name="control ticks")
 
+    async def drain(self) -> None:
+        """Post the events that still wait, at the end of the process: its successor knows of none.
+
+        Raises:
+            LeaseLost: this process may not write any more.
+        """
+        self._notices.flush(math.inf)
+        await self.outbox.drain_acts()
+
     async def _tick_on(self) -> None:
         while True:
             began = self._monotonic()
-            try:
+            with self._defects.contained("tick"):
                 await self.tick()
-            except DEFECTS:
-                log.exception("a tick failed: every service keeps what it had")
-                self._metrics.failures.inc()
             took_s = self._monotonic() - began
             self._metrics.tick_seconds.observe(took_s)
             await asyncio.sleep(max(0.0, self._tick_s - took_s))
 
     async def tick(self) -> None:
         """One tick for all services. What others have to be asked for is left to the outbox."""
+        self._notices.flush(self._now())
         cases = [case async for case in self._cases()]
         if not cases:
             return
-        readings = await self._source.observe([case.target for case in cases], self._now())
+        readings = Readings({})
+        with self._defects.contained("measure"):
+            readings = await self._source.observe([case.target for case in cases], self._now())
         now = self._now()
         decided = []
         async for case in _in_turns(cases):
-            result = self._decide(case, readings, now)
-            if result is not None:
-                decided.append((case, *result))
-        orders = arbitrate((decision.want for _, decision, _ in decided), self._budget())
+            with self._defects.contained("decide", case.key):
+                decided.append((case, *self._decide(case, readings, now)))
+        orders = self._arbiter.orders([(case.key, decision.want) for case, decision, _ in decided])
         async for case, decision, memory in _in_turns(decided):
-            if self._courses.get(case.key) is case.course:
-                self._carry_over(case, orders[decision.want.key], decision, memory, now)
+            if self._courses.get(case.key) is case.course and case.key in orders:
+                with self._defects.contained("conclude", case.key):
+                    self._carry_over(case, orders[case.key], decision, memory, now)
+
+    def _is_sure(self, case: _Case, decision: ControlDecision, now: float) -> bool:
+        """Whether this verdict replaces the one that the process before wrote.
+
+        Rates take a few samples. Until they are there, or have had the time to come, not to know them
+        is no news. An event is.
+        """
+        return (
+            not case.course.view.is_pending
+            or not _has_words(case.course.service)
+            or decision.signals.known
+            or now - self._started >= RATE_S
+            or bool(decision.notices)
+        )
 
     async def _cases(self) -> AsyncIterator[_Case]:
         async for key in _in_turns(self._cache.services()):
-            course = self._course(key)
-            if course is None or course.service is None or course.service.deleting:
+            if self._cache.is_held(key):
                 continue
-            fleet = observe_fleet(self._cache, key, self._now())
-            if fleet is not None:
-                yield _Case(key, course, self._settings(course, course.service), fleet)
+            case = None
+            with self._defects.contained("observe", key):
+                case = self._case(key)
+            if case is not None:
+                yield case
+
+    def _case(self, key: Key) -> _Case | None:
+        course = self._course(key)
+        if course is None or course.service is None or course.service.deleting:
+            return None
+        fleet = observe_fleet(self._cache, key, self._now())
+        if fleet is None:
+            return None
+        settings = self._settings(course, course.service)
+        return _Case(key, course, settings, fleet, edges_of(settings))
 
     def _settings(self, course: _Course, service: InferenceService) -> ControlSettings:
         """Of the spec and the remedy in force; read anew when one of them changed."""
@@ -255,8 +324,8 @@ class ControlLoop:
 
     def _decide(
         self, case: _Case, readings: Readings, now: float
-    ) -> tuple[ControlDecision, ControlMemory] | None:
-        """The decision of one service; None when it failed, which is a defect of ours."""
+    ) -> tuple[ControlDecision, ControlMemory]:
+        """The decision of one service."""
         course, fleet = case.course, case.fleet
         inputs = ControlInputs(
             namespace=case.key.namespace,
@@ -270,17 +339,15 @@ class ControlLoop:
             put_outcomes=course.outcomes,
             failed_writes=course.failed_writes,
             prometheus_lost=case.key in readings.lost,
+            checks_directly=readings.checks_directly(case.key),
+            prometheus_disputed=case.key in readings.disputed,
             scale_up_blocked=fleet.scale_up_blocked,
             out_of_memory_pods=fleet.out_of_memory_pods,
             rolling_out=fleet.rolling_out or is_unseen(course.service),
+            gpus_per_replica=fleet.gpus_per_replica,
         )
         course.outcomes, course.failed_writes = (), 0
-        try:
-            return decide_service(inputs, course.memory, now)
-        except DEFECTS:
-            log.exception("control decision failed", service=str(case.key))
-            self._metrics.failures.inc()
-            return None
+        return decide_service(inputs, course.memory, now)
 
     def _carry_over(
         self,
@@ -292,29 +359,33 @@ class ControlLoop:
     ) -> None:
         """What was decided becomes the planner's next view; a look follows where it differs."""
         course = case.course
-        try:
-            conclusion, course.memory = conclude(decision, order, memory, now)
-        except DEFECTS:
-            log.exception("control decision failed", service=str(case.key))
-            self._metrics.failures.inc()
-            return
+        conclusion, concluded = conclude(decision, order, memory, now)
         before = course.view
-        course.view = ControlView(conclusion.order, conclusion.status, decision.pod_load)
+        course.asks_pods = decision.asks_pods
+        if self._is_sure(case, decision, now):
+            course.memory = concluded
+            course.view = ControlView(conclusion.order, conclusion.status, decision.pod_load)
+        else:
+            course.memory = memory
+            course.view = replace(before, order=conclusion.order, pod_load=decision.pod_load)
         course.ordered = conclusion.order.replicas if conclusion.order is not None else None
         self._metrics.show(case.key, conclusion.metrics)
-        if _is_news(before, course.view):
+        is_new_limit = self._ledger.limit(case.key, order, decision.want.gpus_per_replica)
+        if is_new_limit or _is_news(before, course.view):
             self._queue.add(case.key)
         for notice in conclusion.notices:
-            self.outbox.post(case.key, notice)
+            self._notices.add(case.key, notice, now)
         if self._can_steer:
             for put in decision.puts:
-                self.outbox.send(put, course.take, doubted=put.pod in course.doubted)
-        uids = {pod.name: pod.uid for pod in case.fleet.pods}
-        for pod, why in decision.replace_pods.items():
-            self.outbox.replace(case.key, pod, uids[pod], why)
+                self.outbox.send(case.key, put, course.take, doubted=put.pod in course.doubted)
+        pods = {pod.name: pod for pod in case.fleet.pods}
+        for name, removal in decision.replace_pods.items():
+            self.outbox.replace(case.key, pods[name], removal)
 
-    def _budget(self) -> Budget:
-        return Budget(self._context.max_accelerators, _by_namespace(self._context, self._courses))
+
+def _has_words(service: InferenceService | None) -> bool:
+    """Whether the status holds a verdict of the control loop."""
+    return service is not None and bool(service.status.get("breaker"))
 
 
 def _is_news(before: ControlView, after: ControlView) -> bool:
@@ -329,14 +400,3 @@ async def _in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:
         if number % TURN_SERVICES == TURN_SERVICES - 1:
             await asyncio.sleep(0)
         yield item
-
-
-def _by_namespace(context: PlanContext, keys: Iterable[Key]) -> Mapping[str, int]:
-    """The budget of each namespace in use; "*" stands for every namespace not named."""
-    named: Mapping[str, Any] = context.max_accelerators_by_namespace
-    every = named.get("*")
-    budget = {namespace: value for namespace, value in named.items() if namespace != "*"}
-    if every is not None:
-        for key in keys:
-            budget.setdefault(key.namespace, every)
-    return budget

@@ -27,11 +27,6 @@ class ControlMetrics(Collector):
             buckets=SECONDS,
             registry=registry,
         )
-        self.failures = Counter(
-            "fleetkeeper_decision_failures",
-            "Control decisions that failed by a defect; the service keeps what it had.",
-            registry=registry,
-        )
         self.puts = Counter(
             "fleetkeeper_limit_puts",
             "Orders of limits sent to engines, by what came of them: ok, failed.",

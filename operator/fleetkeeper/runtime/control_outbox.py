@@ -8,35 +8,29 @@ in a lane of their own, so that a thousand dead ones do not delay the lease of o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 import structlog
 
-from fleetkeeper.plan.control.values import PodOrder, PutOutcome
+from fleetkeeper.plan.control.removal import Removal
+from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
 from fleetkeeper.plan.model import Notice
 from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.runtime.defects import Defects
+from fleetkeeper.runtime.notice_board import DRAIN_S
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 256
-"""Orders of one round to pods that answered last time; 16 of them are in flight."""
+"""Orders of one round to pods that answered last time; 64 of them are in flight."""
 DOUBTED_AT_ONCE: Final = 8
-"""To pods that did not: half of the slots, so that the others always have theirs."""
+"""To pods that did not: an eighth of the slots, so that the others always have theirs."""
 ACTS_KEPT: Final = 4096
-"""Events and replacements that wait; beyond it the oldest are let go."""
-DEFECTS: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""What a defect of ours raises: logged and counted, and the loop goes on."""
+"""Events that wait; beyond it the oldest are let go."""
 
 
 class Engines(Protocol):
@@ -49,8 +43,15 @@ class Engines(Protocol):
 class ReplacePod(Protocol):
     """Replaces one pod."""
 
-    async def __call__(self, key: Key, pod: str, uid: str, why: str) -> None:
-        """Deletes it, this one only; `why` is for the log."""
+    async def __call__(self, key: Key, pod: PodView, removal: Removal) -> bool:
+        """Deletes it, this one only, if it confirms the cause; True when it was deleted."""
+
+
+class PostFleetNotice(Protocol):
+    """Posts one event about the fleet."""
+
+    async def __call__(self, notice: Notice) -> None:
+        """For people; a refusal is logged and let go."""
 
 
 class PostNotice(Protocol):
@@ -62,6 +63,7 @@ class PostNotice(Protocol):
 
 Tell = Callable[[PutOutcome], None]
 Act = Callable[[], Awaitable[None]]
+Waiting = tuple[Key, PodOrder, Tell]
 
 
 class Outbox:
@@ -72,34 +74,49 @@ class Outbox:
         engines: Engines,
         replace_pod: ReplacePod,
         post_notice: PostNotice,
+        post_fleet_notice: PostFleetNotice,
+        *,
         metrics: ControlMetrics,
+        defects: Defects,
     ) -> None:
         self._engines = engines
         self._replace_pod = replace_pod
         self._post_notice = post_notice
+        self._post_fleet_notice = post_fleet_notice
         self._metrics = metrics
-        self._orders: dict[str, tuple[PodOrder, Tell]] = {}
-        self._doubted: dict[str, tuple[PodOrder, Tell]] = {}
-        self._acts: deque[Act] = deque(maxlen=ACTS_KEPT)
+        self._defects = defects
+        self._orders: dict[str, Waiting] = {}
+        self._doubted: dict[str, Waiting] = {}
+        self._acts: deque[tuple[Key | None, Act]] = deque(maxlen=ACTS_KEPT)
+        self._removals: dict[str, tuple[Key, PodView, Removal]] = {}
         self._news = asyncio.Event()
         self._doubts = asyncio.Event()
         self._act_news = asyncio.Event()
+        self._removal_news = asyncio.Event()
 
-    def send(self, order: PodOrder, tell: Tell, *, doubted: bool) -> None:
-        """Limits for a pod; `tell` gets what came of it. `doubted`: its last order failed."""
+    def send(self, key: Key, order: PodOrder, tell: Tell, *, doubted: bool) -> None:
+        """Limits for a pod of the service `key`; `tell` gets what came of it. `doubted`: its last order failed."""
         self._orders.pop(order.uid, None)
         self._doubted.pop(order.uid, None)
         lane, news = (self._doubted, self._doubts) if doubted else (self._orders, self._news)
-        lane[order.uid] = (order, tell)
+        lane[order.uid] = (key, order, tell)
         news.set()
 
     def post(self, key: Key, notice: Notice) -> None:
         """An event on a service."""
-        self._add(lambda: self._post_notice(key, notice))
+        self._add(key, lambda: self._post_notice(key, notice))
 
-    def replace(self, key: Key, pod: str, uid: str, why: str) -> None:
-        """A pod goes, and its ReplicaSet makes another."""
-        self._add(lambda: self._replace_pod(key, pod, uid, why))
+    def post_fleet(self, notice: Notice) -> None:
+        """An event about the fleet."""
+        self._add(None, lambda: self._post_fleet_notice(notice))
+
+    def replace(self, key: Key, pod: PodView, removal: Removal) -> None:
+        """A pod goes, if it confirms the cause, and its ReplicaSet makes another.
+
+        Removals have a worker of their own: each waits for a pod's answer, and events wait for none.
+        """
+        self._removals[pod.uid] = (key, pod, removal)
+        self._removal_news.set()
 
     async def run(self) -> None:
         """Works until cancelled.
@@ -111,16 +128,29 @@ class Outbox:
             group.create_task(self._work(self._news, self._send_some), name="limits")
             group.create_task(self._work(self._doubts, self._send_doubted), name="doubted limits")
             group.create_task(self._work(self._act_news, self._act_once), name="events")
+            group.create_task(self._work(self._removal_news, self._remove_once), name="removals")
 
     async def drain(self) -> None:
         """Carries out all that waits now, and returns."""
-        while await self._send_some() or await self._send_doubted() or await self._act_once():
+        while (
+            await self._send_some()
+            or await self._send_doubted()
+            or await self._remove_once()
+            or await self._act_once()
+        ):
             continue
 
-    def _add(self, act: Act) -> None:
+    async def drain_acts(self) -> None:
+        """Carries out the events and replacements that wait now, for `DRAIN_S` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while await self._act_once():
+                    continue
+
+    def _add(self, key: Key | None, act: Act) -> None:
         if len(self._acts) == ACTS_KEPT:
             log.warning("an event was let go: too many wait", waiting=ACTS_KEPT)
-        self._acts.append(act)
+        self._acts.append((key, act))
         self._act_news.set()
 
     async def _work(self, news: asyncio.Event, step: Callable[[], Awaitable[bool]]) -> None:
@@ -136,29 +166,40 @@ class Outbox:
     async def _send_doubted(self) -> bool:
         return await self._send_from(self._doubted, DOUBTED_AT_ONCE)
 
-    async def _send_from(self, lane: dict[str, tuple[PodOrder, Tell]], count: int) -> bool:
+    async def _send_from(self, lane: dict[str, Waiting], count: int) -> bool:
         """One round; whether there was anything to send."""
         some = [lane.pop(uid) for uid in list(lane)[:count]]
         if not some:
             return False
-        try:
-            outcomes = await self._engines.put_limits([order for order, _ in some])
-        except DEFECTS:
-            log.exception("orders not sent")
-            self._metrics.failures.inc()
-            return True
-        for (_, tell), outcome in zip(some, outcomes, strict=True):
-            self._metrics.puts.labels("ok" if outcome.succeeded else "failed").inc()
-            tell(outcome)
+        await self._send(some)
         return True
+
+    async def _send(self, some: Sequence[Waiting]) -> None:
+        """Send a round of orders. Where one of them breaks the round, each is sent by itself."""
+        key = some[0][0] if len(some) == 1 else None
+        with self._defects.contained("send_limits", key) as step:
+            outcomes = await self._engines.put_limits([order for _, order, _ in some])
+            for (of, _, tell), outcome in zip(some, outcomes, strict=True):
+                self._metrics.puts.labels("ok" if outcome.succeeded else "failed").inc()
+                with self._defects.contained("send_limits", of):
+                    tell(outcome)
+        if step.failed and key is None:
+            for one in some:
+                await self._send([one])
 
     async def _act_once(self) -> bool:
         if not self._acts:
             return False
-        act = self._acts.popleft()
-        try:
+        key, act = self._acts.popleft()
+        with self._defects.contained("act", key):
             await act()
-        except DEFECTS:
-            log.exception("not carried out")
-            self._metrics.failures.inc()
+        return True
+
+    async def _remove_once(self) -> bool:
+        if not self._removals:
+            return False
+        key, pod, removal = self._removals.pop(next(iter(self._removals)))
+        with self._defects.contained("act", key):
+            if await self._replace_pod(key, pod, removal):
+                self.post(key, removal.notice)
         return True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache as once
+from functools import partial
 
 import structlog
 
@@ -21,9 +23,12 @@ from fleetkeeper.runtime.control_sources import (
     MeasuredSource,
     SignedEngines,
     read_control_key,
+    read_pod,
 )
+from fleetkeeper.runtime.defects import Defects
+from fleetkeeper.runtime.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.queue import KeyedQueue
+from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -53,7 +58,9 @@ def build_control(
     writer: KubernetesWriter,
     lease: LeaderLease,
     metrics: OperatorMetrics,
+    defects: Defects,
     clock: SystemClock,
+    ledger: GpuLedger,
 ) -> ControlParts:
     """The control loop with Prometheus and the engines' ports behind it.
 
@@ -61,13 +68,16 @@ def build_control(
         SettingsError: The control key cannot be used.
     """
     has_lease = settings.leader.enabled
-    started = int(clock.now())
 
     def may_send() -> bool:
         return lease.holds or not has_lease
 
+    @once
+    def started() -> int:
+        return int(clock.now())
+
     def epoch() -> int:
-        return lease.epoch if has_lease else started
+        return lease.epoch if has_lease else started()
 
     key = read_control_key(settings.control_key_file) if settings.control_key_file else None
     if key is None:
@@ -77,7 +87,16 @@ def build_control(
         how = "pods are read directly" if settings.direct_reads else "nothing is measured"
         log.warning("no Prometheus", then=how, setting="prometheusUrl")
     engines = Engines(clock.now)
-    acts = ControlActs(writer, cache, metrics, now=clock.now, instance=settings.process_identity)
+    acts = ControlActs(
+        writer,
+        cache,
+        metrics,
+        read_pod=partial(read_pod, engines) if settings.direct_reads else None,
+        now=clock.now,
+        instance=settings.process_identity,
+        defects=defects,
+        lease=Key(settings.operator_namespace, settings.leader.lease_name),
+    )
     loop = ControlLoop(
         cache=cache,
         queue=queue,
@@ -94,21 +113,26 @@ def build_control(
         else SignedEngines(engines, key, epoch=epoch, may_send=may_send, now=clock.now),
         replace_pod=acts.replace_pod,
         post_notice=acts.post_notice,
+        post_fleet_notice=acts.post_fleet_notice,
         metrics=ControlMetrics(metrics.registry),
+        defects=defects,
         now=clock.now,
         monotonic=clock.monotonic,
         can_steer=key is not None,
         tick_s=settings.tick_s,
+        ledger=ledger,
     )
     return ControlParts(loop, engines, prometheus)
 
 
 def _prometheus(settings: Settings, clock: SystemClock) -> Prometheus | None:
-    if not settings.prometheus_url:
+    url = settings.prometheus_url.get_secret_value()
+    if not url:
         return None
     return Prometheus(
         PrometheusSettings(
-            settings.prometheus_url,
+            url,
+            selector=settings.prometheus_selector,
             ca_file=settings.prometheus_ca_file,
             token_file=settings.prometheus_token_file,
             deadline_s=min(4.0, 0.8 * settings.tick_s),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -12,12 +12,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetkeeper.adapters.engine import Engines, Signer, read_signing_key
 from fleetkeeper.adapters.keys import public_jwk
-from fleetkeeper.adapters.prometheus import PodKey, Prometheus, PrometheusError
+from fleetkeeper.adapters.prometheus import (
+    PodKey,
+    Prometheus,
+    PrometheusError,
+    PrometheusReading,
+)
 from fleetkeeper.plan.control.constants import FRESH_S
 from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.exposed import STEP_CLASSES, edges_of
 from fleetkeeper.plan.control.samples import PodSample
-from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
+from fleetkeeper.plan.control.tracks import age_of
+from fleetkeeper.plan.control.values import ControlSettings, PodOrder, PodView, PutOutcome
 from fleetkeeper.runtime.control_loop import Readings, Target
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.settings import SettingsError
@@ -32,11 +38,13 @@ SILENT_KEPT_S = 600.0
 
 
 class MeasuredSource:
-    """Prometheus for all services at once; the pods of those that it does not know, directly.
+    """Prometheus for all services at once; the pods themselves where it is not enough.
 
-    Without a Prometheus every pod is read directly, and nothing counts as lost. Without `engines` no
-    pod is ever called. Neither takes longer than its deadline, however many services are lost: those
-    whose turn did not come are read first in the next tick.
+    Read directly are the pods of services that Prometheus does not know, that it has several series
+    of where one is expected, and from which something may be taken away. Without a Prometheus every
+    pod is read directly, and nothing counts as lost. Without `engines` no pod is ever called. Neither
+    takes longer than its deadline, however many services are lost: those whose turn did not come are
+    read first in the next tick.
     """
 
     def __init__(
@@ -54,59 +62,101 @@ class MeasuredSource:
         self._monotonic = monotonic
         self._deadline_s = deadline_s
         self._is_answering = True
+        self._problems: tuple[str, ...] = ()
+        self._disputed: frozenset[Key] = frozenset()
         self._step_classes = deque(STEP_CLASSES)
         self._read_at: dict[Key, float] = {}
+        self._doubted: set[str] = set()
 
     async def observe(self, targets: Sequence[Target], now: float) -> Readings:
-        """The newest samples of the targets' pods, and which services Prometheus has nothing of.
+        """Return the newest samples of the targets' pods, and what of them Prometheus does not know.
 
-        While Prometheus is down it is asked at the same time as the pods: one deadline, not two.
+        Pods of which it is known before that they are to be read are read while Prometheus is asked:
+        one deadline, not two.
         """
+        self._forget_others(targets)
         if self._prometheus is None:
             return Readings(await self._scrape(targets))
         asking = asyncio.create_task(self._ask(self._prometheus, targets, now))
-        direct: dict[Key, tuple[PodSample, ...]] | None = None
         try:
-            if not self._is_answering:
-                direct = await self._scrape(targets)
-            found = await asking
+            first = [target for target in targets if self._is_known_to_need(target)]
+            direct = await self._scrape(first)
+            reading = await asking
         finally:
             asking.cancel()
-        lost = [target for target in targets if is_lost(target, found.get(target.key, ()), now)]
-        keys = frozenset(target.key for target in lost)
-        if direct is None:
-            direct = await self._scrape(lost)
-        return Readings(
-            {**found, **{key: rows for key, rows in direct.items() if key in keys}}, keys
+        found = _by_service(targets, reading.samples)
+        disputed = self._note_disputes(targets, reading.disputed)
+        lost = frozenset(
+            target.key
+            for target in targets
+            if target.key not in disputed and is_lost(target, found[target.key], now)
         )
+        asked = {target.key for target in first}
+        rest = [row for row in targets if row.key in lost | disputed and row.key not in asked]
+        direct |= await self._scrape(rest)
+        used = lost | disputed | {target.key for target in targets if target.directly}
+        samples = {
+            key: _preferred(direct.get(key, ()) if key in used else (), rows)
+            for key, rows in found.items()
+        }
+        return Readings(
+            {key: rows for key, rows in samples.items() if rows},
+            lost,
+            disputed,
+            checks=self._engines is not None,
+        )
+
+    def _is_known_to_need(self, target: Target) -> bool:
+        return not self._is_answering or target.directly or target.key in self._disputed
 
     async def _ask(
         self, prometheus: Prometheus, targets: Sequence[Target], now: float
-    ) -> dict[Key, tuple[PodSample, ...]]:
+    ) -> PrometheusReading:
         """The step-time model's sums are asked for in turn, a class a tick: windows are two ticks long."""
         self._step_classes.rotate()
         pods: dict[PodKey, Edges] = {}
         for target in targets:
-            edges = edges_of(target.settings)
-            pods |= {(target.key.namespace, pod.name): edges for pod in target.pods}
+            pods |= {(target.key.namespace, pod.name): target.edges for pod in target.pods}
         try:
-            found = await prometheus.observe_samples(pods, now, step_class=self._step_classes[0])
+            reading = await prometheus.observe_samples(pods, now, step_class=self._step_classes[0])
         except PrometheusError as problem:
             if self._is_answering:
                 log.warning("Prometheus is lost", error=str(problem))
             self._is_answering = False
-            return {}
+            return PrometheusReading({})
         if not self._is_answering:
             log.info("Prometheus answers again")
         self._is_answering = True
-        return {
-            target.key: tuple(
-                sample
-                for pod in target.pods
-                if (sample := found.get((target.key.namespace, pod.name))) is not None
-            )
+        if reading.problems and not self._problems:
+            log.warning("Prometheus answers in part", errors=list(reading.problems[:5]))
+        elif self._problems and not reading.problems:
+            log.info("Prometheus answers whole again")
+        self._problems = reading.problems
+        return reading
+
+    def _note_disputes(self, targets: Sequence[Target], pods: frozenset[PodKey]) -> frozenset[Key]:
+        """Return the services of these pods; log when the first appear and when the last are gone.
+
+        While Prometheus does not answer, nothing is known of disputes, and all services are lost.
+        """
+        if not self._is_answering:
+            return frozenset()
+        disputed = frozenset(
+            target.key
             for target in targets
-        }
+            if any((target.key.namespace, pod.name) in pods for pod in target.pods)
+        )
+        if disputed and not self._disputed:
+            log.warning(
+                "Prometheus has several series of a pod: it is read directly",
+                pods=len(pods),
+                example="/".join(min(pods)),
+                setting="prometheusSelector",
+            )
+        elif self._disputed and not disputed:
+            log.info("Prometheus has one series of each pod again")
+        self._disputed = disputed
+        return disputed
 
     async def _scrape(self, targets: Sequence[Target]) -> dict[Key, tuple[PodSample, ...]]:
         """Samples of these services' pods, those first that were read the longest time ago."""
@@ -114,23 +164,51 @@ class MeasuredSource:
             return {}
         turns = sorted(targets, key=lambda target: self._read_at.get(target.key, 0.0))
         pods: list[tuple[Key, PodView, Edges]] = [
-            (target.key, pod, edges_of(target.settings))
+            (target.key, pod, target.edges)
             for target in turns
             for pod in target.pods
             if pod.ready and pod.ip and not pod.deleting
         ]
         rows = await self._engines.scrape_samples(
-            [(pod, edges) for _, pod, edges in pods], deadline_s=self._deadline_s
+            [(pod, edges) for _, pod, edges in pods],
+            deadline_s=self._deadline_s,
+            doubted=self._doubted,
         )
         found: dict[Key, list[PodSample]] = {}
-        for (key, _, _), row in zip(pods, rows, strict=False):
-            if row is not None:
-                found.setdefault(key, []).append(row)
-        known = {target.key for target in targets}
-        called = (key for key, _, _ in pods[: len(rows)])
-        self._read_at = {key: at for key, at in self._read_at.items() if key in known}
+        for key, pod, _ in pods:
+            sample = rows.get(pod.uid)
+            if sample is not None:
+                found.setdefault(key, []).append(sample)
+        called = (key for key, pod, _ in pods if pod.uid in rows)
         self._read_at |= dict.fromkeys(called, self._monotonic())
+        self._doubted -= rows.keys()
+        self._doubted |= {uid for uid, sample in rows.items() if sample is None}
         return {key: tuple(samples) for key, samples in found.items()}
+
+    def _forget_others(self, targets: Sequence[Target]) -> None:
+        """Keep only what is remembered of these services and their pods."""
+        keys = {target.key for target in targets}
+        self._read_at = {key: at for key, at in self._read_at.items() if key in keys}
+        self._doubted &= {pod.uid for target in targets for pod in target.pods}
+
+
+def _by_service(
+    targets: Sequence[Target], samples: Mapping[PodKey, PodSample]
+) -> dict[Key, tuple[PodSample, ...]]:
+    return {
+        target.key: tuple(
+            sample
+            for pod in target.pods
+            if (sample := samples.get((target.key.namespace, pod.name))) is not None
+        )
+        for target in targets
+    }
+
+
+def _preferred(direct: Sequence[PodSample], others: Sequence[PodSample]) -> tuple[PodSample, ...]:
+    """Return the direct samples, and the others of pods that have none."""
+    known = {sample.pod for sample in direct}
+    return (*direct, *(sample for sample in others if sample.pod not in known))
 
 
 def is_lost(target: Target, samples: Sequence[PodSample], now: float) -> bool:
@@ -141,11 +219,25 @@ def is_lost(target: Target, samples: Sequence[PodSample], now: float) -> bool:
         if pod.ready
         and not pod.deleting
         and pod.ready_since is not None
-        and now - pod.ready_since >= SETTLED_S
+        and ((age_s := age_of(pod.ready_since, now)) is None or age_s >= SETTLED_S)
     }
     if not settled:
         return False
-    return not any(row.pod in settled and now - row.time <= FRESH_S for row in samples)
+    return not any(
+        row.pod in settled and (age_s := age_of(row.time, now)) is not None and age_s <= FRESH_S
+        for row in samples
+    )
+
+
+async def read_pod(engines: Engines, pod: PodView) -> PodSample | None:
+    """Return what this very pod shows now; None when it gives no usable answer.
+
+    Counts within the objectives are of no use here, so any bucket edges do.
+    """
+    if not pod.ip:
+        return None
+    rows = await engines.scrape_samples([(pod, edges_of(ControlSettings()))])
+    return rows.get(pod.uid)
 
 
 class SignedEngines:

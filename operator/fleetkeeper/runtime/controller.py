@@ -11,10 +11,12 @@ import structlog
 
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.records import event_record
+from fleetkeeper.adapters.kubernetes.pod_records import event_record
+from fleetkeeper.adapters.kubernetes.reading import as_map, maps
 from fleetkeeper.adapters.kubernetes.resources import EVENT, REPLICA_SET
 from fleetkeeper.api.names import engine_name
 from fleetkeeper.plan.context import PlanContext
+from fleetkeeper.plan.defect import plan_of_defect
 from fleetkeeper.plan.model import (
     Apply,
     Delete,
@@ -28,7 +30,9 @@ from fleetkeeper.plan.model import (
 )
 from fleetkeeper.plan.planner import decide_plan
 from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.executor import Executor, Outcome
+from fleetkeeper.runtime.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 
@@ -45,11 +49,15 @@ POD_TEMPLATE_HASH: Final = "pod-template-hash"
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """What the control loop says of a service: see `Snapshot`."""
+    """What the control loop says of a service: see `Snapshot`.
+
+    `is_pending`: it has not judged the service yet, and what its status says stands.
+    """
 
     order: ReplicaOrder | None = None
     control_status: Manifest | None = None
     pod_load: Mapping[str, float] = field(default_factory=dict)
+    is_pending: bool = False
 
 
 class Control(Protocol):
@@ -104,20 +112,24 @@ class Controller:
         client: KubernetesClient,
         executor: Executor,
         metrics: OperatorMetrics,
+        defects: Defects,
         context: PlanContext,
         now: Callable[[], float],
         monotonic: Callable[[], float],
         control: Control | None = None,
+        ledger: GpuLedger | None = None,
     ) -> None:
         self._queue = queue
         self._cache = cache
         self._client = client
         self._executor = executor
         self._metrics = metrics
+        self._defects = defects
         self._context = context
         self._now = now
         self._monotonic = monotonic
         self._control: Control = control or NoControl()
+        self._ledger = ledger or GpuLedger(cache, context.gpu_budget)
         self._memory: dict[Key, _Memory] = {}
         self._turn: Key | None = None
         self.settled_since: float | None = None
@@ -155,21 +167,34 @@ class Controller:
         Raises:
             LeaseLost: this process may not write any more.
         """
+        if self._cache.is_held(key):
+            return  # it is queued again when its namespace can be read
         began = self._monotonic()
-        try:
-            result = await self._reconcile(key)
-        except ApiError as problem:
-            self._metrics.errors.labels(problem.reason).inc()
-            log.warning("look failed", service=str(key), error=str(problem))
-            result = "failed"
+        result = "failed"
+        with self._defects.contained("reconcile", key) as step:
+            try:
+                result = await self._reconcile(key)
+            except ApiError as problem:
+                self._metrics.errors.labels(problem.reason).inc()
+                log.warning("look failed", service=str(key), error=str(problem))
+                self._queue.retry(key)
+        if step.failed:
             self._queue.retry(key)
-        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as problem:
-            self._metrics.errors.labels(type(problem).__name__).inc()
-            log.exception("decision failed", service=str(key))
-            result = "failed"
-            self._queue.retry(key)
+            with self._defects.contained("status", key):
+                await self._show_defect(key)
         self._metrics.reconciles.labels(result).inc()
         self._metrics.reconcile_seconds.observe(self._monotonic() - began)
+
+    async def _show_defect(self, key: Key) -> None:
+        """Write the defect into the status of a service for which no plan can be made."""
+        if self._turn == key:
+            self._turn = None
+        entry, defect = self._cache.service(key), self._defects.of(key)
+        if entry is None or defect is None:
+            return
+        resource = entry.unpack()
+        plan = plan_of_defect(resource, defect, self._now())
+        await self._executor.carry_out(key, resource, plan, {})
 
     async def _reconcile(self, key: Key) -> str:
         """What came of the look: unchanged, written or failed."""
@@ -185,6 +210,7 @@ class Controller:
             plan = self._decide(snapshot)
             if await self._read_what_is_wanted(key, plan, memory, asked):
                 continue
+            self._ledger.reserve(key, plan.actions)
             outcome = await self._executor.carry_out(key, snapshot.resource, plan, memory.failures)
             written += outcome.written
             self._tell_refusal(key, memory)
@@ -209,6 +235,8 @@ class Controller:
         self._queue.succeeded(key)
         if plan.look_again_after_s is not None:
             self._queue.add_after(key, plan.look_again_after_s)
+        if (left_s := self._defects.left_s(key)) is not None:
+            self._queue.add_after(key, left_s)
         return "written" if written else "unchanged"
 
     def _tell_refusal(self, key: Key, memory: _Memory) -> None:
@@ -234,11 +262,15 @@ class Controller:
             settled_since=self.settled_since,
             status_written=memory.status_written,
             children_written=memory.children_written,
+            gpu_allowance=self._ledger.allowance(key),
             order=view.order,
             control_status=view.control_status,
+            control_pending=view.is_pending,
             pod_load=view.pod_load,
+            unreadable=self._cache.unreadable(key),
             crd_missing=self.crd_missing,
             may_update_engine=self._has_turn(key, resource),
+            defect=self._defects.of(key),
         )
 
     def _decide(self, snapshot: Snapshot) -> Plan:
@@ -274,10 +306,13 @@ class Controller:
         live = await self._client.read(REPLICA_SET, key.namespace, name)
         if live is None:
             return
-        template = live["spec"]["template"]
-        labels = dict((template.get("metadata") or {}).get("labels") or {})
-        labels.pop(POD_TEMPLATE_HASH, None)
-        template["metadata"] = {**(template.get("metadata") or {}), "labels": labels}
+        template = as_map(as_map(live.get("spec")).get("template"))
+        if not template:
+            log.warning("no pod template to go back to", service=str(key), replicaset=name)
+            return
+        meta = as_map(template.get("metadata"))
+        labels = {k: v for k, v in as_map(meta.get("labels")).items() if k != POD_TEMPLATE_HASH}
+        template = {**template, "metadata": {**meta, "labels": labels}}
         while len(memory.templates) >= TEMPLATES_KEPT:
             memory.templates.pop(next(iter(memory.templates)))
         memory.templates[name] = template
@@ -291,8 +326,9 @@ class Controller:
         )
         found: list[ObjectEvent] = []
         async for page in pages:
-            found += [event_record(item) for item in page.get("items") or ()]
-            break
+            found += [event_record(item) for item in maps(page.get("items"))]
+            if len(found) >= EVENTS_READ:
+                break
         memory.events[uid] = (self._now(), tuple(found))
 
     def _memory_of(self, key: Key, uid: str) -> _Memory:
@@ -305,6 +341,8 @@ class Controller:
         self._memory.pop(key, None)
         self._queue.forget(key)
         self._control.forget(key)
+        self._ledger.forget(key)
+        self._defects.forget(key)
         if self._turn == key:
             self._turn = None
 
@@ -312,11 +350,14 @@ class Controller:
         """One service at a time takes a newer engine; the turn ends when it is ready with it."""
         status = resource.get("status") or {}
         wants = bool((status.get("engine") or {}).get("updateAvailable"))
+        if self._turn is not None and self._cache.is_held(self._turn):
+            self._turn = None
         if self._turn == key:
             if not wants and _is_settled(status):
                 self._turn = None
             return True
-        if wants and self._turn is None and _updates_itself(resource) and _is_settled(status):
+        is_free = self._turn is None and self._defects.of(key) is None
+        if wants and is_free and _updates_itself(resource) and _is_settled(status):
             self._turn = key
         return self._turn == key
 

@@ -10,7 +10,8 @@ import structlog
 
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.errors import ApiError, problem_of
-from fleetkeeper.adapters.kubernetes.records import seen
+from fleetkeeper.adapters.kubernetes.reading import Unreadable, as_map, maps, text
+from fleetkeeper.adapters.kubernetes.records import Seen, Unread, observe
 from fleetkeeper.adapters.kubernetes.resources import (
     CHILDREN,
     INFERENCE_SERVICE,
@@ -155,7 +156,19 @@ class Executor:
                 force=action.force,
                 resource_version=action.resource_version,
             )
-        found = seen(action.kind.value, live)
+        self._record_answer(key, action, live)
+        log.info(
+            "applied", service=str(key), kind=action.kind.value, child=action.name, why=action.why
+        )
+        return True
+
+    def _record_answer(self, key: Key, action: Apply, live: Manifest) -> None:
+        """Keep what the server answered to an apply: a decision made right after it sees it."""
+        found = self._observed(action.kind.value, live)
+        if not isinstance(found, Seen):
+            if found is not None:
+                self._cache.put_unread(found)
+            return
         if isinstance(found.record, Child) and found.record.digest != action.digest:
             self._metrics.digest_mismatches.labels(action.kind.value).inc()
             self._cache.accept_digest(found.record, action.digest)
@@ -167,10 +180,17 @@ class Executor:
                 hint="an admission webhook changes a field that Fleetkeeper sets",
             )
         self._cache.put(found)
-        log.info(
-            "applied", service=str(key), kind=action.kind.value, child=action.name, why=action.why
-        )
-        return True
+
+    def _observed(self, kind: str, live: Manifest) -> Seen | Unread | None:
+        """Return what the answer shows; None where it does not say which object it is."""
+        try:
+            return observe(kind, live)
+        except Unreadable as problem:
+            self._metrics.errors.labels("Unreadable").inc()
+            log.warning(
+                "answer left out: it cannot be told of which object", kind=kind, why=str(problem)
+            )
+            return None
 
     async def _create(
         self, key: Key, resource: Manifest, action: Apply, outcome: Outcome
@@ -206,10 +226,14 @@ class Executor:
         live = await self._client.read(CHILDREN[action.kind], key.namespace, action.name)
         if live is None:
             return False
-        found = seen(action.kind.value, live)
-        child = found.record
-        if isinstance(child, Child) and _is_ours(child, key, resource):
-            self._cache.put_named(key, child)
+        found = self._observed(action.kind.value, live)
+        if not isinstance(found, Seen):
+            unread = found or _unread(key, action)
+            self._cache.put_named(key, unread)
+            why = f"{action.kind} {action.name} exists already and cannot be read: {unread.why}"
+            self._fail(key, action, WriteProblem.CONFLICT, why, outcome)
+        elif isinstance(found.record, Child) and _is_ours(found.record, key, resource):
+            self._cache.put_named(key, found.record)
             outcome.plan_again = True
         else:
             problem = ApiError(409, "NameConflict", _foreign(action, live))
@@ -218,7 +242,8 @@ class Executor:
 
     async def _exists(self, key: Key, resource: Manifest) -> bool:
         live = await self._client.read(INFERENCE_SERVICE, key.namespace, key.name)
-        if live is not None and live["metadata"].get("uid") == resource["metadata"].get("uid"):
+        uid = as_map((live or {}).get("metadata")).get("uid")
+        if live is not None and uid == resource["metadata"].get("uid"):
             return True
         if live is None:
             self._cache.drop_service(key, uid=str(resource["metadata"].get("uid", "")))
@@ -242,7 +267,7 @@ class Executor:
         live = await self._writer.mark_pod(
             key.namespace, action.name, action.uid, action.deletion_cost
         )
-        self._cache.put(seen(POD.kind, live))
+        self._cache.take(POD.kind, live)
         return True
 
     def _refused(self, key: Key, action: Action, problem: ApiError, outcome: Outcome) -> None:
@@ -311,6 +336,18 @@ class Executor:
             return True
 
 
+def _unread(key: Key, action: Apply) -> Unread:
+    """Return what stands for an object of this name that does not even tell its name."""
+    return Unread(
+        action.kind.value,
+        key.namespace,
+        action.name,
+        0,
+        key.name,
+        "metadata is not that of an object",
+    )
+
+
 def _is_creation(action: Action) -> TypeGuard[Apply]:
     return isinstance(action, Apply) and action.create_only
 
@@ -339,8 +376,9 @@ def _is_ours(child: Child, key: Key, resource: Manifest) -> bool:
 
 
 def _foreign(action: Apply, live: Manifest) -> str:
-    owner = next(iter(live["metadata"].get("ownerReferences") or ()), None)
-    whose = f"; it belongs to {owner['kind']} {owner['name']}" if owner else ""
-    label = (live["metadata"].get("labels") or {}).get(LABEL_SERVICE)
+    meta = as_map(live.get("metadata"))
+    owner = next(iter(maps(meta.get("ownerReferences"))), None)
+    whose = f"; it belongs to {text(owner.get('kind'))} {text(owner.get('name'))}" if owner else ""
+    label = text(as_map(meta.get("labels")).get(LABEL_SERVICE))
     whose = whose or (f"; it is labelled as part of service {label}" if label else "")
     return f"{action.kind} {action.name} exists already and is not of this service{whose}"

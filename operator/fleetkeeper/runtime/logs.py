@@ -27,7 +27,11 @@ def configure_logs(level: str, style: LogFormat) -> None:
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer(sort_keys=True)
         if style == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            # The default shows what variables held: credentials among them.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
     )
     if style == "json":
         shared.append(structlog.processors.format_exc_info)

@@ -10,12 +10,13 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
 
-from fleetkeeper.adapters.clock import SystemClock
+from fleetkeeper.adapters.clock import ClockApart, SystemClock
 from fleetkeeper.adapters.kubernetes.client import (
     KubernetesClient,
     NoCredentials,
@@ -23,9 +24,10 @@ from fleetkeeper.adapters.kubernetes.client import (
 )
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import LeaderLease, LeaseLost, LeaseTerms
-from fleetkeeper.adapters.kubernetes.records import version_of
+from fleetkeeper.adapters.kubernetes.reading import Unreadable, text
+from fleetkeeper.adapters.kubernetes.records import place_of
 from fleetkeeper.adapters.kubernetes.reflector import Reflector, all_synced
-from fleetkeeper.adapters.kubernetes.resources import WATCHED
+from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE, WATCHED
 from fleetkeeper.adapters.kubernetes.writes import (
     KubernetesWriter,
     Write,
@@ -40,11 +42,15 @@ from fleetkeeper.runtime.catch_up import observe_service, services_behind
 from fleetkeeper.runtime.control_setup import build_control
 from fleetkeeper.runtime.controller import Control, Controller
 from fleetkeeper.runtime.crd import CrdAbsent, observe_crd_missing
+from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.executor import Executor
+from fleetkeeper.runtime.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.health import HealthServer, Vitals, watch_lag
 from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.namespaces import NamespaceReads, watch_each
 from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
+from fleetkeeper.runtime.releases import NamespacesTaken, refuse_taken
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.settings import Settings
 
@@ -52,6 +58,8 @@ log = structlog.get_logger(__name__)
 
 DRAIN_S: Final = 5.0
 """For looks under way at the end: a write takes 4 s at most."""
+CANCEL_S: Final = 2.0
+"""For tasks that were cancelled: they only close connections."""
 START_PAUSE_S: Final = 3.0
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -77,18 +85,26 @@ class ServiceFeed:
     """Takes what the service watch sees."""
 
     cache: Cache
+    defects: Defects
     on_relist: Callable[[], None]
 
     def changed(self, live: Mapping[str, Any]) -> None:
         """The service is so now."""
-        self.cache.put_service(live)
+        with self.defects.contained("service_event", _key_of(live)):
+            self.cache.put_service(live)
 
     def deleted(self, live: Mapping[str, Any]) -> None:
         """The service is gone."""
-        meta = live["metadata"]
-        self.cache.drop_service(
-            Key(meta["namespace"], meta["name"]), uid=meta.get("uid", ""), version=version_of(live)
-        )
+        try:
+            place = place_of(INFERENCE_SERVICE.kind, live)
+        except Unreadable as problem:
+            log.warning("a service is gone, it cannot be told which", why=str(problem))
+            self.on_relist()
+            return
+        key = Key(place.namespace, place.name)
+        with self.defects.contained("service_event", key):
+            uid = text(live["metadata"].get("uid"))
+            self.cache.drop_service(key, uid=uid, version=place.version)
 
     def relisted(self) -> None:
         """A list was read, which forgets nothing."""
@@ -104,11 +120,13 @@ class Operator:
         context: PlanContext,
         client: KubernetesClient,
         *,
+        lease_client: KubernetesClient,
         watch: ServiceWatch,
         hook: WriteHook = no_hook,
         control: Control | None = None,
     ) -> None:
         clock = SystemClock()
+        client.on_date = clock.observe_date
         self._settings = settings
         self._client = client
         self._clock = clock
@@ -116,8 +134,12 @@ class Operator:
         self.metrics = OperatorMetrics()
         self.queue = KeyedQueue(monotonic=clock.monotonic, jitter=clock.jitter)
         self.cache = Cache(now=clock.now, changed=self._changed, stirred=self._stirred)
+        self.defects = Defects(
+            self.metrics.defects, monotonic=clock.monotonic, changed=self.queue.add
+        )
+        ledger = GpuLedger(self.cache, context.gpu_budget)
         self.lease = LeaderLease(
-            client,
+            lease_client,
             LeaseTerms(
                 namespace=settings.operator_namespace,
                 name=settings.leader.lease_name,
@@ -129,7 +151,7 @@ class Operator:
             clock,
             on_write=self.metrics.writes.labels("update", "Lease").inc,
         )
-        writer = KubernetesWriter(
+        self._writer = writer = KubernetesWriter(
             client,
             fence=self.lease.check if settings.leader.enabled else _no_fence,
             hook=self._counted(hook),
@@ -143,13 +165,19 @@ class Operator:
                 writer=writer,
                 lease=self.lease,
                 metrics=self.metrics,
+                defects=self.defects,
                 clock=clock,
+                ledger=ledger,
             )
             if control is None and settings.control_enabled
             else None
         )
         self.board = NoticeBoard(
-            writer, self.metrics, now=clock.now, instance=settings.process_identity
+            writer,
+            self.metrics,
+            now=clock.now,
+            instance=settings.process_identity,
+            defects=self.defects,
         )
         self.controller = Controller(
             queue=self.queue,
@@ -159,29 +187,47 @@ class Operator:
                 client, writer, self.cache, self.metrics, now=clock.now, board=self.board
             ),
             metrics=self.metrics,
+            defects=self.defects,
             context=context,
             now=clock.now,
             monotonic=clock.monotonic,
             control=control if self._control is None else self._control.loop,
+            ledger=ledger,
         )
+        # Before all services are known, nobody can say what the GPU budget leaves.
+        self._is_budgeted = context.gpu_budget.is_bounded
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
+        self.reads = NamespaceReads(
+            settings.namespaces, self.cache, self.metrics, recovered=self._recovered
+        )
         self.resync = Resync(
             client,
             self.cache,
             self.queue,
             self.metrics,
             clock,
+            defects=self.defects,
             namespaces=self._namespaces,
+            reads=self.reads,
             period_s=settings.resync_s,
             page_size=settings.list_page_size,
             also=self._observe_crd,
         )
         self.reflectors = [
-            Reflector(client, resource, namespace, self.cache, clock)
+            Reflector(
+                client,
+                resource,
+                namespace,
+                self.cache,
+                clock,
+                report=self.reads.report_of(namespace, resource.plural),
+            )
             for namespace in self._namespaces
             for resource in WATCHED
         ]
         self.vitals = Vitals(started=clock.monotonic(), resync_period_s=settings.resync_s)
+        self.taken: NamespacesTaken | None = None
+        """Set where `run` ended because an older release serves namespaces of this one."""
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -207,7 +253,7 @@ class Operator:
         finally:
             work.cancel()
             stop.cancel()
-            await self.lease.release()
+            await self.lease.release(after=partial(self._no_more_writes, work))
             if self._control is not None:
                 await self._control.close()
             await health.stop()
@@ -216,18 +262,30 @@ class Operator:
         """Everything that runs; it ends when one part of it fails, or with the queue."""
         async with asyncio.TaskGroup() as group:
             helpers = [
-                group.create_task(watch_lag(self.vitals, self.metrics, self._clock.monotonic))
+                group.create_task(watch_lag(self.vitals, self.metrics, self._clock.monotonic)),
+                group.create_task(self._clock.keep(), name="clock"),
             ]
             await self._until_done(self._observe_crd)
+            if self._settings.refuse_second_release:
+                await self._until_done(self._observe_releases)
+            if self.taken is not None:
+                for helper in helpers:
+                    helper.cancel()
+                return
+            if self._clock.machine_off_s:
+                off_s = round(self._clock.machine_off_s)
+                log.warning("the node's clock is wrong", off_s=off_s, used="the API server's")
             await self._until_done(self.resync.once)
-            if behind := services_behind(self.cache):
+            if not self._is_budgeted and (behind := services_behind(self.cache)):
                 helpers += await self._catch_up(behind, group)
             helpers += self._start_watches(group)
             await all_synced(self.reflectors)
+            await self.reads.wait_for_one()
             self.vitals.synced = True
             heap.settle()
             log.info("caches complete", services=len(self.cache), records=self.cache.records)
             helpers.append(group.create_task(self.resync.run(), name="resync"))
+            helpers.append(group.create_task(self.resync.retry_denied(), name="denied namespaces"))
             helpers += await self._lead(group)
             self._settle()
             if self._control is not None:
@@ -236,22 +294,27 @@ class Operator:
             await self.controller.run(self._settings.workers)
             telling.cancel()
             await self.board.drain()
+            if self._control is not None:
+                await self._control.loop.drain()
             for helper in helpers:
                 helper.cancel()
 
     def _start_watches(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        watch = self._watch(
-            ServiceFeed(self.cache, self.resync.want),
-            namespaces=self._settings.namespaces,
-            kubeconfig=self._settings.kubeconfig,
-            after_start=self._take_signals,
-        )
+        def watch(namespaces: tuple[str, ...]) -> Coroutine[Any, Any, None]:
+            return self._watch(
+                ServiceFeed(self.cache, self.defects, self.resync.want),
+                namespaces=namespaces,
+                kubeconfig=self._settings.kubeconfig,
+                after_start=self._take_signals,
+            )
+
+        watches = watch_each(self._settings.namespaces, watch, self.reads, self._clock.jitter)
         return [
             *(
                 group.create_task(reflector.run(), name=f"watch {reflector.resource.plural}")
                 for reflector in self.reflectors
             ),
-            group.create_task(watch, name="watch inferenceservices"),
+            group.create_task(watches, name="watch inferenceservices"),
         ]
 
     async def _catch_up(
@@ -265,15 +328,17 @@ class Operator:
         else:
             return []
         for key in behind:
-            try:
-                await observe_service(self._client, self.cache, key)
-            except* ApiError as problems:
-                log.warning(
-                    "not looked at early", service=str(key), error=str(problems.exceptions[0])
-                )
-            else:
-                await self.controller.look(key)
+            with self.defects.contained("catch_up", key):
+                await self._look_early(key)
         return helpers
+
+    async def _look_early(self, key: Key) -> None:
+        try:
+            await observe_service(self._client, self.cache, key)
+        except* ApiError as problems:
+            log.warning("not looked at early", service=str(key), error=str(problems.exceptions[0]))
+        else:
+            await self.controller.look(key)
 
     def _changed(self, key: Key) -> None:
         """What is read at the start is no news: it is looked at after what changes now."""
@@ -309,6 +374,11 @@ class Operator:
         self.metrics.leader.set(1)
         return [group.create_task(self.lease.keep(), name="lease")]
 
+    async def _no_more_writes(self, work: asyncio.Task[None]) -> None:
+        """Wait until what was cancelled has ended and no write of it can be applied any more."""
+        await asyncio.wait({work}, timeout=CANCEL_S)
+        await self._writer.settled()
+
     async def _end(self, work: asyncio.Task[None]) -> None:
         """No new looks; those under way finish or are cut off."""
         log.info("stopping", looks_under_way=self.queue.working)
@@ -329,12 +399,22 @@ class Operator:
             except CrdAbsent as problem:
                 log.warning("waiting", reason=str(problem))
             except ApiError as problem:
-                if problem.status in {401, 403}:
+                if problem.is_denial:
                     raise
                 log.warning("waiting", reason=str(problem))
             else:
                 return
             await asyncio.sleep(self._clock.jitter(START_PAUSE_S))
+
+    def _recovered(self) -> None:
+        """A namespace can be read again: what was deleted meanwhile shows in a list alone."""
+        self.resync.want()
+
+    async def _observe_releases(self) -> None:
+        try:
+            await refuse_taken(self._client, self._settings.release, self._settings.namespaces)
+        except NamespacesTaken as problem:
+            self.taken = problem
 
     async def _observe_crd(self) -> None:
         missing = await observe_crd_missing(self._client)
@@ -363,6 +443,9 @@ class Operator:
         self.metrics.queue.labels("waiting").set(self.queue.waiting)
         self.metrics.services.set(len(self.cache))
         self.metrics.records.set(self.cache.records)
+        self.metrics.unreadable.clear()
+        for kind, count in self.cache.unreadable_counts().items():
+            self.metrics.unreadable.labels(kind).set(count)
 
 
 async def run_operator(
@@ -376,34 +459,77 @@ async def run_operator(
     """Runs the operator until SIGTERM or a failure; the exit code of the process.
 
     0 after SIGTERM or SIGINT. 1 when it lost the lease, when a watch ended for good, or at a defect:
-    it is to be restarted. 2 when it could never have run: no credentials, or no right to read.
+    it is to be restarted. 2 when it could never have run: no credentials, no right to read, or an
+    older release serves all its namespaces.
     """
     log.info("starting", settings=settings.shown)
     try:
-        client = KubernetesClient(
-            await load_configuration(settings.kubeconfig), in_flight=settings.requests_in_flight
-        )
+        configuration = await load_configuration(settings.kubeconfig)
     except NoCredentials as problem:
         log.error("no credentials", error=str(problem))  # noqa: TRY400 -- the message says it all
         return EXIT_USAGE
+    client = KubernetesClient(configuration, in_flight=settings.requests_in_flight)
+    lease_client = KubernetesClient(configuration, retries_429=0)
     heap.look_seldom()
+
+    def build(settings: Settings) -> Operator:
+        return Operator(
+            settings,
+            context,
+            client,
+            lease_client=lease_client,
+            watch=watch,
+            hook=hook,
+            control=control,
+        )
+
     try:
-        await Operator(settings, context, client, watch=watch, hook=hook, control=control).run()
+        code = await _run_where_free(settings, build)
     except* LeaseLost as lost:
-        log.error("not the leader any more", error=str(lost.exceptions[0]))  # noqa: TRY400 -- expected
+        log.error("not the leader any more", error=str(_first_of(lost)))  # noqa: TRY400 -- expected
+        code = EXIT_FAILED
+    except* ClockApart as set_clock:
+        log.error("restart needed", error=str(set_clock.exceptions[0]))  # noqa: TRY400 -- no defect
         code = EXIT_FAILED
     except* ApiError as refused:
-        log.error("cannot run", error=str(refused.exceptions[0]))  # noqa: TRY400 -- no defect of ours
+        log.error("cannot run", error=str(_first_of(refused)))  # noqa: TRY400 -- no defect of ours
         code = EXIT_USAGE
     except* Exception:
         log.exception("the operator failed")
         code = EXIT_FAILED
-    else:
-        code = EXIT_OK
     finally:
         await client.close()
+        await lease_client.close()
     log.info("stopped", code=code)
     return code
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error itself, however deep the groups of its tasks are."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+async def _run_where_free(settings: Settings, build: Callable[[Settings], Operator]) -> int:
+    """Runs the operator, again without the namespaces that older releases serve; the exit code.
+
+    Namespaces fail one by one: whoever may write in one of them could forge a marker there.
+    """
+    while True:
+        operator = build(settings)
+        await operator.run()
+        if operator.taken is None:
+            return EXIT_OK
+        log.error("refused", error=str(operator.taken))
+        free = tuple(n for n in settings.namespaces if n not in operator.taken.by_namespace)
+        if not free:
+            return EXIT_USAGE
+        settings = settings.model_copy(update={"namespaces": free})
+
+
+def _key_of(live: Mapping[str, Any]) -> Key:
+    meta = live.get("metadata") or {}
+    return Key(str(meta.get("namespace", "")), str(meta.get("name", "")))
 
 
 def _no_fence() -> None:

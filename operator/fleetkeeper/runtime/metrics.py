@@ -56,8 +56,14 @@ class OperatorMetrics:
         )
         self.errors = Counter(
             "fleetkeeper_errors",
-            "Requests and decisions that failed, by reason.",
+            "Requests that failed, by reason.",
             ("reason",),
+            registry=self.registry,
+        )
+        self.defects = Counter(
+            "fleetkeeper_defects",
+            "Steps that failed by a defect of Fleetkeeper, by the step. The service concerned keeps what it had and is Degraded with the reason InternalError.",
+            ("where",),
             registry=self.registry,
         )
         self.digest_mismatches = Counter(
@@ -80,6 +86,12 @@ class OperatorMetrics:
             "Children, ReplicaSets and pods in the cache.",
             registry=self.registry,
         )
+        self.unreadable = Gauge(
+            "fleetkeeper_unreadable_objects",
+            "Objects that are there and cannot be read, by kind: their services get no create, delete or scale.",
+            ("kind",),
+            registry=self.registry,
+        )
         self.leader = Gauge(
             "fleetkeeper_leader",
             "1 where this process leads, 0 where it stands by.",
@@ -91,6 +103,12 @@ class OperatorMetrics:
         self.ghosts = Counter(
             "fleetkeeper_ghosts",
             "Services that a plain list showed to be gone although no event had said so.",
+            registry=self.registry,
+        )
+        self.namespace_unreadable = Gauge(
+            "fleetkeeper_namespace_unreadable",
+            "1 where one of several served namespaces cannot be read: its services are left as they are.",
+            ("namespace",),
             registry=self.registry,
         )
         self.loop_lag_seconds = Gauge(

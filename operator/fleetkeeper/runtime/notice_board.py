@@ -17,9 +17,10 @@ from typing import Any, Final
 import structlog
 
 from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.resources import EVENT, INFERENCE_SERVICE
+from fleetkeeper.adapters.kubernetes.resources import EVENT, INFERENCE_SERVICE, LEASE
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.plan.model import Manifest, Notice
+from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 
@@ -51,11 +52,13 @@ class NoticeBoard:
         *,
         now: Callable[[], float],
         instance: str,
+        defects: Defects,
     ) -> None:
         self._writer = writer
         self._metrics = metrics
         self._now = now
         self._instance = instance
+        self._defects = defects
         self._waiting: deque[_Waiting] = deque()
         self._added = asyncio.Event()
 
@@ -110,31 +113,47 @@ class NoticeBoard:
         """
         await self._send(key, event_manifest(key, resource, notice, self._now(), self._instance))
 
+    async def post_fleet(self, lease: Key, notice: Notice) -> None:
+        """Post one event about the fleet, on the operator's Lease.
+
+        Raises:
+            LeaseLost: this process may not write any more.
+        """
+        about = {"apiVersion": LEASE.api_version, "kind": LEASE.kind}
+        manifest = _event(lease, about, notice, self._now(), self._instance)
+        await self._send(lease, manifest)
+
     async def _send(self, key: Key, manifest: Manifest) -> None:
-        try:
-            await self._writer.post_event(key.namespace, manifest)
-        except ApiError as problem:
-            self._metrics.errors.labels(problem.reason).inc()
-            log.warning("event not posted", service=str(key), error=str(problem))
+        with self._defects.contained("notice", key):
+            try:
+                await self._writer.post_event(key.namespace, manifest)
+            except ApiError as problem:
+                self._metrics.errors.labels(problem.reason).inc()
+                log.warning("event not posted", service=str(key), error=str(problem))
 
 
 def event_manifest(
     key: Key, resource: Manifest, notice: Notice, moment: float, instance: str
 ) -> dict[str, Any]:
     """A Kubernetes event on the InferenceService. Its name makes it one, however often it is sent."""
+    about = {
+        "apiVersion": INFERENCE_SERVICE.api_version,
+        "kind": INFERENCE_SERVICE.kind,
+        "uid": resource["metadata"].get("uid", ""),
+        "resourceVersion": resource["metadata"].get("resourceVersion", ""),
+    }
+    return _event(key, about, notice, moment, instance)
+
+
+def _event(
+    key: Key, about: dict[str, str], notice: Notice, moment: float, instance: str
+) -> dict[str, Any]:
     stamp = _timestamp(moment)
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
         "metadata": {"name": f"{key.name}.{int(moment * 1e6):x}", "namespace": key.namespace},
-        "involvedObject": {
-            "apiVersion": INFERENCE_SERVICE.api_version,
-            "kind": INFERENCE_SERVICE.kind,
-            "namespace": key.namespace,
-            "name": key.name,
-            "uid": resource["metadata"].get("uid", ""),
-            "resourceVersion": resource["metadata"].get("resourceVersion", ""),
-        },
+        "involvedObject": {**about, "namespace": key.namespace, "name": key.name},
         "type": notice.type,
         "reason": notice.reason,
         "message": notice.message[:1024],

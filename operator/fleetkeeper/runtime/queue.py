@@ -44,6 +44,50 @@ class Urgency(IntEnum):
     RESYNC = 2
 
 
+class _ByNamespace:
+    """Keys in the order they came, where namespaces take turns.
+
+    A thousand services that one tenant creates at once delay the service of another by one of them.
+    """
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[str, OrderedDict[Key, None]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return sum(map(len, self._keys.values()))
+
+    def __bool__(self) -> bool:
+        """Return whether there is a key."""
+        return bool(self._keys)
+
+    def __contains__(self, key: Key) -> bool:
+        """Return whether the key is here."""
+        return key in self._keys.get(key.namespace, ())
+
+    def add(self, key: Key) -> None:
+        """Add the key behind those of its namespace."""
+        self._keys.setdefault(key.namespace, OrderedDict())[key] = None
+
+    def discard(self, key: Key) -> None:
+        """Remove the key, if it is here."""
+        keys = self._keys.get(key.namespace)
+        if keys is not None:
+            keys.pop(key, None)
+            if not keys:
+                del self._keys[key.namespace]
+
+    def pop(self) -> Key:
+        """Remove and return the first key of the namespace whose turn it is."""
+        namespace, keys = next(iter(self._keys.items()))
+        key, _ = keys.popitem(last=False)
+        if keys:
+            self._keys.move_to_end(namespace)
+        else:
+            del self._keys[namespace]
+        return key
+
+
 class KeyedQueue:
     """Keys that want a look.
 
@@ -55,9 +99,7 @@ class KeyedQueue:
     def __init__(self, *, monotonic: Callable[[], float], jitter: Callable[[float], float]) -> None:
         self._monotonic = monotonic
         self._jitter = jitter
-        self._ready: dict[Urgency, OrderedDict[Key, None]] = {
-            urgency: OrderedDict() for urgency in Urgency
-        }
+        self._ready = {urgency: _ByNamespace() for urgency in Urgency}
         self._handed_out = 0
         self._working: set[Key] = set()
         self._again: dict[Key, Urgency] = {}
@@ -94,8 +136,8 @@ class KeyedQueue:
             if key in ready:
                 if known <= urgency:
                     return
-                del ready[key]
-        self._ready[urgency][key] = None
+                ready.discard(key)
+        self._ready[urgency].add(key)
         self._added.set()
         self._note_work()
 
@@ -128,7 +170,7 @@ class KeyedQueue:
         self._tries.pop(key, None)
         self._due.pop(key, None)
         for ready in self._ready.values():
-            ready.pop(key, None)
+            ready.discard(key)
         self._again.pop(key, None)
         self._note_work()
 
@@ -142,7 +184,7 @@ class KeyedQueue:
         while not self._closed:
             self._release_due()
             if (ready := self._next()) is not None:
-                key, _ = ready.popitem(last=False)
+                key = ready.pop()
                 self._due.pop(key, None)
                 self._working.add(key)
                 self._handed_out += 1
@@ -150,7 +192,7 @@ class KeyedQueue:
             await self._wait()
         return None
 
-    def _next(self) -> OrderedDict[Key, None] | None:
+    def _next(self) -> _ByNamespace | None:
         moved = self._ready[Urgency.MOVED]
         if moved and self._handed_out % TURN_OF_MOVED == 0:
             return moved

@@ -11,10 +11,13 @@ import structlog
 
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.records import version_of
+from fleetkeeper.adapters.kubernetes.reading import Unreadable, maps, version_of
+from fleetkeeper.adapters.kubernetes.records import place_of
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 
 log = structlog.get_logger(__name__)
@@ -22,6 +25,8 @@ log = structlog.get_logger(__name__)
 SETTLE_S: Final = 1.0
 """A relist of the event source arrives as many events: one comparison for all of them."""
 RETRY_S: Final = 5.0
+DENIED_RETRY_S: Final = 20.0
+"""Between two reads of a namespace that may not be read: rights come back by hand."""
 
 
 class ResyncClock(Protocol):
@@ -48,7 +53,9 @@ class Resync:
         metrics: OperatorMetrics,
         clock: ResyncClock,
         *,
+        defects: Defects,
         namespaces: tuple[str | None, ...],
+        reads: NamespaceReads,
         period_s: float,
         page_size: int,
         also: Callable[[], Awaitable[None]],
@@ -60,8 +67,12 @@ class Resync:
         self._cache = cache
         self._queue = queue
         self._metrics = metrics
+        self._defects = defects
         self._clock = clock
         self._namespaces = namespaces
+        self._reads = reads
+        self._denied: set[str | None] = set()
+        self._is_complete = True
         self._page_size = page_size
         self._also = also
         self._wanted = asyncio.Event()
@@ -74,10 +85,13 @@ class Resync:
         """One resync.
 
         Raises:
-            ApiError: a list failed; nothing is dropped on a list that did not finish.
+            ApiError: no namespace could be read; nothing is dropped on a list that did not finish.
         """
-        for namespace in self._namespaces:
-            await self._compare(namespace)
+        problems = [await self._read(namespace) for namespace in self._namespaces]
+        passing = [problem for problem in problems if problem and not problem.is_denial]
+        self._is_complete = not passing
+        if all(problems):
+            raise next(problem for problem in (*passing, *problems) if problem)
         for key in self._cache.services():
             self._queue.add(key, Urgency.RESYNC)
         self.last_ended = self._clock.monotonic()
@@ -91,11 +105,18 @@ class Resync:
             try:
                 await self.once()
                 await self._also()
-                pause_s = self.period_s
+                pause_s = self.period_s if self._is_complete else self._clock.jitter(RETRY_S)
             except ApiError as problem:
                 self._metrics.errors.labels(problem.reason).inc()
                 log.warning("resync failed", error=str(problem))
                 pause_s = self._clock.jitter(RETRY_S)
+
+    async def retry_denied(self) -> None:
+        """Read the namespaces that were denied again and again; never ends."""
+        while True:
+            await asyncio.sleep(self._clock.jitter(DENIED_RETRY_S))
+            for namespace in tuple(self._denied):
+                await self._read(namespace)
 
     async def _wait(self, pause_s: float) -> None:
         """Until the pause is over or a resync is wanted; then until no more of it is heard."""
@@ -106,19 +127,50 @@ class Resync:
             self._wanted.clear()
             await asyncio.sleep(SETTLE_S)
 
+    async def _read(self, namespace: str | None) -> ApiError | None:
+        """Compare one namespace; return why it could not be read, where it fails alone.
+
+        Raises:
+            ApiError: it could not be read, and is all that is served.
+        """
+        report = self._reads.report_of(namespace, INFERENCE_SERVICE.plural)
+        try:
+            await self._compare(namespace)
+        except ApiError as problem:
+            if report is None:
+                raise
+            self._metrics.errors.labels(problem.reason).inc()
+            if problem.is_denial:
+                self._denied.add(namespace)
+                report(problem)
+            else:
+                log.warning("services not listed", namespace=namespace, error=str(problem))
+            return problem
+        self._denied.discard(namespace)
+        if report is not None:
+            report(None)
+        return None
+
     async def _compare(self, namespace: str | None) -> None:
-        found: dict[Key, int] = {}
-        version = 0
+        found: set[Key] = set()
+        version, is_whole = 0, True
         pages = self._client.list_pages(INFERENCE_SERVICE, namespace, page_size=self._page_size)
         async for page in pages:
             version = version_of(page)
-            items = page.get("items") or []
+            items = maps(page.get("items"))
             while items:
                 live = items.pop()
-                meta = live["metadata"]
-                found[Key(meta["namespace"], meta["name"])] = version_of(live)
-                self._cache.put_service(live)
-        ghosts = self._cache.listed_services(namespace, found, version)
+                try:
+                    place = place_of(INFERENCE_SERVICE.kind, live)
+                except Unreadable as problem:
+                    log.warning("service left out: it cannot be told which", why=str(problem))
+                    is_whole = False
+                    continue
+                key = Key(place.namespace, place.name)
+                found.add(key)
+                with self._defects.contained("resync", key):
+                    self._cache.put_service(live)
+        ghosts = self._cache.listed_services(namespace, found, version) if is_whole else []
         if ghosts:
             self._metrics.ghosts.inc(len(ghosts))
             log.warning("services were gone unnoticed", services=[str(key) for key in ghosts])

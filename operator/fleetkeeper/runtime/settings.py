@@ -14,7 +14,16 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, Self
 
 import yaml
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_settings import (
     BaseSettings,
@@ -22,7 +31,11 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from fleetkeeper.adapters.kubernetes.lease import LONGEST_DURATION_S
+from fleetkeeper.adapters.prometheus.queries import parse_selector
+from fleetkeeper.adapters.prometheus.session import parse_address
 from fleetkeeper.api.profile import ProfileCatalog
+from fleetkeeper.api.quantity import BadQuantity, parse_quantity
 from fleetkeeper.plan.context import (
     EMPTY_KEYS,
     NetworkPeer,
@@ -112,7 +125,12 @@ class LeaderConfig(_Section):
 
     enabled: bool = Field(True, description="Whether to wait for the lease before the first write.")
     lease_name: str = Field("fleetkeeper", description="Name of the Lease.")
-    duration_s: float = Field(15.0, gt=0, description="Without a renewal for so long it is free.")
+    duration_s: float = Field(
+        15.0,
+        gt=0,
+        le=LONGEST_DURATION_S,
+        description="Without a renewal for so long it is free; a longer duration in the Lease itself counts too.",
+    )
     renew_deadline_s: float = Field(
         10.0, gt=0, description="A write needs a renewal younger than this."
     )
@@ -135,6 +153,7 @@ class Settings(BaseSettings):
         env_nested_delimiter="__",
         frozen=True,
         extra="forbid",
+        hide_input_in_errors=True,
         populate_by_name=True,
         alias_generator=None,
     )
@@ -175,7 +194,14 @@ class Settings(BaseSettings):
     )
     list_page_size: int = Field(200, ge=10, le=1000, description="Objects a page of a list.")
     leader: LeaderConfig = Field(LeaderConfig(), description="Leader election.")
-    prometheus_url: str = Field("", description="Address of Prometheus. Empty: none.")
+    prometheus_url: SecretStr = Field(
+        SecretStr(""),
+        description="Address of Prometheus, also with a user and a password, which are never logged. Empty: none.",
+    )
+    prometheus_selector: str = Field(
+        "",
+        description='Label matchers that are added to every query, for example `job="fleetkeeper-engines"`: only these series are believed.',
+    )
     prometheus_ca_file: Path | None = Field(
         None, description="The CA that signed Prometheus' certificate; none: the system's."
     )
@@ -188,7 +214,7 @@ class Settings(BaseSettings):
     )
     direct_reads: bool = Field(
         True,
-        description="Whether replicas' metrics ports are read directly where Prometheus knows nothing of them. False: they are never called to be read.",
+        description="Whether replicas' metrics ports are read directly where Prometheus knows nothing of them. False: they are never called to be read, and none is deleted as hung or fragmented.",
     )
     tick_s: float = Field(
         5.0, ge=1.0, le=60.0, description="Between two control decisions; the scrape interval."
@@ -211,7 +237,9 @@ class Settings(BaseSettings):
     prometheus_peers: tuple[PeerSettings, ...] | None = Field(
         None, description="Who scrapes; null: the namespace `monitoring`."
     )
-    dns_rule: RuleSettings | None = Field(None, description="Where names are resolved.")
+    dns_rule: RuleSettings | None = Field(
+        None, description="Where names are resolved; null: kube-dns and NodeLocal DNSCache."
+    )
     api_server_rule: RuleSettings | None = Field(None, description="Where routers find the API.")
     model_hub_rule: RuleSettings | None = Field(
         None, description="Where engines download hf:// models; null: the internet by HTTPS."
@@ -222,6 +250,14 @@ class Settings(BaseSettings):
     )
     floating_revisions: bool = Field(
         False, description="Whether hf:// models may name a branch, a tag or nothing."
+    )
+    refuse_second_release: bool = Field(
+        True,
+        description="Whether to refuse namespaces that an older release of Fleetkeeper serves.",
+    )
+    system_priority_classes: bool = Field(
+        False,
+        description="Whether services may use Kubernetes' own PriorityClasses (system-...), whose pods evict all others.",
     )
 
     @classmethod
@@ -239,8 +275,28 @@ class Settings(BaseSettings):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """For the log at start: everything, for nothing here is a secret: keys are named by file."""
-        return self.model_dump(mode="json")
+        """Return everything for the log at start; keys are named by file, an address without its credentials."""
+        url = self.prometheus_url.get_secret_value()
+        address = parse_address(url).url if url else ""
+        return {**self.model_dump(mode="json"), "prometheus_url": address}
+
+    @field_validator("prometheus_url")
+    @classmethod
+    def _is_address(cls, url: SecretStr) -> SecretStr:
+        """Refuse what is no address, in words that do not repeat it."""
+        if url.get_secret_value():
+            parse_address(url.get_secret_value())
+        return url
+
+    @field_validator("prometheus_selector")
+    @classmethod
+    def _is_selector(cls, text: str) -> str:
+        return parse_selector(text)
+
+    @property
+    def release(self) -> str:
+        """NAMESPACE/NAME of the release, the same for all its replicas."""
+        return f"{self.operator_namespace}/{self.leader.lease_name}"
 
     @property
     def process_identity(self) -> str:
@@ -270,8 +326,14 @@ def load_settings(file: Path | None = None, **overrides: object) -> Settings:
 def _read(file: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as problem:
-        raise SettingsError(f"cannot read the settings in {file}: {problem}") from problem
+    except yaml.MarkedYAMLError as problem:
+        # The error's own text quotes the line, which may hold credentials.
+        line = problem.problem_mark.line + 1 if problem.problem_mark else "?"
+        raise SettingsError(
+            f"cannot read the settings in {file}: {problem.problem} in line {line}"
+        ) from None
+    except (OSError, ValueError, yaml.YAMLError) as problem:
+        raise SettingsError(f"cannot read the settings in {file}: {problem}") from None
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -284,19 +346,19 @@ def plan_context(settings: Settings) -> PlanContext:
     """What every plan may know of the installation.
 
     Raises:
-        SettingsError: a file named in the settings cannot be used.
+        SettingsError: a file named in the settings, or a quantity in them, cannot be used.
     """
     default = default_context()
     return PlanContext(
         catalog=_catalog(settings.profiles_file) or default.catalog,
-        router=RouterSettings(**settings.router.model_dump()),
+        router=_router(settings.router),
         security=PodSecurity(**settings.security.model_dump()),
         image_pull_secrets=settings.image_pull_secrets,
         control_keys=_text(settings.control_jwks_file) or EMPTY_KEYS,
         operator_namespace=settings.operator_namespace,
         operator_peers=_peers(settings.operator_peers, default.operator_peers),
         prometheus_peers=_peers(settings.prometheus_peers, default.prometheus_peers),
-        dns_rule=settings.dns_rule.rule() if settings.dns_rule else None,
+        dns_rule=settings.dns_rule.rule() if settings.dns_rule else default.dns_rule,
         api_server_rule=settings.api_server_rule.rule() if settings.api_server_rule else None,
         model_hub_rule=settings.model_hub_rule.rule()
         if settings.model_hub_rule
@@ -306,7 +368,18 @@ def plan_context(settings: Settings) -> PlanContext:
             dict(settings.max_accelerators_by_namespace)
         ),
         floating_revisions=settings.floating_revisions,
+        system_priority_classes=settings.system_priority_classes,
     )
+
+
+def _router(config: RouterConfig) -> RouterSettings:
+    """The router's settings; its quantities would else fail in the plan of every service."""
+    for name in ("cpu", "memory"):
+        try:
+            parse_quantity(getattr(config, name))
+        except BadQuantity as problem:
+            raise SettingsError(f"router.{name}: {problem}") from problem
+    return RouterSettings(**config.model_dump())
 
 
 def _peers(

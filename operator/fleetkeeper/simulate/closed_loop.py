@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from fleetkeeper.plan.control.arbitrate import Budget, arbitrate
+from fleetkeeper.plan.budget import Budget
+from fleetkeeper.plan.control.arbitrate import arbitrate
 from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.outcome import ControlDecision

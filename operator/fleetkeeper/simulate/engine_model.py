@@ -231,6 +231,7 @@ class EnginePod:
                 kv_resident_tokens=min(self.kv_tokens, self.engine.kv_capacity_tokens),
                 memory_used_ratio=0.7,
                 memory_peak_ratio=0.74,
+                hung=float(self.hangs and bool(self.running or any(waiting))),
             ),
             StepSums._make(self.decode),
             StepSums._make(self.prefill),

@@ -3,13 +3,15 @@
 Retried here is only what costs nobody anything: a request on a kept connection that the server had
 closed meanwhile, and 429 after the seconds that it names. Everything else goes to the caller, whose
 queue backs off: two layers that retry multiply.
+
+A 429 pauses the whole client: the server asked for fewer requests, so the others wait too, and none
+of them holds a slot meanwhile. What must not wait (the lease) has a client of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -21,15 +23,35 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError, BrokenAnswer, parse_failure
+from fleetkeeper.adapters.kubernetes.bounds import (
+    ANSWER_BYTES,
+    FIRST_PAGE,
+    GROWTH,
+    NotTaken,
+    bounded_lines,
+    decoded,
+    next_limit,
+    page_of_one,
+    read_bounded,
+)
+from fleetkeeper.adapters.kubernetes.errors import (
+    ApiError,
+    BrokenAnswer,
+    parse_failure,
+    problem_of,
+)
+from fleetkeeper.adapters.kubernetes.reading import as_map, maps, stand_in, text
 from fleetkeeper.adapters.kubernetes.resources import Resource
+from fleetkeeper.plan.model import WriteProblem
 
 REQUEST_TIMEOUT_S: Final = 4.0
 """With the 10 s within which a lease must have been renewed: a write is taken by 14 s, or never."""
 LIST_TIMEOUT_S: Final = 30.0
 IN_FLIGHT: Final = 24
 """Requests at a time. Peers lost their throughput to one worker or to 20 requests a second."""
+CONTINUE_LIMIT: Final = 16 * 1024
 RETRIES_429: Final = 3
+DEFAULT_RETRY_AFTER_S: Final = 1.0
 LONGEST_RETRY_AFTER_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 4.0
 USER_AGENT: Final = "fleetkeeper"
@@ -87,10 +109,21 @@ def _proxy_of_environment(server: str) -> str | None:
 class KubernetesClient:
     """Requests to one API server. Safe to share between tasks of one event loop."""
 
-    def __init__(self, configuration: Configuration, *, in_flight: int = IN_FLIGHT) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        in_flight: int = IN_FLIGHT,
+        retries_429: int = RETRIES_429,
+    ) -> None:
+        """With `retries_429=0` a 429 is raised at once, and nothing waits for it."""
         self._api = ApiClient(configuration)
         self._api.user_agent = USER_AGENT
         self._slots = asyncio.Semaphore(in_flight)
+        self._retries_429 = retries_429
+        self._paused_until = 0.0
+        self.on_date: Callable[[str], None] | None = None
+        """Called with the `Date` header of every answer: the API server's time."""
 
     async def close(self) -> None:
         """Ends all connections."""
@@ -107,6 +140,7 @@ class KubernetesClient:
         timeout_s: float = REQUEST_TIMEOUT_S,
         before_send: Checkpoint | None = None,
         on_answer: AnswerObserver | None = None,
+        on_size: Callable[[int], None] | None = None,
     ) -> dict[str, Any]:
         """The decoded answer.
 
@@ -116,11 +150,11 @@ class KubernetesClient:
         url = self._url(path, params)
         limited = 0
         reset = False
-        async with self._slots:
-            while True:
-                if before_send is not None:
-                    before_send()
-                try:
+        while True:
+            try:
+                async with self._slot():
+                    if before_send is not None:
+                        before_send()
                     return await self._once(
                         method,
                         url,
@@ -128,16 +162,39 @@ class KubernetesClient:
                         content_type=content_type,
                         timeout_s=timeout_s,
                         on_answer=on_answer,
+                        on_size=on_size,
                     )
-                except _StaleConnection as problem:
-                    if reset:
-                        raise ApiError(0, "ConnectionReset", str(problem)) from problem
-                    reset = True
-                except ApiError as problem:
-                    limited += 1
-                    if problem.status != 429 or limited > RETRIES_429:
-                        raise
-                    await asyncio.sleep(min(problem.retry_after_s or 1.0, LONGEST_RETRY_AFTER_S))
+            except _StaleConnection as problem:
+                if reset:
+                    raise ApiError(0, "ConnectionReset", str(problem)) from problem
+                reset = True
+            except ApiError as problem:
+                if not self._retries_429 or not _is_overload(problem):
+                    raise
+                self._pause(problem.retry_after_s)
+                limited += 1
+                if limited > self._retries_429:
+                    raise
+
+    @contextlib.asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """Hold one of the slots, taken while no pause is on."""
+        while True:
+            await self._pause_over()
+            async with self._slots:
+                if asyncio.get_running_loop().time() >= self._paused_until:
+                    yield
+                    return
+
+    def _pause(self, retry_after_s: float | None) -> None:
+        """Pause every request of this client that is not sent yet."""
+        pause_s = min(retry_after_s or DEFAULT_RETRY_AFTER_S, LONGEST_RETRY_AFTER_S)
+        until = asyncio.get_running_loop().time() + pause_s
+        self._paused_until = max(self._paused_until, until)
+
+    async def _pause_over(self) -> None:
+        """Wait until the pause ends that is on now; a later 429 may prolong it."""
+        await asyncio.sleep(self._paused_until - asyncio.get_running_loop().time())
 
     async def _once(
         self,
@@ -148,6 +205,7 @@ class KubernetesClient:
         content_type: str,
         timeout_s: float,
         on_answer: AnswerObserver | None,
+        on_size: Callable[[int], None] | None,
     ) -> dict[str, Any]:
         try:
             async with asyncio.timeout(timeout_s):
@@ -160,7 +218,12 @@ class KubernetesClient:
                 )
                 if on_answer is not None:
                     on_answer()
-                content = await answer.read()
+                date = answer.getheader("Date")
+                if date and self.on_date is not None:
+                    self.on_date(date)
+                content = await read_bounded(answer.response)
+                if on_size is not None:
+                    on_size(len(content))
         except TimeoutError as problem:
             raise ApiError(
                 0, "Timeout", f"no answer to {method} {url} in {timeout_s} s"
@@ -171,16 +234,18 @@ class KubernetesClient:
             raise BrokenAnswer(f"{method} {url}: {problem}") from problem
         if not 200 <= answer.status <= 299:
             raise parse_failure(answer.status, content, answer.getheader("Retry-After"))
-        return _decoded(content)
+        return decoded(content)
 
     async def read(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
-        """The object, or None where there is none.
+        """The object, or None where there is none; a stand-in where it is too large to be read.
 
         Raises:
             ApiError: as `request`.
         """
         try:
             return await self.request("GET", resource.path(namespace, name))
+        except NotTaken as problem:
+            return stand_in(problem.message, name=name, namespace=namespace)
         except ApiError as problem:
             if problem.is_absent:
                 return None
@@ -197,19 +262,36 @@ class KubernetesClient:
     ) -> AsyncIterator[dict[str, Any]]:
         """The pages of a list, one at a time; a page is dropped before the next is read.
 
+        Pages are small while objects are large, `page_size` objects at most. In the place of an object
+        that is too large by itself stands its stand-in.
+
         Raises:
             ApiError: as `request`; 410 when the list grew too old between two pages.
         """
-        params = {"limit": str(page_size)}
+        params: dict[str, str] = {}
+        limit, sizes = min(FIRST_PAGE, page_size), [0]
         if selector:
             params["labelSelector"] = selector
         if field_selector:
             params["fieldSelector"] = field_selector
         while True:
-            page = await self.request(
-                "GET", resource.path(namespace), params=params, timeout_s=LIST_TIMEOUT_S
-            )
-            following = str((page.get("metadata") or {}).get("continue") or "")
+            params["limit"] = str(limit)
+            try:
+                page = await self.request(
+                    "GET",
+                    resource.path(namespace),
+                    params=params,
+                    timeout_s=LIST_TIMEOUT_S,
+                    on_size=sizes.append,
+                )
+            except NotTaken as problem:
+                if limit > 1:
+                    limit = max(1, limit // GROWTH)
+                    continue
+                page = page_of_one(problem)
+                sizes.append(ANSWER_BYTES)
+            following = text(as_map(page.get("metadata")).get("continue"), CONTINUE_LIMIT)
+            limit = next_limit(limit, page_size, len(maps(page.get("items"))), sizes.pop())
             yield page
             del page
             if not following:
@@ -241,6 +323,7 @@ class KubernetesClient:
             params["labelSelector"] = selector
         url = self._url(resource.path(namespace), params)
         answer = None
+        await self._pause_over()
         try:
             async with asyncio.timeout(LIST_TIMEOUT_S):
                 answer = await self._api.call_api(
@@ -253,10 +336,12 @@ class KubernetesClient:
                 )
                 if answer.status != 200:
                     refused = parse_failure(
-                        answer.status, await answer.read(), answer.getheader("Retry-After")
+                        answer.status,
+                        await read_bounded(answer.response),
+                        answer.getheader("Retry-After"),
                     )
                     raise refused
-            yield _lines(answer.response)
+            yield bounded_lines(answer.response.content)
         except TimeoutError as problem:
             raise ApiError(0, "Timeout", f"no answer to a watch of {resource.plural}") from problem
         except aiohttp.ClientError as problem:
@@ -281,30 +366,13 @@ class KubernetesClient:
         return headers
 
 
+def _is_overload(problem: ApiError) -> bool:
+    """Return whether the API server itself asked for fewer requests.
+
+    A webhook that answers 429 speaks for one object, and must not pause the requests of all others.
+    """
+    return problem.status == 429 and problem_of(problem) is not WriteProblem.ADMISSION
+
+
 class _StaleConnection(Exception):
     """A connection broke before an answer came, as kept ones do when the server closed them."""
-
-
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Whole lines of any length: an object may be larger than the reader's buffer."""
-    parts: list[bytes] = []
-    async for chunk in response.content.iter_any():
-        *whole, rest = chunk.split(b"\n")
-        for line in whole:
-            parts.append(line)
-            joined = b"".join(parts)
-            parts.clear()
-            if joined:
-                yield joined
-        if rest:
-            parts.append(rest)
-
-
-def _decoded(content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except ValueError as problem:
-        raise BrokenAnswer(f"the answer is not JSON: {content[:120]!r}") from problem
-    if not isinstance(value, dict):
-        raise BrokenAnswer(f"the answer is no object: {content[:120]!r}")
-    return value

@@ -40,6 +40,11 @@ class ApiError(Exception):
         return self.status == 404
 
     @property
+    def is_denial(self) -> bool:
+        """Return whether the server does not know us, or does not let us."""
+        return self.status in {401, 403}
+
+    @property
     def is_stale(self) -> bool:
         """Whether a precondition did not hold: the object moved on, or is another one by now."""
         return self.status == 409

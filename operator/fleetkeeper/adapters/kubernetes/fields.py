@@ -16,6 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fleetkeeper.adapters.kubernetes.reading import as_map, maps, text
 from fleetkeeper.api.names import FIELD_MANAGER
 from fleetkeeper.plan.digest import digest_of
 from fleetkeeper.plan.model import Manifest
@@ -39,7 +40,13 @@ def owned_digest(live: Mapping[str, Any], manager: str = FIELD_MANAGER) -> str:
 
 
 def project(value: object, fields: Mapping[str, Any]) -> object:
-    """`value` reduced to `fields`; all of it where `fields` is empty."""
+    """`value` reduced to `fields`; all of it where `fields` is empty.
+
+    Raises:
+        TypeError, ValueError, RecursionError: `fields` is not as the API server writes it.
+    """
+    if not isinstance(fields, Mapping):
+        raise TypeError("fieldsV1 holds something else than objects")
     if not fields:
         return value
     if isinstance(value, Mapping):
@@ -89,13 +96,12 @@ def _fields_of(live: Mapping[str, Any], manager: str) -> Mapping[str, Any]:
 def manager_of_replicas(live: Mapping[str, Any], ours: str = FIELD_MANAGER) -> str:
     """Who set `spec.replicas` last: `ours` where we own it too, "" where nobody does."""
     owners = [
-        str(entry.get("manager", ""))
+        text(entry.get("manager"))
         for entry in _entries(live)
-        if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+        if "f:replicas" in as_map(as_map(entry.get("fieldsV1")).get("f:spec"))
     ]
     return ours if ours in owners else next(iter(owners), "")
 
 
 def _entries(live: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found = (live.get("metadata") or {}).get("managedFields")
-    return [entry for entry in found or () if isinstance(entry, Mapping)]
+    return maps(as_map(live.get("metadata")).get("managedFields"))

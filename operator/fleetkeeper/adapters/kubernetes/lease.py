@@ -6,6 +6,13 @@ was *sent* (not answered), by the monotonic clock, and times out 4 s later; no o
 the lease before `duration_s` passed without a renewal seen, again by its own monotonic clock. With
 10 + 4 < 15, no write of an old leader meets one of the new, whatever the wall clocks say.
 
+Nobody can shorten that time: a standby waits for its own duration or for the one written in the
+Lease, whichever is longer, and for its own also where the Lease was deleted. Nor can anybody
+prolong it without end: a written duration counts for `LONGEST_DURATION_S` at most, which no
+operator's own setting exceeds. Whoever may write the Lease can still hold it, by renewing it.
+
+The client must be the lease's own: a renewal waits for no other request, and for no 429.
+
 The holder's identity is its pod's UID: a container that was restarted in the same pod goes on at
 once, since the process that held the lease before it is known to be gone.
 """
@@ -13,8 +20,10 @@ once, since the process that held the lease before it is known to be gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import contextlib
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -23,7 +32,8 @@ from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import LEASE
 
 SEND_TIMEOUT_S: Final = 4.0
-
+LONGEST_DURATION_S: Final = 300.0
+"""The upper bound of the setting, and so of what a Lease's holder can have meant."""
 
 ANNOTATION_EPOCH = "fleetkeeper.io/epoch"
 """Where the Lease keeps the leader's epoch, which signs orders to engines."""
@@ -66,6 +76,14 @@ class _Held:
     holder: str
     renewed: str
     transitions: int
+    duration_s: float = field(compare=False)
+    """A change of it alone shows no life."""
+
+    def with_longest_duration(self, before: _Held | None) -> _Held:
+        """Return this state with the longest duration seen of the same holder."""
+        if before is None or before.holder != self.holder:
+            return self
+        return replace(self, duration_s=max(self.duration_s, before.duration_s))
 
 
 class LeaderLease:
@@ -84,13 +102,15 @@ class LeaderLease:
         self._clock = clock
         self._on_write = on_write
         self._renewed: float | None = None
+        self._released = False
         self._lease: dict[str, Any] = {}
 
     @property
     def holds(self) -> bool:
         """Whether a write may be sent now."""
         return (
-            self._renewed is not None
+            not self._released
+            and self._renewed is not None
             and self._clock.monotonic() - self._renewed < self._terms.renew_deadline_s
         )
 
@@ -128,10 +148,12 @@ class LeaderLease:
             try:
                 found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
                 held = _held(found)
-                if held != last:
-                    last, changed_at = held, self._clock.monotonic()
+                if held is not None:  # a Lease that was deleted has not ended its holder
+                    if held != last:
+                        changed_at = self._clock.monotonic()
+                    last = held.with_longest_duration(last)
                 silent_s = self._clock.monotonic() - changed_at
-                if self._is_free(held, silent_s) and await self._take(found):
+                if self._is_free(last, silent_s) and await self._take(found):
                     return
             except ApiError as problem:
                 if problem.status in {401, 403}:
@@ -158,35 +180,52 @@ class LeaderLease:
         Raises:
             LeaseLost: another holds it, or renewals failed until the deadline.
         """
+        sent = self._clock.monotonic()
         while True:
-            await asyncio.sleep(self._terms.retry_s)
+            # From one send to the next: a renewal that timed out is followed by another at once.
+            await asyncio.sleep(self._terms.retry_s - (self._clock.monotonic() - sent))
             self.check()
+            sent = self._clock.monotonic()
             try:
-                await self._put(self._clock.monotonic(), self._lease)
+                await self._put(sent, self._lease)
             except ApiError as problem:
                 if problem.is_stale or problem.is_absent:
                     await self._reread()
 
-    async def release(self) -> None:
-        """Gives the lease up, so that a standby need not wait for it to run out.
+    async def release(self, *, after: Callable[[], Awaitable[None]]) -> None:
+        """Give the lease up, so that a standby need not wait for it to run out.
+
+        The fence closes at once. `after` is then awaited: it returns when no write of this process
+        can be applied any more. A lease that ran out meanwhile is not touched.
 
         Nothing is raised: who cannot release it lets it run out.
         """
         if not self.holds:
             return
-        freed = self._body(self._lease, holder="")
-        freed["spec"]["leaseDurationSeconds"] = 1
-        self._renewed = None
+        self._released = True
+        await after()
         try:
-            await self._send("PUT", self._terms.name, freed)
-        except ApiError:
-            return
+            await self._free(self._lease)
+        except ApiError as problem:
+            if not problem.is_stale:
+                return
+            # A renewal that was cut off at the end had been taken all the same.
+            with contextlib.suppress(ApiError):
+                found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
+                held = _held(found)
+                if found is not None and held and held.holder == self._terms.identity:
+                    await self._free(found)
+
+    async def _free(self, lease: Mapping[str, Any]) -> None:
+        freed = self._body(lease, holder="")
+        freed["spec"]["leaseDurationSeconds"] = 1
+        await self._send("PUT", self._terms.name, freed)
 
     def _is_free(self, held: _Held | None, silent_s: float) -> bool:
         return (
             held is None
             or held.holder in {"", self._terms.identity}
-            or silent_s >= self._terms.duration_s
+            or silent_s >= max(self._terms.duration_s, min(held.duration_s, LONGEST_DURATION_S))
         )
 
     async def _take(self, found: Mapping[str, Any] | None) -> bool:
@@ -254,7 +293,7 @@ class LeaderLease:
                 }
         spec |= {
             "holderIdentity": holder,
-            "leaseDurationSeconds": int(self._terms.duration_s),
+            "leaseDurationSeconds": math.ceil(self._terms.duration_s),
             "renewTime": moment,
         }
         return {
@@ -276,8 +315,10 @@ def _held(lease: Mapping[str, Any] | None) -> _Held | None:
     if lease is None:
         return None
     spec = lease.get("spec") or {}
+    duration = spec.get("leaseDurationSeconds")
     return _Held(
         holder=str(spec.get("holderIdentity") or ""),
         renewed=str(spec.get("renewTime") or ""),
         transitions=int(spec.get("leaseTransitions") or 0),
+        duration_s=float(duration) if isinstance(duration, int) else 0.0,
     )

@@ -1,67 +1,134 @@
-"""From live objects to the lean records that decisions need. Pure; missing parts mean unknown."""
+"""From live objects to the lean records that decisions need. Pure.
+
+What is missing is unknown. What cannot be read has a default where decisions can do without it;
+where it says which object this is or how many of something there are, the object is `Unread`.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from sys import intern
 from typing import Any
 
 from fleetkeeper.adapters.kubernetes.fields import manager_of_replicas, owned_digest
+from fleetkeeper.adapters.kubernetes.pod_records import pod_record
+from fleetkeeper.adapters.kubernetes.reading import (
+    UNREAD,
+    Unreadable,
+    as_map,
+    controller_uid,
+    count,
+    digits,
+    maps,
+    message,
+    required_count,
+    required_map,
+    required_name,
+    seconds_of,
+    text,
+    version_of,
+)
 from fleetkeeper.api.names import (
-    ANNOTATION_DELETION_COST,
     ANNOTATION_TEMPLATE_HASH,
     FIELD_MANAGER,
     GROUP,
     KIND,
-    LABEL_COMPONENT,
     LABEL_SERVICE,
 )
+from fleetkeeper.plan.budget import accelerators_of
 from fleetkeeper.plan.model import (
     Child,
-    Container,
     Kind,
     ObjectCondition,
-    ObjectEvent,
     Pod,
     Revision,
-    Termination,
     Workload,
 )
-from fleetkeeper.plan.reasons import engine_line
 
 ANNOTATION_REVISION = "deployment.kubernetes.io/revision"
-MESSAGE_LIMIT = 1024
-"""Characters kept of messages of others."""
+MOST_CONDITIONS = 8
+"""Kept of a Deployment's conditions; Kubernetes writes three."""
 
 Record = Child | Revision | Pod
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A record, where it was seen, and how new it is."""
+class Place:
+    """Which object was seen, and how new it is."""
 
     kind: str
     namespace: str
     name: str
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Place):
+    """A record, and where it was seen."""
+
     service: str | None
     record: Record
     mark: int = 0
     """Of a Deployment: equal as long as its digest cannot have changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unread(Place):
+    """An object that is there and cannot be read.
+
+    `service` is the one that it says it belongs to, None where that cannot be read either.
+    """
+
+    service: str | None
+    why: str
+
+
+def place_of(kind: str, live: Mapping[str, Any]) -> Place:
+    """Return which object of a namespace this is.
+
+    Raises:
+        Unreadable: its name or namespace cannot be read.
+    """
+    meta = required_map(live.get("metadata"), "metadata")
+    return Place(
+        kind=intern(str(kind)),
+        namespace=intern(required_name(meta.get("namespace"), "metadata.namespace")),
+        name=required_name(meta.get("name"), "metadata.name"),
+        version=version_of(live),
+    )
+
+
+def observe(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> Seen | Unread:
+    """Return what is seen of an object that anybody may have written.
+
+    Raises:
+        Unreadable: its name or namespace cannot be read, so it is no object that can be told of.
+    """
+    place = place_of(kind, live)
+    try:
+        return seen(kind, live, before)
+    except Unreadable as problem:
+        why = str(problem)
+    except Exception as defect:  # noqa: BLE001 -- one object's trouble never stops a watch of all
+        why = f"{type(defect).__name__}: {text(str(defect))}"
+    service = _service_of(as_map(live.get("metadata")))
+    return Unread(place.kind, place.namespace, place.name, place.version, service, why)
+
+
 def seen(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> Seen:
-    """The record of a live object of this kind, with the service that it belongs to.
+    """Return the record of a live object of this kind, with the service that it belongs to.
 
     The owner reference decides to whom it belongs; where there is none, the label does. `before` is
     what was seen of it last: a Deployment changes its status a dozen times for one change of its
     spec, and a digest is most of the work.
+
+    Raises:
+        Unreadable: its identity or its counts cannot be read.
     """
-    meta = live.get("metadata") or {}
-    labels = meta.get("labels") or {}
+    if UNREAD in live:
+        raise Unreadable(text(live[UNREAD]))
+    meta = _identity(live)
     record: Record
     mark = 0
     if kind == "Pod":
@@ -69,52 +136,68 @@ def seen(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> Seen
     elif kind == "ReplicaSet":
         record = revision_record(live)
     elif kind == Kind.DEPLOYMENT:
-        mark = _mark(live)
+        mark = _mark(meta)
         known = before.record if before is not None and before.mark == mark else None
         record = workload_record(live, known.digest if isinstance(known, Workload) else None)
     else:
         record = child_record(Kind(kind), live)
     return Seen(
         kind=intern(str(kind)),
-        namespace=intern(str(meta.get("namespace", ""))),
-        name=str(meta.get("name", "")),
+        namespace=intern(text(meta.get("namespace"))),
+        name=text(meta.get("name")),
         version=version_of(live),
-        service=_owning_service(meta) or labels.get(LABEL_SERVICE),
+        service=_service_of(meta),
         record=record,
         mark=mark,
     )
 
 
-def _mark(live: Mapping[str, Any]) -> int:
+def _identity(live: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metadata, once what says whose object this is can be read.
+
+    Raises:
+        Unreadable: it cannot.
+    """
+    meta = required_map(live.get("metadata"), "metadata")
+    for field in ("name", "namespace", "uid"):
+        if field in meta:
+            required_name(meta[field], f"metadata.{field}")
+    version = meta.get("resourceVersion")
+    if version is not None and not digits(version):
+        raise Unreadable("metadata.resourceVersion is not a number")
+    labels = required_map(meta.get("labels"), "metadata.labels")
+    if not isinstance(labels.get(LABEL_SERVICE, ""), str):
+        raise Unreadable(f"the label {LABEL_SERVICE} is not a string")
+    owners = meta.get("ownerReferences")
+    if owners is not None and maps(owners) != owners:
+        raise Unreadable("metadata.ownerReferences is not a list of objects")
+    return meta
+
+
+def _mark(meta: Mapping[str, Any]) -> int:
     """Changes with everything that the digest is made of.
 
     The spec moves the generation. Of the metadata, labels, annotations and owners are taken as they
     are; our own apply, which may give a field up without changing it, moves its entry's time.
     """
-    meta = live.get("metadata") or {}
-    annotations = meta.get("annotations") or {}
-    owners = ((o.get("uid"), o.get("controller")) for o in _maps(meta.get("ownerReferences")))
-    times = (
+    annotations = as_map(meta.get("annotations"))
+    owners = [(o.get("uid"), o.get("controller")) for o in maps(meta.get("ownerReferences"))]
+    times = [
         entry.get("time")
-        for entry in _maps(meta.get("managedFields"))
+        for entry in maps(meta.get("managedFields"))
         if entry.get("manager") == FIELD_MANAGER
+    ]
+    parts = (
+        meta.get("uid"),
+        meta.get("generation"),
+        sorted((key, str(value)) for key, value in as_map(meta.get("labels")).items()),
+        sorted(
+            (key, str(value)) for key, value in annotations.items() if key != ANNOTATION_REVISION
+        ),
+        owners,
+        times,
     )
-    return hash(
-        (
-            meta.get("uid"),
-            meta.get("generation"),
-            tuple(sorted((meta.get("labels") or {}).items())),
-            tuple(sorted(item for item in annotations.items() if item[0] != ANNOTATION_REVISION)),
-            tuple(owners),
-            tuple(times),
-        )
-    )
-
-
-def version_of(live: Mapping[str, Any]) -> int:
-    """The resourceVersion as a number: Kubernetes promises that greater is newer (KEP-5504)."""
-    text = str((live.get("metadata") or {}).get("resourceVersion") or "0")
-    return int(text) if text.isdigit() else 0
+    return hash(repr(parts))
 
 
 def child_record(kind: Kind, live: Mapping[str, Any]) -> Child:
@@ -123,225 +206,105 @@ def child_record(kind: Kind, live: Mapping[str, Any]) -> Child:
 
 
 def workload_record(live: Mapping[str, Any], known_digest: str | None = None) -> Workload:
-    """A Deployment."""
-    spec, status = live.get("spec") or {}, live.get("status") or {}
-    template = (spec.get("template") or {}).get("metadata") or {}
-    surge = ((spec.get("strategy") or {}).get("rollingUpdate") or {}).get("maxSurge")
+    """A Deployment.
+
+    Raises:
+        Unreadable: a count of it cannot be read.
+    """
+    meta = required_map(live.get("metadata"), "metadata")
+    spec = required_map(live.get("spec"), "spec")
+    status = required_map(live.get("status"), "status")
+    surge = as_map(as_map(spec.get("strategy")).get("rollingUpdate")).get("maxSurge")
+
+    def counted(field: str) -> int:
+        return required_count(status.get(field), f"status.{field}")
+
     return Workload(
         **_child_fields(Kind.DEPLOYMENT, live, known_digest),
-        generation=_count((live.get("metadata") or {}).get("generation")),
-        observed_generation=_count(status.get("observedGeneration")),
-        template_hash=str((template.get("annotations") or {}).get(ANNOTATION_TEMPLATE_HASH, "")),
-        desired_replicas=_count(spec.get("replicas"), 1),
-        replicas_manager=intern(manager_of_replicas(live)),
-        max_surge=surge if isinstance(surge, int) else None,
-        replicas=_count(status.get("replicas")),
-        ready_replicas=_count(status.get("readyReplicas")),
-        updated_replicas=_count(status.get("updatedReplicas")),
-        available_replicas=_count(status.get("availableReplicas")),
+        generation=required_count(meta.get("generation"), "metadata.generation"),
+        observed_generation=counted("observedGeneration"),
+        template_hash=_template_hash(spec),
+        desired_replicas=required_count(spec.get("replicas"), "spec.replicas", 1),
+        replicas_manager=intern(text(manager_of_replicas(live))),
+        max_surge=count(surge) if isinstance(surge, int) else None,
+        accelerators=accelerators_of(as_map(as_map(spec.get("template")).get("spec"))),
+        replicas=counted("replicas"),
+        ready_replicas=counted("readyReplicas"),
+        updated_replicas=counted("updatedReplicas"),
+        available_replicas=counted("availableReplicas"),
         conditions=tuple(_conditions(status.get("conditions"))),
     )
+
+
+def _template_hash(spec: Mapping[str, Any]) -> str:
+    template = as_map(as_map(spec.get("template")).get("metadata"))
+    return text(as_map(template.get("annotations")).get(ANNOTATION_TEMPLATE_HASH))
 
 
 def _child_fields(
     kind: Kind, live: Mapping[str, Any], known_digest: str | None = None
 ) -> dict[str, Any]:
-    meta = live.get("metadata") or {}
-    # Items of a list carry no kind, and the digest of a Deployment leaves its replicas out.
-    digest = known_digest or owned_digest({**live, "kind": kind.value})
+    meta = required_map(live.get("metadata"), "metadata")
     return {
         "kind": kind,
-        "name": str(meta.get("name", "")),
-        "uid": str(meta.get("uid", "")),
-        "resource_version": str(meta.get("resourceVersion", "")),
-        "digest": digest,
-        "controller_uid": _controller_uid(meta),
-        "service": (meta.get("labels") or {}).get(LABEL_SERVICE),
+        "name": text(meta.get("name")),
+        "uid": text(meta.get("uid")),
+        "resource_version": text(meta.get("resourceVersion")),
+        "digest": known_digest or _digest(kind, live),
+        "controller_uid": controller_uid(meta),
+        "service": text(as_map(meta.get("labels")).get(LABEL_SERVICE)) or None,
         "deleting": "deletionTimestamp" in meta,
     }
 
 
-def revision_record(live: Mapping[str, Any]) -> Revision:
-    """A ReplicaSet."""
-    meta, spec, status = (
-        live.get("metadata") or {},
-        live.get("spec") or {},
-        live.get("status") or {},
-    )
-    template = (spec.get("template") or {}).get("metadata") or {}
-    number = str((meta.get("annotations") or {}).get(ANNOTATION_REVISION, ""))
-    return Revision(
-        name=str(meta.get("name", "")),
-        uid=str(meta.get("uid", "")),
-        deployment_uid=_controller_uid(meta) or "",
-        number=int(number) if number.isdigit() else 0,
-        template_hash=str((template.get("annotations") or {}).get(ANNOTATION_TEMPLATE_HASH, "")),
-        created=seconds_of(meta.get("creationTimestamp")) or 0.0,
-        desired_replicas=_count(spec.get("replicas"), 1),
-        replicas=_count(status.get("replicas")),
-        ready_replicas=_count(status.get("readyReplicas")),
-    )
+def _digest(kind: Kind, live: Mapping[str, Any]) -> str:
+    """Return the digest of our fields; "" where managedFields cannot be read, as where we own none.
 
-
-def pod_record(live: Mapping[str, Any]) -> Pod:
-    """A pod."""
-    meta, spec, status = (
-        live.get("metadata") or {},
-        live.get("spec") or {},
-        live.get("status") or {},
-    )
-    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
-    conditions = {c.get("type"): c for c in _maps(status.get("conditions"))}
-    ready, scheduled = conditions.get("Ready") or {}, conditions.get("PodScheduled") or {}
-    is_ready = ready.get("status") == "True"
-    return Pod(
-        name=str(meta.get("name", "")),
-        uid=str(meta.get("uid", "")),
-        service=str(labels.get(LABEL_SERVICE, "")),
-        component=intern(str(labels.get(LABEL_COMPONENT, ""))),
-        revision_uid=_controller_uid(meta),
-        template_hash=str(annotations.get(ANNOTATION_TEMPLATE_HASH, "")),
-        created=seconds_of(meta.get("creationTimestamp")) or 0.0,
-        phase=intern(str(status.get("phase") or "Pending")),
-        ip=str(status.get("podIP") or ""),
-        node=intern(str(spec.get("nodeName") or "")),
-        ready=is_ready,
-        ready_since=seconds_of(ready.get("lastTransitionTime")) if is_ready else None,
-        ejected_since=None if is_ready else _ejected_since(status, ready),
-        scheduled=scheduled.get("status") == "True" or bool(spec.get("nodeName")),
-        unschedulable=_unschedulable(scheduled),
-        deleting="deletionTimestamp" in meta,
-        deletion_cost=_cost(annotations.get(ANNOTATION_DELETION_COST)),
-        containers=tuple(_containers(status)),
-    )
-
-
-def _ejected_since(status: Mapping[str, Any], ready: Mapping[str, Any]) -> float | None:
-    """When a started container that still runs stopped being ready; a starting one never was ready.
-
-    Ready turned False after the container's present run began: only its own readiness does that.
+    An apply writes our entry of managedFields anew, so the one repair that follows is the remedy.
     """
-    turned = seconds_of(ready.get("lastTransitionTime"))
-    if turned is None:
-        return None
-    for found in _maps(status.get("containerStatuses")):
-        running = (found.get("state") or {}).get("running") or {}
-        began = seconds_of(running.get("startedAt"))
-        is_out = bool(found.get("started")) and not found.get("ready")
-        if is_out and began is not None and began < turned:
-            return turned
-    return None
-
-
-def event_record(live: Mapping[str, Any]) -> ObjectEvent:
-    """An event of either API, as `v1` shows it."""
-    series = live.get("series") or {}
-    seen_at = (
-        series.get("lastObservedTime")
-        or live.get("lastTimestamp")
-        or live.get("eventTime")
-        or live.get("firstTimestamp")
-    )
-    return ObjectEvent(
-        pod_uid=str((live.get("involvedObject") or {}).get("uid", "")),
-        reason=str(live.get("reason") or ""),
-        message=_short(live.get("message")),
-        seen=seconds_of(seen_at) or 0.0,
-    )
-
-
-def seconds_of(timestamp: object) -> float | None:
-    """Seconds since the epoch of an RFC 3339 time; None where there is no readable one."""
-    if not isinstance(timestamp, str):
-        return None
     try:
-        return datetime.fromisoformat(timestamp).timestamp()
-    except ValueError:
-        return None
+        # Items of a list carry no kind, and the digest of a Deployment leaves its replicas out.
+        return owned_digest({**live, "kind": kind.value})
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return ""
 
 
-def _containers(status: Mapping[str, Any]) -> Iterable[Container]:
-    for key, init in (("initContainerStatuses", True), ("containerStatuses", False)):
-        for found in _maps(status.get(key)):
-            state, last = found.get("state") or {}, found.get("lastState") or {}
-            waiting = state.get("waiting") or {}
-            yield Container(
-                name=intern(str(found.get("name", ""))),
-                init=init,
-                ready=bool(found.get("ready")),
-                restarts=_count(found.get("restartCount")),
-                waiting_reason=intern(str(waiting.get("reason") or "")),
-                waiting_message=_short(waiting.get("message")),
-                terminated=_termination(state.get("terminated")),
-                last_terminated=_termination(last.get("terminated")),
-            )
+def revision_record(live: Mapping[str, Any]) -> Revision:
+    """A ReplicaSet.
 
-
-def _termination(found: object) -> Termination | None:
-    if not isinstance(found, Mapping):
-        return None
-    return Termination(
-        exit_code=_count(found.get("exitCode")),
-        reason=intern(str(found.get("reason") or "")),
-        message=_last_word(found.get("message")),
-        finished=seconds_of(found.get("finishedAt")),
+    Raises:
+        Unreadable: a count of it cannot be read.
+    """
+    meta = required_map(live.get("metadata"), "metadata")
+    spec = required_map(live.get("spec"), "spec")
+    status = required_map(live.get("status"), "status")
+    return Revision(
+        name=text(meta.get("name")),
+        uid=text(meta.get("uid")),
+        deployment_uid=controller_uid(meta) or "",
+        number=digits(as_map(meta.get("annotations")).get(ANNOTATION_REVISION)),
+        template_hash=_template_hash(spec),
+        created=seconds_of(meta.get("creationTimestamp")) or 0.0,
+        desired_replicas=required_count(spec.get("replicas"), "spec.replicas", 1),
+        replicas=required_count(status.get("replicas"), "status.replicas"),
+        ready_replicas=required_count(status.get("readyReplicas"), "status.readyReplicas"),
     )
-
-
-def _last_word(message: object) -> str:
-    """The engine's termination line without the output that it quotes; of other words the end."""
-    text = str(message or "")
-    line = engine_line(text)
-    if not line:
-        return text[-MESSAGE_LIMIT:]
-    return json.dumps({key: _short(line.get(key)) for key in ("class", "message")})
 
 
 def _conditions(found: object) -> Iterable[ObjectCondition]:
-    for condition in _maps(found):
+    for condition in maps(found)[:MOST_CONDITIONS]:
         yield ObjectCondition(
-            type=intern(str(condition.get("type", ""))),
-            status=intern(str(condition.get("status", ""))),
-            reason=intern(str(condition.get("reason") or "")),
-            message=_short(condition.get("message")),
+            type=intern(text(condition.get("type"))),
+            status=intern(text(condition.get("status"))),
+            reason=intern(text(condition.get("reason"))),
+            message=message(condition.get("message")),
         )
 
 
-def _unschedulable(scheduled: Mapping[str, Any]) -> str:
-    if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
-        return _short(scheduled.get("message")) or "Unschedulable"
-    return ""
-
-
-def _owning_service(meta: Mapping[str, Any]) -> str | None:
-    for owner in _maps(meta.get("ownerReferences")):
-        group = str(owner.get("apiVersion", "")).partition("/")[0]
+def _service_of(meta: Mapping[str, Any]) -> str | None:
+    """Return the service that an object says it belongs to."""
+    for owner in maps(meta.get("ownerReferences")):
+        group = text(owner.get("apiVersion")).partition("/")[0]
         if owner.get("controller") and group == GROUP and owner.get("kind") == KIND:
-            return str(owner.get("name", "")) or None
-    return None
-
-
-def _controller_uid(meta: Mapping[str, Any]) -> str | None:
-    for owner in _maps(meta.get("ownerReferences")):
-        if owner.get("controller"):
-            return str(owner.get("uid", "")) or None
-    return None
-
-
-def _cost(annotation: object) -> int:
-    try:
-        return int(str(annotation))
-    except ValueError:
-        return 0
-
-
-def _count(value: object, default: int = 0) -> int:
-    return value if isinstance(value, int) else default
-
-
-def _short(message: object) -> str:
-    return str(message or "")[:MESSAGE_LIMIT]
-
-
-def _maps(found: object) -> list[Mapping[str, Any]]:
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
+            return text(owner.get("name")) or None
+    return text(as_map(meta.get("labels")).get(LABEL_SERVICE)) or None

@@ -8,13 +8,14 @@ take is cut and taken up again where it was.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+from fleetkeeper.adapters.kubernetes.bounds import decoded_event
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.errors import ApiError, BrokenAnswer, failure_of
-from fleetkeeper.adapters.kubernetes.records import Seen, seen, version_of
+from fleetkeeper.adapters.kubernetes.reading import Unreadable, as_map, digits, text
+from fleetkeeper.adapters.kubernetes.records import Place, place_of
 from fleetkeeper.adapters.kubernetes.resources import Resource
 from fleetkeeper.api.names import LABEL_MANAGED_BY, MANAGED_BY
 
@@ -24,20 +25,26 @@ SILENCE_S: Final = 70.0
 SERVER_TIMEOUT_S: Final = 290
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 3.0
+LONGEST_DENIED_PAUSE_S: Final = 30.0
+"""Where the server refuses: rights come back by hand."""
 TRIES_BEFORE_LIST: Final = 3
 """Watches in a row that broke without an event, before the list is read again."""
+
+
+Report = Callable[[ApiError | None], None]
+"""Takes why a kind cannot be read; None when it was read."""
 
 
 class Sink(Protocol):
     """Where a reflector puts what it sees. Called in order, from one task."""
 
-    def known(self, kind: str, namespace: str, name: str) -> Seen | None:
-        """What is held of an object now."""
+    def take(self, kind: str, live: Mapping[str, Any]) -> Place | None:
+        """An object is so now, and may be anything: whoever may write it must not stop the watch.
 
-    def put(self, found: Seen) -> None:
-        """An object is so now."""
+        Returns which object it is, None where even that cannot be read.
+        """
 
-    def gone(self, found: Seen) -> None:
+    def gone(self, found: Place) -> None:
         """An object was deleted, or lost our label; `found` is its last state."""
 
     def listed(
@@ -71,7 +78,9 @@ class Reflector:
         clock: ReflectorClock,
         *,
         silence_s: float = SILENCE_S,
+        report: Report | None = None,
     ) -> None:
+        """With `report` a refusal is reported and tried again; without, it ends the reflector."""
         self.resource = resource
         self.namespace = namespace
         self.epoch = 0
@@ -84,13 +93,17 @@ class Reflector:
         self._sink = sink
         self._clock = clock
         self._silence_s = silence_s
+        self._report = report
+        self.settled = asyncio.Event()
+        """Set when the first list is finished, or its failure was reported."""
         self._version = ""
 
     async def run(self) -> None:
         """Never ends. Everything that the server may answer is survived.
 
         Raises:
-            ApiError: the kind may not be read at all (401, 403): waiting would hide it.
+            ApiError: the kind may not be read at all (401, 403) and nobody takes reports: waiting
+                would hide it.
         """
         pause_s, broken = FIRST_PAUSE_S, 0
         while True:
@@ -103,44 +116,61 @@ class Reflector:
             except ApiError as problem:
                 self.failures += 1
                 broken += 1
-                if problem.status in {401, 403} and not self.synced.is_set():
-                    raise
+                longest_s = self._tell(problem)
                 if problem.is_expired or broken >= TRIES_BEFORE_LIST:
                     self._version, broken = "", 0
                 wait_s = problem.retry_after_s or 0.0
-            await asyncio.sleep(self._clock.jitter(max(pause_s, min(wait_s, LONGEST_PAUSE_S))))
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            await asyncio.sleep(self._clock.jitter(max(pause_s, min(wait_s, longest_s))))
+            pause_s = min(pause_s * 2, longest_s)
+
+    def _tell(self, problem: ApiError) -> float:
+        """Report a failure that leaves the kind unread; the longest pause before the next try."""
+        is_synced = self.synced.is_set()
+        if self._report is None:
+            if problem.is_denial and not is_synced:
+                raise problem
+        elif problem.is_denial or not is_synced:
+            self._report(problem)
+            self.settled.set()
+            if problem.is_denial:
+                self._version = ""  # only a list shows what is there once it may be read again
+                return LONGEST_DENIED_PAUSE_S
+        return LONGEST_PAUSE_S
 
     async def _list(self) -> None:
         names: set[tuple[str, str]] = set()
-        version = ""
+        version, is_whole = "", True
         pages = self._client.list_pages(self.resource, self.namespace, selector=SELECTOR)
         async for page in pages:
-            version = str((page.get("metadata") or {}).get("resourceVersion") or "")
+            version = text(as_map(page.get("metadata")).get("resourceVersion"))
             items = page.get("items")
             if not version or not isinstance(items, list):
                 raise BrokenAnswer(f"the list of {self.resource.plural} has no items or version")
             while items:
-                live = items.pop()
-                meta = live["metadata"]
-                names.add((meta["namespace"], meta["name"]))
-                self._put(live)
-        self._sink.listed(
-            self.resource.kind,
-            self.namespace,
-            frozenset(names),
-            int(version) if version.isdigit() else 0,
-        )
+                place = self._take_item(items.pop())
+                if place is None:
+                    is_whole = False
+                else:
+                    names.add((place.namespace, place.name))
+        if is_whole:  # else what is missing may be what could not be told
+            self._sink.listed(self.resource.kind, self.namespace, frozenset(names), digits(version))
         self._version = version
         self.epoch += 1
         self.synced.set()
+        self.settled.set()
+        if self._report is not None:
+            self._report(None)
 
-    def _put(self, live: Mapping[str, Any]) -> None:
-        """Hands an object on, unless it is known as it is: the answer to our own write came first."""
-        meta = live["metadata"]
-        before = self._sink.known(self.resource.kind, meta["namespace"], meta["name"])
-        if before is None or before.version < version_of(live):
-            self._sink.put(seen(self.resource.kind, live, before))
+    def _take_item(self, live: object) -> Place | None:
+        return self._sink.take(self.resource.kind, live if isinstance(live, dict) else {})
+
+    def _place_of(self, live: Mapping[str, Any]) -> Place:
+        try:
+            return place_of(self.resource.kind, live)
+        except Unreadable as problem:  # a list tells what is gone
+            raise ApiError(
+                410, "Unreadable", f"a deleted {self.resource.kind}: {problem}"
+            ) from problem
 
     async def _watch(self) -> bool:
         """Whether anything was seen before the watch ended in good order or fell silent."""
@@ -155,7 +185,7 @@ class Reflector:
             try:
                 async with asyncio.timeout(self._silence_s) as silence:
                     async for line in lines:
-                        self._take(_event(line))
+                        self._take(decoded_event(line))
                         heard = True
                         silence.reschedule(asyncio.get_running_loop().time() + self._silence_s)
             except TimeoutError as problem:
@@ -174,27 +204,17 @@ class Reflector:
             raise BrokenAnswer(f"a watch event of {self.resource.plural} has no object")
         if kind == "ERROR":
             raise failure_of(live)
-        version = str((live.get("metadata") or {}).get("resourceVersion") or "")
+        version = text(as_map(live.get("metadata")).get("resourceVersion"))
         if kind in {"ADDED", "MODIFIED"}:
-            self._put(live)
+            self._take_item(live)
         elif kind == "DELETED":
-            self._sink.gone(seen(self.resource.kind, live))
+            self._sink.gone(self._place_of(live))
         elif kind != "BOOKMARK":
             raise BrokenAnswer(f"a watch event of {self.resource.plural} is of type {kind!r}")
         self._version = version or self._version
 
 
-def _event(line: bytes) -> Mapping[str, Any]:
-    try:
-        event = json.loads(line)
-    except ValueError as problem:
-        raise BrokenAnswer(f"a watch line is not JSON: {line[:120]!r}") from problem
-    if not isinstance(event, dict):
-        raise BrokenAnswer(f"a watch line is no event: {line[:120]!r}")
-    return event
-
-
 async def all_synced(reflectors: list[Reflector]) -> None:
-    """Waits until every reflector has finished a list."""
+    """Wait until every reflector has finished a list, or has reported why it cannot."""
     for reflector in reflectors:
-        await reflector.synced.wait()
+        await reflector.settled.wait()

@@ -15,7 +15,11 @@ from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from fleetkeeper.adapters.kubernetes.client import Checkpoint, KubernetesClient
+from fleetkeeper.adapters.kubernetes.client import (
+    REQUEST_TIMEOUT_S,
+    Checkpoint,
+    KubernetesClient,
+)
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import (
     CHILDREN,
@@ -74,6 +78,19 @@ class KubernetesWriter:
         self._fence = fence
         self._hook = hook
         self._addresses = asyncio.Semaphore(ADDRESSES_IN_FLIGHT)
+        self._under_way: dict[object, float] = {}
+        """Until when each write that was sent and not answered may be applied."""
+        self._uncertain_until = 0.0
+        """The same of writes that nobody waits for any more: cancelled, or without an answer."""
+
+    async def settled(self) -> None:
+        """Wait until no write that was sent can be applied any more.
+
+        A write is taken within `REQUEST_TIMEOUT_S` of being sent, or never; to close its connection
+        does not take it back.
+        """
+        until = max(self._uncertain_until, *self._under_way.values(), 0.0)
+        await asyncio.sleep(until - asyncio.get_running_loop().time())
 
     async def apply_child(
         self,
@@ -195,17 +212,30 @@ class KubernetesWriter:
     async def _request(
         self, method: str, path: str, write: Write, body: Mapping[str, Any], content_type: str
     ) -> dict[str, Any]:
+        turn = object()
+
         def before() -> None:
             self._fence()
             self._hook(WritePoint.BEFORE, write)
+            self._under_way[turn] = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S
 
-        answer = await self._client.request(
-            method,
-            path,
-            body=body,
-            content_type=content_type,
-            before_send=before,
-            on_answer=lambda: self._hook(WritePoint.APPLIED, write),
-        )
+        answered = False
+        try:
+            answer = await self._client.request(
+                method,
+                path,
+                body=body,
+                content_type=content_type,
+                before_send=before,
+                on_answer=lambda: self._hook(WritePoint.APPLIED, write),
+            )
+            answered = True
+        except ApiError as problem:
+            answered = problem.status > 0
+            raise
+        finally:
+            until = self._under_way.pop(turn, 0.0)
+            if not answered:
+                self._uncertain_until = max(self._uncertain_until, until)
         self._hook(WritePoint.ANSWERED, write)
         return answer

@@ -29,7 +29,7 @@ from fleetkeeper.plan.control.replicas import ReplicaView
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.staffing import Load, backlog_counts, headroom, needed_replicas
 from fleetkeeper.plan.control.step_model import StepModel
-from fleetkeeper.plan.control.supply import Supply
+from fleetkeeper.plan.control.supply import Supply, hung_in_supply
 from fleetkeeper.plan.control.targets import Targets, moved_notch
 from fleetkeeper.plan.control.values import (
     Admission,
@@ -298,6 +298,9 @@ def replica_view(scene: Scene, memory: BatchMemory, in_force: Limits, now: float
         breakers_closed=scene.breakers_closed,
         floor=fallback_floor(scene),
         up_blocked=scene.inputs.scale_up_blocked,
-        hung=len(signals.hung_pods),
+        hung=hung_in_supply(scene.inputs.pods, signals.hung_pods, scene.cold_start_s, now)
+        if signals.hung_pods
+        else 0,
         prometheus_lost=scene.inputs.prometheus_lost,
+        checks_directly=scene.inputs.checks_directly,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,7 +88,8 @@ def conclude(
     changes = _changes(decision, memory, scaling, batching, now)
     peak = max(memory.peak_percent, round(100 * decision.signals.memory_peak_ratio))
     over = _over_cap_pod(decision, memory)
-    told = (scaling, batching, changes, peak, over)
+    breaker = _shown_breaker(memory.shown_breaker, _breaker_status(decision))
+    told = (scaling, batching, changes, peak, over, breaker)
     if told != _told_before(memory):
         memory = replace(
             memory,
@@ -97,6 +98,7 @@ def conclude(
             changes=changes,
             peak_percent=peak,
             over_cap_pod=over,
+            shown_breaker=breaker,
         )
     shown_memory = {"capPercent": decision.settings.cap_percent}
     if peak:
@@ -104,7 +106,7 @@ def conclude(
     status: dict[str, Any] = {
         "scaling": _scaling_status(decision, scaling, desired),
         "batching": _batching_status(decision, memory, batching),
-        "breaker": _breaker_status(decision),
+        "breaker": breaker,
         "memory": shown_memory,
         "decisions": changes_to_status(changes),
         "conditions": _conditions(decision, order, memory),
@@ -122,6 +124,7 @@ def _told_before(memory: ControlMemory) -> tuple[Any, ...]:
         memory.changes,
         memory.peak_percent,
         memory.over_cap_pod,
+        memory.shown_breaker,
     )
 
 
@@ -225,6 +228,16 @@ def _breaker_status(decision: ControlDecision) -> dict[str, Any]:
     return status
 
 
+def _shown_breaker(held: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What the status says of the breakers: renewed when one of them changes its state.
+
+    So a restart, which begins every waiting time anew, leaves reason and time as they are.
+    """
+    states = ("control", "source", "load")
+    is_same = held and all(held.get(name) == found[name] for name in states)
+    return dict(held) if is_same else found
+
+
 def _remedy_status(decision: ControlDecision) -> dict[str, Any]:
     remedy = decision.remedy.value
     assert remedy is not None  # noqa: S101 - asked for by the caller; narrows the type
@@ -249,8 +262,13 @@ def _metrics_available(look: _Look) -> Value:
 
 def _origin(decision: ControlDecision) -> str:
     """Where fresh signals come from."""
-    if decision.signals.source is Source.PROMETHEUS:
+    if decision.signals.source is Source.PROMETHEUS or decision.checks_directly:
         return "Signals are fresh, from Prometheus."
+    if decision.prometheus_disputed:
+        return (
+            "Prometheus has several series of a replica where one is expected: replicas are read "
+            "directly. Name the scrape job in the operator's setting prometheus.selector."
+        )
     if decision.source.is_silent:
         return "Prometheus is silent: replicas are read directly, none is removed."
     return "Signals are fresh, read from the replicas directly."

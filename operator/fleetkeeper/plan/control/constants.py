@@ -56,8 +56,9 @@ REFERENCE_DECAY: Final = 0.98
 """Per window: the slowest step seen is forgotten by half in six minutes, so that a changed model is believed."""
 TOKENS_EWMA_S: Final = 300.0
 """Tokens a request change with the users, over minutes."""
-HANG_S: Final = 20.0
-"""Waiting requests and not one step over this span: the engine hangs (its longest step is 10 s)."""
+HANG_S: Final = 60.0
+"""A pod that says for so long that it hangs was helped neither by its supervisor (at once) nor by its liveness
+probe (three failures in 30 s, then 30 s of grace)."""
 
 # Step-time model and targets
 OBJECTIVE_RATIO: Final = 0.9
@@ -192,6 +193,8 @@ DOWN_SHARE: Final = 0.1
 """One pod, or a tenth of the fleet, goes at a time."""
 DOWN_EVERY_REPLICA_S: Final = 60.0
 """At most one such step a minute: the next must see what the last one did."""
+ASKED_KEPT_S: Final = 120.0
+"""Pods that were read directly for something to be taken away are read on for so long: longer than DIRECT_WHOLE_S, so that an objection that comes and goes does not start it anew."""
 DIRECT_WHOLE_S: Final = 60.0
 """Without a Prometheus every pod must have been read for this long, or the scale-down delay, without a gap."""
 CARRY_RATIO: Final = 0.85
@@ -284,8 +287,6 @@ REMEDY_CAP_STEP: Final = 5
 """Points taken off the cap once sequences cannot be halved any more."""
 REMEDY_MIN_CAP: Final = 10
 """The lowest cap the resource allows, in percent."""
-HUNG_PODS_AT_ONCE: Final = 1
-"""Hung pods replaced at a time: if all hang, the cause is elsewhere."""
 HUNG_EVERY_S: Final = 120.0
 """Least time between two such replacements."""
 FRAGMENTED_RATIO: Final = 0.3

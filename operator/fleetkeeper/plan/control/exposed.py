@@ -65,6 +65,7 @@ def _table() -> dict[tuple[str, str], Place]:
         ("fleetkeeper_memory_peak_ratio", ""): _gauge("memory_peak_ratio"),
         ("fleetkeeper_memory_fragmentation_ratio", ""): _gauge("memory_fragmentation_ratio"),
         ("fleetkeeper_live_limits_supported", ""): _gauge("live_limits"),
+        ("fleetkeeper_hung", ""): _gauge("hung"),
     }
     for name in ("steps", "schedule_calls", "prompt_tokens", "generation_tokens", "preemptions"):
         places[f"fleetkeeper_{name}_total", ""] = _counter(name)
@@ -92,6 +93,7 @@ OPTIONAL: Final = frozenset(
         "fleetkeeper_memory_peak_ratio",
         "fleetkeeper_memory_fragmentation_ratio",
         "fleetkeeper_live_limits_supported",
+        "fleetkeeper_hung",
         *(name for name, _ in PLACES if name.startswith(STEP_MODEL)),
     }
 )

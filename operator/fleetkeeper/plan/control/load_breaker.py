@@ -4,9 +4,11 @@ Pressure x = max(W / objective, B / objective, KV / 0.95, Q / (C* x ready)), of 
 Batch opens first, then standard by probability, while there is anything to turn away: a queue that
 moves faster than requests come needs no closed door, however long its last ones waited. Realtime
 never by load, only when its queue is older than a client waits. A breaker that sees nothing closes:
-live traffic is never turned away for want of metrics (the pods keep a rule of their own). Only while
+live traffic is never turned away for want of metrics (the pods keep a rule of their own). On signals
+that only age no tier opens, and none lets in fewer: they may show what is over. Only while
 no replica is old enough to be judged, which passes by itself within a minute, the breakers stay as
-they were.
+they were. On the word of Prometheus alone nobody is turned away where the pods can be asked: from the
+first tick above a threshold they are read directly, and only their own words close a door further.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from fleetkeeper.plan.control.constants import (
 )
 from fleetkeeper.plan.control.samples import Tier
 from fleetkeeper.plan.control.signals import Signals
-from fleetkeeper.plan.control.values import Admission, BreakerState, ControlSettings
+from fleetkeeper.plan.control.values import Admission, BreakerState, ControlSettings, Grade
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,14 @@ class LoadBreaker:
 
 @dataclass(frozen=True, slots=True)
 class _TierView:
-    """What one tier's machine sees in a tick."""
+    """What one tier's machine sees in a tick. `may_close`: fewer may be let in than are now."""
 
     over: bool
     ticks: int
     clean: bool
     open_admit: float
     why: str
+    may_close: bool = True
 
 
 def pressure(signals: Signals, settings: ControlSettings, capacity: float) -> float:
@@ -124,7 +127,8 @@ def _stepped(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
     over = min(breaker.over + 1, 1000) if view.over else 0
     breaker = breaker if over == breaker.over else replace(breaker, over=over)
     if breaker.state is BreakerState.CLOSED:
-        return _opened(view, now, breaker.wait_s) if over >= view.ticks else breaker
+        opens = over >= view.ticks and view.may_close
+        return _opened(view, now, breaker.wait_s) if opens else breaker
     if breaker.state is BreakerState.OPEN:
         return _tried(breaker, view, now)
     return _tested(breaker, view, now)
@@ -133,28 +137,45 @@ def _stepped(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
 def _tried(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
     """Open: half-open once its time is over and the pressure is below the threshold."""
     if now - breaker.since < breaker.wait_s or view.over:
-        return replace(breaker, admit=view.open_admit)
+        least = 0.0 if view.may_close else breaker.admit
+        return replace(breaker, admit=max(least, view.open_admit))
     admit = max(HALF_OPEN_RATIO, breaker.admit)
     return replace(breaker, state=BreakerState.HALF_OPEN, since=now, clean=0, admit=admit)
 
 
 def _tested(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
     """Half-open: open again above the threshold, for twice as long; wider and closed when clean."""
-    if view.over:
+    if view.over and view.may_close:
         return _opened(view, now, min(LOAD_OPEN_S[1], 2 * breaker.wait_s))
-    if not view.clean:
+    if view.over or not view.clean:
         return replace(breaker, clean=0) if breaker.clean else breaker
     if breaker.clean + 1 >= CLEAN_TICKS:
         return TierBreaker(since=now)
     return replace(breaker, clean=breaker.clean + 1, admit=min(1.0, 2 * breaker.admit))
 
 
+def asks_pods(breaker: LoadBreaker) -> bool:
+    """Whether the pods are to be read directly, for requests are or may soon be turned away."""
+    return breaker != LoadBreaker()
+
+
 def decide_load_breaker(
-    signals: Signals, settings: ControlSettings, capacity: float, breaker: LoadBreaker, now: float
+    signals: Signals,
+    settings: ControlSettings,
+    capacity: float,
+    breaker: LoadBreaker,
+    now: float,
+    *,
+    checks_directly: bool = False,
 ) -> LoadBreaker:
-    """The breakers after one tick. Signals that are not known close them all; young pods alone do not yet."""
+    """The breakers after one tick. Signals that are not known close them all; young pods alone do not yet.
+
+    `checks_directly`: the pods can be read, so Prometheus alone turns nobody away.
+    """
     if not signals.known:
         return _blind(signals, breaker, now)
+    if signals.grade is not Grade.FRESH:
+        return _ageing(breaker)
     x = pressure(signals, settings, capacity)
     enough = _enough(signals)
     if (
@@ -164,12 +185,17 @@ def decide_load_breaker(
     ):
         return _calm(breaker)
     clean = x < CLEAN
-    batch = _stepped(
-        breaker.batch, _batch_view(signals, settings, x, enough=enough, clean=clean), now
+    views = (
+        _realtime_view(signals, breaker, clean=clean),
+        _standard_view(signals, breaker, x, now, enough=enough, clean=clean),
+        _batch_view(signals, settings, x, enough=enough, clean=clean),
     )
-    standard_view = _standard_view(signals, breaker, x, now, enough=enough, clean=clean)
-    standard = _stepped(breaker.standard, standard_view, now)
-    realtime = _stepped(breaker.realtime, _realtime_view(signals, breaker, clean=clean), now)
+    may_close = signals.is_direct or not checks_directly
+    held = (breaker.realtime, breaker.standard, breaker.batch)
+    realtime, standard, batch = (
+        _stepped(tier, replace(view, may_close=may_close), now)
+        for tier, view in zip(held, views, strict=True)
+    )
     return LoadBreaker(realtime, standard, batch)
 
 
@@ -185,6 +211,17 @@ def _blind(signals: Signals, breaker: LoadBreaker, now: float) -> LoadBreaker:
         return TierBreaker(since=now) if closes else tier
 
     return LoadBreaker(held(breaker.realtime), held(breaker.standard), held(breaker.batch))
+
+
+def _ageing(breaker: LoadBreaker) -> LoadBreaker:
+    """Return the breaker as it was: what is not seen now opens no tier and lets in no fewer.
+
+    Ticks in a row begin anew. Signals that age are fresh again or lost within a minute.
+    """
+    if breaker.is_closed:
+        return _calm(breaker)
+    tiers = (breaker.realtime, breaker.standard, breaker.batch)
+    return LoadBreaker(*(replace(tier, over=0) if tier.over else tier for tier in tiers))
 
 
 def _calm(breaker: LoadBreaker) -> LoadBreaker:

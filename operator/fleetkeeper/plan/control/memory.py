@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
+from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.plan.control.batch import BatchMemory
 from fleetkeeper.plan.control.canary import Canary
 from fleetkeeper.plan.control.constants import CONTROL_OPEN_S, DECISIONS_KEPT
@@ -28,6 +30,7 @@ from fleetkeeper.plan.control.step_model import StepModel
 from fleetkeeper.plan.control.supply import ColdStart
 from fleetkeeper.plan.control.targets import Targets
 from fleetkeeper.plan.control.values import BreakerState, Limits
+from fleetkeeper.plan.previous import previous_condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,16 @@ class ControlMemory:
     orders: OrdersMemory = field(default_factory=OrdersMemory)
     remedy: Remedy | None = None
     replaced_at: float = 0.0
+    replaced_pod: str = ""
     fragmentation: FragmentationMemory = field(default_factory=FragmentationMemory)
     order_late_since: float | None = None
+    asked_at: float | None = None
     source: SourceBreaker = field(default_factory=SourceBreaker)
     shown_scaling: Shown = field(default_factory=Shown)
     shown_batching: Shown = field(default_factory=Shown)
     peak_percent: int = 0
     over_cap_pod: str = ""
+    shown_breaker: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     changes: tuple[Change, ...] = ()
 
 
@@ -182,7 +188,7 @@ def memory_from_status(
             BreakerState.OPEN,
             now,
             str(breaker.get("reason", "")) or "SignalsLost",
-            "open before the restart",
+            _detail(status),
             CONTROL_OPEN_S[0],
             last_good=limits,
         )
@@ -201,8 +207,26 @@ def memory_from_status(
         shown_scaling=_shown(scaling, str(scaling.get("desired", ""))),
         shown_batching=_shown(batching, f"{sequences}/{tokens}" if limits else ""),
         peak_percent=_whole(_section(status, "memory"), "peakPercent") or 0,
+        over_cap_pod=_over_cap_pod(status),
+        shown_breaker=breaker,
         changes=_changes(status),
     )
+
+
+def _detail(status: Mapping[str, Any]) -> str:
+    """Return why the control breaker opened, as Degraded says it in front of what follows."""
+    degraded = previous_condition(status, ConditionType.DEGRADED) or {}
+    if degraded.get("reason") != Reason.CONTROL_BREAKER_OPEN:
+        return "open before the restart"
+    return str(degraded.get("message", "")).partition(";")[0]
+
+
+def _over_cap_pod(status: Mapping[str, Any]) -> str:
+    """Return the replica that MemoryWithinCap names: its peak is measured anew only while it runs."""
+    within = previous_condition(status, ConditionType.MEMORY_WITHIN_CAP) or {}
+    words = str(within.get("message", "")).split()
+    is_above = within.get("reason") == Reason.ABOVE_CAP and words[:1] == ["Replica"]
+    return words[1] if is_above and len(words) > 1 else ""
 
 
 def _shown(section: Mapping[str, Any], value: str) -> Shown:

@@ -11,10 +11,12 @@ from fleetkeeper.plan.control.arbitrate import Want
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.load_breaker import LoadBreaker
 from fleetkeeper.plan.control.remedies import Remedy
+from fleetkeeper.plan.control.removal import Cause, Removal
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.source_breaker import SourceBreaker
 from fleetkeeper.plan.control.supply import Supply
 from fleetkeeper.plan.control.targets import Targets
+from fleetkeeper.plan.control.told import WARNING, notices_of_restart
 from fleetkeeper.plan.control.values import (
     Admission,
     ControlSettings,
@@ -31,7 +33,8 @@ class ControlDecision:
 
     `replacement`: pods whose engine hangs; `restart`: replicas whose allocator is fragmented, and
     `fragmentation_ratio` the worst that may be judged. `pod_load`: running and waiting by pod, from
-    which the planner marks the emptiest.
+    which the planner marks the emptiest. `asks_pods`: the pods are to be read directly, for something
+    may be taken away. `checks_directly`, `prometheus_disputed`: as in the inputs.
     """
 
     namespace: str
@@ -59,14 +62,23 @@ class ControlDecision:
     source: SourceBreaker = field(default_factory=SourceBreaker)
     live_replicas: int = 0
     pod_load: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    checks_directly: bool = False
+    prometheus_disputed: bool = False
+    asks_pods: bool = False
 
     @property
-    def replace_pods(self) -> Mapping[str, str]:
-        """Pods to be replaced now, and why."""
-        acts = [self.replacement] if self.replacement.valid else []
+    def replace_pods(self) -> Mapping[str, Removal]:
+        """Pods to be replaced now, each if it confirms the cause when it is read directly."""
+        found = {}
+        if self.replacement.valid:
+            why = self.replacement.detail
+            notice = Notice(WARNING, self.replacement.reason, why)
+            found = {pod: Removal(Cause.HUNG, why, notice) for pod in self.replacement.value}
         if self.restart.valid and self.settings.restarts:
-            acts.append(self.restart)
-        return {pod: decision.detail for decision in acts for pod in decision.value}
+            notices = notices_of_restart(self.restart, acts=True)
+            for pod, notice in zip(self.restart.value, notices, strict=True):
+                found[pod] = Removal(Cause.FRAGMENTED, self.restart.detail, notice)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fleetkeeper.plan.control.constants import (
     HUNG_EVERY_S,
-    HUNG_PODS_AT_ONCE,
     REMEDY_CAP_STEP,
     REMEDY_MIN_CAP,
     REMEDY_STEPS,
@@ -74,20 +73,28 @@ def decide_memory_remedy(
 
 
 def decide_replacements(
-    hung_pods: Sequence[str], replaced_at: float, now: float, *, paused: bool = False
+    hung_pods: Sequence[str],
+    replaced_at: float,
+    now: float,
+    *,
+    last: str = "",
+    paused: bool = False,
 ) -> Decision[tuple[str, ...]]:
     """Pods whose engine hangs and that are replaced now: one at a time, two minutes apart.
 
     The supervisor inside the pod restarts a hung engine first; this is for the pod where even that
-    does not help. `paused` (spec.paused): none is touched.
+    does not help. The pods take turns by name after `last`, the one chosen before: a pod that does not
+    confirm its hang stays, and must not keep the next from its turn. `paused` (spec.paused): none is
+    touched.
     """
     if not hung_pods:
-        return hold((), "NoHungEngine", "every engine that has work makes steps")
+        return hold((), "NoHungEngine", "no engine says that it hangs")
     if paused:
         return hold((), "Paused", f"{min(hung_pods)} hangs, and spec.paused keeps it")
     if now - replaced_at < HUNG_EVERY_S:
         return hold(
             (), "ReplacementPace", f"the last one was replaced {now - replaced_at:.0f} s ago"
         )
-    chosen = tuple(sorted(hung_pods)[:HUNG_PODS_AT_ONCE])
-    return act(chosen, "EngineHung", f"{chosen[0]} has work and makes no step: it is replaced")
+    chosen = min(hung_pods, key=lambda pod: (pod <= last, pod))
+    detail = f"{chosen} has work, makes no step and says that it hangs: it is replaced"
+    return act((chosen,), "EngineHung", detail)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from fleetkeeper.plan.control.constants import (
     CARRY_KV_RATIO,
@@ -35,7 +36,8 @@ class ReplicaView:
     silent pods as idle, `needed_down` as full; None: not known. `capacity`: sequences a replica
     carries. `batch_at_limit`: no step up of the batch is possible. `demand`: batch limits are at
     their floor and batch time is still too long. `raise_first`: a raise of the batch may do.
-    `prometheus_lost`: a Prometheus is set up and has nothing fresh.
+    `prometheus_lost`: a Prometheus is set up and has nothing fresh. `checks_directly`: samples come
+    from Prometheus and can be checked against the pods.
     """
 
     signals: Signals
@@ -57,6 +59,11 @@ class ReplicaView:
     up_blocked: str = ""
     hung: int = 0
     prometheus_lost: bool = False
+    checks_directly: bool = False
+
+
+UNCHECKED: Final = "the replicas are read directly first"
+"""Why a replica that Prometheus shows to be spare does not go yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,10 @@ def _overdue(view: ReplicaView) -> str:
 
 def _watched(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasMemory:
     """The memory with whether this look had a fresh direct reading of every ready pod."""
-    direct = view.signals.source is Source.DIRECT and not view.prometheus_lost
+    if view.checks_directly:
+        direct = view.signals.is_direct
+    else:
+        direct = view.signals.source is Source.DIRECT and not view.prometheus_lost
     whole = direct and not _unknown(view) and not _overdue(view)
     held = memory.direct_since
     since = (now if held is None else held) if whole else None
@@ -134,7 +144,14 @@ def _watched(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasM
 
 
 def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
-    """Direct readings lower nothing while a Prometheus is missed, nor before they were whole for long enough."""
+    """Direct readings lower nothing while a Prometheus is missed, nor before they were whole for long enough.
+
+    Prometheus alone lowers nothing either where the pods can be asked: somebody else's series may
+    stand in for theirs.
+    """
+    if view.checks_directly:
+        since = memory.direct_since
+        return "" if since is not None and now - since >= DIRECT_WHOLE_S else UNCHECKED
     if view.signals.source is not Source.DIRECT:
         return ""
     if view.prometheus_lost:
@@ -143,6 +160,12 @@ def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> s
     if memory.direct_since is not None and now - memory.direct_since >= needed_s:
         return ""
     return f"every replica must have been read directly for {needed_s:.0f} s without a gap"
+
+
+def would_lower(decision: Decision[int], replicas: int) -> bool:
+    """Whether nothing but the direct reading or the pace stands between this decision and fewer replicas."""
+    is_next = decision.reason == "ScaleDownPace" or decision.detail == UNCHECKED
+    return is_next or (decision.reason == "LoadFell" and decision.value < replicas)
 
 
 def _seen_too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasMemory:

@@ -84,6 +84,7 @@ class Gauges(NamedTuple):
     memory_peak_ratio: float = 0.0
     live_limits: float = 1.0
     memory_fragmentation_ratio: float = 0.0
+    hung: float = 0.0
 
 
 class StepSums(NamedTuple):

@@ -18,6 +18,7 @@ from fleetkeeper.plan.control.cascade import (
     limits_by_pod,
     replica_view,
 )
+from fleetkeeper.plan.control.constants import ASKED_KEPT_S
 from fleetkeeper.plan.control.control_breaker import ControlBreaker, decide_control_breaker
 from fleetkeeper.plan.control.evidence import Acts, evidence_of, judged_once
 from fleetkeeper.plan.control.forecast import Forecast, smoothed
@@ -27,7 +28,12 @@ from fleetkeeper.plan.control.fragmentation import (
     fragmentation_readings,
     watched,
 )
-from fleetkeeper.plan.control.load_breaker import decide_load_breaker, pressure
+from fleetkeeper.plan.control.load_breaker import (
+    LoadBreaker,
+    asks_pods,
+    decide_load_breaker,
+    pressure,
+)
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.orders import after_outcomes, due_orders
 from fleetkeeper.plan.control.outcome import ControlDecision
@@ -36,6 +42,7 @@ from fleetkeeper.plan.control.replicas import (
     ReplicasMemory,
     decide_replicas,
     why_none_is_spared,
+    would_lower,
 )
 from fleetkeeper.plan.control.samples import Tier
 from fleetkeeper.plan.control.signals import Signals, observe_service
@@ -80,7 +87,9 @@ def decide_service(
         ),
         now,
     )
-    load = decide_load_breaker(signals, settings, capacity, memory.load, now)
+    load = decide_load_breaker(
+        signals, settings, capacity, memory.load, now, checks_directly=inputs.checks_directly
+    )
     source = decide_source_breaker(memory.source, lost=inputs.prometheus_lost, now=now)
     scene = Scene(
         inputs,
@@ -106,7 +115,11 @@ def decide_service(
         memory.remedy, settings, inputs.pods, inputs.out_of_memory_pods, now
     )
     replacement = decide_replacements(
-        signals.hung_pods, memory.replaced_at, now, paused=settings.paused
+        signals.long_hung_pods,
+        memory.replaced_at,
+        now,
+        last=memory.replaced_pod,
+        paused=settings.paused,
     )
     watches = settings.restart_fragmented
     readings = fragmentation_readings(signals_memory.tracks, inputs.pods, now) if watches else ()
@@ -125,6 +138,7 @@ def decide_service(
         watched(memory.fragmentation, readings, enabled=watches),
         now,
     )
+    asked_at = _asked_at(inputs, memory, replicas, load, now)
     decision = ControlDecision(
         inputs.namespace,
         inputs.name,
@@ -144,8 +158,8 @@ def decide_service(
         replacement,
         restart,
         notices=(
-            *_notices(memory, scene, source, remedy, replacement),
-            *notices_of_restart(restart, acts=settings.restarts),
+            *_notices(memory, scene, source, remedy),
+            *(() if settings.restarts else notices_of_restart(restart, acts=False)),
         ),
         capacity=capacity,
         pressure=pressure(signals, settings, capacity) if signals.known else 0.0,
@@ -154,6 +168,9 @@ def decide_service(
         source=source,
         live_replicas=inputs.replicas,
         pod_load=_pod_load(signals),
+        checks_directly=inputs.checks_directly,
+        prometheus_disputed=inputs.prometheus_disputed,
+        asks_pods=asked_at is not None,
     )
     memory = ControlMemory(
         signals=signals_memory,
@@ -169,13 +186,16 @@ def decide_service(
         orders=orders,
         remedy=remedy.value,
         replaced_at=now if replacement.valid else memory.replaced_at,
+        replaced_pod=replacement.value[0] if replacement.valid else memory.replaced_pod,
         fragmentation=fragmentation,
         order_late_since=late_since,
+        asked_at=asked_at,
         source=source,
         shown_scaling=memory.shown_scaling,
         shown_batching=memory.shown_batching,
         peak_percent=memory.peak_percent,
         over_cap_pod=memory.over_cap_pod,
+        shown_breaker=memory.shown_breaker,
         changes=memory.changes,
     )
     return decision, memory
@@ -216,6 +236,22 @@ def _late_since(inputs: ControlInputs, memory: ControlMemory, now: float) -> flo
     return now if memory.order_late_since is None else memory.order_late_since
 
 
+def _asked_at(
+    inputs: ControlInputs,
+    memory: ControlMemory,
+    replicas: Decision[int],
+    load: LoadBreaker,
+    now: float,
+) -> float | None:
+    """Return when the pods last had to be read directly for something to be taken away; None: not lately."""
+    if not inputs.checks_directly:
+        return None
+    if would_lower(replicas, inputs.replicas) or asks_pods(load):
+        return now
+    held = memory.asked_at
+    return held if held is not None and now - held < ASKED_KEPT_S else None
+
+
 def _seen(memory: ControlMemory, inputs: ControlInputs) -> ReplicasMemory:
     """The replicas' memory; its observation starts anew with every leader."""
     held = memory.replicas
@@ -226,19 +262,20 @@ def _seen(memory: ControlMemory, inputs: ControlInputs) -> ReplicasMemory:
 
 def _want(inputs: ControlInputs, scene: Scene, replicas: Decision[int]) -> Want:
     settings, signals = inputs.settings, scene.signals
-    acts = settings.tunes_replicas
-    pinned = settings.pinned_replicas
-    asked = replicas.value if acts or pinned is not None else inputs.replicas
+    is_pin_due = (
+        settings.pinned_replicas is not None and not settings.paused and not inputs.scale_up_blocked
+    )
+    # What the planner would not create shall take no accelerator from others.
+    asked = replicas.value if settings.tunes_replicas or is_pin_due else inputs.replicas
     return Want(
         namespace=inputs.namespace,
         name=inputs.name,
         replicas=asked,
         supplied=inputs.replicas,
         min_replicas=settings.min_replicas,
-        gpus_per_replica=settings.gpus_per_replica,
+        gpus_per_replica=inputs.gpus_per_replica,
         tier=_urgent_tier(signals),
         breach=_breach(signals, settings),
-        pinned=pinned is not None,
         reason=replicas.reason,
     )
 
@@ -267,7 +304,6 @@ def _notices(
     scene: Scene,
     source: SourceBreaker,
     remedy: Decision[Remedy | None],
-    replacement: Decision[tuple[str, ...]],
 ) -> tuple[Notice, ...]:
     before: ControlBreaker = memory.control
     told = [
@@ -277,6 +313,5 @@ def _notices(
         Notice("Warning", remedy.reason, remedy.detail[:1].upper() + remedy.detail[1:])
         if remedy.valid
         else None,
-        Notice("Warning", replacement.reason, replacement.detail) if replacement.valid else None,
     ]
     return tuple(notice for notice in told if notice is not None)

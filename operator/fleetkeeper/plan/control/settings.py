@@ -10,7 +10,6 @@ def settings_of(
     spec: InferenceServiceSpec,
     generation: int,
     *,
-    gpus_per_replica: int = 0,
     max_sequences: int | None = None,
     cap_percent: int | None = None,
 ) -> ControlSettings:
@@ -37,7 +36,6 @@ def settings_of(
         fallback_replicas=spec.breaker.fallback_replicas,
         cap_percent=spec.memory.cap_percent if cap_percent is None else cap_percent,
         restart_fragmented=spec.memory.restart_fragmented,
-        gpus_per_replica=gpus_per_replica,
         paused=spec.paused,
         generation=generation,
     )

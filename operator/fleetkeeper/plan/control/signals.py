@@ -15,13 +15,13 @@ from typing import Final
 
 from fleetkeeper.plan.control.constants import (
     COVERAGE_RATIO,
-    HANG_S,
     REFERENCE_DECAY,
     REJECTIONS_STALE,
     TOKENS_EWMA_S,
     WINDOW_S,
     WINDOWS_KEPT,
 )
+from fleetkeeper.plan.control.hangs import HangRun, hang_runs
 from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample, Source
 from fleetkeeper.plan.control.tracks import (
     PodTrack,
@@ -50,13 +50,14 @@ class TokenUse:
 
 @dataclass(frozen=True, slots=True)
 class SignalsMemory:
-    """What the next tick needs: tracks by pod, the last windows, the slowest step, tokens in use."""
+    """What the next tick needs: tracks by pod, the last windows, the slowest step, tokens in use, hung pods."""
 
     tracks: Mapping[str, PodTrack] = field(default_factory=lambda: MappingProxyType({}))
     windows: tuple[Window, ...] = ()
     window_start: float = 0.0
     slowest_step_s: float = 0.0
     tokens: TokenUse = TokenUse()
+    hangs: Mapping[str, HangRun] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,9 @@ class Signals:
     oldest waits (mean over pods). `coverage` = reporting / ready pods. `window` is the window that
     closed in this tick, if one did. `overdue_pods`: reporting pods whose next scrape should have come. `reporting` pods are those that rates were made from.
     `grown_pods`: pods that have been ready for their first minute; `old_pods`: those of them whose newest
-    sample is too old to be used. `rejudged`: the objectives were changed; attainment is counted anew.
+    sample is too old to be used. `hung_pods` say themselves that they hang, `long_hung_pods` have said so
+    for HANG_S; neither need be ready. `rejudged`: the objectives were changed; attainment is counted anew.
+    `is_direct`: every sample that the rates rest on was read from its pod.
     """
 
     grade: Grade = Grade.STALE
@@ -91,6 +94,7 @@ class Signals:
     limit_sequences: float = 0.0
     live_limits: bool = True
     hung_pods: tuple[str, ...] = ()
+    long_hung_pods: tuple[str, ...] = ()
     running_by_pod: tuple[tuple[str, float], ...] = ()
     generation_by_pod: tuple[tuple[str, float], ...] = ()
     rejections: tuple[tuple[str, str], ...] = ()
@@ -101,6 +105,7 @@ class Signals:
     grown_pods: int = 0
     old_pods: int = 0
     rejudged: bool = False
+    is_direct: bool = False
 
     @property
     def known(self) -> bool:
@@ -145,6 +150,7 @@ class _Seen:
     coverage: float
     ready_pods: int
     hung: tuple[str, ...]
+    long_hung: tuple[str, ...]
     rejections: tuple[tuple[str, str], ...]
     missing: tuple[str, ...]
     window: Window | None
@@ -177,17 +183,19 @@ def observe_service(
         and has_rates(tracks[name], now)
         and not _newest(tracks[name]).missing
     ]
-    hung = tuple(name for name in usable if is_hung(tracks[name]))
-    usable = [name for name in usable if name not in hung]
-    memory, window = _windows(memory, tracks, usable, now)
-    fresh = sum(1 for name in usable if graded[name] is Grade.FRESH)
-    grade = _service_grade(len(usable) + len(hung), fresh + len(hung), len(grown))
+    hangs = hang_runs(samples, pods, memory.hangs, now)
+    # A hung pod is seen, and no part of the means.
+    fresh = sum(1 for name in usable if name in hangs or graded[name] is Grade.FRESH)
+    grade = _service_grade(len(usable), fresh, len(grown))
+    usable = [name for name in usable if name not in hangs]
+    memory, window = _windows(replace(memory, hangs=hangs), tracks, usable, now)
     seen = _Seen(
         memory,
         grade,
         len(usable) / len(ready) if ready else 0.0,
         len(ready),
-        hung,
+        tuple(sorted(hangs)),
+        tuple(sorted([name for name, run in hangs.items() if run.is_long])),
         tuple([(n, tracks[n].rejection) for n in grown if n in tracks and tracks[n].rejected]),
         _missing(tracks, grown),
         window,
@@ -243,40 +251,26 @@ def _service_grade(reporting: int, fresh: int, grown: int) -> Grade:
     return Grade.FRESH if fresh >= COVERAGE_RATIO * grown else Grade.AGEING
 
 
-def is_hung(track: PodTrack) -> bool:
-    """Whether work waited over the whole span and not one step was made.
-
-    Example: 20 s of samples, 3 requests waiting in each, the step counter still at 41: it hangs.
-    """
-    first, last = track.history[0], track.history[-1]
-    if last.time - first.time < HANG_S or last.counters.steps != first.counters.steps:
-        return False
-    return all(_work(sample.gauges) > 0 for sample in track.history)
-
-
-def _work(gauges: Gauges) -> float:
-    return gauges.waiting_realtime + gauges.waiting_standard + gauges.waiting_batch + gauges.running
-
-
 def _windows(
     memory: SignalsMemory, tracks: dict[str, PodTrack], usable: Sequence[str], now: float
 ) -> tuple[SignalsMemory, Window | None]:
     """Closes the window when its time is over and marks the start of the next."""
     windows, slowest, tokens = memory.windows, memory.slowest_step_s, memory.tokens
     if now - memory.window_start < WINDOW_S - 0.5:
-        return SignalsMemory(tracks, windows, memory.window_start, slowest, tokens), None
+        return replace(memory, tracks=tracks), None
     window = close_window(tracks, usable)
     marked = {
         name: PodTrack(name, t.history, t.newest, t.rejected, t.rejection, t.out_until)
         for name, t in tracks.items()
     }
     if window is None:
-        return SignalsMemory(marked, windows, now, slowest, tokens), None
+        return replace(memory, tracks=marked, window_start=now), None
     slowest *= REFERENCE_DECAY
     if window.steps > 0:
         slowest = max(slowest, window.seconds / window.steps)
     windows = (*windows, window)[-WINDOWS_KEPT:]
-    return SignalsMemory(marked, windows, now, slowest, _token_use(tokens, window)), window
+    tokens = _token_use(tokens, window)
+    return SignalsMemory(marked, windows, now, slowest, tokens, memory.hangs), window
 
 
 def _token_use(held: TokenUse, window: Window) -> TokenUse:
@@ -317,6 +311,7 @@ def _signals(seen: _Seen, usable: Sequence[str]) -> Signals:
             grade=seen.grade,
             ready_pods=seen.ready_pods,
             hung_pods=seen.hung,
+            long_hung_pods=seen.long_hung,
             rejections=seen.rejections,
             missing=seen.missing,
             windows=memory.windows,
@@ -346,6 +341,7 @@ def _signals(seen: _Seen, usable: Sequence[str]) -> Signals:
         ready_pods=seen.ready_pods,
         reporting_pods=len(usable),
         hung_pods=seen.hung,
+        long_hung_pods=seen.long_hung,
         rejections=seen.rejections,
         missing=seen.missing,
         window=seen.window,
@@ -353,6 +349,7 @@ def _signals(seen: _Seen, usable: Sequence[str]) -> Signals:
         grown_pods=seen.grown,
         old_pods=seen.old,
         rejudged=seen.rejudged,
+        is_direct=all(row.source is Source.DIRECT for track in tracks for row in track.history),
         source=Source.DIRECT if direct else Source.PROMETHEUS,
         rates=rates,
         gauges=gauges,

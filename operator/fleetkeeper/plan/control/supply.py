@@ -66,6 +66,14 @@ def supply_of(pods: Sequence[PodView], cold_start_s: float, now: float) -> Suppl
     return Supply(ready, pending, overdue)
 
 
+def hung_in_supply(
+    pods: Sequence[PodView], hung_pods: Sequence[str], cold_start_s: float, now: float
+) -> int:
+    """Return how many of the hung pods `supply_of` counts as ready or pending."""
+    hung = supply_of([pod for pod in pods if pod.name in hung_pods], cold_start_s, now)
+    return hung.ready + hung.pending
+
+
 def emptiest(
     pods: Sequence[PodView], running: Sequence[tuple[str, float]], count: int
 ) -> tuple[str, ...]:

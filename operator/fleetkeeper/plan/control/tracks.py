@@ -17,10 +17,11 @@ from fleetkeeper.plan.control.constants import (
     REJECTIONS_STALE,
     RESET_S,
     TICK_S,
+    WINDOW_S,
     YOUNG_S,
 )
 from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.samples import WITHIN, PodSample, is_reset, why_impossible
+from fleetkeeper.plan.control.samples import WITHIN, PodSample, Source, is_reset, why_impossible
 from fleetkeeper.plan.control.values import Grade, PodView
 
 
@@ -92,7 +93,19 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
         )
     oldest = sample.time - RATE_S - TICK_S / 2
     history = (*(held for held in track.history if held.time >= oldest), sample)
+    if sample.source is Source.DIRECT:
+        history = _own_words(history)
     return PodTrack(track.pod, history, track.mark or sample, out_until=track.out_until)
+
+
+def _own_words(history: tuple[PodSample, ...]) -> tuple[PodSample, ...]:
+    """Return the direct samples alone once they span a window, else all.
+
+    Two sources of one pod may tell different stories, and a rate between them is none.
+    Example: read directly every 5 s, rates rest on the pod's own words from its third reading on.
+    """
+    own = tuple(row for row in history if row.source is Source.DIRECT)
+    return own if own[-1].time - own[0].time >= WINDOW_S - 0.5 else history
 
 
 def _recounted(track: PodTrack, sample: PodSample) -> PodTrack:
@@ -139,12 +152,19 @@ def is_overdue(track: PodTrack, now: float) -> bool:
 
 def is_grown(pod: PodView, now: float) -> bool:
     """Whether a pod is ready and has been for its first minute."""
-    return (
-        pod.ready
-        and not pod.deleting
-        and pod.ready_since is not None
-        and now - pod.ready_since >= YOUNG_S
-    )
+    if not pod.ready or pod.deleting or pod.ready_since is None:
+        return False
+    age_s = age_of(pod.ready_since, now)
+    return age_s is None or age_s >= YOUNG_S
+
+
+def age_of(moment: float, now: float) -> float | None:
+    """Seconds since a moment that another machine wrote down; None when it lies in the future.
+
+    Then that machine's clock is, or was, ahead of ours. The age is not known, and to wait until the
+    moment comes could take hours.
+    """
+    return now - moment if moment <= now + FUTURE_S else None
 
 
 def has_rates(track: PodTrack, now: float) -> bool:

@@ -76,7 +76,6 @@ class ControlSettings:
     fallback_replicas: int | None = None
     cap_percent: int = 80
     restart_fragmented: bool = False
-    gpus_per_replica: int = 1
     paused: bool = False
     generation: int = 1
 
@@ -178,7 +177,10 @@ class ControlInputs:
     yet), `failed_writes` the writes of replicas that failed in the last tick, `started` when this
     process began to lead. `scale_up_blocked` says why more pods would not help (a bad revision).
     `prometheus_lost`: a Prometheus is set up and has nothing fresh of this service. `rolling_out`: the
-    Deployment's template is not yet the spec's, or not yet every pod's.
+    Deployment's template is not yet the spec's, or not yet every pod's. `gpus_per_replica` are the
+    accelerators that a pod of the live template asks for. `checks_directly`: samples come from
+    Prometheus, and the pods can be read before anything is taken away on its word.
+    `prometheus_disputed`: Prometheus has several series where a pod gives one.
     """
 
     namespace: str
@@ -192,6 +194,9 @@ class ControlInputs:
     put_outcomes: tuple[PutOutcome, ...] = ()
     failed_writes: int = 0
     prometheus_lost: bool = False
+    checks_directly: bool = False
+    prometheus_disputed: bool = False
     scale_up_blocked: str = ""
     out_of_memory_pods: tuple[str, ...] = field(default=())
     rolling_out: bool = False
+    gpus_per_replica: int = 0

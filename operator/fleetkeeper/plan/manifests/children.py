@@ -8,7 +8,10 @@ from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy
 from fleetkeeper.plan.context import PlanContext
 from fleetkeeper.plan.manifests.address import desired_address
 from fleetkeeper.plan.manifests.control_config import desired_control_config
-from fleetkeeper.plan.manifests.disruption import desired_disruption_budget
+from fleetkeeper.plan.manifests.disruption import (
+    desired_disruption_budget,
+    desired_router_disruption_budget,
+)
 from fleetkeeper.plan.manifests.engine import desired_engine_deployment
 from fleetkeeper.plan.manifests.network import desired_engine_policy, desired_router_policy
 from fleetkeeper.plan.manifests.router import (
@@ -60,5 +63,7 @@ def desired_children(
             desired_router_binding(service, context),
             desired_router_deployment(service, context),
         ]
+        if service.spec.routing.replicas > 1:
+            children.append(desired_router_disruption_budget(service))
     children.append(desired_address(service))
     return tuple(children)

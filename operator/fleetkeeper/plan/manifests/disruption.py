@@ -1,22 +1,43 @@
-"""The PodDisruptionBudget of the engines."""
+"""The PodDisruptionBudgets of the engines and of the routers."""
 
 from __future__ import annotations
 
-from fleetkeeper.api.names import Component, disruption_name, selector
+from typing import Final
+
+from fleetkeeper.api.names import Component, disruption_name, router_name, selector
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.plan.manifests.common import desired_metadata
 from fleetkeeper.plan.model import Manifest
 
+MAX_UNAVAILABLE_ROUTERS: Final = 1
+"""One at a time. A lone router has no budget: it would protect nothing, or block its node's drain."""
+
 
 def desired_disruption_budget(service: InferenceService) -> Manifest:
     """How many engines an eviction may take; those that are not ready may always go."""
+    return _budget(
+        service,
+        disruption_name(service.name),
+        Component.ENGINE,
+        service.spec.disruption.max_unavailable,
+    )
+
+
+def desired_router_disruption_budget(service: InferenceService) -> Manifest:
+    """Lets an eviction take one router at a time; those that are not ready may always go."""
+    return _budget(service, router_name(service.name), Component.ROUTER, MAX_UNAVAILABLE_ROUTERS)
+
+
+def _budget(
+    service: InferenceService, name: str, component: Component, max_unavailable: int
+) -> Manifest:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": desired_metadata(service, disruption_name(service.name), Component.ENGINE),
+        "metadata": desired_metadata(service, name, component),
         "spec": {
-            "maxUnavailable": service.spec.disruption.max_unavailable,
-            "selector": {"matchLabels": selector(service.name, Component.ENGINE)},
+            "maxUnavailable": max_unavailable,
+            "selector": {"matchLabels": selector(service.name, component)},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }

@@ -205,7 +205,7 @@ def _environment(
         raise EngineOptionRefused(
             f"engine profile {profile.name} does not allow the variables {', '.join(refused)}"
         )
-    values = {**_hub_environment(spec), **spec.engine.env}
+    values = {**_hub_environment(spec), **spec.engine.env, **profile.variables}
     values |= {
         "FLEETKEEPER_ENGINE": document_text(desired_engine_document(service, profile, tuning)),
         "HOME": HOME_DIR,

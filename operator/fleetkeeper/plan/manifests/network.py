@@ -47,7 +47,7 @@ def desired_engine_policy(
         else [_own_pods(service, Component.ROUTER)]
     )
     steering = _peers((*context.operator_peers, *context.prometheus_peers))
-    egress = [_dns(context)]
+    egress = [_rule(context.dns_rule)]
     egress += [
         {"to": [{"ipBlock": {"cidr": peer.cidr}}], "ports": _ports(peer.ports)}
         for peer in profile.egress
@@ -79,7 +79,7 @@ def desired_router_policy(service: InferenceService, context: PlanContext) -> Ma
             _from(_peers(context.prometheus_peers), ROUTER_METRICS_PORT),
         ],
         egress=[
-            _dns(context),
+            _rule(context.dns_rule),
             {"to": [_own_pods(service, Component.ENGINE)], "ports": _ports((SERVING_PORT,))},
             _rule(api_server),
         ],
@@ -146,10 +146,6 @@ def _peer(peer: NetworkPeer) -> Manifest:
 
 def _from(peers: list[Manifest], port: int) -> Manifest | None:
     return {"from": peers, "ports": _ports((port,))} if peers else None
-
-
-def _dns(context: PlanContext) -> Manifest:
-    return _rule(context.dns_rule or NetworkRule(peers=(), tcp_ports=(53,), udp_ports=(53,)))
 
 
 def _rule(rule: NetworkRule) -> Manifest:

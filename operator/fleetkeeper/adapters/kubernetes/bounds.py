@@ -1,0 +1,208 @@
+"""Bounds on what one answer of the API server may take, and what is known of an object beyond them.
+
+Anybody who may write objects decides how large they are, and a decoded answer takes up to 30 times
+its JSON. An object that is too large, or that cannot be decoded, is handed on as a stand-in with its
+name. The API server writes the metadata of its own kinds first and begins it with the name; that of
+custom resources is sorted by field, and ends with the name and the UID.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import aiohttp
+
+from fleetkeeper.adapters.kubernetes.errors import ApiError, BrokenAnswer
+from fleetkeeper.adapters.kubernetes.reading import stand_in
+from fleetkeeper.api.names import LABEL_SERVICE
+from fleetkeeper.plan.model import Manifest
+
+ANSWER_BYTES: Final = 2 * 1024 * 1024
+"""Of one answer and of one line of a watch. etcd takes objects of up to 1.5 MiB."""
+PAGE_BYTES: Final = 1024 * 1024
+"""What a page of a list is to take."""
+FIRST_PAGE: Final = 20
+"""Objects in the first page, whose sizes nobody knows."""
+LIST_HEAD_BYTES: Final = 16 * 1024
+"""Where the metadata of a list ends, or begins: it holds a continue token of a few hundred bytes."""
+GROWTH: Final = 4
+"""A page holds at most so many times the objects of the one before."""
+_BUILT_IN: Final = re.compile(
+    rb'\{(?:"kind":"\w+","apiVersion":"[\w./]+",)?"metadata":\{"name":"([^"\\]{1,253})",(?:"generateName":"[^"\\]*",)?'
+    rb'"namespace":"([^"\\]{1,63})",(?:"selfLink":"[^"\\]*",)?'
+    rb'"uid":"([^"\\]{1,64})","resourceVersion":"(\d{1,19})"'
+)
+_CUSTOM: Final = re.compile(
+    rb'"name":"([^"\\]{1,253})","namespace":"([^"\\]{1,63})",'
+    rb'(?:"ownerReferences":\[(?:[^\]"]|"(?:[^"\\]|\\.)*")*\],)?'
+    rb'"resourceVersion":"(\d{1,19})",(?:"selfLink":"[^"\\]*",)?"uid":"([^"\\]{1,64})"\}'
+)
+_LABEL: Final = re.compile(
+    rb'"labels":\{[^}\\]{0,16384}?"' + re.escape(LABEL_SERVICE.encode()) + rb'":"([^"\\]{1,63})"'
+)
+_LIST: Final = re.compile(
+    rb'"metadata":\{"resourceVersion":"(\d{1,19})"(?:,"continue":"([^"\\]*)")?[^{}]*\},"items":\['
+)
+_CUSTOM_LIST: Final = re.compile(
+    rb'"metadata":\{(?:"continue":"([^"\\]*)",)?(?:"remainingItemCount":\d+,)?'
+    rb'"resourceVersion":"(\d{1,19})"(?:,"selfLink":"[^"\\]*")?\}\}\s*$'
+)
+_ITEMS: Final = re.compile(rb'"items":\[')
+_EVENT: Final = re.compile(rb'\{"type":"(ADDED|MODIFIED|DELETED)","object":')
+
+
+class NotTaken(ApiError):
+    """An answer was larger than may be, or is JSON that cannot be decoded.
+
+    `content` is as much of it as was read.
+    """
+
+    def __init__(self, reason: str, message: str, content: bytes) -> None:
+        super().__init__(0, reason, message)
+        self.content = content
+
+
+def decoded(content: bytes) -> dict[str, Any]:
+    """Return the object that an answer is.
+
+    Raises:
+        BrokenAnswer: it is not JSON, or no object.
+        NotTaken: it is nested too deeply, or holds a number that is too long.
+    """
+    try:
+        value = json.loads(content)
+    except json.JSONDecodeError as problem:
+        raise BrokenAnswer(f"the answer is not JSON: {content[:120]!r}") from problem
+    except (RecursionError, ValueError) as problem:
+        raise NotTaken("Undecodable", f"cannot be decoded: {problem}", content) from problem
+    if not isinstance(value, dict):
+        raise BrokenAnswer(f"the answer is no object: {content[:120]!r}")
+    return value
+
+
+async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        NotTaken: it is larger than `ANSWER_BYTES`; the rest is not read.
+    """
+    content = bytearray()
+    try:
+        async for chunk in response.content.iter_any():
+            content += chunk
+            if len(content) > ANSWER_BYTES:
+                break
+    finally:
+        if response.content.at_eof():
+            response.release()
+        else:
+            response.close()
+    return whole(bytes(content))
+
+
+async def bounded_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the lines of a watch, each whole; of one beyond `ANSWER_BYTES` its beginning."""
+    line = bytearray()
+    async for chunk in content.iter_any():
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            _extend(line, end)
+            if line:
+                yield bytes(line)
+            line.clear()
+        _extend(line, rest)
+
+
+def _extend(line: bytearray, more: bytes) -> None:
+    """One byte beyond the bound is kept, so that the line shows that it was cut."""
+    line += more[: max(0, ANSWER_BYTES + 1 - len(line))]
+
+
+def decoded_event(line: bytes) -> dict[str, Any]:
+    """Return the event that a line of a watch is; with a stand-in where its object was not taken.
+
+    Raises:
+        BrokenAnswer: it is no event, and does not say of which object.
+    """
+    try:
+        return decoded(whole(line))
+    except NotTaken as problem:
+        event = _EVENT.match(problem.content)
+        live = _stand_in_of(problem, event.end()) if event else None
+        if event is None or live is None:
+            raise BrokenAnswer(f"a watch line {problem.message}: {line[:120]!r}") from problem
+        return {"type": event[1].decode(), "object": live}
+
+
+def whole(content: bytes) -> bytes:
+    """Return the content.
+
+    Raises:
+        NotTaken: it is larger than `ANSWER_BYTES`.
+    """
+    if len(content) > ANSWER_BYTES:
+        raise NotTaken("TooLarge", f"takes more than {ANSWER_BYTES} bytes as JSON", content)
+    return content
+
+
+def page_of_one(problem: NotTaken) -> dict[str, Any]:
+    """Return the page whose only object was not taken, with its stand-in.
+
+    Raises:
+        NotTaken: `problem` itself, where its beginning does not say which object it is.
+    """
+    metadata = page_metadata(problem)
+    first = _ITEMS.search(problem.content, 0, LIST_HEAD_BYTES)
+    live = _stand_in_of(problem, first.end()) if first else None
+    if metadata is None or live is None:
+        raise problem
+    return {"metadata": metadata, "items": [live]}
+
+
+def page_metadata(problem: NotTaken) -> Manifest | None:
+    """Return the metadata of a list that was not taken; None where it cannot be found."""
+    if found := _LIST.search(problem.content, 0, LIST_HEAD_BYTES):
+        version, following = found[1], found[2]
+    elif found := _CUSTOM_LIST.search(
+        problem.content, max(0, len(problem.content) - LIST_HEAD_BYTES)
+    ):
+        version, following = found[2], found[1]
+    else:
+        return None
+    return {"resourceVersion": version.decode(), "continue": (following or b"").decode()}
+
+
+def _stand_in_of(problem: NotTaken, start: int) -> Manifest | None:
+    """Return the stand-in for the object that begins at `start`; None where it is not found.
+
+    The owner of an object may write what looks like the metadata of another one into its
+    managedFields. Metadata of built-in kinds is therefore read at the beginning alone, and of what
+    looks like the end of a custom resource's metadata the last is taken: the schema allows nothing
+    like it behind.
+    """
+    if found := _BUILT_IN.match(problem.content, start):
+        name, namespace, uid, version = (part.decode(errors="replace") for part in found.groups())
+    elif ends := list(_CUSTOM.finditer(problem.content, start)):
+        found = ends[-1]
+        name, namespace, version, uid = (part.decode(errors="replace") for part in found.groups())
+    else:
+        return None
+    live = stand_in(
+        problem.message, name=name, namespace=namespace, uid=uid, resourceVersion=version
+    )
+    label = _LABEL.search(problem.content, found.end(), found.end() + LIST_HEAD_BYTES)
+    if label is not None:
+        live["metadata"]["labels"] = {LABEL_SERVICE: label[1].decode(errors="replace")}
+    return live
+
+
+def next_limit(limit: int, most: int, items: int, size: int) -> int:
+    """Return how many objects the next page is to hold: as many as `PAGE_BYTES` has room for.
+
+    Worked example: 20 objects in 400 KiB, at most 200: 51 fit in 1 MiB. 20 in 40 KiB: 80, not 524.
+    """
+    fitting = PAGE_BYTES * items // size if items and size else most
+    return max(1, min(most, fitting, limit * GROWTH))

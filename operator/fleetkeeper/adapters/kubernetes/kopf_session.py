@@ -1,0 +1,99 @@
+"""The HTTP session that kopf watches InferenceServices with: what it decodes is decoded here first.
+
+kopf ends, and the operator with it, at the first answer that cannot be decoded, and anybody who may
+create an InferenceService can nest its managedFields deeper than Python decodes. Such an object is
+replaced by its stand-in in a watch, and left to the next resync in a list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+import structlog
+
+from fleetkeeper.adapters.kubernetes.bounds import (
+    NotTaken,
+    bounded_lines,
+    decoded,
+    decoded_event,
+    page_metadata,
+    whole,
+)
+from fleetkeeper.adapters.kubernetes.errors import BrokenAnswer
+
+log = structlog.get_logger(__name__)
+
+
+class DecodableResponse(aiohttp.ClientResponse):
+    """An answer whose JSON, and whose lines, can be decoded."""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:  # noqa: ANN401 -- aiohttp's own
+        """Read the headers; the content is read through `_Lines`."""
+        await super().start(connection)
+        self.content = _Lines(self.content)  # type: ignore[assignment] # all of it but iter_chunked
+        return self
+
+    async def json(self, **_: Any) -> Any:  # noqa: ANN401 -- as aiohttp declares it
+        """Return the object; a list that cannot be decoded without its items.
+
+        Raises:
+            json.JSONDecodeError: an error's body is not JSON, as that of a proxy that answers 503 in
+                plain words. kopf then takes the words.
+            aiohttp.ClientPayloadError: an answer was cut off or is not JSON. kopf then asks again.
+            NotTaken: it cannot be decoded, and is not a list.
+        """
+        try:
+            return decoded(await self.read())
+        except BrokenAnswer as problem:
+            if self.status >= HTTPStatus.BAD_REQUEST:
+                raise json.JSONDecodeError(problem.message, "", 0) from problem
+            raise aiohttp.ClientPayloadError(problem.message) from problem
+        except NotTaken as problem:
+            metadata = page_metadata(problem)
+            if metadata is None:
+                raise
+            log.warning("a page of services is left to the next resync", why=problem.message)
+            return {"metadata": metadata, "items": []}
+
+
+class _Lines:
+    """A stream of lines, each of which can be decoded; of everything else the stream itself."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 -- whatever the stream has
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
+        """Yield whole lines, which kopf decodes one by one."""
+        async for line in bounded_lines(self._content):
+            if (known := _decodable(line)) is not None:
+                yield known
+
+
+def _decodable(line: bytes) -> bytes | None:
+    """Return the line, or one with a stand-in; None where it does not say of which object.
+
+    Raises:
+        aiohttp.ClientPayloadError: it is not JSON, as where a connection was cut; kopf connects again.
+    """
+    try:
+        decoded(whole(line))
+    except NotTaken:
+        return _stand_in_line(line)
+    except BrokenAnswer as problem:
+        raise aiohttp.ClientPayloadError(problem.message) from problem
+    return line + b"\n"
+
+
+def _stand_in_line(line: bytes) -> bytes | None:
+    try:
+        return json.dumps(decoded_event(line)).encode() + b"\n"
+    except BrokenAnswer as problem:
+        log.warning("an event of a service is left to the next resync", why=problem.message)
+        return None

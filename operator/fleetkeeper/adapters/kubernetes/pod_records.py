@@ -1,0 +1,149 @@
+"""Pods and the events about them as lean records. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from sys import intern
+from typing import Any
+
+from fleetkeeper.adapters.kubernetes.reading import (
+    MESSAGE_LIMIT,
+    as_map,
+    controller_uid,
+    cost,
+    count,
+    maps,
+    message,
+    required_map,
+    seconds_of,
+    text,
+)
+from fleetkeeper.api.names import (
+    ANNOTATION_DELETION_COST,
+    ANNOTATION_TEMPLATE_HASH,
+    LABEL_COMPONENT,
+    LABEL_SERVICE,
+)
+from fleetkeeper.plan.budget import accelerators_of
+from fleetkeeper.plan.model import Container, ObjectEvent, Pod, Termination
+from fleetkeeper.plan.reasons import engine_line
+
+MOST_CONTAINERS = 32
+"""Containers kept of a pod, of each sort."""
+TERMINATION_LIMIT = 8192
+"""Characters looked at of a termination message; a kubelet writes 4096 bytes at most."""
+
+
+def pod_record(live: Mapping[str, Any]) -> Pod:
+    """A pod.
+
+    Raises:
+        Unreadable: its metadata, spec or status cannot be read.
+    """
+    meta = required_map(live.get("metadata"), "metadata")
+    spec = required_map(live.get("spec"), "spec")
+    status = required_map(live.get("status"), "status")
+    labels, annotations = as_map(meta.get("labels")), as_map(meta.get("annotations"))
+    conditions = {text(c.get("type")): c for c in maps(status.get("conditions"))}
+    ready, scheduled = conditions.get("Ready", {}), conditions.get("PodScheduled", {})
+    is_ready = ready.get("status") == "True"
+    node = text(spec.get("nodeName"))
+    return Pod(
+        name=text(meta.get("name")),
+        uid=text(meta.get("uid")),
+        service=text(labels.get(LABEL_SERVICE)),
+        component=intern(text(labels.get(LABEL_COMPONENT))),
+        revision_uid=controller_uid(meta),
+        template_hash=text(annotations.get(ANNOTATION_TEMPLATE_HASH)),
+        created=seconds_of(meta.get("creationTimestamp")) or 0.0,
+        phase=intern(text(status.get("phase")) or "Pending"),
+        ip=text(status.get("podIP")),
+        node=intern(node),
+        ready=is_ready,
+        ready_since=seconds_of(ready.get("lastTransitionTime")) if is_ready else None,
+        ejected_since=None if is_ready else _ejected_since(status, ready),
+        scheduled=scheduled.get("status") == "True" or bool(node),
+        unschedulable=_unschedulable(scheduled),
+        deleting="deletionTimestamp" in meta,
+        deletion_cost=cost(annotations.get(ANNOTATION_DELETION_COST)),
+        accelerators=accelerators_of(spec),
+        containers=tuple(_containers(status)),
+    )
+
+
+def _ejected_since(status: Mapping[str, Any], ready: Mapping[str, Any]) -> float | None:
+    """When a started container that still runs stopped being ready; a starting one never was ready.
+
+    Ready turned False after the container's present run began: only its own readiness does that.
+    """
+    turned = seconds_of(ready.get("lastTransitionTime"))
+    if turned is None:
+        return None
+    for found in maps(status.get("containerStatuses")):
+        running = as_map(as_map(found.get("state")).get("running"))
+        began = seconds_of(running.get("startedAt"))
+        is_out = found.get("started") is True and found.get("ready") is not True
+        if is_out and began is not None and began < turned:
+            return turned
+    return None
+
+
+def event_record(live: Mapping[str, Any]) -> ObjectEvent:
+    """An event of either API, as `v1` shows it."""
+    series = as_map(live.get("series"))
+    seen_at = (
+        series.get("lastObservedTime")
+        or live.get("lastTimestamp")
+        or live.get("eventTime")
+        or live.get("firstTimestamp")
+    )
+    return ObjectEvent(
+        pod_uid=text(as_map(live.get("involvedObject")).get("uid")),
+        reason=text(live.get("reason")),
+        message=message(live.get("message")),
+        seen=seconds_of(seen_at) or 0.0,
+    )
+
+
+def _containers(status: Mapping[str, Any]) -> Iterable[Container]:
+    for key, init in (("initContainerStatuses", True), ("containerStatuses", False)):
+        for found in maps(status.get(key))[:MOST_CONTAINERS]:
+            state, last = as_map(found.get("state")), as_map(found.get("lastState"))
+            waiting = as_map(state.get("waiting"))
+            yield Container(
+                name=intern(text(found.get("name"))),
+                init=init,
+                ready=found.get("ready") is True,
+                restarts=count(found.get("restartCount")),
+                waiting_reason=intern(text(waiting.get("reason"))),
+                waiting_message=message(waiting.get("message")),
+                terminated=_termination(state.get("terminated")),
+                last_terminated=_termination(last.get("terminated")),
+            )
+
+
+def _termination(found: object) -> Termination | None:
+    if not isinstance(found, Mapping):
+        return None
+    return Termination(
+        exit_code=count(found.get("exitCode")),
+        reason=intern(text(found.get("reason"))),
+        message=_last_word(found.get("message")),
+        finished=seconds_of(found.get("finishedAt")),
+    )
+
+
+def _last_word(found: object) -> str:
+    """The engine's termination line without the output that it quotes; of other words the end."""
+    words = found[-TERMINATION_LIMIT:] if isinstance(found, str) else ""
+    line = engine_line(words)
+    if not line:
+        return text(words[-MESSAGE_LIMIT:], MESSAGE_LIMIT)
+    return json.dumps({key: message(line.get(key)) for key in ("class", "message")})
+
+
+def _unschedulable(scheduled: Mapping[str, Any]) -> str:
+    if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
+        return message(scheduled.get("message")) or "Unschedulable"
+    return ""

@@ -1,0 +1,7 @@
+"""Prometheus: its queries, a bounded session, and what its answers say of each pod."""
+
+from fleetkeeper.adapters.prometheus.answers import PodKey, PrometheusReading
+from fleetkeeper.adapters.prometheus.client import Prometheus, PrometheusSettings
+from fleetkeeper.adapters.prometheus.session import PrometheusError
+
+__all__ = ["PodKey", "Prometheus", "PrometheusError", "PrometheusReading", "PrometheusSettings"]

@@ -1,0 +1,100 @@
+"""Fans the answers of one tick out to their pods, as they come, from several threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleetkeeper.adapters.prometheus.queries import DISPUTED, TIMES
+from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.plan.control.exposed import PodSeries
+from fleetkeeper.plan.control.samples import PodSample, Source
+
+PodKey = tuple[str, str]
+"""Namespace and name of a pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusReading:
+    """What Prometheus knows now.
+
+    `disputed`: pods of which it has more than one series where one is expected; they have no sample.
+    `problems`: what was wrong with the queries that gave nothing for some pods, a text each.
+    """
+
+    samples: Mapping[PodKey, PodSample]
+    disputed: frozenset[PodKey] = frozenset()
+    problems: tuple[str, ...] = ()
+
+
+class Fan:
+    """Collects the answers of one tick by pod.
+
+    Rows that are no series, and series of pods not asked for, are dropped. NaN is kept: it is judged
+    later. An answer that comes after `reading` was called is dropped too.
+    """
+
+    def __init__(self, pods: Mapping[PodKey, Edges]) -> None:
+        self._series = {pod: PodSeries(edges) for pod, edges in pods.items()}
+        self._times: dict[PodKey, float] = {}
+        self._disputed: set[PodKey] = set()
+        self._turn = threading.Lock()
+        self._is_open = True
+
+    def take(self, name: str, rows: list[Any]) -> None:
+        """Take the answer to the query of this name."""
+        with self._turn:
+            if not self._is_open:
+                return
+            for pod, labels, value in _parsed(rows):
+                series = self._series.get(pod)
+                if series is None:
+                    continue
+                if name == TIMES:
+                    self._times[pod] = value
+                elif name == DISPUTED:
+                    self._disputed.add(pod)
+                else:
+                    _add(series, labels, value)
+
+    def reading(
+        self, incomplete: Collection[str] = (), problems: tuple[str, ...] = ()
+    ) -> PrometheusReading:
+        """Return what was collected.
+
+        Pods of `incomplete` namespaces have no sample, nor has one without a time or a known series.
+        """
+        with self._turn:
+            self._is_open = False
+        samples = {
+            pod: series.sample(pod[1], self._times[pod], Source.PROMETHEUS)
+            for pod, series in self._series.items()
+            if pod in self._times
+            and not series.is_empty
+            and pod[0] not in incomplete
+            and pod not in self._disputed
+        }
+        return PrometheusReading(samples, frozenset(self._disputed), problems)
+
+
+def _add(series: PodSeries, labels: Mapping[str, str], value: float) -> None:
+    try:
+        series.add(labels.get("__name__", ""), labels, value)
+    except TypeError:  # a label that is no text
+        return
+
+
+def _parsed(rows: list[Any]) -> Iterator[tuple[PodKey, Mapping[str, str], float]]:
+    """Yield pod, labels and value of each row that is a series."""
+    for row in rows:
+        try:
+            labels, value = row["metric"], row["value"]
+            if type(value) is not list or type(labels) is not dict:
+                continue
+            pod, number = (labels["namespace"], labels["pod"]), float(value[1])
+            hash(pod)
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            continue
+        yield pod, labels, number

@@ -1,0 +1,242 @@
+"""Reads the engines' metrics from Prometheus: about ten queries a tick for all services together.
+
+Raw series come back, a scrape's own time with them; rates are made by the control loop. All queries
+of a tick are evaluated at one instant, so a pod's values belong to one scrape. What Prometheus
+answers is hostile input: size, time, shape and every number are bounded. A query that gives nothing
+costs its own values alone, and one that is too large is put again for parts of the fleet.
+
+A thousand services are a hundred thousand series a tick, so series bear the labels that tell them
+apart and no others, and each answer is fanned out and let go while the next is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import requests
+from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError
+from urllib3.util.retry import Retry
+
+from fleetkeeper.adapters.prometheus.answers import Fan, PodKey, PrometheusReading
+from fleetkeeper.adapters.prometheus.queries import NAMESPACES_TEXT, Query, queries_for
+from fleetkeeper.adapters.prometheus.session import (
+    BoundedSession,
+    PrometheusError,
+    TooMuch,
+    hidden,
+    parse_address,
+    secret_forms,
+)
+from fleetkeeper.plan.control.edges import Edges
+
+ANSWER_BYTES: Final = 4 * 1024 * 1024
+"""An answer may have these and POD_BYTES for each pod: other fleets' series may be among them."""
+POD_BYTES: Final = 8 * 1024
+"""Of 15 series, the most that a query returns of a pod; one takes some 200 bytes."""
+PARTS: Final = 32
+"""Times that a query which was too much is put for a part of the fleet: enough for one namespace of ten thousand."""
+UNPROCESSABLE: Final = "HTTP Status Code 422 "
+"""How the client tells that a query could not be carried out: too many samples, a timeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusSettings:
+    """Where Prometheus is and how far it is trusted.
+
+    `ca_file` and `token_file` are read anew at each tick (they rotate); a token goes before a user in
+    `url`. `deadline_s` holds for all queries of a tick together, `response_bytes` for each answer.
+    `selector` is added to every query, as `parse_selector` gives it.
+    """
+
+    url: str = field(repr=False)
+    ca_file: Path | None = None
+    token_file: Path | None = None
+    deadline_s: float = 4.0
+    response_bytes: int = 32 * 1024 * 1024
+    retries: int = 2
+    parallel: int = 4
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    selector: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Miss:
+    """What a query did not give: of which namespaces, and why."""
+
+    query: Query
+    namespaces: frozenset[str]
+    problem: str
+
+
+def answer_bytes(pods: int, most: int) -> int:
+    """Return how large an answer about so many pods may be."""
+    return min(most, ANSWER_BYTES + POD_BYTES * pods)
+
+
+class Prometheus:
+    """One Prometheus server. Blocking work runs in threads of its own."""
+
+    def __init__(self, settings: PrometheusSettings, monotonic: Callable[[], float]) -> None:
+        """`monotonic` gives seconds that never jump, for the deadline."""
+        self._settings = settings
+        self._monotonic = monotonic
+        self._address = parse_address(settings.url)
+        self._secrets = secret_forms(self._address.auth, "")
+        self._session = BoundedSession(monotonic)
+        self._threads = ThreadPoolExecutor(settings.parallel, thread_name_prefix="prometheus")
+        retry = Retry(
+            total=settings.retries,
+            read=0,  # an answer that did not come in time would hold its thread once more
+            backoff_factor=0.1,
+            status_forcelist=(502, 503, 504),
+            respect_retry_after_header=False,
+            raise_on_status=False,
+        )
+        url = self._address.url
+        self._client = PrometheusConnect(
+            url, retry=retry, session=self._session, auth=self._address.auth
+        )
+        self._session.mount(url, HTTPAdapter(max_retries=retry, pool_maxsize=settings.parallel))
+
+    def close(self) -> None:
+        """End connections and threads; a query under way is waited for by nobody."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._session.close()
+
+    async def observe_samples(
+        self, pods: Mapping[PodKey, Edges], now: float, *, step_class: str = ""
+    ) -> PrometheusReading:
+        """Return the newest sample of each of these pods that Prometheus knows.
+
+        Raises:
+            PrometheusError: when no pod can have a sample, for a required query failed for all.
+        """
+        if not pods:
+            return PrometheusReading({})
+        self._refresh()
+        tick = _Tick(
+            now=now,
+            deadline=self._monotonic() + self._settings.deadline_s,
+            size=answer_bytes(len(pods), self._settings.response_bytes),
+            namespaces=tuple(sorted({namespace for namespace, _ in pods})),
+            fan=Fan(pods),
+        )
+        queries = queries_for(
+            set(pods.values()), step_class=step_class, selector=self._settings.selector
+        )
+        loop = asyncio.get_running_loop()
+        jobs = {
+            loop.run_in_executor(self._threads, self._ask, query, tick): query for query in queries
+        }
+        try:
+            await asyncio.wait(jobs, timeout=self._settings.deadline_s + 0.5)
+        finally:
+            late = [job for job in jobs if not job.done()]
+            for job in late:
+                job.cancel()
+        misses = [miss for job in jobs if job not in late for miss in job.result()]
+        silence = f"no answer within {self._settings.deadline_s:.0f} s"
+        misses += [_Miss(jobs[job], frozenset(tick.namespaces), silence) for job in late]
+        return tick.reading(misses)
+
+    def _refresh(self) -> None:
+        """Take over the credentials and the CA for this tick."""
+        settings = self._settings
+        headers = dict(settings.headers)
+        if settings.token_file is not None:
+            token = _read_token(settings.token_file)
+            self._secrets = secret_forms(self._address.auth, token)
+            headers["Authorization"] = f"Bearer {token}"
+            self._client.auth = None
+        self._client.headers = headers
+        if settings.ca_file is not None:
+            self._session.verify = str(settings.ca_file)
+
+    def _ask(self, query: Query, tick: _Tick) -> list[_Miss]:
+        """Put a query, in parts where the whole is too much; return what it did not give."""
+        left = PARTS
+
+        def ask(namespaces: Sequence[str], scope: Sequence[str]) -> list[_Miss]:
+            nonlocal left
+            try:
+                tick.fan.take(query.name, self._query(query.text(scope), tick))
+            except TooMuch as problem:
+                if len(namespaces) == 1 or left <= 0:
+                    return [_Miss(query, frozenset(namespaces), str(problem))]
+            except PrometheusError as problem:
+                return [_Miss(query, frozenset(namespaces), str(problem))]
+            else:
+                return []
+            left -= 2
+            middle = len(namespaces) // 2
+            halves = namespaces[:middle], namespaces[middle:]
+            return [miss for half in halves for miss in ask(half, half)]
+
+        names = tick.namespaces
+        return ask(names, names if len("|".join(names)) <= NAMESPACES_TEXT else ())
+
+    def _query(self, text: str, tick: _Tick) -> list[Any]:
+        """Return the answer to one instant query, checked for shape.
+
+        Causes are cut off: their texts and frames may hold credentials.
+        """
+        self._session.set_bounds(tick.deadline, tick.size)
+        try:
+            rows = self._client.custom_query(text, params={"time": f"{tick.now:.3f}"})
+        except PrometheusApiClientException as error:
+            kind = TooMuch if str(error).startswith(UNPROCESSABLE) else PrometheusError
+            raise kind(f"answers {self._told(error)}") from None
+        except (requests.JSONDecodeError, UnicodeError):
+            raise PrometheusError("gives no usable answer: no JSON") from None
+        except (requests.RequestException, HTTPError) as error:
+            raise PrometheusError(f"cannot be reached: {self._told(error)}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+            raise PrometheusError(f"gives no usable answer: {self._told(error)}") from None
+        if not isinstance(rows, list):
+            raise PrometheusError("gives no list of series")
+        return rows
+
+    def _told(self, error: Exception) -> str:
+        """Return what was wrong, without the query that urllib3 puts before the reason."""
+        reason = getattr(error.args[0] if error.args else None, "reason", None) or error
+        return hidden(f"{type(reason).__name__}: {reason}", self._secrets)[:200]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tick:
+    """What all queries of one tick share."""
+
+    now: float
+    deadline: float
+    size: int
+    namespaces: tuple[str, ...]
+    fan: Fan
+
+    def reading(self, misses: Sequence[_Miss]) -> PrometheusReading:
+        """Return what the good queries gave.
+
+        Raises:
+            PrometheusError: when that is nothing.
+        """
+        required = [miss for miss in misses if miss.query.required]
+        incomplete = {namespace for miss in required for namespace in miss.namespaces}
+        if incomplete.issuperset(self.namespaces):
+            raise PrometheusError(required[0].problem)
+        problems = tuple(dict.fromkeys(f"{miss.query.name}: {miss.problem}" for miss in misses))
+        return self.fan.reading(incomplete, problems)
+
+
+def _read_token(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise PrometheusError(f"token file {path}: {error.strerror}") from None
+    except ValueError:
+        raise PrometheusError(f"token file {path}: not text") from None

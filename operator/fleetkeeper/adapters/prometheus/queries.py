@@ -1,0 +1,163 @@
+"""The queries of one tick. Their number does not depend on the number of services.
+
+Every label that is grouped by is matched too, so that values of a pod's own making are not returned:
+tiers, kinds, classes of steps and bucket edges by their known values, namespaces by those of the
+fleet. What is left is one row for each pod and known series.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.plan.control.exposed import PLACES, STEP_CLASSES, STEP_TERMS
+from fleetkeeper.plan.control.samples import TIERS
+
+SERVICE_LABEL: Final = "inference_service"
+BY: Final = "namespace, pod"
+OURS: Final = f'{SERVICE_LABEL}!=""'
+TIER: Final = f', tier=~"{"|".join(TIERS)}"'
+KIND: Final = ', kind=~"effective|applied"'
+NAMESPACES_TEXT: Final = 2_000
+"""Characters of namespaces in a query of the whole fleet; more are left out, for URLs have their limits."""
+_NAMES: Final = "|".join(sorted({name.removeprefix("fleetkeeper_") for name, _ in PLACES}))
+_SELECTOR: Final = re.compile(
+    r"""\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*"((?:[^"\\\n]|\\[\\"n])*)"\s*(?:,|$)"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One query. `build` takes further matchers, each with a comma before it.
+
+    Without the answer to a `required` query no sample is made: zeros in place of counters would
+    look like a restart.
+    """
+
+    name: str
+    build: Callable[[str], str]
+    selector: str = ""
+    required: bool = True
+
+    def text(self, namespaces: Sequence[str] = ()) -> str:
+        """Return the PromQL for these namespaces; none: for all."""
+        scope = f", {self.selector}" if self.selector else ""
+        if namespaces:
+            scope += f', namespace=~"{label_value("|".join(namespaces))}"'
+        return self.build(scope)
+
+
+def parse_selector(text: str) -> str:
+    """Return the label matchers in `text` as they are added to every query.
+
+    Example: `{job="fleetkeeper-engines"}` gives `job="fleetkeeper-engines"`.
+
+    Raises:
+        ValueError: it is not a list of label matchers and nothing more.
+    """
+    inner = text.strip()
+    if inner.startswith("{") and inner.endswith("}"):
+        inner = inner[1:-1].strip()
+    matchers, at = [], 0
+    while at < len(inner):
+        found = _SELECTOR.match(inner, at)
+        if found is None:
+            raise ValueError(
+                'must be label matchers such as job="fleetkeeper-engines", separated by commas'
+            )
+        matchers.append(f'{found[1]}{found[2]}"{found[3]}"')
+        at = found.end()
+    return ", ".join(matchers)
+
+
+def label_value(value: str) -> str:
+    r"""Return a label's value as it stands between double quotes: backslash, quote, newline escaped."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def bucket_matcher(edges: Iterable[float]) -> str:
+    """Return the values of `le` for some edges: "1" and "1.0" both, for releases differ."""
+    texts = {text for edge in edges for text in (f"{edge:g}", repr(float(edge)), str(edge))}
+    return "|".join(sorted(text.replace(".", "\\\\.").replace("+", "\\\\+") for text in texts))
+
+
+def _named(names: str, by: str = "", more: str = "") -> Callable[[str], str]:
+    labels = f"{BY}, {by}" if by else BY
+
+    def build(scope: str) -> str:
+        return f'max by (__name__, {labels}) ({{__name__=~"fleetkeeper_({names})", {OURS}{more}{scope}}})'
+
+    return build
+
+
+def _times(scope: str) -> str:
+    return f"max by ({BY}) (timestamp(fleetkeeper_kv_capacity_tokens{{{OURS}{scope}}}))"
+
+
+def _disputed(edges: str) -> Callable[[str], str]:
+    """Return the query for pods of which more than one series has the same name and known labels."""
+    known = (
+        f', tier=~"|{"|".join(TIERS)}", kind=~"|effective|applied"'
+        f', step_class=~"|{"|".join(STEP_CLASSES)}", le=~"|{edges}"'
+    )
+
+    def build(scope: str) -> str:
+        return (
+            f"count by ({BY}) (count by (__name__, {BY}, tier, kind, step_class, le) "
+            f'({{__name__=~"fleetkeeper_({_NAMES})", {OURS}{known}{scope}}}) > 1)'
+        )
+
+    return build
+
+
+TIMES: Final = "times"
+DISPUTED: Final = "disputed"
+
+
+def queries_for(
+    edges: Iterable[Edges], *, step_class: str = "", selector: str = ""
+) -> tuple[Query, ...]:
+    """Return the queries of one tick, those named TIMES and DISPUTED first.
+
+    `max by` rather than `sum by`: of a pod that two jobs scrape no value counts twice. Such a pod is
+    in the answer to DISPUTED. `step_class`: the class of steps whose sums for the step-time model are
+    asked for, if any. `selector`: as `parse_selector` gives it.
+    """
+    listed = list(edges)
+    waits = bucket_matcher({edge.queue_wait_s for edge in listed})
+    steps = bucket_matcher({edge.batch_time_s for edge in listed})
+    required: list[tuple[str, Callable[[str], str]]] = [
+        (TIMES, _times),
+        ("waits", _named("queue_wait_seconds_(count|sum)", "tier", TIER)),
+        (
+            "wait buckets",
+            _named("queue_wait_seconds_bucket", "tier, le", f'{TIER}, le=~"{waits}"'),
+        ),
+        ("step buckets", _named("batch_time_seconds_bucket", "le", f', le=~"{steps}"')),
+        (
+            "steps",
+            _named(
+                "batch_time_seconds_(count|sum)|kv_(capacity|resident)_tokens"
+                "|(steps|schedule_calls|prompt_tokens|generation_tokens|preemptions)_total"
+            ),
+        ),
+        ("arrivals", _named("arrivals(_squared)?_total", "tier", TIER)),
+        ("load", _named("waiting|running|oldest_wait_seconds", "tier", TIER)),
+        ("limits", _named("limit_(sequences|tokens|generation)", "kind", KIND)),
+    ]
+    optional: list[tuple[str, Callable[[str], str]]] = [
+        (DISPUTED, _disputed(f"{waits}|{steps}")),
+        ("memory", _named("memory_(used|peak|fragmentation)_ratio|live_limits_supported|hung")),
+    ]
+    if step_class:
+        terms, of_class = "|".join(STEP_TERMS[step_class]), f', step_class=~"{step_class}"'
+        optional.append(
+            ("step model", _named(f"step_model_({terms})_total", "step_class", of_class))
+        )
+    return (
+        *(Query(name, build, selector) for name, build in required),
+        *(Query(name, build, selector, required=False) for name, build in optional),
+    )

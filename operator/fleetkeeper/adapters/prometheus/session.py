@@ -1,0 +1,117 @@
+"""A session whose answers end at a size and a deadline, and whose errors name no secret."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import requests
+
+CHUNK_BYTES: Final = 65_536
+LEAST_S: Final = 0.01
+"""With less time left there is none."""
+
+
+class PrometheusError(Exception):
+    """Prometheus did not give a usable answer; the message says what was wrong."""
+
+
+class TooMuch(PrometheusError):
+    """An answer has more than one may have: a part of the query may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where Prometheus is: the URL without credentials, and these."""
+
+    url: str
+    auth: tuple[str, str] | None = None
+
+
+def parse_address(url: str) -> Address:
+    """Return the address in a URL that may hold a user and a password.
+
+    Raises:
+        ValueError: it is no http or https URL with a host; the message does not repeat it.
+    """
+    try:
+        parts = urlsplit(url.rstrip("/"))
+        is_whole = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole or parts.query or parts.fragment:
+        raise ValueError("must be an address such as http://prometheus.monitoring:9090") from None
+    if "@" not in parts.netloc:
+        return Address(url.rstrip("/"))
+    host = parts.netloc.rpartition("@")[2]
+    auth = (unquote(parts.username or ""), unquote(parts.password or ""))
+    return Address(urlunsplit(parts._replace(netloc=host)), auth)
+
+
+def secret_forms(auth: tuple[str, str] | None, token: str) -> frozenset[str]:
+    """Return every text by which a message could give credentials away."""
+    forms = {token}
+    if auth is not None:
+        pair = ":".join(auth)
+        forms |= {auth[1], quote(auth[1], safe=""), quote(auth[1]), pair}
+        forms.add(base64.b64encode(pair.encode()).decode())
+    return frozenset(forms - {""})
+
+
+def hidden(text: str, secrets: Collection[str]) -> str:
+    """Return the text with secrets replaced."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+class BoundedSession(requests.Session):
+    """A session whose answers end at a size and a deadline, without redirects or proxies of the environment."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        super().__init__()
+        self.trust_env = False
+        self.max_redirects = 0
+        self._bounds = threading.local()
+        self._monotonic = monotonic
+
+    def set_bounds(self, deadline: float, size: int) -> None:
+        """Set until when this thread's requests may take, and how many bytes an answer may have."""
+        self._bounds.deadline, self._bounds.size = deadline, size
+
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:  # noqa: ANN401 - requests' own signature
+        """Return the answer to one request, its body read within the bounds.
+
+        Raises:
+            PrometheusError: when the body is larger or slower than allowed, or a redirect.
+        """
+        if self._left_s() <= LEAST_S:
+            raise PrometheusError("no answer before the deadline")
+        kwargs |= {"stream": True, "allow_redirects": False, "timeout": self._left_s()}
+        response = super().request(*args, **kwargs)
+        try:
+            response._content = self._body(response)  # noqa: SLF001 - requests has no public way to bound a body
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def _body(self, response: requests.Response) -> bytes:
+        if response.is_redirect:
+            host = urlsplit(response.headers.get("Location", "")).hostname
+            raise PrometheusError(f"redirects to {str(host)[:200]!r}")
+        body, size = bytearray(), int(self._bounds.size)
+        while chunk := response.raw.read1(CHUNK_BYTES, decode_content=True):
+            body += chunk
+            if len(body) > size:
+                raise TooMuch(f"an answer is larger than {size} bytes")
+            if self._left_s() <= LEAST_S:
+                raise PrometheusError("an answer did not end before the deadline")
+        return bytes(body)
+
+    def _left_s(self) -> float:
+        return max(LEAST_S, float(getattr(self._bounds, "deadline", 0.0)) - self._monotonic())

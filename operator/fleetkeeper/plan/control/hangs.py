@@ -1,0 +1,58 @@
+"""Which pods say that their engine hangs, and for how long they have said so.
+
+Only the engine knows how long its step in flight may last, so the verdict is its own
+(`fleetkeeper_hung`). The loop infers no hang from counters: a long step, requests that the memory
+cap holds back and a grammar that compiles all look like one. An engine too old to give a verdict is
+never called hung; its liveness probe decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from fleetkeeper.plan.control.constants import FRESH_S, FUTURE_S, HANG_S
+from fleetkeeper.plan.control.samples import PodSample, why_impossible
+from fleetkeeper.plan.control.values import PodView
+
+SAYS_HUNG: Final = 1.0
+
+
+class HangRun(NamedTuple):
+    """Samples in a row that say so: the time of the first and of the last."""
+
+    since: float
+    newest: float
+
+    @property
+    def is_long(self) -> bool:
+        """Return whether the pod's supervisor and its liveness probe have had their time."""
+        return self.newest - self.since >= HANG_S
+
+
+def hang_runs(
+    samples: Sequence[PodSample],
+    pods: Sequence[PodView],
+    held: Mapping[str, HangRun],
+    now: float,
+) -> dict[str, HangRun]:
+    """Return the runs of all pods whose fresh sample says that they hang.
+
+    Pods that are not ready count too: a hung engine fails its readiness probe long before its verdict.
+    A sample that is missing, old, impossible or says otherwise ends the run.
+    """
+    present = {pod.name for pod in pods if not pod.deleting}
+    runs = {}
+    for sample in samples:
+        if sample.pod in present and _says_hung(sample, now):
+            run = held.get(sample.pod)
+            goes_on = run is not None and sample.time >= run.newest
+            since = run.since if run is not None and goes_on else sample.time
+            runs[sample.pod] = HangRun(since, sample.time)
+    return runs
+
+
+def _says_hung(sample: PodSample, now: float) -> bool:
+    fresh = -FUTURE_S <= now - sample.time <= FRESH_S
+    return sample.gauges.hung == SAYS_HUNG and fresh and not why_impossible(sample, math.inf, None)

@@ -1,0 +1,50 @@
+"""How a status shows an error of Fleetkeeper itself, also when no plan can be made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fleetkeeper.api.conditions import ConditionType, Reason, Status
+from fleetkeeper.plan.model import Defect, Manifest, Notice, Plan
+from fleetkeeper.plan.moment import text_of_time
+from fleetkeeper.plan.previous import previous_condition
+
+
+def defect_message(defect: Defect) -> str:
+    """Return what happened, what goes on, and what to do."""
+    return (
+        f"A defect of Fleetkeeper: step {defect.where!r} failed with {defect.error}. Everything else "
+        "of the service holds. Report it with the operator's log line 'defect' of this service."
+    )
+
+
+def plan_of_defect(resource: Manifest, defect: Defect, now: float) -> Plan:
+    """Return the plan for a service for which planning itself fails.
+
+    The status stays as it is, except that Degraded shows the defect. Nothing else is written.
+    """
+    metadata, present = resource.get("metadata") or {}, resource.get("status") or {}
+    before = previous_condition(present, ConditionType.DEGRADED)
+    condition = _degraded(defect, int(metadata.get("generation") or 0), before, now)
+    if before == condition or metadata.get("deletionTimestamp"):
+        return Plan()
+    others = [item for item in present.get("conditions") or () if item is not before]
+    notice = Notice("Warning", condition["reason"], condition["message"])
+    is_told = before is not None and before.get("reason") == condition["reason"]
+    return Plan(
+        status={**present, "conditions": [*others, condition]},
+        notices=() if is_told else (notice,),
+    )
+
+
+def _degraded(defect: Defect, generation: int, before: Any, now: float) -> dict[str, Any]:  # noqa: ANN401 - a part of a status
+    was_true = before is not None and before.get("status") == Status.TRUE
+    since = before.get("lastTransitionTime") if was_true else None
+    return {
+        "type": str(ConditionType.DEGRADED),
+        "status": str(Status.TRUE),
+        "observedGeneration": generation,
+        "lastTransitionTime": since or text_of_time(now),
+        "reason": str(Reason.INTERNAL_ERROR),
+        "message": defect_message(defect),
+    }

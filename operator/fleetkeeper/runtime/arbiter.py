@@ -1,0 +1,37 @@
+"""Orders for all services from their wants, within the settings' budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleetkeeper.plan.control.arbitrate import Order, Want, arbitrate
+from fleetkeeper.runtime.defects import Defects
+from fleetkeeper.runtime.gpu_ledger import GpuLedger
+from fleetkeeper.runtime.queue import Key
+
+
+class Arbiter:
+    """Arbitrates over all services at once; one whose want cannot be arbitrated is left out."""
+
+    def __init__(self, ledger: GpuLedger, defects: Defects) -> None:
+        self._ledger = ledger
+        self._defects = defects
+
+    def orders(self, wants: Sequence[tuple[Key, Want]]) -> dict[Key, Order]:
+        """Return the orders by service. A service without one keeps what it has."""
+        budget, holdings = self._ledger.budget, self._ledger.holdings()
+        granted: dict[tuple[str, str], Order] = {}
+        with self._defects.contained("arbitrate") as step:
+            granted = arbitrate((want for _, want in wants), budget, holdings)
+        if step.failed:
+            granted = arbitrate(self._sound(wants), budget, holdings)
+        return {key: granted[want.key] for key, want in wants if want.key in granted}
+
+    def _sound(self, wants: Sequence[tuple[Key, Want]]) -> list[Want]:
+        """Return the wants that can be arbitrated by themselves."""
+        sound = []
+        for key, want in wants:
+            with self._defects.contained("arbitrate", key):
+                arbitrate((want,), self._ledger.budget)
+                sound.append(want)
+        return sound

@@ -1,0 +1,83 @@
+"""What many services tell at the same time becomes one event for the fleet.
+
+A Prometheus that falls silent is one fact. A hundred events about it hide the services that have
+something of their own to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from fleetkeeper.plan.model import Notice
+from fleetkeeper.runtime.queue import Key
+
+SHARED: Final = frozenset(
+    {
+        "PrometheusLost",
+        "PrometheusBack",
+        "ControlBreakerOpen",
+        "ControlBreakerHalfOpen",
+        "ControlBreakerClosed",
+    }
+)
+"""Reasons whose cause may lie outside of the services: only these are gathered."""
+GATHER_S: Final = 15.0
+"""Services notice the same outage within three ticks, by the age of their samples."""
+FEW: Final = 3
+"""So many services are told one by one."""
+AGAIN_S: Final = 600.0
+"""Between two events for the fleet with the same words: those that follow wait for the next one."""
+NAMED: Final = 5
+
+
+@dataclass(slots=True)
+class _Group:
+    """Services with the same words, and when the fleet was last told them."""
+
+    since: float = 0.0
+    keys: dict[Key, None] = field(default_factory=dict)
+    told: float = float("-inf")
+
+
+class FleetNotices:
+    """Gathers notices with the same words for `GATHER_S`, then posts them by `post` or `post_fleet`."""
+
+    def __init__(
+        self, post: Callable[[Key, Notice], None], post_fleet: Callable[[Notice], None]
+    ) -> None:
+        self._post = post
+        self._post_fleet = post_fleet
+        self._groups: dict[Notice, _Group] = {}
+
+    def add(self, key: Key, notice: Notice, now: float) -> None:
+        """Take a notice; one that only concerns its service is posted at once."""
+        if notice.reason not in SHARED:
+            self._post(key, notice)
+            return
+        group = self._groups.setdefault(notice, _Group())
+        if not group.keys:
+            group.since = now
+        group.keys[key] = None
+
+    def flush(self, now: float) -> None:
+        """Post what was gathered for long enough."""
+        for notice, group in list(self._groups.items()):
+            is_recent = now - group.told < AGAIN_S
+            if not group.keys and not is_recent:
+                del self._groups[notice]
+            elif group.keys and now - group.since >= GATHER_S and not is_recent:
+                self._tell(notice, group, now)
+
+    def _tell(self, notice: Notice, group: _Group, now: float) -> None:
+        keys, group.keys = sorted(group.keys), {}
+        if len(keys) <= FEW:
+            for key in keys:
+                self._post(key, notice)
+            return
+        group.told = now
+        named = ", ".join(map(str, keys[:NAMED]))
+        rest = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+        text = f"{len(keys)} services: {notice.message}. Services: {named}{rest}"
+        self._post_fleet(replace(notice, message=text))
