@@ -12,7 +12,7 @@ WORKERS ?= 3
 LOCAL := $(BIN)/python -m fleetkeeper_local
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push up down demo demo-down test test-unit test-cluster test-engine test-e2e clean clean-caches
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push up down demo demo-down test test-unit test-cluster test-fault test-engine test-e2e clean clean-caches
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -69,13 +69,16 @@ demo-down: setup ## Remove what the demo made
 	@$(BIN)/python -m fleetkeeper_local.demo down
 
 test: check setup-engine programs ## Everything, in one run of pytest
-	@$(PYTEST) -n $(WORKERS) tests/unit tests/cluster tests/engine tests/e2e
+	@$(PYTEST) -n $(WORKERS) tests/fault tests/unit tests/cluster tests/engine tests/e2e
 
 test-unit: setup ## Pure tests
 	@$(PYTEST) -n $(WORKERS) tests/unit
 
 test-cluster: setup programs ## Tests on a real API server (etcd, kube-apiserver, controller-manager, kwok)
 	@$(PYTEST) -n $(WORKERS) tests/cluster
+
+test-fault: setup setup-engine programs ## The long fault campaign: API faults, hostile tenants, pods and clients (an hour)
+	@FLEETKEEPER_CAMPAIGN=long $(PYTEST) tests/fault tests/engine/test_hostile_client.py tests/cluster/test_isolation_size.py -s
 
 test-engine: setup setup-engine ## Tests on a real vLLM for CPU
 	@$(PYTEST) tests/engine

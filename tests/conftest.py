@@ -14,18 +14,25 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+import plane_fixtures
+
 # Properties are judged by what they find, never by how long it took.
 settings.register_profile(
     "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("shared-machine")
 
-STAGES: Final = ("cluster", "unit", "engine", "e2e")
+STAGES: Final = ("fault", "cluster", "unit", "engine", "e2e")
 """In the order they run: most of tests/cluster waits, so tests/unit runs beside it and after it."""
 WHOLE_MACHINE: Final = frozenset({"engine", "e2e"})
 """A real vLLM takes every core, and there is one node a machine: these run one after another."""
 FIRST: Final = ("test_operator_rollback", "test_control_prometheus", "test_operator_crash")
 """The longest files start first, so that no worker is left with one of them at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the control plane's fixtures for every folder."""
+    config.pluginmanager.register(plane_fixtures, "plane_fixtures")
 
 
 def _stage(nodeid: str) -> str:

@@ -33,14 +33,17 @@ from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusSettings
 from fleetkeeper.plan.context import default_context
 from fleetkeeper.plan.control.exposed import PLACES
+from fleetkeeper.plan.control.removal import Removal
 from fleetkeeper.plan.control.samples import PodSample, StepSums
-from fleetkeeper.plan.control.values import PodOrder, PutOutcome
+from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
 from fleetkeeper.plan.model import Kind, Notice, Pod, Workload
 from fleetkeeper.runtime import heap
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_loop import ControlLoop
 from fleetkeeper.runtime.control_metrics import ControlMetrics
 from fleetkeeper.runtime.control_sources import MeasuredSource
+from fleetkeeper.runtime.defects import Defects
+from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
 from fleetkeeper_local.ports import free_ports
@@ -198,7 +201,11 @@ class World:
             engines=self,
             replace_pod=self._replace,
             post_notice=self._notice,
+            post_fleet_notice=self._fleet_notice,
             metrics=self.metrics,
+            defects=Defects(
+                OperatorMetrics().defects, monotonic=time.monotonic, changed=self.queue.add
+            ),
             now=time.time,
             monotonic=time.monotonic,
         )
@@ -220,11 +227,15 @@ class World:
             self.looks += 1
             self.queue.done(key)
 
-    async def _replace(self, key: Key, pod: str, uid: str, why: str) -> None:
-        raise AssertionError(f"{key}: {pod} {uid} was to be replaced: {why}")
+    async def _replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
+        raise AssertionError(f"{key}: {pod.name} was to be replaced: {removal.why}")
 
     async def _notice(self, key: Key, notice: Notice) -> None:
         del key, notice
+        self.notices += 1
+
+    async def _fleet_notice(self, notice: Notice) -> None:
+        del notice
         self.notices += 1
 
     def _add(self, name: str, pods: int) -> None:
@@ -324,10 +335,10 @@ async def run(asked: argparse.Namespace) -> dict[str, float]:
         asking = world.prometheus._query  # noqa: SLF001 - counted, nothing else
         queries = 0
 
-        def counted(query: str, now: float, deadline: float) -> list[Any]:
+        def counted(*arguments: Any) -> list[Any]:  # noqa: ANN401 - whatever it takes
             nonlocal queries
             queries += 1
-            return asking(query, now, deadline)
+            return asking(*arguments)
 
         setattr(world.prometheus, "_query", counted)  # noqa: B010 - a method
         found = await measure(world, asked.ticks)

@@ -13,7 +13,8 @@ import statistics
 import time
 from random import Random
 
-from fleetkeeper.plan.control.arbitrate import Budget, arbitrate
+from fleetkeeper.plan.budget import Budget
+from fleetkeeper.plan.control.arbitrate import arbitrate
 from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.samples import PodSample

@@ -2,7 +2,8 @@
 
 Usage: run.py --measure PATH/measure.py --n 100 [--routing None] [--out FOLDER]
 
-Starts etcd, kube-apiserver, controller-manager, scheduler and kwok, measures the floor (a client
+The operator runs with its default settings: control and direct reads are on. Every second pod's engine
+answers, the others do not. Starts etcd, kube-apiserver, controller-manager, scheduler and kwok, measures the floor (a client
 that creates N Deployments by itself, then one that creates all that N services need), then runs the harness and prints its figures as a table.
 """
 
@@ -23,11 +24,15 @@ from typing import Any
 import aiohttp
 import yaml
 
+from fleetkeeper.adapters.keys import new_control_keys
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.programs import program_path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from idle_engines import add_nodes, half_answer  # noqa: E402 -- found by the line above
+
 GPUS_A_NODE = 8
 IN_FLIGHT = 16
 PLURALS = {"NetworkPolicy": "networkpolicies"}
@@ -40,8 +45,11 @@ def main() -> None:
     out: Path = args.out
     out.mkdir(parents=True, exist_ok=True)
     name = f"{args.routing}-{args.n}"
-    with ControlPlane() as plane:
-        plane.add_nodes(-(-args.n * 2 // GPUS_A_NODE), gpus=GPUS_A_NODE)
+    nodes = -(-args.n * 2 // GPUS_A_NODE)
+    for file, text in new_control_keys().files().items():
+        (out / file).write_text(text)
+    with ControlPlane() as plane, half_answer(nodes):
+        add_nodes(plane, nodes, gpus=GPUS_A_NODE)
         operator, harness = _users(plane)
         floors = {} if args.no_floor else asyncio.run(_floors(_access(harness), args))
         command = [
@@ -51,7 +59,7 @@ def main() -> None:
             "--log", str(out / f"{name}.log"), "--timeout", str(args.timeout),
             "--settle", str(args.settle), "--rest", str(args.rest),
             "--set", f"operator={args.operator}", "--set", f"port={_free_port()}",
-            "--set", f"crds={ROOT / 'crds'}", "--set", f"routing={args.routing}",
+            "--set", f"keys={out.resolve()}", "--set", f"crds={ROOT / 'crds'}", "--set", f"routing={args.routing}",
             *(["--rest-only"] if args.rest_only else []),
             *(["--lock", str(args.lock)] if args.lock else []),
         ]  # fmt: skip
@@ -74,7 +82,9 @@ def _arguments() -> argparse.Namespace:
         default=f"{Path(sys.executable).with_name('fleetkeeper')} run",
         help="command to start it",
     )
-    parser.add_argument("--settle", type=float, default=60)
+    parser.add_argument(
+        "--settle", type=float, default=120, help="seconds before the rest is measured"
+    )
     parser.add_argument("--rest", type=float, default=120)
     parser.add_argument("--rest-only", action="store_true")
     parser.add_argument(

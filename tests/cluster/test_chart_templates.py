@@ -95,6 +95,8 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
             "modelHub": {"peers": [{"cidr": "10.9.0.0/16"}], "tcpPorts": [8443]},
         }
     },
+    "two-releases": {"refuseSecondRelease": False, "systemPriorityClasses": True},
+    "no-admission-policy": {"admissionPolicy": {"enabled": False}},
     "no-policies": {"network": {"operatorPolicy": False}, "podDisruptionBudget": False},
     "placement": {
         "nodeSelector": {"pool": "system"},
@@ -156,8 +158,14 @@ def test_every_value_set_renders_to_sound_objects(name: str) -> None:
         for item in objects
     ]
     assert len(keys) == len(set(keys))
-    cluster_wide = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
-    served = {NAMESPACE, *VALUE_SETS[name].get("namespaces", ())}
+    cluster_wide = {
+        "CustomResourceDefinition",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    }
+    served = {NAMESPACE, *(VALUE_SETS[name].get("namespaces") or ["kube-public"])}
     for kind, namespace, _ in keys:
         assert (namespace is None) == (kind in cluster_wide)
         assert namespace is None or namespace in served
@@ -316,10 +324,11 @@ def test_keys_are_made_by_a_job_that_can_do_nothing_else() -> None:
     assert [v["secret"]["secretName"] for v in volumes if "secret" in v] == ["my-keys"]
 
 
-def test_an_upgrade_asks_first_whether_a_profile_is_in_use() -> None:
-    """By a job before it, unless forced."""
-    job = only(_all("new-profile"), "Job", "fleetkeeper-profiles")
-    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+def test_an_upgrade_and_a_rollback_ask_first_whether_a_profile_is_in_use() -> None:
+    """By a job before it, which has its profiles by then, unless forced."""
+    for kind in ("ConfigMap", "Job"):
+        hooked = only(_all("new-profile"), kind, "fleetkeeper-profiles")["metadata"]["annotations"]
+        assert set(hooked["helm.sh/hook"].split(",")) == {"pre-upgrade", "pre-rollback"}
     assert not [
         item for item in _all("drop-profiles") if item["metadata"]["name"] == "fleetkeeper-profiles"
     ]

@@ -13,8 +13,9 @@ from random import Random
 from typing import Any
 
 import pytest_asyncio
+from aiohttp import encode_basic_auth
 
-from control_world import LoopbackEngines, loopback_engines
+from control_world import PASSWORD, LoopbackEngines, loopback_engines
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import OperatorProcess, World, condition, operator_world, service
 
@@ -134,6 +135,7 @@ async def test_load_raises_replicas_and_no_fault_or_kill_lowers_them(fleet: Flee
     orders_rise_over_leaders(fleet)
     fleet.assert_never_lowered()
     assert fleet.breaker == {"Closed"}
+    await the_password_stands_nowhere(fleet)
 
 
 async def a_calm_fleet_is_measured(fleet: Fleet) -> None:
@@ -258,6 +260,17 @@ async def kills_lower_nothing(fleet: Fleet) -> None:
         await fleet.operator.start().leads()
         await fleet.world.until("newer orders", partial(_has_newer, fleet, newest))
     assert fleet.replicas() == before
+
+
+async def the_password_stands_nowhere(fleet: Fleet) -> None:
+    """Prometheus got it with every query; no log line, object, event or status has it."""
+    assert fleet.engines.authorizations == {encode_basic_auth("reader", PASSWORD)}
+    logs = "".join(file.read_text() for file in fleet.world.directory.glob("operator-*.log"))
+    assert "starting" in logs
+    assert PASSWORD not in logs
+    assert PASSWORD not in str(fleet.world.objects)
+    for name in ("chat", "told"):
+        assert PASSWORD not in str(await fleet.world.events_of(name))
 
 
 def _has_newer(fleet: Fleet, newest: tuple[int, int]) -> bool:

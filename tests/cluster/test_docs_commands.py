@@ -22,7 +22,7 @@ from docs_commands import ROOT, blocks_by_page, run_blocks
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
 from fleetkeeper_local.ports import free_ports
 from fleetkeeper_local.programs import KUBERNETES_VERSION, program_path
-from plane_state import mend, state_of
+from plane_state import claim_namespace, mend, state_of
 
 BLOCKS = blocks_by_page("cluster")
 ONCE = {
@@ -157,8 +157,8 @@ def _prepare(plane: ControlPlane) -> None:
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
     plane.kubectl("wait", "--for=condition=Established", "crd/inferenceservices.fleetkeeper.io")
     plane.add_nodes(1, gpus=8)
-    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    for manifest in (space, ROUTER_ROLE, VOLUME):
+    claim_namespace(plane, NAMESPACE)
+    for manifest in (ROUTER_ROLE, VOLUME):
         plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
     plane.kubectl("-n", NAMESPACE, "apply", "--server-side", "-f", "-", input=json.dumps(CLAIM))
 

@@ -153,7 +153,7 @@ async def observed(
     pods = {(namespace, pod): EDGES for pod, (namespace, _) in world.services.items()}
     found = await prometheus.observe_samples(pods, time.time(), step_class=step_class)
     by_service: dict[tuple[str, str], list[PodSample]] = {}
-    for (_, pod), row in found.items():
+    for (_, pod), row in found.samples.items():
         by_service.setdefault(world.services[pod], []).append(row)
     return by_service
 

@@ -13,9 +13,10 @@ import json
 import secrets
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -36,12 +37,15 @@ from fleetkeeper.simulate.engine_model import Engine, EnginePod, Request
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports
 from fleetkeeper_local.programs import program_path
+from hostile_engine import Hostility, hostile_answer
 from operator_world import PATIENCE_S, OperatorProcess, World
 
 EDGES: Final = Edges(0.5, 0.05)
 SMALL: Final = Engine(StepTime(0.010, 0.010, 2.0e-5, 5.0e-6, 0.0), max_sequences=8)
 """8 sequences at a time, 10 ms a step: with 100 tokens a request, 8 requests a second at most."""
 TOKENS: Final = 100.0
+PASSWORD: Final = "canary-of-prometheus"
+"""In the operator's address of Prometheus; it may stand nowhere else."""
 ADDRESSES: Final = 32
 SLICE_S: Final = 0.2
 LABEL: Final = "fleetkeeper.test/network"
@@ -50,6 +54,7 @@ PROMETHEUS: Final = """
 global: {scrape_interval: 1s, scrape_timeout: 1s}
 scrape_configs:
 - job_name: engines
+  body_size_limit: 4MB
   http_sd_configs: [{url: "%s/targets", refresh_interval: 1s}]
 """
 
@@ -76,7 +81,13 @@ class LoopbackEngines:
         self.orders: list[TakenOrder] = []
         self.fault = ""
         self.hides_targets = False
+        self.hostile: dict[str, Hostility] = {}
+        """How the pods of a service answer reads of their metrics, where they are hostile."""
+        self.hostile_reads: Counter[str] = Counter()
         self.direct_reads = 0
+        self.authorizations: set[str] = set()
+        self.slandered: set[str] = set()
+        """Pods of which Prometheus is told that they hang."""
         self.url = ""
         self._engines: dict[str, EnginePod] = {}
         self._random = Random(1)
@@ -97,7 +108,9 @@ class LoopbackEngines:
             "FLEETKEEPER_TICK_S": "1",
             "FLEETKEEPER_LEADER__DURATION_S": "10",
             "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "5",
-            "FLEETKEEPER_PROMETHEUS_URL": f"{self.url}/prometheus",
+            "FLEETKEEPER_PROMETHEUS_URL": f"{self.url}/prometheus".replace(
+                "://", f"://reader:{PASSWORD}@"
+            ),
             "FLEETKEEPER_CONTROL_KEY_FILE": str(directory / "key.pem"),
             "FLEETKEEPER_CONTROL_JWKS_FILE": str(directory / "jwks.json"),
         }
@@ -117,6 +130,10 @@ class LoopbackEngines:
             and "deletionTimestamp" not in live["metadata"]
             and live["status"].get("podIP")
         ]
+
+    def hang(self, pod: dict[str, Any]) -> None:
+        """Lets a pod's engine make no step any more."""
+        self._engine(pod).hangs = True
 
     def signal(self, number: int) -> None:
         """Sends Prometheus a signal."""
@@ -308,11 +325,26 @@ class LoopbackEngines:
                 return live
         raise web.HTTPServiceUnavailable
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        engine = self._engine(self._pod_at(request))
+    def _honest_pods(self) -> list[dict[str, Any]]:
+        return [
+            pod for name in self.rate_per_s if name not in self.hostile for pod in self.pods(name)
+        ]
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        pod = self._pod_at(request)
+        engine = self._engine(pod)
+        sample = engine.sample(time.time())
+        owner = pod["metadata"]["labels"][LABEL_SERVICE]
+        if owner in self.hostile:
+            self.hostile_reads[owner] += 1
+            genuine = metrics_text(sample, EDGES)
+            victims = [live["metadata"]["name"] for live in self._honest_pods()]
+            return await hostile_answer(request, self.hostile[owner], genuine, victims)
         if not request.headers.get("User-Agent", "").startswith("Prometheus"):
             self.direct_reads += 1
-        return web.Response(text=metrics_text(engine.sample(time.time()), EDGES))
+        elif engine.name in self.slandered:
+            sample = replace(sample, gauges=sample.gauges._replace(hung=1.0))
+        return web.Response(text=metrics_text(sample, EDGES))
 
     async def _limits(self, request: web.Request) -> web.Response:
         """As the supervisor does: only what the operator's key signed for this very pod."""
@@ -350,6 +382,7 @@ class LoopbackEngines:
 
     async def _proxy(self, request: web.Request) -> web.Response:
         """Prometheus, or what `fault` says in its place."""
+        self.authorizations.add(request.headers.get("Authorization", ""))
         if self.fault:
             return web.Response(text=self.fault, content_type="application/json")
         url = f"{self._prometheus_url}/{request.match_info['path']}"

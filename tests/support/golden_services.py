@@ -36,6 +36,16 @@ def _context(**changes: Any) -> PlanContext:
     return replace(default_context(), **changes)
 
 
+def _own_hub() -> PlanContext:
+    """Profiles whose engines download from a hub of the installation's own."""
+    catalog = default_context().catalog
+    profiles = tuple(
+        item.model_copy(update={"variables": {"HF_ENDPOINT": "https://hub.example.com"}})
+        for item in catalog.profiles
+    )
+    return _context(catalog=catalog.model_copy(update={"profiles": profiles}))
+
+
 @dataclass(frozen=True)
 class GoldenCase:
     """What the children of one service are built from."""
@@ -315,7 +325,6 @@ CASES: dict[str, GoldenCase] = {
                 "maxModelLength": 8192,
                 "tensorParallelSize": 2,
                 "options": {"max-lora-rank": "32"},
-                "env": {"HF_ENDPOINT": "https://hub.example.com"},
             },
             "resources": {
                 "accelerator": {"resource": "nvidia.com/gpu", "count": 2},
@@ -331,6 +340,7 @@ CASES: dict[str, GoldenCase] = {
             "disruption": {"maxUnavailable": 2},
         },
         replicas=2,
+        context=_own_hub(),
     ),
 }
 

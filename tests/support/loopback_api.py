@@ -16,6 +16,17 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @asynccontextmanager
 async def served(handler: Handler) -> AsyncIterator[KubernetesClient]:
     """A client whose every request this handler answers."""
+    async with configured(handler) as configuration:
+        client = KubernetesClient(configuration, in_flight=8)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+@asynccontextmanager
+async def configured(handler: Handler) -> AsyncIterator[Configuration]:
+    """Yield the configuration of clients whose every request this handler answers."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, access_log=None)
@@ -23,9 +34,7 @@ async def served(handler: Handler) -> AsyncIterator[KubernetesClient]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     configuration = Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
     configuration.connection_pool_maxsize = 0
-    client = KubernetesClient(configuration, in_flight=8)
     try:
-        yield client
+        yield configuration
     finally:
-        await client.close()
         await runner.cleanup()

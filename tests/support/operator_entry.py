@@ -3,7 +3,9 @@
 KILL_AT=chat:3:applied sends SIGKILL when the answer to the third write for the service `chat` begins
 to arrive, before it is read. WRITES_FILE names a file that gets a line for each write that is about
 to be sent. PLAN_WAITS shortens waits of the plan, so that a test need not sit them out: a JSON object
-from "module.CONSTANT" below fleetkeeper.plan to seconds.
+from "module.CONSTANT" below fleetkeeper.plan to seconds. WALL_OFF_S sets the machine's wall clock wrong
+by so many seconds, as far as the process sees it. BREAK=controller.decide_plan:bad makes a step below
+fleetkeeper.runtime fail whenever it is for the service `bad`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -52,6 +55,25 @@ def shorten_waits() -> None:
         setattr(module, name, seconds)
 
 
+def set_wall_clock_wrong() -> None:
+    """Adds WALL_OFF_S to what time.time() answers, before anything has read it."""
+    off_s, right = float(os.environ.get("WALL_OFF_S") or 0), time.time
+    time.time = lambda: right() + off_s
+
+
+def break_step() -> None:
+    """Lets a step fail for one service, as BREAK says."""
+    path, _, service = (os.environ.get("BREAK") or "").partition(":")
+    if not path:
+        return
+    from isolation_world import Fault  # noqa: PLC0415 - only a broken operator needs it
+
+    module_name, name = path.split(".")
+    module = import_module(f"fleetkeeper.runtime.{module_name}")
+    fault = Fault(service, RecursionError("broken by a test"))
+    setattr(module, name, fault.wrap(getattr(module, name)))
+
+
 def _concerns(write: Write, service: str) -> bool:
     """Whether it is a write of that service, of a child or of an event of it."""
     return write.name == service or write.name.startswith((f"{service}-fk-", f"{service}."))
@@ -59,6 +81,8 @@ def _concerns(write: Write, service: str) -> bool:
 
 if __name__ == "__main__":
     shorten_waits()
+    set_wall_clock_wrong()
+    break_step()
     settings = load_settings()
     configure_logs(settings.log_level, settings.log_format)
     sys.exit(

@@ -46,6 +46,8 @@ SEEN: tuple[Resource, ...] = (INFERENCE_SERVICE, *CHILDREN.values(), REPLICA_SET
 WRITE_VERBS = {"create", "update", "patch", "delete", "deletecollection"}
 PATIENCE_S = 60.0
 """Of every wait: events end it, so it only bounds how long a failure takes on a busy machine."""
+MARKER_PATH = "/api/v1/namespaces/kube-public/configmaps/fleetkeeper-release"
+"""The operator looks there for a cluster-wide release; where there is none, it may not."""
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 Live = dict[str, Any]
 
@@ -155,6 +157,21 @@ class OperatorProcess:
                 stderr=subprocess.STDOUT,
             )
         return self
+
+    def peak_bytes(self) -> int:
+        """Return the largest resident set that the process has had."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        row = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(row.split()[1]) * 1024
+
+    def tracebacks(self) -> list[str]:
+        """Return the log lines with a traceback, but for those in which kopf reports a broken watch."""
+        return [
+            line
+            for line in self.log.read_text().splitlines()
+            if "Traceback" in line and '"logger": "kopf.' not in line
+        ]
 
     @property
     def alive(self) -> bool:
@@ -353,6 +370,10 @@ class World:
         finally:
             self.plane.kubectl("delete", "clusterrolebinding", name)
 
+    def share_rights(self, namespace: str) -> None:
+        """Create a second namespace in which the operator has the same rights."""
+        _grant(self.plane, namespace, self.user)
+
     async def create(self, manifest: Live) -> Live:
         """Creates an InferenceService."""
         body = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.namespace}}
@@ -425,7 +446,7 @@ class World:
     async def mirror(self, resource: Resource, synced: asyncio.Event) -> None:
         """Keeps `objects` up with one resource, for ever."""
         while True:
-            with suppress(ApiError):
+            with suppress(ApiError, ValueError):  # an object too large for the client comes cut
                 await self._mirror_once(resource, synced)
             await asyncio.sleep(0.2)
 
@@ -498,6 +519,13 @@ def _prepare(plane: ControlPlane, namespace: str) -> None:
         "metadata": {"name": "fleetkeeper-router"},
         "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
     }
+    for manifest in (role, router):
+        plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
+    _grant(plane, namespace, f"operator-{namespace}")
+
+
+def _grant(plane: ControlPlane, namespace: str, user: str) -> None:
+    """Create the namespace and give the operator's user its rights there."""
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
@@ -507,16 +535,10 @@ def _prepare(plane: ControlPlane, namespace: str) -> None:
             "kind": "ClusterRole",
             "name": "fleetkeeper-test-operator",
         },
-        "subjects": [
-            {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "User",
-                "name": f"operator-{namespace}",
-            }
-        ],
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
     }
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-    for manifest in (space, role, router, binding):
+    for manifest in (space, binding):
         plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from fleetkeeper.api import names
+from fleetkeeper.plan.budget import UNBOUNDED, Allowance, accelerators_of
 from fleetkeeper.plan.context import PlanContext, default_context
 from fleetkeeper.plan.model import (
     Apply,
@@ -29,6 +30,7 @@ from fleetkeeper.plan.model import (
     Revision,
     Snapshot,
     Termination,
+    UnreadableObject,
     Workload,
     WriteFailure,
     WriteProblem,
@@ -72,7 +74,9 @@ class World:
     order: ReplicaOrder | None = None
     control_status: Manifest | None = None
     load: Mapping[str, float] = field(default_factory=dict)
+    allowance: Allowance = UNBOUNDED
     crd_missing: tuple[str, ...] = ()
+    unreadable: tuple[UnreadableObject, ...] = ()
     gpus: int = 1000
     serial: int = 1
     context: PlanContext = field(default_factory=default_context)
@@ -123,7 +127,9 @@ class World:
             order=self.order,
             control_status=self.control_status,
             pod_load=self.load,
+            gpu_allowance=self.allowance,
             crd_missing=self.crd_missing,
+            unreadable=self.unreadable,
         )
 
 
@@ -268,6 +274,7 @@ def _deployment(child: Child, live: Child | None, manifest: Manifest) -> Workloa
         desired_replicas=spec["replicas"],
         replicas_manager=names.FIELD_MANAGER,
         max_surge=spec["strategy"]["rollingUpdate"]["maxSurge"],
+        accelerators=accelerators_of(spec["template"]["spec"]),
     )
 
 

@@ -5,6 +5,7 @@ A part of it that ended is no fault of what is tested: it is started again, and 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from fleetkeeper_local.controlplane import ControlPlane
@@ -44,6 +45,17 @@ def state_of(plane: ControlPlane) -> str:
         for name in MAKERS:
             lines += [f"last of {name}:", plane.processes.log_tail(name, TAIL_LINES)]
     return "\n".join(lines)
+
+
+def claim_namespace(plane: ControlPlane, name: str) -> None:
+    """Create a namespace, once one of that name that an earlier test deleted is gone."""
+    phase = plane.kubectl(
+        "get", "namespace", name, "--ignore-not-found", "-o", "jsonpath={.status.phase}"
+    )
+    if phase == "Terminating":
+        plane.kubectl("wait", "--for=delete", f"namespace/{name}", "--timeout=120s")
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(space))
 
 
 def _line(pod: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ QUANTITIES = {
     "ephemeralSize": ("1Gi", "100Gi", "250G", "1Ti"),
 }
 ENVIRONMENT = {
-    "HF_ENDPOINT": "https://hub.example.com",
+    "NCCL_SOCKET_IFNAME": "eth",
     "HTTPS_PROXY": "http://proxy.example.com:3128",
     "NO_PROXY": "10.0.0.0/8,.svc",
     "NCCL_DEBUG": "INFO",

@@ -1,65 +1,32 @@
-"""A proxy in front of the real API server that can cut, silence and poison watches.
-
-It speaks plain HTTP to the operator and TLS, with the operator's own certificate, to the server.
-"""
+"""A proxy in front of the real API server that can cut, silence and poison watches."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import ssl
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
 
 import aiohttp
-import yaml
 from aiohttp import web
 
+from api_proxy import ApiProxy, failure, is_watch, started
 from fleetkeeper_local.controlplane import ControlPlane
 
-HOP_HEADERS = {"host", "connection", "transfer-encoding", "content-length", "keep-alive"}
 
-
-class WatchProxy:
+class WatchProxy(ApiProxy):
     """Forwards everything; watches as long as they are let."""
 
     def __init__(self, plane: ControlPlane, user: str) -> None:
-        self._plane = plane
-        self._source = plane.user_kubeconfig(user)
-        self.kubeconfig = self._source.with_suffix(".proxied")
+        super().__init__(plane, user)
         self._cut = False
         self._expired = False
         self._ends: set[asyncio.Event] = set()
         self._told: set[str] = set()
+        self._spared: str | None = None
+        self.limited = 0
+        """How many requests were answered 429."""
         self._poison: dict[str, int] = {}
         self._poisoned = asyncio.Event()
-        self._session: aiohttp.ClientSession | None = None
-        self._runner: web.AppRunner | None = None
-
-    async def __aenter__(self) -> Self:
-        """Listens, and writes a kubeconfig that leads here."""
-        config: dict[str, Any] = yaml.safe_load(self._source.read_text())
-        user = config["users"][0]["user"]
-        context = ssl.create_default_context(cafile=str(self._plane.ca_file))
-        context.load_cert_chain(*_certificate(user, self._source.parent))
-        self._session = aiohttp.ClientSession(
-            base_url=self._plane.apiserver_url,
-            connector=aiohttp.TCPConnector(ssl=context, limit=0),
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-        )
-        app = web.Application(client_max_size=2**24)
-        app.router.add_route("*", "/{path:.*}", self._forward)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        port = self._runner.addresses[0][1]
-        config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{port}"}
-        config["users"][0]["user"] = {}
-        self.kubeconfig.write_text(yaml.safe_dump(config))
-        return self
 
     async def __aexit__(
         self,
@@ -70,10 +37,7 @@ class WatchProxy:
         """Ends every connection."""
         for end in self._ends:
             end.set()
-        if self._runner is not None:
-            await self._runner.cleanup()
-        if self._session is not None:
-            await self._session.close()
+        await super().__aexit__(kind, error, trace)
 
     def cut_watches(self) -> None:
         """Ends all watches and refuses new ones."""
@@ -91,36 +55,32 @@ class WatchProxy:
         self._poison[plural] = code
         self._poisoned.set()
 
-    async def _forward(self, request: web.Request) -> web.StreamResponse:
-        assert self._session is not None
-        is_watch = request.query.get("watch") == "true"
-        if is_watch and self._cut:
-            return web.Response(status=503, text="cut")
-        body = await request.read()
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_HEADERS}
-        async with self._session.request(
-            request.method, request.rel_url, data=body or None, headers=headers
-        ) as answer:
-            if is_watch:
-                return await self._stream(request, answer)
-            content = await answer.read()
-            kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_HEADERS}
-            return web.Response(status=answer.status, body=content, headers=kept)
+    def limit(self, *, spare: str | None) -> None:
+        """Answer 429 with Retry-After: 30 to all but one resource; with None let all pass again."""
+        self._spared = spare
 
-    async def _stream(
-        self, request: web.Request, answer: aiohttp.ClientResponse
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Refuses watches while they are cut, and what `limit` says."""
+        if is_watch(request) and self._cut:
+            return web.Response(status=503, text="cut")
+        if self._spared is not None and f"/{self._spared}" not in request.path:
+            self.limited += 1
+            return web.Response(status=429, headers={"Retry-After": "30"})
+        return await super().answer(request)
+
+    async def stream(
+        self, request: web.Request, upstream: aiohttp.ClientResponse
     ) -> web.StreamResponse:
-        response = web.StreamResponse(status=answer.status)
-        response.content_type = "application/json"
-        await response.prepare(request)
+        """Passes a watch on until it is cut or poisoned."""
+        response = await started(request, upstream.status)
         plural = request.path.rpartition("/")[2]
         if self._expired and plural not in self._told:
             self._told.add(plural)
-            await response.write(_error(410, "Expired"))
+            await response.write(error_event(410, "Expired"))
             return response
         end = asyncio.Event()
         self._ends.add(end)
-        pump = asyncio.create_task(_pump(answer, response))
+        pump = asyncio.create_task(_pump(upstream, response))
         stop = asyncio.create_task(end.wait())
         try:
             while not pump.done() and not stop.done():
@@ -130,7 +90,7 @@ class WatchProxy:
                 if plural in self._poison:
                     code = self._poison.pop(plural)
                     self._poisoned.clear()
-                    await response.write(_error(code, "InternalError"))
+                    await response.write(error_event(code, "InternalError"))
                     break
                 if self._poisoned.is_set():
                     await asyncio.sleep(0.01)  # the poison is another watch's
@@ -146,29 +106,6 @@ async def _pump(answer: aiohttp.ClientResponse, response: web.StreamResponse) ->
         await response.write(chunk)
 
 
-def _error(code: int, reason: str) -> bytes:
-    status = {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": "made by the test",
-        "reason": reason,
-        "code": code,
-    }
-    return json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
-
-
-def _certificate(user: dict[str, str], folder: Path) -> tuple[str, str]:
-    """Paths of the client certificate and its key."""
-    if "client-certificate" in user:
-        return (
-            str(folder / user["client-certificate"]),
-            str(folder / user["client-key"]),
-        )
-    paths = []
-    for part in ("client-certificate-data", "client-key-data"):
-        path = folder / f"proxy-{part}.pem"
-        path.write_bytes(base64.b64decode(user[part]))
-        paths.append(str(path))
-    return paths[0], paths[1]
+def error_event(code: int, reason: str) -> bytes:
+    """Return a watch line of type ERROR."""
+    return json.dumps({"type": "ERROR", "object": failure(code, reason)}).encode() + b"\n"

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper.adapters.kubernetes.records import event_record, seconds_of, seen, version_of
+from fleetkeeper.adapters.kubernetes.pod_records import event_record
+from fleetkeeper.adapters.kubernetes.reading import seconds_of, version_of
+from fleetkeeper.adapters.kubernetes.records import seen
 from fleetkeeper.plan.model import Kind, ObjectCondition, Pod, Revision, Workload
 from fleetkeeper.plan.reasons import engine_line
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.records import Seen
+from fleetkeeper.adapters.kubernetes.records import Place, place_of
 from fleetkeeper.adapters.kubernetes.reflector import Reflector
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, Resource
 from fleetkeeper.plan.model import Kind
@@ -79,13 +79,12 @@ class Sink:
         self.told: list[tuple[Any, ...]] = []
         self.changed = asyncio.Event()
 
-    def known(self, kind: str, namespace: str, name: str) -> Seen | None:
-        return None
+    def take(self, kind: str, live: Live) -> Place | None:
+        place = place_of(kind, live)
+        self._tell("put", place.name, place.version)
+        return place
 
-    def put(self, found: Seen) -> None:
-        self._tell("put", found.name, found.version)
-
-    def gone(self, found: Seen) -> None:
+    def gone(self, found: Place) -> None:
         self._tell("gone", found.name, found.version)
 
     def listed(

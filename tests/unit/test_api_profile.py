@@ -100,9 +100,9 @@ def test_a_profile_that_could_not_run_is_refused(change: dict[str, Any], words: 
 
 
 def test_environment_is_allowed_by_name_or_by_beginning() -> None:
-    one = profile(env=("HF_ENDPOINT", "NCCL_*"))
-    allowed = [name for name in ("HF_ENDPOINT", "HF_ENDPOINT2", "NCCL_", "NCCL_DEBUG", "XNCCL_A") if one.allows_env(name)]  # fmt: skip
-    assert allowed == ["HF_ENDPOINT", "NCCL_", "NCCL_DEBUG"]
+    one = profile(env=("HF_HOME", "NCCL_*"))
+    allowed = [name for name in ("HF_HOME", "HF_HOME2", "NCCL_", "NCCL_DEBUG", "XNCCL_A") if one.allows_env(name)]  # fmt: skip
+    assert allowed == ["HF_HOME", "NCCL_DEBUG"]
 
 
 def test_what_the_spec_leaves_open_the_profile_fills_in() -> None:

@@ -191,7 +191,7 @@ def test_check_tells_what_surprises_people(run: Run, change: str, words: str) ->
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("    env: {LD_PRELOAD: /x}\n", "spec.engine.env.LD_PRELOAD: is not allowed by the engine profile"),
+        ("    env: {OMP_STACKSIZE: 1G}\n", "spec.engine.env.OMP_STACKSIZE: is not allowed by the engine profile"),
         ("    profile: rocm\n", "no engine profile 'rocm'; there are cpu, cpu-0.32.0-1, cuda"),
         ("    profile: cpu\n", "spec.engine.tensorParallelSize: must be 1 with the engine profile cpu-0.32.0-1"),
     ],

@@ -289,7 +289,8 @@ class Fleet:
             decision, Order(decision.want.replicas), self.loop.memory, now
         )
         self.restarts += [(now - NOW, pod) for pod in decision.replace_pods]
-        self.told += [n.message for n in decision.notices if n.reason == "EngineFragmented"]
+        notices = [*decision.notices, *(r.notice for r in decision.replace_pods.values())]
+        self.told += [n.message for n in notices if n.reason == "EngineFragmented"]
         return decision, conclusion
 
     def run(self, seconds: float, **inputs: Any) -> tuple[ControlDecision, Conclusion]:
@@ -386,9 +387,18 @@ def test_no_restart_while_anything_else_is_under_way(
 
 
 def stuck_since(time: float) -> Callable[[list[PodSample]], list[PodSample]]:
-    """One replica has work and has made no step since this time."""
+    """One replica has work, has made no step since this time, and says that it hangs."""
     held = sample(time, "chat-2").counters
-    return lambda rows: [replace(r, counters=held) if r.pod == "chat-2" else r for r in rows]
+
+    def spoil(rows: list[PodSample]) -> list[PodSample]:
+        return [
+            replace(row, counters=held, gauges=row.gauges._replace(hung=1.0))
+            if row.pod == "chat-2"
+            else row
+            for row in rows
+        ]
+
+    return spoil
 
 
 def test_another_remedy_in_the_same_tick_comes_first() -> None:

@@ -617,7 +617,7 @@ def test_settings_of_a_parsed_service() -> None:
         },
     }
     spec = parse_service(manifest).spec
-    held = settings_of(spec, 4, gpus_per_replica=2)
+    held = settings_of(spec, 4)
     assert held.queue_wait_objective_s == 0.25
     assert held.attainment_ratio == 0.9
     assert held.scaling_mode is ScalingMode.AUTO

@@ -266,12 +266,12 @@ def test_half_of_the_pods_must_report(silent: int) -> None:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_engine_with_work_and_no_steps_hangs(paused: bool) -> None:
+def test_an_engine_that_says_it_hangs_is_left_out_and_replaced(paused: bool) -> None:
     """Its pod is named, left out of the means, counted as seen, and replaced unless the service is paused."""
     loop = Loop(replicas=2, settings=replace(ControlSettings(), paused=paused))
-    gauges = Gauges(waiting_standard=3.0, running=5.0, limit_sequences=32.0)
+    gauges = Gauges(waiting_standard=3.0, running=5.0, limit_sequences=32.0, hung=1.0)
     decision, replaced = None, list[str]()
-    for _ in range(7):
+    for _ in range(14):
         stuck = PodSample("chat-1", loop.now, Counters(steps=41.0), gauges)
         decision = loop.tick([sample(loop.now), stuck])
         replaced += decision.replace_pods

@@ -8,8 +8,10 @@ from typing import Any
 
 from control_cases import NOW, pod_view, sample
 from engine_metrics import metrics_series
-from fleetkeeper.adapters.prometheus import Fan
-from fleetkeeper.plan.control.arbitrate import Budget, arbitrate
+from fleetkeeper.adapters.prometheus.answers import Fan
+from fleetkeeper.adapters.prometheus.queries import TIMES
+from fleetkeeper.plan.budget import Budget
+from fleetkeeper.plan.control.arbitrate import arbitrate
 from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.memory import ControlMemory
@@ -50,15 +52,16 @@ def pod_names() -> list[str]:
 def samples_of(body: str, now: float) -> dict[tuple[str, str], PodSample]:
     """From the text of the answers to samples."""
     fan = Fan({("team", pod): EDGES for pod in pod_names()})
-    fan.take_times(
+    fan.take(
+        TIMES,
         [
             {"metric": {"namespace": "team", "pod": pod}, "value": [now, str(now)]}
             for pod in pod_names()
-        ]
+        ],
     )
     answer: dict[str, Any] = json.loads(body)
-    fan.take(answer["data"]["result"])
-    return fan.samples()
+    fan.take("all", answer["data"]["result"])
+    return dict(fan.reading().samples)
 
 
 def test_a_tick_costs_a_fraction_of_a_core() -> None:

@@ -50,6 +50,7 @@ OPERATOR = Endpoint(
 BESIDE_OPERATOR = _pod("fleetkeeper-system", "10.3.0.2", app="debug")
 PROMETHEUS = _pod("monitoring", "10.4.0.1", app="prometheus")
 DNS = Endpoint("10.5.0.1", "kube-system", {"k8s-app": "kube-dns"})
+NODE_DNS = Endpoint("169.254.20.10")
 API_SERVER = Endpoint("192.168.7.7")
 METADATA = Endpoint("169.254.169.254")
 INTERNET = Endpoint("93.184.216.34")
@@ -98,6 +99,9 @@ DEFAULT_MATRIX = [
     (ROUTER, ENGINE, 29500, False),
     # out of the engine
     (ENGINE, DNS, 53, True),
+    (ENGINE, NODE_DNS, 53, True),
+    (ENGINE, OUTSIDE, 53, False),
+    (ENGINE, NEIGHBOUR, 53, False),
     (ENGINE, API_SERVER, 443, False),
     (ENGINE, API_SERVER, 6443, False),
     (ENGINE, METADATA, 80, False),
@@ -119,6 +123,7 @@ DEFAULT_MATRIX = [
     (ROUTER, METADATA, 80, False),
     (ROUTER, NEIGHBOUR, 80, False),
     (ROUTER, DNS, 53, True),
+    (ROUTER, OUTSIDE, 53, False),
 ]
 
 
@@ -132,6 +137,7 @@ def test_names_are_resolved_by_udp_too() -> None:
     """Most are."""
     assert _world(_service()).lets_through(ENGINE, DNS, 53, "UDP")
     assert not _world(_service()).lets_through(ENGINE, DNS, 123, "UDP")
+    assert not _world(_service()).lets_through(ENGINE, OUTSIDE, 53, "UDP")
 
 
 ACCESS_MATRIX = [

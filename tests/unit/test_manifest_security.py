@@ -232,11 +232,12 @@ def test_no_empty_value_bears_a_meaning(built: Built) -> None:
                 assert value != "" or "matchLabels" in path or "[]" in path, (child["kind"], path)
 
 
-def test_a_service_is_made_with_at_most_ten_writes(built: Built) -> None:
-    """Nine children with a router, five without, and one status."""
+def test_a_service_is_made_with_one_write_a_child(built: Built) -> None:
+    """Nine children with a router, five without, and one status; routers that are many have a budget."""
     for service, children in built:
-        has_router = service.spec.routing.policy != "None"
-        assert len(children) == (9 if has_router else 5)
+        routing = service.spec.routing
+        of_router = 0 if routing.policy == "None" else 4 + (routing.replicas > 1)
+        assert len(children) == 5 + of_router
         keys = {(child["kind"], child["metadata"]["name"]) for child in children}
         assert len(keys) == len(children)
         assert all(len(name) <= 63 for _, name in keys)

@@ -29,6 +29,7 @@ from fleetkeeper.plan.model import (
     ReplicaOrder,
     Snapshot,
     Termination,
+    UnreadableObject,
     WriteFailure,
     WriteProblem,
 )
@@ -142,6 +143,9 @@ REACHED: dict[Reason, World] = {
     Reason.NAME_CONFLICT: foreign_deployment(),
     Reason.UNKNOWN_PROFILE: new_world(engine={"profile": "tpu"}),
     Reason.CRD_TOO_OLD: replace(new_world(), crd_missing=("spec.breaker",)),
+    Reason.UNREADABLE_OBJECT: replace(
+        new_world(), unreadable=(UnreadableObject("Deployment", "chat", "spec.replicas"),)
+    ),
     Reason.INVALID_SPEC: new_world(model={"source": "s3://bucket/model"}),
     Reason.STOPPED: new_world(replicas=0),
     Reason.PAUSED: new_world(paused=True),

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from contained import new_defects
+from control_cases import sample
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
-from fleetkeeper.plan.model import Pod
+from fleetkeeper.plan.control.removal import Cause, Removal
+from fleetkeeper.plan.control.samples import Gauges, PodSample
+from fleetkeeper.plan.control.values import PodView
+from fleetkeeper.plan.model import Notice, Pod
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_acts import ControlActs
 from fleetkeeper.runtime.metrics import OperatorMetrics
@@ -19,6 +24,12 @@ from loopback_api import served
 
 CHAT = Key("team-a", "chat")
 WHY = "40.0% of the memory that its allocator holds is unused"
+REMOVAL = Removal(Cause.FRAGMENTED, WHY, Notice("Normal", "EngineFragmented", WHY))
+
+
+async def fragmented(pod: PodView) -> PodSample:
+    """The pod says so itself."""
+    return sample(100.0, pod.name, gauges=Gauges(memory_fragmentation_ratio=0.4))
 
 
 def cache_with_a_pod() -> Cache:
@@ -43,9 +54,18 @@ async def test_a_replaced_pod_is_deleted_by_uid_and_version_with_its_own_grace_p
     cache = cache_with_a_pod()
     async with served(handler) as client:
         writer = KubernetesWriter(client, fence=lambda: None)
-        acts = ControlActs(writer, cache, OperatorMetrics(), now=lambda: 100.0, instance="test")
-        await acts.replace_pod(CHAT, "chat-0", "uid-0", WHY)
-        await acts.replace_pod(CHAT, "chat-9", "uid-9", WHY)
+        acts = ControlActs(
+            writer,
+            cache,
+            OperatorMetrics(),
+            lease=Key("fleet", "fleetkeeper"),
+            read_pod=fragmented,
+            now=lambda: 100.0,
+            instance="test",
+            defects=new_defects(),
+        )
+        assert await acts.replace_pod(CHAT, PodView("chat-0", "uid-0", 1.0), REMOVAL) is leaves
+        assert not await acts.replace_pod(CHAT, PodView("chat-9", "uid-9", 1.0), REMOVAL)
     ((method, path, options),) = asked
     assert (method, path) == ("DELETE", "/api/v1/namespaces/team-a/pods/chat-0")
     assert options["preconditions"] == {"uid": "uid-0", "resourceVersion": "41"}

@@ -12,18 +12,21 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
+from contained import counted, new_defects
 from control_cases import sample
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.plan.context import default_context
+from fleetkeeper.plan.control.removal import Removal
 from fleetkeeper.plan.control.samples import Gauges, PodSample
 from fleetkeeper.plan.control.service import decide_service
-from fleetkeeper.plan.control.values import PodOrder, PutOutcome
+from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
 from fleetkeeper.plan.model import Container, Kind, Notice, Pod, Termination, Workload
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_loop import ControlLoop, Readings, Target
 from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 
 START = 1_000_000.0
@@ -47,15 +50,18 @@ class World:
     asked: list[Sequence[Target]] = field(default_factory=list)
     puts: list[PodOrder] = field(default_factory=list)
     refuses: bool = False
+    confirms: bool = True
     replaced: list[tuple[Key, str, str]] = field(default_factory=list)
     notices: list[tuple[Key, Notice]] = field(default_factory=list)
-    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    operator_metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     context: Any = field(default_factory=default_context)
 
     def __post_init__(self) -> None:
         self.queue = KeyedQueue(monotonic=lambda: self.clock, jitter=lambda s: s)
         self.cache = Cache(now=lambda: self.clock, changed=lambda _key: None)
+        self.registry = self.operator_metrics.registry
         self.metrics = ControlMetrics(self.registry)
+        self.defects = new_defects(self.operator_metrics, monotonic=lambda: self.clock)
         self.version = 10
         self.loop = self.new_leader()
 
@@ -69,7 +75,9 @@ class World:
             engines=self,
             replace_pod=self._replace,
             post_notice=self._notice,
+            post_fleet_notice=self._fleet_notice,
             metrics=self.metrics,
+            defects=self.defects,
             now=lambda: self.clock,
             monotonic=lambda: self.clock,
         )
@@ -85,12 +93,16 @@ class World:
         self.puts += orders
         return [PutOutcome(o.pod, o.generation, not self.refuses) for o in orders]
 
-    async def _replace(self, key: Key, pod: str, uid: str, why: str) -> None:
-        assert why
-        self.replaced.append((key, pod, uid))
+    async def _replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
+        assert removal.why
+        self.replaced.append((key, pod.name, pod.uid))
+        return self.confirms
 
     async def _notice(self, key: Key, notice: Notice) -> None:
         self.notices.append((key, notice))
+
+    async def _fleet_notice(self, notice: Notice) -> None:
+        raise AssertionError(notice)
 
     def add_service(self, name: str = "chat", *, replicas: int = 2, **spec: Any) -> Key:
         """A service with its Deployment and that many ready pods, an hour old."""
@@ -104,6 +116,7 @@ class World:
             "digest",
             desired_replicas=replicas,
             template_hash="t1",
+            accelerators=1,
         )
         self._put("Deployment", engine, name)
         for number in range(replicas):
@@ -144,6 +157,7 @@ class World:
             ready=True,
             ready_since=self.clock - 3600.0,
             scheduled=True,
+            accelerators=1,
         )
         self._put("Pod", replace(pod, **fields), service)
 
@@ -255,6 +269,31 @@ async def test_a_budget_is_shared_by_all_services() -> None:
     assert max(ordered) > 1
 
 
+async def test_a_service_whose_decision_fails_keeps_its_accelerators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tick of one fails: the others are not given what it runs on."""
+    world = World(context=replace(default_context(), max_accelerators=4))
+    fixed = {"minSequences": 32, "maxSequences": 32, "mode": "Fixed"}
+    broken = world.add_service("broken", replicas=3)
+    key = world.add_service("chat", replicas=1, batching=fixed)
+
+    def fails(inputs: Any, memory: Any, now: float) -> Any:
+        if inputs.name == "broken":
+            raise ValueError("a defect")
+        return decide_service(inputs, memory, now)
+
+    monkeypatch.setattr("fleetkeeper.runtime.control_loop.decide_service", fails)
+    await world.ticks(24, wait_sum_s_standard=16.0, wait_within_standard=0.0)
+    assert world.loop.view(broken).order is None
+    order = world.loop.view(key).order
+    assert order is None or order.replicas == 1
+    status = world.loop.view(key).control_status
+    assert status is not None
+    rows = {row["type"]: row["reason"] for row in status["conditions"]}
+    assert rows["ScalingLimited"] == "GPUBudget"
+
+
 async def test_refused_limits_open_the_control_breaker() -> None:
     """Engines that take no orders: the breaker opens within minutes and says so."""
     world = World(refuses=True)
@@ -278,14 +317,19 @@ async def test_refused_writes_of_replicas_count_for_the_breaker() -> None:
     assert status["breaker"]["control"] == "Open"
 
 
-async def test_a_hung_engine_is_replaced_alone_and_by_its_uid() -> None:
-    """Waiting requests and no step for long: that pod goes, the other stays."""
-    world = World()
+@pytest.mark.parametrize("confirms", [True, False])
+async def test_a_hung_engine_is_replaced_alone_by_its_uid_and_told_once_it_went(
+    confirms: bool,
+) -> None:
+    """It says so for long: that pod goes, the other stays. One that was kept is no news."""
+    world = World(confirms=confirms)
     key = world.add_service(replicas=2)
     await world.ticks(6)
     stuck = sample(world.clock, "chat-0").counters
-    waiting = Gauges(waiting_standard=8.0, running=4.0, limit_sequences=32.0, limit_tokens=1024.0)
-    for _ in range(8):
+    waiting = Gauges(
+        waiting_standard=8.0, running=4.0, limit_sequences=32.0, limit_tokens=1024.0, hung=1.0
+    )
+    for _ in range(15):
         world.samples[key] = (
             PodSample("chat-0", world.clock, stuck, waiting),
             sample(world.clock, "chat-1"),
@@ -294,6 +338,8 @@ async def test_a_hung_engine_is_replaced_alone_and_by_its_uid() -> None:
         await world.loop.outbox.drain()
         world.clock += 5.0
     assert world.replaced == [(key, "chat-0", "uid-chat-0")]
+    told = [notice.message for _, notice in world.notices if notice.reason == "EngineHung"]
+    assert len(told) == (1 if confirms else 0)
 
 
 FRAGMENTED = Gauges(
@@ -399,7 +445,7 @@ async def test_one_failing_decision_does_not_stop_the_others(
     await world.ticks(2)
     assert world.loop.view(bad).control_status is None
     assert world.loop.view(good).control_status is not None
-    assert "fleetkeeper_decision_failures_total 2.0" in generate_latest(world.registry).decode()
+    assert counted(world.operator_metrics) == {"decide": 2.0}
 
 
 async def test_a_service_that_is_gone_leaves_nothing_behind() -> None:
@@ -422,3 +468,18 @@ async def test_services_that_are_invalid_or_without_a_deployment_are_left_alone(
     await world.loop.tick()
     assert world.asked == []
     assert world.puts == []
+
+
+async def test_services_of_a_namespace_that_cannot_be_read_are_left_as_they_are() -> None:
+    """Nothing is measured and no limits are renewed, until it can be read again."""
+    world = World()
+    key = world.add_service(replicas=1)
+    await world.ticks(2)
+    view, asked = world.loop.view(key), len(world.asked)
+    world.puts.clear()
+    world.cache.hold("team-a")
+    await world.ticks(30)
+    assert (world.puts, len(world.asked), world.loop.view(key)) == ([], asked, view)
+    world.cache.resume("team-a")
+    await world.ticks(2)
+    assert {order.uid for order in world.puts} == {"uid-chat-0"}

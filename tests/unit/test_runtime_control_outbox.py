@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
+from contained import counted, new_defects
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
-from fleetkeeper.plan.control.values import Admission, Limits, PodOrder, PutOutcome
+from fleetkeeper.plan.control.removal import Cause, Removal
+from fleetkeeper.plan.control.values import Admission, Limits, PodOrder, PodView, PutOutcome
 from fleetkeeper.plan.model import Notice
 from fleetkeeper.runtime.control_metrics import ControlMetrics
 from fleetkeeper.runtime.control_outbox import DOUBTED_AT_ONCE, Outbox
+from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 
 CHAT = Key("team-a", "chat")
@@ -32,10 +35,20 @@ class Doubles:
         self.rounds: list[list[PodOrder]] = []
         self.outcomes: list[PutOutcome] = []
         self.notices: list[Notice] = []
+        self.asked: list[str] = []
+        self.began = asyncio.Event()
         self.told = asyncio.Event()
         self.breaks = False
-        self.registry = CollectorRegistry()
-        self.outbox = Outbox(self, self.replace, self.post, ControlMetrics(self.registry))
+        self.metrics = OperatorMetrics()
+        control = ControlMetrics(self.metrics.registry)
+        self.outbox = Outbox(
+            self,
+            self.replace,
+            self.post,
+            self.post_fleet,
+            metrics=control,
+            defects=new_defects(self.metrics),
+        )
 
     async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
         """The engines."""
@@ -46,9 +59,13 @@ class Doubles:
             await self.gate.wait()
         return [PutOutcome(order.pod, order.generation, True) for order in orders]
 
-    async def replace(self, key: Key, pod: str, uid: str, why: str) -> None:
-        """Never asked here."""
-        raise AssertionError((key, pod, uid, why))
+    async def replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
+        """A pod whose metrics port answers when it is let, and confirms nothing."""
+        del key, removal
+        self.asked.append(pod.name)
+        self.began.set()
+        await self.gate.wait()
+        return False
 
     async def post(self, key: Key, notice: Notice) -> None:
         """An API server that answers when it is let."""
@@ -56,6 +73,10 @@ class Doubles:
         await self.gate.wait()
         self.notices.append(notice)
         self.told.set()
+
+    async def post_fleet(self, notice: Notice) -> None:
+        """Never asked here."""
+        raise AssertionError(notice)
 
     def tell(self, outcome: PutOutcome) -> None:
         """What the loop gets."""
@@ -80,10 +101,10 @@ async def test_a_thousand_dead_pods_and_a_slow_api_server_delay_no_lease() -> No
     doubles = Doubles()
     async with working(doubles):
         for number in range(1000):
-            doubles.outbox.send(order(f"dead-{number}"), doubles.tell, doubted=True)
+            doubles.outbox.send(CHAT, order(f"dead-{number}"), doubles.tell, doubted=True)
             doubles.outbox.post(CHAT, Notice("Warning", "PrometheusLost", str(number)))
         await asyncio.sleep(0)
-        doubles.outbox.send(order("well"), doubles.tell, doubted=False)
+        doubles.outbox.send(CHAT, order("well"), doubles.tell, doubted=False)
         async with asyncio.timeout(10):
             await doubles.told.wait()
         assert [outcome.pod for outcome in doubles.outcomes] == ["well"]
@@ -94,10 +115,10 @@ async def test_a_thousand_dead_pods_and_a_slow_api_server_delay_no_lease() -> No
 async def test_a_newer_order_takes_the_place_of_one_not_sent() -> None:
     """A pod gets what was decided last, and each order at most once, whichever its lane."""
     doubles = Doubles()
-    doubles.outbox.send(order("a", 1), doubles.tell, doubted=False)
-    doubles.outbox.send(order("b", 1), doubles.tell, doubted=True)
-    doubles.outbox.send(order("a", 2), doubles.tell, doubted=True)
-    doubles.outbox.send(order("b", 2), doubles.tell, doubted=False)
+    doubles.outbox.send(CHAT, order("a", 1), doubles.tell, doubted=False)
+    doubles.outbox.send(CHAT, order("b", 1), doubles.tell, doubted=True)
+    doubles.outbox.send(CHAT, order("a", 2), doubles.tell, doubted=True)
+    doubles.outbox.send(CHAT, order("b", 2), doubles.tell, doubted=False)
     await doubles.outbox.drain()
     sent = [(order.pod, order.generation) for some in doubles.rounds for order in some]
     assert sorted(sent) == [("a", 2), ("b", 2)]
@@ -107,13 +128,44 @@ async def test_a_defect_is_counted_and_the_next_round_is_sent() -> None:
     """The worker outlives it."""
     doubles = Doubles()
     doubles.breaks = True
-    doubles.outbox.send(order("a"), doubles.tell, doubted=False)
+    doubles.outbox.send(CHAT, order("a"), doubles.tell, doubted=False)
     await doubles.outbox.drain()
-    assert "fleetkeeper_decision_failures_total 1.0" in generate_latest(doubles.registry).decode()
+    assert counted(doubles.metrics) == {"send_limits": 1.0}
     doubles.breaks = False
-    doubles.outbox.send(order("a", 2), doubles.tell, doubted=False)
+    doubles.outbox.send(CHAT, order("a", 2), doubles.tell, doubted=False)
     await doubles.outbox.drain()
     assert [outcome.generation for outcome in doubles.outcomes] == [2]
+
+
+async def test_a_pod_that_does_not_answer_delays_no_event() -> None:
+    """Removals wait for a pod's answer, in a lane of their own; each pod is asked once."""
+    doubles = Doubles()
+    told = asyncio.Event()
+
+    async def post(key: Key, notice: Notice) -> None:
+        del key, notice
+        told.set()
+
+    outbox = Outbox(
+        doubles,
+        doubles.replace,
+        post,
+        doubles.post_fleet,
+        metrics=ControlMetrics(CollectorRegistry()),
+        defects=new_defects(),
+    )
+    removal = Removal(Cause.HUNG, "why", Notice("Warning", "EngineHung", "text"))
+    for _ in range(2):
+        outbox.replace(CHAT, PodView("chat-0", "uid-0", 1.0), removal)
+    task = asyncio.create_task(outbox.run())
+    async with asyncio.timeout(10):
+        await doubles.began.wait()
+        outbox.post(CHAT, Notice("Normal", "Any", "text"))
+        await told.wait()
+    assert doubles.asked == ["chat-0"]
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 async def test_a_lost_lease_ends_the_workers() -> None:
@@ -124,7 +176,10 @@ async def test_a_lost_lease_ends_the_workers() -> None:
         del key, notice
         raise LeaseLost("another leads")
 
-    outbox = Outbox(doubles, doubles.replace, lose, ControlMetrics(CollectorRegistry()))
+    control = ControlMetrics(CollectorRegistry())
+    outbox = Outbox(
+        doubles, doubles.replace, lose, doubles.post_fleet, metrics=control, defects=new_defects()
+    )
     outbox.post(CHAT, Notice("Normal", "Any", "text"))
     with pytest.raises(ExceptionGroup) as caught:
         await outbox.run()

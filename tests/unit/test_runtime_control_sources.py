@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from control_cases import NOW, sample
-from fleetkeeper.adapters.prometheus import PrometheusError
+from fleetkeeper.adapters.prometheus import PrometheusError, PrometheusReading
 from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.plan.control.exposed import edges_of
 from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.values import ControlSettings, PodView
 from fleetkeeper.runtime.control_loop import Target
@@ -22,7 +23,7 @@ def target(name: str, namespace: str = "team-a", *, age_s: float = 600.0) -> Tar
     pod = PodView(
         f"{name}-0", f"u-{namespace}-{name}", NOW - 900, True, NOW - age_s, ip="127.0.0.1"
     )
-    return Target(Key(namespace, name), ControlSettings(), (pod,))
+    return Target(Key(namespace, name), edges_of(ControlSettings()), (pod,))
 
 
 @dataclass
@@ -31,33 +32,45 @@ class Doubles:
 
     down: bool = False
     known: tuple[str, ...] = ()
+    disputed: tuple[str, ...] = ()
     reach: int = 1000
     answering: frozenset[str] = frozenset()
     called: list[list[str]] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
+    doubted: list[frozenset[str]] = field(default_factory=list)
     step_classes: list[str] = field(default_factory=list)
     clock: float = 0.0
 
     async def observe_samples(
         self, pods: Mapping[tuple[str, str], Edges], now: float, *, step_class: str
-    ) -> dict[tuple[str, str], PodSample]:
+    ) -> PrometheusReading:
         """Prometheus."""
         self.step_classes.append(step_class)
         await asyncio.sleep(0)
         if self.down:
             raise PrometheusError("down")
-        known = {f"{name}-0" for name in self.known}
-        return {pod: sample(now, pod[1]) for pod in pods if pod[1] in known}
+        known = {f"{name}-0" for name in self.known} - {f"{name}-0" for name in self.disputed}
+        return PrometheusReading(
+            {pod: sample(now, pod[1]) for pod in pods if pod[1] in known},
+            frozenset(pod for pod in pods if pod[1] in {f"{name}-0" for name in self.disputed}),
+        )
 
     async def scrape_samples(
-        self, pods: Iterable[tuple[PodView, Edges]], *, deadline_s: float
-    ) -> tuple[PodSample | None, ...]:
+        self,
+        pods: Iterable[tuple[PodView, Edges]],
+        *,
+        deadline_s: float,
+        doubted: Collection[str],
+    ) -> dict[str, PodSample | None]:
         """The engines."""
         self.deadlines.append(deadline_s)
         self.clock += 1.0
         some = [pod for pod, _ in pods][: self.reach]
         self.called.append([pod.name for pod in some])
-        return tuple(sample(NOW, pod.name) if pod.uid in self.answering else None for pod in some)
+        self.doubted.append(frozenset(doubted))
+        return {
+            pod.uid: sample(NOW, pod.name) if pod.uid in self.answering else None for pod in some
+        }
 
     def source(self, *, prometheus: bool = True, direct: bool = True) -> MeasuredSource:
         """What is tested."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from contained import new_defects
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.adapters.kubernetes.resources import Resource
@@ -97,6 +98,7 @@ class Scene:
             self.metrics,
             now=lambda: 100.0,
             instance="pod-1",
+            defects=new_defects(self.metrics),
         )
 
     async def run(self, plan: Plan, resource: Live = NEW) -> Outcome:

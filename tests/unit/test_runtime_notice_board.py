@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from contained import new_defects
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.plan.model import Notice
@@ -44,6 +45,7 @@ def board_of(server: Server) -> NoticeBoard:
         OperatorMetrics(),
         now=lambda: 100.0,
         instance="pod-1",
+        defects=new_defects(),
     )
 
 

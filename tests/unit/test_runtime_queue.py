@@ -61,6 +61,22 @@ async def test_changed_goes_before_resynced() -> None:
     assert [await found.get() for _ in range(3)] == [C, B, A]
 
 
+@pytest.mark.parametrize("urgency", Urgency)
+async def test_a_thousand_keys_of_one_namespace_delay_another_by_one(urgency: Urgency) -> None:
+    """Within a namespace the order stays; namespaces take turns."""
+    found = queue()
+    many = [Key("busy", f"s{number}") for number in range(1000)]
+    for key in many:
+        found.add(key, urgency)
+    few = [Key("calm", "a"), Key("calm", "b")]
+    for key in few:
+        found.add(key, urgency)
+    first = [await found.get() for _ in range(4)]
+    assert first == [many[0], few[0], many[1], few[1]]
+    assert [await found.get() for _ in range(998)] == many[2:]
+    assert len(found) == 0
+
+
 async def test_a_delayed_key_comes_at_the_earliest_moment_asked_for() -> None:
     clock = Clock()
     found = queue(clock)

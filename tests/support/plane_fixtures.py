@@ -1,4 +1,7 @@
-"""A real control plane for the tests of this folder: started once a session, on free ports."""
+"""A pytest plugin: a real control plane, started at most once per session, on free ports.
+
+`tests/conftest.py` registers it, so that tests/cluster and tests/fault share one control plane.
+"""
 
 from __future__ import annotations
 

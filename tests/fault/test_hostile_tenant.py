@@ -1,0 +1,178 @@
+"""A tenant writes whatever the API server accepts; the services of others do not notice.
+
+The short form runs in `make test`. `make test-fault` writes 10,000 objects and holds the reaction
+times of the other services to twice what they were without the tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from functools import partial
+from random import Random
+from statistics import quantiles
+from typing import Final
+
+import pytest
+import pytest_asyncio
+
+from fleetkeeper.adapters.kubernetes.errors import ApiError
+from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE, Resource
+from fleetkeeper_local.controlplane import ControlPlane
+from hostile_objects import hostile_child, hostile_service, hostile_status
+from operator_world import World, operator_world, service
+
+LONG: Final = os.environ.get("FLEETKEEPER_CAMPAIGN") == "long"
+SEED: Final = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261123"))
+OBJECTS: Final = 10_000 if LONG else 150
+REACTIONS: Final = 100 if LONG else 20
+"""Changes of good services that are timed, without the tenant and again beside it."""
+KEPT: Final = 200
+"""Hostile objects that exist at a time; the oldest go first."""
+WRITERS: Final = 4
+SERVICES: Final = 20
+MEMORY_LIMIT_BYTES: Final = 512 * 1024**2
+"""The operator's default limit in the chart's values."""
+
+
+class Tenant:
+    """Writes hostile objects into a namespace of its own."""
+
+    def __init__(self, world: World, namespace: str) -> None:
+        self.namespace = namespace
+        self.answers: Counter[int] = Counter()
+        self._world = world
+        self._random = Random(SEED)
+        self._kept: deque[tuple[Resource, str]] = deque()
+        self._services = ["bad-0"]
+
+    async def write(self, objects: int) -> None:
+        """Write so many objects, some at a time."""
+        numbers = iter(range(objects))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WRITERS):
+                group.create_task(self._write_some(numbers))
+
+    async def _write_some(self, numbers: object) -> None:
+        for number in numbers:  # type: ignore[attr-defined] # an iterator that the writers share
+            await self._write_one(number)
+            while len(self._kept) > KEPT:
+                resource, name = self._kept.popleft()
+                await self._send("DELETE", resource.path(self.namespace, name), None)
+
+    async def _write_one(self, number: int) -> None:
+        if self._random.random() < 0.5:
+            resource, name = INFERENCE_SERVICE, f"bad-{number}"
+            body = hostile_service(self._random, name)
+        else:
+            resource, body = hostile_child(self._random, self._services)
+            name = body["metadata"]["name"]
+        if not await self._send("POST", resource.path(self.namespace), body):
+            return
+        self._kept.append((resource, name))
+        if resource is INFERENCE_SERVICE:
+            self._services = [*self._services[-20:], name]
+            path = f"{resource.path(self.namespace, name)}/status"
+            await self._send("PATCH", path, hostile_status(self._random))
+
+    async def _send(self, method: str, path: str, body: dict[str, object] | None) -> bool:
+        """Send one request and count its answer; return whether the server took it."""
+        merge = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        try:
+            await self._world.client.request(
+                method, path, body=body, content_type=merge, timeout_s=30
+            )
+        except ApiError as problem:
+            self.answers[problem.status] += 1
+            return False
+        self.answers[200] += 1
+        return True
+
+
+@pytest_asyncio.fixture
+async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
+    async with operator_world(control_plane, "fault-tenant") as found:
+        yield found
+
+
+@pytest.mark.timeout(7200)
+async def test_a_hostile_tenant_slows_and_harms_nobody(world: World) -> None:
+    tenant = Tenant(world, f"{world.namespace}-bad")
+    world.share_rights(tenant.namespace)
+    namespaces = json.dumps([world.namespace, tenant.namespace])
+    operator = await world.operator(env={"FLEETKEEPER_NAMESPACES": namespaces}).start().leads()
+    try:
+        names = [f"good-{number:02d}" for number in range(SERVICES)]
+        for name in names:
+            await world.create(service(name, replicas=1))
+        await world.ready(*names)
+        await world.quiet(1.0)
+        alone_s = await reactions(world, names)
+        before, mark = replica_sets(world, names), world.mark()
+        writing = asyncio.create_task(tenant.write(OBJECTS))
+        beside_s = await reactions(world, names)
+        await writing
+        await world.ready(*names)
+        assert replica_sets(world, names) == before, "a good service was rolled out"
+        deleted = [
+            write
+            for write in world.writes(mark)
+            if write.verb == "delete" and write.namespace == world.namespace
+        ]
+        assert not deleted, "the operator deleted something of a good service"
+        peak = operator.peak_bytes()
+        report(tenant, alone_s, beside_s, peak)
+        assert operator.alive
+        assert not operator.tracebacks()
+        assert peak < MEMORY_LIMIT_BYTES
+        if LONG:
+            assert p95(beside_s) <= 2 * p95(alone_s)
+    finally:
+        world.plane.kubectl("delete", "namespace", tenant.namespace, "--wait=false")
+
+
+async def reactions(world: World, names: list[str]) -> list[float]:
+    """Return the seconds from each change of replicas to the Deployment that follows it."""
+    found = []
+    for number in range(REACTIONS):
+        name = names[number % len(names)]
+        live = world.fis(name) or {}
+        replicas = 3 - live["spec"]["replicas"]  # 1 to 2, and back
+        began = time.monotonic()
+        await world.change(name, replicas=replicas)
+        await world.until(f"{name} follows", partial(runs, world, name, replicas))
+        found.append(time.monotonic() - began)
+    return found
+
+
+def runs(world: World, name: str, replicas: int) -> bool:
+    """Return whether the service's Deployment asks for so many replicas."""
+    return bool((world.get("Deployment", name) or {})["spec"]["replicas"] == replicas)
+
+
+def replica_sets(world: World, services: list[str]) -> set[str]:
+    """Return the UIDs of the services' ReplicaSets: a roll-out makes a new one."""
+    return {
+        live["metadata"]["uid"]
+        for (kind, name), live in world.objects.items()
+        if kind == "ReplicaSet" and name.rpartition("-")[0] in services
+    }
+
+
+def p95(seconds: list[float]) -> float:
+    """Return the 95th percentile."""
+    return quantiles(seconds, n=20)[-1]
+
+
+def report(tenant: Tenant, alone_s: list[float], beside_s: list[float], peak: int) -> None:
+    """Print what was written and what it did to the others."""
+    answers = ", ".join(f"{code}: {count}" for code, count in sorted(tenant.answers.items()))
+    print(f"seed {SEED}; answers to the tenant by status: {answers}")
+    print(
+        f"p95 of the others' reaction: {p95(alone_s):.3f} s alone, {p95(beside_s):.3f} s beside it"
+    )
+    print(f"peak RSS of the operator: {peak / 1024**2:.0f} MiB")

@@ -1,0 +1,306 @@
+"""Several services in one operator without a cluster: the real cache, controller and control loop.
+
+The API server, the engines and the source of samples are doubles at the network's edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from contained import new_defects
+from control_cases import sample
+from fleetkeeper.adapters.kubernetes.records import Seen
+from fleetkeeper.adapters.kubernetes.resources import Resource
+from fleetkeeper.plan.context import default_context
+from fleetkeeper.plan.control.values import PodOrder, PutOutcome
+from fleetkeeper.plan.model import Kind, Notice, Pod
+from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.control_acts import ControlActs
+from fleetkeeper.runtime.control_loop import ControlLoop, Readings, Target
+from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.runtime.controller import Controller
+from fleetkeeper.runtime.executor import Executor
+from fleetkeeper.runtime.main import ServiceFeed
+from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.namespaces import NamespaceReads
+from fleetkeeper.runtime.notice_board import NoticeBoard
+from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.resync import Resync
+
+Live = dict[str, Any]
+NAMESPACE = "team-a"
+SPEC: Live = {
+    "model": {"source": "pvc://models/llama"},
+    "engine": {"profile": "cuda"},
+    "resources": {"accelerator": {"resource": "nvidia.com/gpu", "count": 1}},
+    "routing": {"policy": "None"},
+}
+
+
+class Server:
+    """The API server: takes every write. `services` holds what it would answer."""
+
+    def __init__(self) -> None:
+        self.version = 10
+        self.services: dict[str, Live] = {}
+        self.status_writes: list[str] = []
+        self.events: list[tuple[str, str]] = []
+
+    def stamped(self, live: Live) -> Live:
+        """The object with the next resourceVersion."""
+        self.version += 1
+        meta = {**live["metadata"], "resourceVersion": str(self.version)}
+        meta.setdefault("uid", f"{live.get('kind')}-{meta['name']}")
+        return {**live, "metadata": meta}
+
+    async def read(self, resource: Resource, namespace: str, name: str) -> Live | None:
+        del namespace
+        return self.services.get(name) if resource.kind == "InferenceService" else None
+
+    async def list_pages(self, *_: Any, **__: Any) -> AsyncIterator[Live]:
+        yield {
+            "metadata": {"resourceVersion": str(self.version)},
+            "items": list(self.services.values()),
+        }
+
+    async def apply_child(self, _: Resource, manifest: Live, **__: Any) -> Live:
+        return self.stamped(manifest)
+
+    async def create_child(self, _: Resource, manifest: Live) -> Live:
+        return self.stamped(manifest)
+
+    async def apply_status(self, namespace: str, name: str, uid: str, status: Live) -> Live:
+        del namespace, uid
+        self.status_writes.append(name)
+        self.services[name] = self.stamped({**self.services[name], "status": status})
+        return self.services[name]
+
+    async def delete(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    async def mark_pod(self, namespace: str, name: str, uid: str, cost: int) -> Live:
+        del uid, cost
+        return self.stamped({"metadata": {"name": name, "namespace": namespace}})
+
+    async def post_event(self, namespace: str, manifest: Live) -> None:
+        del namespace
+        self.events.append((manifest["involvedObject"]["name"], manifest["reason"]))
+
+
+class Operator:
+    """One operator that leads over the services `names`, each with one ready pod."""
+
+    def __init__(self, *names: str) -> None:
+        self.clock = 1_000_000.0
+        self.server = Server()
+        self.sent: list[PodOrder] = []
+        self.load = 0.0
+        self.metrics = OperatorMetrics()
+        self.queue = KeyedQueue(monotonic=self.now, jitter=lambda s: s)
+        self.cache = Cache(now=self.now, changed=self.queue.add)
+        self.defects = new_defects(self.metrics, monotonic=self.now, changed=self.queue.add)
+        self._build()
+        self.keys = [self._add(name) for name in names]
+
+    def now(self) -> float:
+        """The clock that tests move."""
+        return self.clock
+
+    def _build(self) -> None:
+        server: Any = self.server
+        shared: Any = {"now": self.now, "instance": "pod-1", "defects": self.defects}
+        lease = Key("fleet", "fleetkeeper")
+        acts = ControlActs(server, self.cache, self.metrics, read_pod=None, lease=lease, **shared)
+        self.board = NoticeBoard(server, self.metrics, **shared)
+        self.loop = ControlLoop(
+            cache=self.cache,
+            queue=self.queue,
+            context=default_context(),
+            source=self,
+            engines=self,
+            replace_pod=acts.replace_pod,
+            post_notice=acts.post_notice,
+            post_fleet_notice=acts.post_fleet_notice,
+            metrics=ControlMetrics(self.metrics.registry),
+            defects=self.defects,
+            now=self.now,
+            monotonic=self.now,
+        )
+        self.controller = Controller(
+            queue=self.queue,
+            cache=self.cache,
+            client=server,
+            executor=Executor(
+                server, server, self.cache, self.metrics, now=self.now, board=self.board
+            ),
+            metrics=self.metrics,
+            defects=self.defects,
+            context=default_context(),
+            now=self.now,
+            monotonic=self.now,
+            control=self.loop,
+        )
+        self.controller.settled_since = self.clock - 3600.0
+        self.feed = ServiceFeed(self.cache, self.defects, lambda: None)
+        self.resync = Resync(
+            server,
+            self.cache,
+            self.queue,
+            self.metrics,
+            self,  # type: ignore[arg-type]
+            defects=self.defects,
+            namespaces=(None,),
+            reads=NamespaceReads((), self.cache, self.metrics, recovered=lambda: None),
+            period_s=300.0,
+            page_size=100,
+            also=self._nothing,
+        )
+
+    async def _nothing(self) -> None:
+        """What else a resync does."""
+
+    monotonic = now
+
+    def _add(self, name: str) -> Key:
+        live = {
+            "apiVersion": "fleetkeeper.io/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"namespace": NAMESPACE, "name": name, "generation": 1},
+            "spec": SPEC,
+        }
+        self.server.services[name] = self.server.stamped(live)
+        return Key(NAMESPACE, name)
+
+    def put_pod(self, name: str) -> None:
+        """An engine pod of a service, ready for an hour, of the Deployment's template."""
+        engine: Any = self.cache.children(Key(NAMESPACE, name))[Kind.DEPLOYMENT, name]
+        pod = Pod(
+            name=f"{name}-0",
+            uid=f"uid-{name}-0",
+            service=name,
+            component="engine",
+            revision_uid="r1",
+            template_hash=engine.template_hash,
+            created=self.clock - 3700.0,
+            phase="Running",
+            ip="127.0.0.1",
+            ready=True,
+            ready_since=self.clock - 3600.0,
+            scheduled=True,
+        )
+        self.server.version += 1
+        self.cache.put(Seen("Pod", NAMESPACE, pod.name, self.server.version, name, pod))
+
+    async def observe(self, targets: Sequence[Target], now: float) -> Readings:
+        """The source: a fresh sample of every pod, with another load each time."""
+        self.load += 1.0
+        found = {}
+        for target in targets:
+            rows = [sample(now, pod.name) for pod in target.pods]
+            found[target.key] = tuple(
+                replace(row, gauges=row.gauges._replace(running=self.load)) for row in rows
+            )
+        return Readings(found)
+
+    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+        """The engines."""
+        self.sent += orders
+        return [PutOutcome(order.pod, order.generation, True) for order in orders]
+
+    async def round(self) -> None:
+        """Every per-service step once: event, resync, tick, orders, events and looks."""
+        for name, live in self.server.services.items():
+            self.server.services[name] = self.server.stamped(live)
+            self.feed.changed(self.server.services[name])
+        await self.resync.once()
+        await self.loop.tick()
+        for key in self.keys:
+            self.loop.outbox.post(key, Notice("Normal", "Tested", "text"))
+        await self.loop.outbox.drain()
+        await self.looks()
+        await self.board.drain()
+        self.clock += 5.0
+
+    async def looks(self) -> None:
+        """Looks at what the queue hands out now."""
+        while len(self.queue):
+            key = await self.queue.get()
+            assert key is not None
+            await self.controller.look(key)
+            self.queue.done(key)
+
+    async def started(self) -> Operator:
+        """Two rounds make the children; then every service has its pod."""
+        for live in self.server.services.values():
+            self.feed.changed(live)
+        await self.looks()
+        for key in self.keys:
+            self.put_pod(key.name)
+        for _ in range(3):
+            await self.round()
+        return self
+
+    def change(self, name: str, **spec: Any) -> None:
+        """A person changes a service's spec."""
+        live = self.server.services[name]
+        meta = {**live["metadata"], "generation": live["metadata"]["generation"] + 1}
+        self.server.services[name] = {**live, "metadata": meta, "spec": {**live["spec"], **spec}}
+
+    def is_served(self, name: str) -> bool:
+        """Whether the last round reached the service: its spec was seen, its load was taken."""
+        live = self.server.services[name]
+        view = self.loop.view(Key(NAMESPACE, name))
+        seen = live.get("status", {}).get("observedGeneration") == live["metadata"]["generation"]
+        return seen and dict(view.pod_load) == {f"{name}-0": self.load}
+
+    def condition(self, name: str, kind: str) -> tuple[str, str]:
+        """Status and reason of a condition, as the API server has it."""
+        found = self.server.services[name].get("status", {}).get("conditions", ())
+        row: Live = next((item for item in found if item["type"] == kind), {})
+        return row.get("status", ""), row.get("reason", "")
+
+
+@dataclass
+class Fault:
+    """Raises in a step whenever it is for the service `name`; else the step is as it is."""
+
+    name: str
+    error: BaseException
+    hits: int = 0
+
+    def wrap(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """The step with the fault. An iterator among the arguments is read first."""
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            given = [
+                list(item) if isinstance(item, Iterable) and not _keeps(item) else item
+                for item in args
+            ]
+            if any(_concerns(item, self.name) for item in given):
+                self.hits += 1
+                raise copy(self.error)
+            return real(*given, **kwargs)
+
+        return step
+
+
+def _keeps(item: object) -> bool:
+    return isinstance(item, Mapping | Sequence | str) or not hasattr(item, "__next__")
+
+
+def _concerns(item: object, name: str) -> bool:
+    """Whether an argument of a step is of the service."""
+    if isinstance(item, str):
+        return False
+    if isinstance(item, Mapping):
+        meta = item.get("metadata") or {}
+        of = (item.get("involvedObject") or {}).get("name") or meta.get("name")
+        return bool(of == name)
+    if isinstance(item, Sequence):
+        return any(_concerns(one, name) for one in item)
+    if hasattr(item, "resource"):
+        return _concerns(item.resource, name)
+    return name in (getattr(item, "name", None), str(getattr(item, "pod", "")).rpartition("-")[0])
