@@ -55,8 +55,7 @@ async def test_a_standby_takes_over_from_a_dead_leader(world: World) -> None:
     )
     print(f"failover in {loop.time() - began:.1f} s")
     assert _holder(world) == "b"
-    deployments = [write for write in world.writes(mark) if write.resource == "deployments"]
-    assert len(deployments) == 1
+    assert world.accepted_writes(mark)["deployments"] == 1
 
 
 async def test_sigterm_ends_in_time_and_frees_the_lease(world: World) -> None:

@@ -136,13 +136,13 @@ async def test_scaling_costs_one_write_and_one_status(
     await world.change(replicas=3)
     await world.until("3 ready", lambda: (world.fis() or {})["status"].get("readyReplicas") == 3)
     await world.quiet()
-    up = Counter(write.resource for write in world.writes(mark))
+    up = world.accepted_writes(mark)
     assert up == {"deployments": 1, "inferenceservices/status": 1}
     mark = world.mark()
     await world.change(replicas=2)
     await world.until("2 left", lambda: (world.fis() or {})["status"].get("replicas") == 2)
     await world.quiet()
-    down = Counter(write.resource for write in world.writes(mark))
+    down = world.accepted_writes(mark)
     assert down["pods"] <= 1, "only where one pod is emptier than the others"
     assert down - Counter(pods=1) == {"deployments": 1, "inferenceservices/status": 1}
 

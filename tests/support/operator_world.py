@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -343,6 +344,18 @@ class World:
             for request in self.requests(since)
             if request.verb in WRITE_VERBS and (events or request.resource != "events")
         ]
+
+    def accepted_writes(self, since: int) -> Counter[str]:
+        """Return the number of writes that the API server accepted, by resource.
+
+        A write that carries a resourceVersion is refused with 409 and tried again when the object
+        changed in between, which the Deployment controller may do at any time. No other refusal is
+        expected.
+        """
+        writes = self.writes(since)
+        unexpected = [write for write in writes if write.code >= 300 and write.code != 409]
+        assert not unexpected, unexpected
+        return Counter(write.resource for write in writes if write.code < 300)
 
     async def quiet(self, seconds: float = 2.0) -> None:
         """Waits until the operator has asked nothing of the API server for so long."""
