@@ -28,6 +28,13 @@ PROBES: tuple[tuple[str, dict[str, Any]], ...] = (
 """Tried in this order: the first that the model's task serves must succeed."""
 _NOT_THIS_TASK = (400, 404, 405, 501)
 
+LOGPROBS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"logprobs": 1},
+    "/v1/chat/completions": {"logprobs": True, "top_logprobs": 1},
+}
+"""Fields that ask for logprobs. vLLM compiles their ranking when a request first asks for them: 15 s
+on two busy CPU cores, measured with vLLM 0.32 and an empty compile cache. No step ends meanwhile."""
+
 
 class EngineClient:
     """Talks to vLLM on loopback. Its requests carry a mark: they skip tiers, queue and counting."""
@@ -37,6 +44,8 @@ class EngineClient:
         self._base = f"http://{host}:{document.ports.serving}"
         self._model = document.model.served_name
         self._headers = {INTERNAL_HEADER: internal_token}
+        self._route = ""
+        """The route that generated a token."""
         self._session: aiohttp.ClientSession | None = None
 
     def authorize(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -68,11 +77,28 @@ class EngineClient:
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
                 return f"POST {path}: {type(error).__name__} {error}"
             if status == 200:
+                self._route = path
                 return None
             problem = f"POST {path} -> {status} {text[:200]}"
             if status not in _NOT_THIS_TASK:
                 return problem
         return problem
+
+    async def warm_up(self) -> str | None:
+        """Ask for logprobs once, so that vLLM compiles what they need before it gets requests.
+
+        Returns:
+            None if vLLM answered, or if the model does not generate text; otherwise the error.
+        """
+        fields = LOGPROBS.get(self._route)
+        if fields is None:
+            return None
+        body = {"model": self._model, **dict(PROBES)[self._route], **fields}
+        try:
+            status, text = await self._post(self._route, body)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            return f"POST {self._route}: {type(error).__name__} {error}"
+        return None if status == 200 else f"POST {self._route} -> {status} {text[:200]}"
 
     async def metrics(self) -> bytes | None:
         """VLLM's own metrics; None when they do not come within 2 s."""

@@ -232,6 +232,9 @@ class Supervisor:
             if problem:
                 logger.warning("the first token did not come: %s", problem)
             await asyncio.sleep(START_LOOK_S)
+        # A model may run with logprobs disabled, so a refusal does not keep the pod from being ready.
+        if problem := await self._engine_client.warm_up():
+            logger.warning("warm-up for logprobs failed: %s", problem)
         self._pod.server_answered = time.monotonic()
         self._pod.started = True
         logger.info("ready: a token was generated")
