@@ -102,7 +102,6 @@ async def test_a_service_with_an_object_too_large_to_read_is_held_and_others_are
     )
     told = condition(world.fis(), "Stalled")["message"]
     assert "ConfigMap huge" in told
-    assert "Repair or delete" in told
     assert await operator.metric("fleetkeeper_unreadable_objects") == 1.0
 
     await operator.stop()

@@ -73,7 +73,7 @@ async def test_pins_autoscalers_and_minimums_never_create_above_the_budget(world
     await world.quiet()
     assert (counted(), gpus(world)) == (BUDGET, BUDGET)
     told = condition(world.fis(min(limited(world))), "ScalingLimited")["message"]
-    assert "the fleet's budget of 4 GPUs allows" in told[:1].lower() + told[1:], told
+    assert "fleet's budget of 4 GPUs" in told
 
     await operator.stop()
     mark = world.mark()

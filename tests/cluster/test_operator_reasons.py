@@ -136,9 +136,9 @@ async def test_what_a_spec_alone_makes_impossible(world: World) -> None:
 
     await not_ready(world, "no-profile", "UnknownProfile", "no-such", "cuda")
     await not_ready(world, "bad-option", "BadEngineOption", "spec.engine.options.no-such-option")
-    await not_ready(world, "stopped", "Stopped", "Raise it to start the service.")
-    await not_ready(world, "paused", "Paused", "Set it to false to go on.")
-    await not_ready(world, "taken", "NameConflict", "Deployment taken", "Remove or rename it")
+    await not_ready(world, "stopped", "Stopped", "spec.replicas is 0")
+    await not_ready(world, "paused", "Paused", "spec.paused is true")
+    await not_ready(world, "taken", "NameConflict", "Deployment taken", "Delete it")
     for name in ("no-profile", "bad-option", "taken"):
         stalled = condition(world.fis(name), "Stalled")
         assert stalled["status"] == "True"
@@ -170,8 +170,9 @@ async def test_what_the_scheduler_refuses(world: World) -> None:
     await world.create(service("too-big", **sections))
     await world.create(service("no-claim", model={"source": "pvc://no-such-claim/model"}))
     await not_ready(world, "nowhere", "Unschedulable", _advice("Unschedulable"))
-    await not_ready(world, "too-big", "InsufficientGPU", "nvidia.com/gpu", "Add accelerator nodes")
-    await not_ready(world, "no-claim", "MissingVolume", "no-such-claim", "Create the Persistent")
+    advice = _advice("InsufficientGPU")
+    await not_ready(world, "too-big", "InsufficientGPU", "nvidia.com/gpu", advice)
+    await not_ready(world, "no-claim", "MissingVolume", "no-such-claim", _advice("MissingVolume"))
 
 
 async def test_what_quota_and_policies_refuse(world: World) -> None:
@@ -210,14 +211,12 @@ async def test_what_quota_and_policies_refuse(world: World) -> None:
     apply(world.plane, quota)
     await world.until("quota in force", partial(_has_status, world, "none"))
     await world.create(service("no-room"))
-    exceeded = ("Ready", "False", "QuotaExceeded", "exceeded quota: none", "Raise the namespace")
+    exceeded = ("Ready", "False", "QuotaExceeded", "exceeded quota: none", "ResourceQuota")
     await told(world, "no-room", *exceeded)
     quota["spec"]["hard"] = {"pods": "0"}  # type: ignore[index]
     apply(world.plane, quota)
     await world.create(service("no-pods"))
-    await not_ready(
-        world, "no-pods", "QuotaExceeded", "exceeded quota: none", "Raise the namespace"
-    )
+    await not_ready(world, "no-pods", "QuotaExceeded", "exceeded quota: none", "ResourceQuota")
     world.plane.kubectl("-n", world.namespace, "delete", "resourcequota", "none")
     await world.ready("no-room", "denied-child")
 
@@ -440,7 +439,7 @@ async def _end_a_kept_namespace(world: World) -> None:
     with policy(world, "keep", rule=rule, expression="false"):
         await world.until("policy in force", partial(_is_kept, world))
         world.plane.kubectl("delete", "namespace", world.namespace, "--wait=false")
-        await not_ready(world, "chat", "NamespaceTerminating", "The namespace is being deleted")
+        await not_ready(world, "chat", "NamespaceTerminating", "namespace is being deleted")
     await world.until("all gone", lambda: world.fis() is None and not world.children(), 90)
 
 

@@ -79,7 +79,10 @@ def test_the_namespaces_budget_is_named() -> None:
     orders = arbitrate(
         [want("a", 5, 1), replace(want("b", 5, 1), namespace="team-b")], Budget(None, {"team-a": 2})
     )
-    assert orders[("team-a", "a")] == Order(2, "the budget of 2 GPUs of namespace team-a")
+    limited = orders[("team-a", "a")]
+    assert limited.replicas == 2
+    assert "2 GPUs" in limited.limited_by
+    assert "team-a" in limited.limited_by
     assert orders[("team-b", "b")] == Order(5)
 
 

@@ -179,8 +179,8 @@ def test_the_message_says_what_happened_what_holds_and_what_to_do() -> None:
     ready, shown = plan.status["conditions"]
     assert (plan.status["url"], ready["type"]) == ("http://chat", "Ready")
     assert "observedGeneration" not in plan.status
-    for words in ("'decide' failed with InvalidOperation", "else of the service holds", "log line"):
-        assert words in shown["message"]
+    for word in ("'decide'", "InvalidOperation", "'defect'"):
+        assert word in shown["message"]
     assert len(shown["message"]) <= 256
 
 

@@ -128,7 +128,7 @@ CAUSES: dict[str, tuple[Pod, Reason, str]] = {
             waiting_reason="RunContainerError", waiting_message="exec: no such file", restarts=1
         ),
         Reason.CRASH_LOOP,
-        "cannot be started: exec: no such file",
+        "exec: no such file",
     ),
     "bad option": (ended(64, line("BadEngineOption")), Reason.BAD_ENGINE_OPTION, "it said so"),
     "model missing": (ended(66, line("ModelNotFound")), Reason.MODEL_NOT_FOUND, "model.source"),
@@ -193,7 +193,7 @@ def test_a_container_that_the_kernel_killed_is_not_explained_by_its_last_log_lin
     problem = problem_of_pod(pod)
     assert problem is not None
     assert problem.reason is Reason.HOST_OUT_OF_MEMORY
-    assert problem.message.startswith("Pod chat-a: Container engine was killed for want of memory.")
+    assert "OOM-killed" in problem.message
     assert "throughput" not in problem.message
 
 

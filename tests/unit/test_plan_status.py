@@ -232,7 +232,7 @@ def test_an_unreadable_spec_tells_its_first_mistake_and_how_many_more() -> None:
     world = new_world(model={"source": "nowhere"}, replicas=-1, scaling={"minReplicas": 0})
     message = told(world, "Stalled")["message"]
     assert message.startswith("spec.")
-    assert message.endswith("And 2 more mistakes in the spec.")
+    assert "2 more" in message
 
 
 def test_ready_before_stays_ready_when_the_crd_is_too_old() -> None:
@@ -504,7 +504,8 @@ def test_events_speak_plainly() -> None:
     assert [notice.reason for notice in plan.notices] == ["Created"]
     assert plan.notices[0].message.endswith("and 2 more")
     (repaired,) = plan_of(edited(RESTING, ENGINE, digest="edited")).notices
-    assert repaired.message == "Brought Deployment chat back to what the spec asks"
+    assert repaired.reason == "Repaired"
+    assert "Deployment chat" in repaired.message
     removed = plan_of(with_spec(ROUTED, routing={"policy": "None"})).notices
     assert "Removed" in {notice.reason for notice in removed}
 

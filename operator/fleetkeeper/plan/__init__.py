@@ -1,1 +1,1 @@
-"""L1: pure decisions, (snapshot, now) -> plan."""
+"""Layer 1: pure decisions, (snapshot, now) -> plan."""

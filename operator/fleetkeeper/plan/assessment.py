@@ -1,4 +1,4 @@
-"""Everything that one look at a service found, before it is put into words."""
+"""The findings of one reconcile, from which the status, conditions and events are built."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from fleetkeeper.plan.rollout import RolloutDecision
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What is, what is wanted and what stands between.
+    """The observed state, the desired state, and the problems between them.
 
-    `blocked` is why no child is written at all. `engine_problems` are those of engine pods that are
-    not ready, the current revision's first; `creation_problem` why engine pods cannot be made;
-    `write_problem` why a child cannot be written; `is_router_bypassed` says that the address still
-    leads to the engines, because no router is ready yet; `flapping` a ready pod that keeps ending. `service` is None when the spec cannot be read.
+    `service` is None when the spec is invalid or cannot be read. `blocked` is the reason why no
+    child is written at all. `engine_problems` are the problems of engine pods that are not ready,
+    those of the current revision first. `creation_problem` is the reason why engine pods cannot be
+    created, `write_problem` the reason why a child cannot be written. `flapping` is the problem of
+    a ready pod that keeps terminating. `is_router_bypassed` is true while the address still selects
+    the engines because no router is ready yet.
     """
 
     generation: int
@@ -46,22 +48,25 @@ class Assessment:
 
     @property
     def is_paused(self) -> bool:
-        """Whether spec.paused holds all writes back."""
+        """Return True if spec.paused stops all writes to children."""
         return self.service is not None and self.service.spec.paused
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no replica is wanted."""
+        """Return True if no replica is wanted."""
         return self.replicas is not None and self.replicas.wanted == 0
 
     @property
     def is_new_generation(self) -> bool:
-        """Whether the status tells of another generation."""
+        """Return True if the status describes another generation."""
         return bool(self.previous.get("observedGeneration") != self.generation)
 
     @property
     def has_router(self) -> bool:
-        """Whether requests come through a router: as the spec says, else as what runs says."""
+        """Return True if requests pass through a router.
+
+        The spec decides. Without a readable spec, a live router Deployment does.
+        """
         if self.service is None:
             return self.facts.router is not None
         if self.is_router_bypassed:
@@ -70,14 +75,14 @@ class Assessment:
 
     @property
     def is_available(self) -> bool:
-        """Whether the address answers: an engine and, with a router, a router pod is ready."""
+        """Return True if an engine pod is ready and, with a router, a router pod too."""
         return self.facts.ready_replicas > 0 and (
             not self.has_router or self.facts.ready_routers > 0
         )
 
     @property
     def target_hash(self) -> str:
-        """The template that shall run: the wanted one, or the last good one after a rollback."""
+        """Return the hash of the template to run: the wanted one or, rolled back, the last good."""
         current = self.facts.current
         if self.rollout.rollback is None:
             return self.wanted_hash
@@ -86,7 +91,7 @@ class Assessment:
 
     @property
     def is_on_target(self) -> bool:
-        """Whether all engine pods, and at least the live template, are of the target template."""
+        """Return True if the live template and all engine pods are of the target template."""
         current = self.facts.current
         if current is None or not self.target_hash or current.template_hash != self.target_hash:
             return False
@@ -99,7 +104,7 @@ class Assessment:
 
     @property
     def needed_replicas(self) -> int:
-        """Ready replicas that the condition Ready asks for."""
+        """Return the number of ready replicas that the condition Ready requires."""
         if self.service is None:
             return 1
         spec = self.service.spec
@@ -109,9 +114,9 @@ class Assessment:
 
     @property
     def is_rolled_out(self) -> bool:
-        """Whether the current generation runs, on as many ready replicas as it needs.
+        """Return True if the current generation runs on as many ready replicas as it needs.
 
-        Once it did, a replica that fails later does not make the generation "not rolled out".
+        Once rolled out, a generation stays so when a replica fails later.
         """
         if self.blocked or self.write_problem or self.is_router_bypassed:
             return False
@@ -127,13 +132,13 @@ class Assessment:
 
     @property
     def was_ready(self) -> bool:
-        """Whether the status says Ready=True."""
+        """Return True if the previous status has Ready=True."""
         ready = previous_condition(self.previous, ConditionType.READY)
         return ready is not None and ready.get("status") == Status.TRUE
 
     @property
     def problem(self) -> Problem | None:
-        """The first cause that keeps replicas from being ready."""
+        """Return the first problem that keeps replicas from being ready."""
         if self.engine_problems:
             return self.engine_problems[0]
         return self.creation_problem or self.write_problem

@@ -1,9 +1,8 @@
 """The GPU budget: how many accelerators are in use, and how many replicas may still be created.
 
-Bounds creation only. What runs stays, even above a budget that was lowered. The planner and the
-arbitration over all services ask the same `Usage` and the same `bounded_replicas`, so that neither
-can allow what the other would refuse. Accelerators are those that pod templates ask for, not those
-that a spec mentions.
+The budget limits creation only: running replicas stay, even above a budget that was lowered. The
+planner and the arbitration over all services use the same `Usage` and `bounded_replicas`, so
+neither allows what the other refuses. Accelerators are counted in pod templates, not in the spec.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 ServiceKey = tuple[str, str]
-"""Namespace and name."""
+"""Namespace and name of a service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Accelerators that may be in use, in all and by namespace. None or absent: no bound.
+    """The accelerators that may be in use, in total and by namespace. None or absent: no bound.
 
-    "*" stands for every namespace that is not named.
+    The key "*" applies to every namespace that is not listed.
     """
 
     total_gpus: int | None = None
@@ -30,11 +29,11 @@ class Budget:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether there is any bound."""
+        """Return True if any bound is set."""
         return self.total_gpus is not None or bool(self.gpus_by_namespace)
 
     def of_namespace(self, namespace: str) -> int | None:
-        """Return the bound of one namespace."""
+        """Return the bound of one namespace, None for no bound."""
         return self.gpus_by_namespace.get(namespace, self.gpus_by_namespace.get("*"))
 
 
@@ -42,9 +41,9 @@ class Budget:
 class Holding:
     """The accelerators of one service.
 
-    `claimed` belong to replicas that run or may be created at any time: the Deployment's number, or
-    a larger one that is being written. `leaving` belong to pods beyond that number: they end, or a
-    rolling update replaces them. A new replica cannot have those yet.
+    `claimed` belong to replicas that run or may be created at any time: the Deployment's replicas,
+    or a larger number that is being written. `leaving` belong to pods beyond that number, which are
+    terminating or being replaced by a rolling update. A new replica cannot use those yet.
     """
 
     claimed: int = 0
@@ -53,7 +52,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The most accelerators that all replicas of one service may ask for. None: no bound.
+    """The maximum number of accelerators for all replicas of one service. None: no bound.
 
     `by` names the budget, as the subject of "allows 2 of 5 replicas".
     """
@@ -66,7 +65,7 @@ UNBOUNDED = Allowance()
 
 
 class Usage:
-    """The accelerators in use by all services, while allowances are decided; lives inside one call."""
+    """The accelerators in use by all services while allowances are decided, within one call."""
 
     def __init__(self, budget: Budget, holdings: Mapping[ServiceKey, Holding]) -> None:
         self._budget = budget
@@ -77,20 +76,20 @@ class Usage:
         self._total = self._by_namespace.total()
 
     def allowance(self, key: ServiceKey) -> Allowance:
-        """Return what the budgets leave to this service, what it has already claimed included."""
+        """Return the accelerators that the budgets allow this service, its own claim included."""
         own, namespace = self._claimed.get(key, 0), key[0]
         found = UNBOUNDED
         total, of_namespace = self._budget.total_gpus, self._budget.of_namespace(namespace)
         if total is not None:
             found = Allowance(total - self._total + own, f"the fleet's budget of {total} GPUs")
         if of_namespace is not None:
-            by = f"the budget of {of_namespace} GPUs of namespace {namespace}"
+            by = f"the budget of {of_namespace} GPUs for namespace {namespace}"
             left = Allowance(of_namespace - self._by_namespace[namespace] + own, by)
             found = tighter(found, left)
         return found
 
     def claim(self, key: ServiceKey, gpus: int) -> None:
-        """Count `gpus` for all replicas of this service, where it has claimed fewer until now."""
+        """Raise the claim of this service to `gpus` for all its replicas; never lower it."""
         more = max(0, gpus - self._claimed.get(key, 0))
         self._claimed[key] = self._claimed.get(key, 0) + more
         self._by_namespace[key[0]] += more
@@ -98,7 +97,7 @@ class Usage:
 
 
 def tighter(one: Allowance, other: Allowance) -> Allowance:
-    """Return the allowance with fewer accelerators, the first where they are equal."""
+    """Return the allowance with fewer accelerators, the first one if they are equal."""
     if one.gpus is None or (other.gpus is not None and other.gpus < one.gpus):
         return other
     return one
@@ -107,11 +106,12 @@ def tighter(one: Allowance, other: Allowance) -> Allowance:
 def bounded_replicas(
     asked: int, kept: int, gpus_per_replica: int, allowance: Allowance
 ) -> tuple[int, str]:
-    """Return how many of the `asked` replicas are allowed, and by whom there are fewer, else "".
+    """Return how many of the `asked` replicas are allowed, and the limiting budget ("" for none).
 
-    Never fewer than `kept`, the number of the live Deployment: its pods run.
+    The number is never below `kept`, the replicas of the live Deployment, because their pods run.
 
-    Example: 5 are asked for, 1 is kept, a replica needs 2 accelerators and 7 are allowed: 3.
+    Worked example: 5 replicas are asked for, 1 is kept, a replica needs 2 accelerators and 7 are
+    allowed. The result is 3.
     """
     if allowance.gpus is None or gpus_per_replica <= 0 or asked <= kept:
         return asked, ""
@@ -120,9 +120,9 @@ def bounded_replicas(
 
 
 def exceeds(gpus: int, held: int, allowance: Allowance) -> bool:
-    """Return whether `gpus` for all replicas are more than the live Deployment's and than allowed.
+    """Return True if `gpus` for all replicas exceed both the live Deployment's and the allowance.
 
-    So a template that asks for more accelerators a replica cannot go around the budget.
+    Without this check, a template with more accelerators per replica would bypass the budget.
     """
     return allowance.gpus is not None and gpus > max(held, allowance.gpus)
 
@@ -133,10 +133,11 @@ def with_reserved(held: Holding, gpus: int) -> Holding:
 
 
 def accelerators_of(pod_spec: Mapping[str, Any]) -> int:
-    """Return the accelerators that one pod of this spec asks for, 0 where nothing readable is asked.
+    """Return the accelerators that one pod of this spec requests, 0 if no readable amount is found.
 
-    Accelerators are extended resources, which Kubernetes counts in whole pieces and takes as limits.
-    Of several kinds the largest number counts: a webhook may add network devices beside the GPUs.
+    Accelerators are extended resources, which Kubernetes counts in whole units and reads from
+    limits. Among several kinds the largest number counts: a webhook may add network devices to the
+    GPUs.
     """
     count = 0
     containers = pod_spec.get("containers")
@@ -150,6 +151,9 @@ def accelerators_of(pod_spec: Mapping[str, Any]) -> int:
 
 
 def _pieces(amount: object) -> int:
-    """Return a whole number as the API server writes it; larger ones carry a unit, which we never ask."""
+    """Return the whole number that the API server wrote, 0 for any other text.
+
+    The API server writes larger numbers with a unit; Fleetkeeper never requests so many.
+    """
     text = str(amount)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0

@@ -1,4 +1,4 @@
-"""Which writes bring the children to what is wanted: nothing when they are as they shall be."""
+"""The writes that bring the child objects to their desired state; none if they already match."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fleetkeeper.plan.model import (
 )
 
 TRY_AGAIN_AFTER_S = 30.0
-"""A write that was refused is asked for again no sooner than this after the last attempt."""
+"""Seconds between the last attempt of a refused write and the next one."""
 
 Key = tuple[Kind, str]
 
 
 class Why(StrEnum):
-    """Why a child is written. The values stand in events and logs."""
+    """The reason for writing a child. The values appear in events and logs."""
 
     CREATE = "create"
     REPAIR = "repair"
@@ -38,10 +38,10 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A child's name that is taken by an object of somebody else.
+    """A child's name that is taken by an object which does not belong to this service.
 
-    `is_leftover`: it carries this service's labels, so it belongs to a former service of the same
-    name and the garbage collector is about to remove it.
+    `is_leftover`: the object carries this service's labels, so it belongs to a deleted service of
+    the same name and the garbage collector is about to remove it.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class ChildrenDecision:
-    """The writes in order, the names that are taken, and when a refused write is due again."""
+    """The writes in order, the name conflicts, and the seconds until a refused write is due."""
 
     actions: tuple[Apply | Delete, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
@@ -59,7 +59,7 @@ class ChildrenDecision:
 
 
 def key_of(manifest: Manifest) -> Key:
-    """Kind and name of a manifest."""
+    """Return the kind and name of a manifest."""
     return Kind(manifest["kind"]), manifest["metadata"]["name"]
 
 
@@ -73,15 +73,15 @@ def decide_children(
     live_bound: frozenset[Key] = frozenset(),
     untouched: frozenset[Key] = frozenset(),
 ) -> ChildrenDecision:
-    """Creations, repairs, adoptions and removals, each in the order of `desired`.
+    """Return the creations, repairs, adoptions and removals, each in the order of `desired`.
 
-    Deployments are created after what their pods need, Services last: Kubernetes allots cluster
-    addresses one after another, and pods need not wait for that.
+    Deployments are created after the objects that their pods need. Services are created last:
+    Kubernetes allocates cluster addresses one at a time, and pods need not wait for that.
 
-    `live_bound` names Deployments whose number of replicas rests on the live one, so that a write
-    holds only for the object as it was seen. `untouched` names children that are wanted but not
-    written in this look. While a name is taken, nothing is
-    created: half a service would only hold accelerators. What is already there is still repaired.
+    `live_bound` names Deployments whose replicas were derived from the live object: their write is
+    valid only for the resourceVersion that was read. `untouched` names children that are wanted but
+    not written in this reconcile. While a name is taken, nothing is created, because an incomplete
+    service would only occupy accelerators. Existing children are still repaired.
     """
     actions: list[Apply | Delete] = []
     conflicts = _conflicts(desired, snapshot, service, owner_uid)
@@ -104,14 +104,14 @@ def decide_children(
 
 
 def _turn(action: Apply | Delete) -> int:
-    """Creations first, those of Deployments after what their pods need, those of Services last."""
+    """Return the sort key of an action: creations first, among them Deployments, Services last."""
     if not (isinstance(action, Apply) and action.create_only):
         return 3
     return {Kind.DEPLOYMENT: 1, Kind.SERVICE: 2}.get(action.kind, 0)
 
 
 def _cannot_change(child: Child, failures: tuple[WriteFailure, ...], owner_uid: str) -> bool:
-    """Whether the child has to be made anew: the role that a RoleBinding names is immutable."""
+    """Return True if the child must be recreated, because a RoleBinding's roleRef is immutable."""
     return (
         child.kind is Kind.ROLE_BINDING
         and child.controller_uid == owner_uid
@@ -131,7 +131,7 @@ def _removal(child: Child, why: Why) -> Delete:
 def _conflicts(
     desired: Sequence[Manifest], snapshot: Snapshot, service: str, owner_uid: str
 ) -> tuple[Conflict, ...]:
-    """Names taken by others: seen in the cache, or found when the child was to be created."""
+    """Return the names that are taken, as seen in the cache or found by a refused creation."""
     found = []
     refused = {
         (item.kind, item.name)
@@ -150,16 +150,16 @@ def _conflicts(
 
 
 def _is_ours(child: Child, service: str, owner_uid: str) -> bool:
-    """Whether the child belongs to this service or, labelled and without a controller, to nobody."""
+    """Return True if this service is the child's controller, or has labeled it and none is."""
     if child.controller_uid is not None:
         return child.controller_uid == owner_uid
     return child.service == service
 
 
 def _is_held_back(key: Key, conflicts: tuple[Conflict, ...]) -> bool:
-    """Whether a creation waits for a conflict over another name.
+    """Return True if a creation waits for the end of a conflict over another name.
 
-    The child in conflict itself is asked for again, so that the end of the conflict is noticed.
+    The creation of the child in conflict is repeated, which detects the end of the conflict.
     """
     return bool(conflicts) and key not in {(item.kind, item.name) for item in conflicts}
 
@@ -167,7 +167,7 @@ def _is_held_back(key: Key, conflicts: tuple[Conflict, ...]) -> bool:
 def _write(
     manifest: Manifest, child: Child | None, owner_uid: str, is_live_bound: bool
 ) -> Apply | None:
-    """The write that one child needs, None when it is as wanted or not ours to write."""
+    """Return the write that one child needs, None if it matches or belongs to someone else."""
     kind, name = key_of(manifest)
     digest = digest_of(manifest)
     if child is None:
@@ -191,7 +191,10 @@ def _write(
 
 
 def _prunings(wanted: set[Key], snapshot: Snapshot, service: str, owner_uid: str) -> list[Delete]:
-    """Removals of what a changed mode no longer needs: our labels and our owner UID, nothing else."""
+    """Return the removals of children that are no longer wanted.
+
+    Only objects with this service's label and owner UID are removed.
+    """
     return [
         _removal(child, Why.PRUNE)
         for key, child in sorted(snapshot.children.items())
@@ -205,7 +208,7 @@ def _prunings(wanted: set[Key], snapshot: Snapshot, service: str, owner_uid: str
 def _without_refused(
     actions: list[Apply | Delete], failures: tuple[WriteFailure, ...], now: float
 ) -> tuple[tuple[Apply | Delete, ...], float | None]:
-    """The actions that are due, and in how many seconds the next refused one is."""
+    """Return the actions that are due, and the seconds until the next refused one is due."""
     refused = {
         (item.kind, item.name): item
         for item in failures
@@ -222,7 +225,7 @@ def _without_refused(
 
 
 def _wait(action: Apply | Delete, failure: WriteFailure | None, now: float) -> float:
-    """Seconds until the write is due: at once when it is not the one that was refused."""
+    """Return the seconds until the write is due, 0 if it is not the write that was refused."""
     if failure is None:
         return 0.0
     digest = action.digest if isinstance(action, Apply) else ""

@@ -1,7 +1,7 @@
-"""The conditions of a service: each a small pure function of what one look found.
+"""The conditions of a service: each is a small pure function of one reconcile's findings.
 
-A message holds nothing that changes by itself (no counts, no times), so that a condition is written
-when its meaning changes. `lastTransitionTime` moves only when the status flips.
+A message contains nothing that changes by itself (no counts, no times), so a condition is written
+only when its meaning changes. `lastTransitionTime` changes only when the status flips.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOLD_BY_CONTROL = frozenset(
         Reason.ENGINE_HUNG,
     }
 )
-"""Reasons of Degraded that the control loop tells itself, as they happen and with their numbers."""
+"""Reasons of Degraded for which the control loop itself records the events, with figures."""
 
 _Check = Callable[[Assessment], Value | None]
 
@@ -61,7 +61,10 @@ def _because(problem: Problem) -> Value:
 
 
 def decide_conditions(look: Assessment, now: float) -> list[dict[str, Any]]:
-    """All conditions, in the order of `ConditionType`; those only shown when True left out else."""
+    """Return all conditions in the order of `ConditionType`.
+
+    A condition in `ONLY_WHEN_TRUE` is left out unless it is True.
+    """
     told = []
     for kind, decide in _DECISIONS.items():
         value = decide(look)
@@ -71,12 +74,12 @@ def decide_conditions(look: Assessment, now: float) -> list[dict[str, Any]]:
 
 
 def _first(look: Assessment, checks: tuple[_Check, ...]) -> Value | None:
-    """The answer of the first check that has one."""
+    """Return the first value that a check returns, None if every check returns None."""
     return next((value for check in checks if (value := check(look)) is not None), None)
 
 
 def _told(kind: ConditionType, value: Value, look: Assessment, now: float) -> dict[str, Any]:
-    """The condition as the status holds it."""
+    """Return the condition as it is written to the status."""
     before = previous_condition(look.previous, kind)
     has_flipped = before is None or before.get("status") != value.status
     since = None if before is None or has_flipped else before.get("lastTransitionTime")
@@ -91,12 +94,12 @@ def _told(kind: ConditionType, value: Value, look: Assessment, now: float) -> di
 
 
 def available(look: Assessment) -> Value:
-    """Whether the address answers."""
+    """Decide Available: the service's address has a ready endpoint."""
     return _true(Reason.ANSWERING) if look.is_available else _not_available(look)
 
 
 def _not_available(look: Assessment) -> Value:
-    """The first reason why nothing answers: what a person would have to do first."""
+    """Return the most important reason for being unavailable: the one to fix first."""
     return _first(look, _WHY_NOT_AVAILABLE) or _false(Reason.NO_READY_REPLICA)
 
 
@@ -125,13 +128,13 @@ def _paused(look: Assessment) -> Value | None:
 
 
 def _starting(look: Assessment) -> Value | None:
-    """From the first write on, so that a start is one change of the status and not three."""
+    """Report Starting from the first write on: a start changes the status once, not three times."""
     is_wanted = look.replicas is not None and look.replicas.value > 0
     return _false(Reason.STARTING) if is_wanted or look.facts.engine_pods else None
 
 
 def _limited(look: Assessment) -> Value | None:
-    """The GPU budget allows fewer replicas than are asked for."""
+    """Return GPUBudget if the budget allows fewer replicas than are asked for."""
     replicas = look.replicas
     if replicas is None or not replicas.limited_by:
         return None
@@ -139,24 +142,26 @@ def _limited(look: Assessment) -> Value | None:
 
 
 def _limit_in_words(replicas: ReplicaDecision) -> str:
-    advice = "Ask for fewer, free some or raise the budget."
+    advice = "Request fewer replicas, free GPUs, or raise the GPU budget."
     return say(replicas.limit_in_words[:1].upper() + replicas.limit_in_words[1:], "", advice)
 
 
 def _without_gpus(look: Assessment) -> Value | None:
-    """The GPU budget allows none at all."""
+    """Return GPUBudget if the budget allows no replica at all."""
     is_empty = look.replicas is not None and look.replicas.value == 0 and not look.facts.engine_pods
     return _limited(look) if is_empty else None
 
 
-_PAUSED = "spec.paused is true: nothing is written. Set it to false to go on."
-
-
+_PAUSED = (
+    "spec.paused is true, so Fleetkeeper does not change the service. Set it to false to resume."
+)
 _STOPPED = "spec.replicas is 0. Raise it to start the service."
+_PINNED = "Autoscaling is off: spec.replicas is set. To remove it:"
+"""Followed by a command, which with the longest names leaves 61 characters for this text."""
 
 
 def ready(look: Assessment) -> Value:
-    """Whether the service is as asked: it answers, is rolled out, and has enough replicas."""
+    """Decide Ready: the service is available, rolled out, and has enough ready replicas."""
     return _first(look, _WHY_READY_OR_NOT) or _false(Reason.NOT_ROLLED_OUT)
 
 
@@ -165,7 +170,7 @@ def _silent(look: Assessment) -> Value | None:
 
 
 def _blocked_since_change(look: Assessment) -> Value | None:
-    """What keeps the operator from writing does not unmake what was ready before."""
+    """Decide Ready for a blocked service. The block does not clear an earlier Ready=True."""
     if look.blocked is None:
         return None
     is_as_before = look.was_ready and not look.is_new_generation
@@ -189,7 +194,7 @@ def _refused(look: Assessment) -> Value | None:
 
 
 def _rolling_out_while_ready(look: Assessment) -> Value | None:
-    text = "It answers while the current generation is rolled out."
+    text = "The service answers requests while the current generation is being rolled out."
     return _true(Reason.ROLLING_OUT, text) if look.was_ready else None
 
 
@@ -204,7 +209,7 @@ def _ready_by_count(look: Assessment) -> Value:
 
 
 def progressing(look: Assessment) -> Value:
-    """Whether something moves."""
+    """Decide Progressing: a rollout, a start or a change of replicas is in progress."""
     held = _standing_still(look)
     if held:
         return held
@@ -216,7 +221,7 @@ def progressing(look: Assessment) -> Value:
 
 
 def _standing_still(look: Assessment) -> Value | None:
-    """Why nothing will move, None when something may."""
+    """Return why no progress is possible, None if progress is possible."""
     if look.blocked:
         return _because(look.blocked)
     if look.is_paused:
@@ -244,14 +249,14 @@ def _moving_count(look: Assessment, wanted: int) -> Value:
 
 
 def reconciling(look: Assessment) -> Value | None:
-    """Whether a generation is still to be rolled out; never for a number of replicas."""
+    """Decide Reconciling: a generation is not rolled out yet. Autoscaling does not set it."""
     if look.is_rolled_out or stalled(look) is not None or look.is_paused:
         return None
     return _true(Reason.ROLLING_OUT, Reason.NOT_ROLLED_OUT.text)
 
 
 def stalled(look: Assessment) -> Value | None:
-    """Whether only a change of the spec or the cluster helps."""
+    """Decide Stalled: no progress without a change of the spec or the cluster."""
     if look.blocked:
         return _true(look.blocked.reason, look.blocked.message)
     if look.rollout.rollback:
@@ -265,16 +270,16 @@ def stalled(look: Assessment) -> Value | None:
 
 
 def _stalled_by_failure(look: Assessment, failure: Problem) -> Value:
-    """Held when the spec says so and something older serves; else the reason itself."""
+    """Return RolloutHeld if onFailure is Hold and a replica is ready, else the failure's reason."""
     is_hold = look.service is not None and look.service.spec.rollout.on_failure is OnFailure.HOLD
     if is_hold and look.facts.ready_replicas:
-        text = say("The roll-out failed and is held", f"{failure.reason}: {failure.message}")
+        text = say("The rollout failed and was stopped", f"{failure.reason}: {failure.message}")
         return _true(Reason.ROLLOUT_HELD, text)
     return _true(failure.reason, failure.message)
 
 
 def rolled_back_message(look: Assessment) -> str:
-    """What failed, and that the last good revision serves."""
+    """Return the message of a rollback with its cause, "" if there is no rollback."""
     rollback = look.rollout.rollback
     if rollback is None:
         return ""
@@ -283,19 +288,21 @@ def rolled_back_message(look: Assessment) -> str:
 
 
 def degraded(look: Assessment) -> Value:
-    """Whether it serves, but not as asked."""
+    """Decide Degraded: the service is available, but does not work as specified."""
     if look.defect is not None:
         return _true(Reason.INTERNAL_ERROR, defect_message(look.defect))
-    # Only what runs with a readable spec is judged by control, and may so turn out to be well again.
+    # The control loop evaluates only services with a readable spec and an engine Deployment. Only
+    # for these can it clear an earlier InternalError.
     will_be_judged = look.service is not None and look.facts.engine is not None
     failed = _pending(look, {Reason.INTERNAL_ERROR}) if will_be_judged else None
     return failed or _degraded(look)
 
 
 def _pending(look: Assessment, reasons: Collection[Reason]) -> Value | None:
-    """Return Degraded as it stands for one of these reasons, while control has not judged it anew.
+    """Return the previous Degraded with one of these reasons until the control loop evaluates it.
 
-    A new process knows nothing yet: what it would take back now it might have to write again.
+    A new operator process has no measurements: a condition that it cleared now might have to be
+    written again by the first tick.
     """
     if not look.control_pending:
         return None
@@ -307,18 +314,22 @@ def _degraded(look: Assessment) -> Value:
     if look.replicas and look.replicas.contested_by:
         return _true(
             Reason.REPLICAS_CONTESTED,
-            f"{look.replicas.contested_by} keeps changing spec.replicas of the engine Deployment, so it is left alone. "
-            "Let it change the InferenceService instead, and then change the spec.",
+            f"{look.replicas.contested_by} keeps changing spec.replicas of the engine Deployment, "
+            "so Fleetkeeper no longer changes it back. "
+            "Point it at the InferenceService instead, then change its spec.",
         )
     if not look.is_available:
-        return _false(Reason.NO_READY_REPLICA, "It does not serve.")
+        return _false(
+            Reason.NO_READY_REPLICA,
+            "The service is unavailable. See the condition Available for the cause.",
+        )
     if look.rollout.rollback:
         return _true(Reason.ROLLED_BACK, rolled_back_message(look))
     by_control, by_pods = _from_control(look, ConditionType.DEGRADED), _degraded_by_pods(look)
     by_control = by_control or _pending(look, TOLD_BY_CONTROL)
     if by_control is None or by_control.status is not Status.TRUE:
         return by_pods
-    # Replicas that fail are why there is too much load for the others: the cause is told first.
+    # Failing replicas are the cause of the overload of the others: report the cause.
     is_effect = by_control.reason is Reason.LOAD_BREAKER_OPEN and by_pods.status is Status.TRUE
     return by_pods if is_effect else by_control
 
@@ -333,13 +344,14 @@ def _degraded_by_pods(look: Assessment) -> Value:
         return _true(Reason.SOME_REPLICAS_FAILING, text)
     ejected = sorted(pod.name for pod in look.facts.engine_pods if pod.ejected_since is not None)
     if ejected:
-        text = f"Kept out of service by their own readiness: {', '.join(ejected)}"
+        what = "Pods run but fail their readiness probe, so they get no requests"
+        text = say(what, ", ".join(ejected), "Read their logs.")
         return _true(Reason.PODS_EJECTED, text)
     return _false(Reason.AS_ASKED)
 
 
 def scaling_limited(look: Assessment) -> Value:
-    """Whether more or fewer replicas are wanted than may be."""
+    """Decide ScalingLimited: bounds, a pin or the GPU budget prevent the wanted replicas."""
     if look.service is None or look.replicas is None:
         return _kept(look, ConditionType.SCALING_LIMITED, Reason.PENDING)
     spec, name = look.service.spec, look.service.name
@@ -350,7 +362,7 @@ def scaling_limited(look: Assessment) -> Value:
     if spec.replicas is not None:
         undo = """'[{"op":"remove","path":"/spec/replicas"}]'"""
         command = f"kubectl patch fis {name} -n {look.service.namespace} --type json -p {undo}"
-        return _true(Reason.REPLICAS_PINNED, f"spec.replicas is set. Let go: {command}")
+        return _true(Reason.REPLICAS_PINNED, f"{_PINNED} {command}")
     if look.replicas.is_scale_up_blocked:
         return _true(Reason.SCALE_UP_BLOCKED)
     first = Reason.ADVISORY if spec.scaling.mode is ScalingMode.ADVISORY else Reason.WITHIN_BOUNDS
@@ -361,7 +373,7 @@ def scaling_limited(look: Assessment) -> Value:
 
 
 def _by_control(kind: ConditionType, first: Reason) -> Callable[[Assessment], Value]:
-    """A condition of the control loop: as it says, else as it was, else Unknown."""
+    """Return a function that returns the control loop's condition, the previous one, or Unknown."""
 
     def decide(look: Assessment) -> Value:
         return _from_control(look, kind) or _kept(look, kind, first)
@@ -370,7 +382,7 @@ def _by_control(kind: ConditionType, first: Reason) -> Callable[[Assessment], Va
 
 
 def _kept(look: Assessment, kind: ConditionType, first: Reason) -> Value:
-    """The condition as it stands in the status, Unknown at the first visit."""
+    """Return the condition from the status, Unknown if there is none yet."""
     before = previous_condition(look.previous, kind)
     return _parsed(before) or Value(Status.UNKNOWN, first, first.text)
 
@@ -383,7 +395,7 @@ def _from_control(look: Assessment, kind: ConditionType) -> Value | None:
 
 
 def _parsed(condition: Mapping[str, Any] | None) -> Value | None:
-    """A condition read back; None when its status or reason is none of ours."""
+    """Parse a condition of a status, None if its status or reason is unknown to this version."""
     if condition is None:
         return None
     try:
@@ -433,4 +445,4 @@ _WHY_READY_OR_NOT: tuple[_Check, ...] = (
     _failing,
     _limited,
 )
-"""In this order; the first that answers wins."""
+"""Checked in this order; the first check that returns a value decides."""

@@ -1,7 +1,7 @@
-"""What every plan may know about the installation: the operator's settings, as one frozen value.
+"""The operator's settings as a frozen value: the inputs of every plan from the installation.
 
-Nothing here comes from a tenant. The runtime builds it from the settings; `fleetkeeper render` and
-the tests use `default_context()`.
+No value here comes from a tenant. The runtime builds the context from the settings;
+`fleetkeeper render` and the tests use `default_context()`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from fleetkeeper.plan.budget import Budget
 from fleetkeeper.plan.profiles import default_catalog
 
 EMPTY_KEYS = '{"keys":[]}'
-"""A JWKS without a key: engines serve, and refuse every order."""
+"""A JWKS without a key: engines serve requests and refuse every limits request."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkPeer:
-    """Who may talk, or be talked to: pods by labels, or addresses by CIDR.
+    """A peer of a network rule: pods selected by labels, or addresses by CIDR.
 
-    With `cidr` set the labels are not used. Without namespace labels the pods are those of the
-    service's own namespace; without pod labels they are all pods of the namespaces.
+    If `cidr` is set, the labels are ignored. Without namespace labels, the pods are those of the
+    service's own namespace. Without pod labels, they are all pods of the selected namespaces.
     """
 
     namespace_labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -34,23 +34,26 @@ class NetworkPeer:
     cidr: str = ""
     """An address range, for example 10.0.0.0/8."""
     cidr_except: tuple[str, ...] = ()
-    """Ranges within `cidr` that are left out."""
+    """Ranges within `cidr` that are excluded."""
 
     def __post_init__(self) -> None:
-        """Refuses a peer without any condition: in a NetworkPolicy it would stand for everybody.
+        """Refuse a peer without a selector: in a NetworkPolicy it would match every peer.
 
         Raises:
-            ValueError: the peer names nobody.
+            ValueError: the peer has neither labels nor a CIDR.
         """
         if not (self.namespace_labels or self.pod_labels or self.cidr):
             raise ValueError(
-                "a network peer names nobody: give namespace labels, pod labels or a CIDR"
+                "a network peer selects nothing: set namespace labels, pod labels or a CIDR"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkRule:
-    """Peers and the ports on which they are reached. No peers: every address; no ports: every port."""
+    """Peers and the ports on which they are reached.
+
+    No peers means every address, no ports means every port.
+    """
 
     peers: tuple[NetworkPeer, ...]
     tcp_ports: tuple[int, ...] = ()
@@ -68,38 +71,38 @@ KUBE_DNS = NetworkRule(
     tcp_ports=(53,),
     udp_ports=(53,),
 )
-"""The cluster's own DNS, and the address at which NodeLocal DNSCache answers on each node.
+"""The cluster's DNS, and the address on which NodeLocal DNSCache listens on each node.
 
-Port 53 of any address would be a way out of the cluster for an engine whose model is hostile.
+Port 53 of any address would let an engine with a hostile model send data out of the cluster.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PodSecurity:
-    """Who the pods run as. None leaves it to the platform (OpenShift assigns a range)."""
+    """The user and group of the pods. None leaves the choice to the platform (as on OpenShift)."""
 
     user: int | None = 65532
-    """The user id of engine and router pods."""
+    """The user ID of engine and router pods."""
     group: int | None = 65532
-    """Their group id, and that of the files on claims that they write to."""
+    """The group ID of the pods, and of the files on claims that they write to."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """How the router of each service runs."""
+    """The settings of the router of each service."""
 
     image: str = "fleetkeeper-router:0.1.0"
-    """The image with vllm-router."""
+    """The image that contains vllm-router."""
     cpu: str = "250m"
-    """Requested cores. No limit: a throttled router delays every request."""
+    """The CPU request. There is no limit, because a throttled router delays every request."""
     memory: str = "1Gi"
-    """Request and limit. 84 MB at rest, measured; every open request holds its prompt."""
+    """The memory request and limit. Idle: 84 MB (measured); each open request adds its prompt."""
     role_kind: Literal["ClusterRole", "Role"] = "ClusterRole"
     """The kind of the fixed role that lets a router watch the pods of its own namespace."""
     role_name: str = "fleetkeeper-router"
-    """Its name."""
+    """The name of that role."""
     request_timeout_s: int = 3600
-    """The longest that one request may take."""
+    """The maximum duration of one request, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,37 +114,37 @@ class PlanContext:
     router: RouterSettings = RouterSettings()
     """The router's image, resources and role."""
     security: PodSecurity = PodSecurity()
-    """Who pods run as."""
+    """The user and group of the pods."""
     image_pull_secrets: tuple[str, ...] = ()
-    """Names of Secrets for our own images, expected in each service's namespace, before its own."""
+    """Names of pull Secrets, expected in each service's namespace and listed before its own."""
     control_keys: str = EMPTY_KEYS
     """The JWKS (JSON text) with the public control keys that engines trust."""
     operator_namespace: str = "fleetkeeper-system"
-    """Where the operator runs."""
+    """The namespace of the operator."""
     operator_peers: tuple[NetworkPeer, ...] = ()
-    """Who may reach the engines' control port to steer them."""
+    """The peers that may send limits requests to the engines' control port."""
     prometheus_peers: tuple[NetworkPeer, ...] = ()
-    """Who scrapes. Empty: nobody may."""
+    """The peers that may scrape metrics. Empty: none."""
     dns_rule: NetworkRule = KUBE_DNS
-    """Where names are resolved."""
+    """The DNS servers."""
     api_server_rule: NetworkRule | None = None
-    """Where routers reach the API server. None: any address on ports 443 and 6443."""
+    """The API server, as routers reach it. None: any address on ports 443 and 6443."""
     model_hub_rule: NetworkRule | None = None
-    """Where engines with an hf:// source download from. None: nowhere but what the profile allows."""
+    """The source of hf:// downloads. None: only the addresses that the engine profile allows."""
     max_accelerators: int | None = None
     """The GPU budget of all services together. None: no budget."""
     max_accelerators_by_namespace: Mapping[str, int] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """The GPU budget of single namespaces; "*" stands for every namespace not named."""
+    """The GPU budget by namespace; "*" applies to every namespace that is not listed."""
     floating_revisions: bool = False
-    """Whether hf:// models may name a branch or a tag, or nothing, instead of a commit."""
+    """True if hf:// models may name a branch, a tag or no revision instead of a commit."""
     system_priority_classes: bool = False
-    """Whether engine pods may have Kubernetes' own PriorityClasses (system-...)."""
+    """True if engine pods may use Kubernetes' own PriorityClasses (system-...)."""
 
     @property
     def gpu_budget(self) -> Budget:
-        """The GPU budget, in all and by namespace."""
+        """Return the GPU budget, in total and by namespace."""
         return Budget(self.max_accelerators, self.max_accelerators_by_namespace)
 
 
@@ -152,7 +155,7 @@ PRIVATE_RANGES = (
     "172.16.0.0/12",
     "192.168.0.0/16",
 )
-"""Addresses that are never a public model hub; 169.254.169.254 hands out node credentials."""
+"""Addresses that are never a public model hub. 169.254.169.254 serves node credentials."""
 
 MODEL_HUB = NetworkRule(
     peers=(
@@ -161,11 +164,11 @@ MODEL_HUB = NetworkRule(
     ),
     tcp_ports=(443,),
 )
-"""The public internet by HTTPS."""
+"""The public internet over HTTPS."""
 
 
 def default_context() -> PlanContext:
-    """The context of a chart installed with its defaults: what `fleetkeeper render` shows."""
+    """Return the context of a chart with default values, which `fleetkeeper render` uses."""
     return PlanContext(
         catalog=default_catalog(),
         operator_peers=(

@@ -1,4 +1,4 @@
-"""How a status shows an error of Fleetkeeper itself, also when no plan can be made."""
+"""The status for an internal error of Fleetkeeper, including one that prevents a plan."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fleetkeeper.plan.previous import previous_condition
 
 
 def defect_message(defect: Defect) -> str:
-    """Return what happened, what goes on, and what to do."""
+    """Return the message for a defect: what failed, what is not affected, and what to do."""
     return (
-        f"A defect of Fleetkeeper: step {defect.where!r} failed with {defect.error}. Everything else "
-        "of the service holds. Report it with the operator's log line 'defect' of this service."
+        f"Internal error in Fleetkeeper: step {defect.where!r} failed with {defect.error}. Running "
+        "pods are not affected. Report it with the operator's log line 'defect' for this service."
     )
 
 
 def plan_of_defect(resource: Manifest, defect: Defect, now: float) -> Plan:
-    """Return the plan for a service for which planning itself fails.
+    """Return the plan for a service whose planning itself fails.
 
-    The status stays as it is, except that Degraded shows the defect. Nothing else is written.
+    Only the condition Degraded changes and shows the defect. Nothing else is written.
     """
     metadata, present = resource.get("metadata") or {}, resource.get("status") or {}
     before = previous_condition(present, ConditionType.DEGRADED)

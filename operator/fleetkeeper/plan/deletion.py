@@ -1,8 +1,8 @@
-"""Which pods go first when replicas are taken away: the emptiest.
+"""The order in which a scale-down removes pods: those with the least load first.
 
-Kubernetes removes pods that are not ready first, then those with the lowest deletion cost. A mark is
-never taken back: the next one is lower, so that an old mark on a pod that has filled up since does
-not count.
+Kubernetes removes pods that are not ready first, then those with the lowest deletion cost. A mark
+(the deletion cost that Fleetkeeper sets) is never removed. The next mark is lower, which makes an
+old mark harmless on a pod whose load has grown since.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from fleetkeeper.plan.model import MarkPod
 
 
 def decide_marks(facts: Facts, value: int, load: Mapping[str, float]) -> tuple[MarkPod, ...]:
-    """The pods to mark before the engine Deployment goes down to `value`.
+    """Return the pods to mark before the engine Deployment is scaled down to `value` replicas.
 
-    `load` holds the sequences that run and wait, by pod name; without a figure a pod is never
-    chosen. Nothing is marked when only pods go that are not ready, or when Kubernetes would choose
-    the same ones already.
+    `load` is the number of running and waiting sequences by pod name. A pod without a figure is
+    never chosen. Nothing is marked if only unready pods are to be removed, or if Kubernetes would
+    already choose the same pods.
 
-    Worked example: loads {a: 3, b: 0, c: 7} and 3 -> 2 marks b with -1; 3 -> 1 marks b with -2 and
-    a with -1.
+    Worked example: with loads {a: 3, b: 0, c: 7}, a scale-down from 3 to 2 marks b with -1; one
+    from 3 to 1 marks b with -2 and a with -1.
     """
     pods = facts.engine_pods
     ready = [pod for pod in pods if pod.ready]

@@ -1,4 +1,4 @@
-"""The problems of a service's pods and writes, gathered once for roll-out and status."""
+"""The problems of a service's pods and writes, collected once for rollout and status."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fleetkeeper.plan.reasons import (
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong, oldest pod first.
+    """The problems of a service, oldest pod first.
 
-    `engine_problems` holds those of the current revision before those of older ones;
-    `current_problems` those of the current revision alone, with its refused creation;
-    `by_pod` all of them by the pod's name. `wants_events` names pods (by UID) whose Warning events
-    would tell more.
+    `engine_problems` lists the problems of the current revision before those of older revisions.
+    `current_problems` lists those of the current revision only, including its refused pod creation.
+    `by_pod` lists them with the pods' names. `wants_events` contains the UIDs of pods whose Warning
+    events are needed for a diagnosis.
     """
 
     engine_problems: tuple[Problem, ...] = ()
@@ -41,7 +41,7 @@ class Diagnosis:
 
 
 def decide_diagnosis(snapshot: Snapshot, facts: Facts, now: float) -> Diagnosis:
-    """The diagnosis of all pods and writes of the service."""
+    """Diagnose all pods and writes of the service."""
     found = [(pod, problem_of_pod(pod, snapshot.events)) for pod in facts.engine_pods]
     problems = [(pod, problem) for pod, problem in found if problem is not None]
     current = {pod.name for pod in facts.pods_of(facts.current)}
@@ -73,7 +73,7 @@ def _wanted_events(pods: tuple[Pod, ...], snapshot: Snapshot, now: float) -> tup
 
 
 def _until_set_up(pods: tuple[Pod, ...], now: float) -> list[float]:
-    """When pods that are being set up will have taken too long."""
+    """Return, for each pod being set up, the seconds until it has taken too long."""
     return [
         pod.created + SET_UP_S - now
         for pod in pods
@@ -82,7 +82,7 @@ def _until_set_up(pods: tuple[Pod, ...], now: float) -> list[float]:
 
 
 def _until_forgiven(pods: tuple[Pod, ...], now: float) -> list[float]:
-    """When ready pods that kept ending will have lasted long enough."""
+    """Return, for each ready pod that kept terminating, the seconds until it counts as stable."""
     return [
         container.last_terminated.finished + FLAPPING_S - now
         for pod in pods
@@ -95,13 +95,13 @@ def _until_forgiven(pods: tuple[Pod, ...], now: float) -> list[float]:
 
 
 def _write_problem(snapshot: Snapshot) -> Problem | None:
-    """Why a child cannot be written."""
+    """Return the first problem that keeps a child from being written."""
     problems = (_of_failure(failure) for failure in snapshot.failures)
     return next((problem for problem in problems if problem), None)
 
 
 def _failed_creation(workload: Workload | None, since: float | None) -> Problem | None:
-    """The Deployment's own word that its pods are refused."""
+    """Return the refused pod creation that the Deployment reports as ReplicaFailure."""
     for condition in workload.conditions if workload else ():
         if condition.type == "ReplicaFailure" and condition.status == "True":
             return problem_of_creation(condition.message, since)
@@ -109,28 +109,31 @@ def _failed_creation(workload: Workload | None, since: float | None) -> Problem 
 
 
 def _of_failure(failure: WriteFailure) -> Problem | None:
-    """A refused write in words; conflicts over names are told by the children, outages not at all."""
+    """Return the problem of a refused write.
+
+    Name conflicts are reported with the children. Outages of the API server are not reported.
+    """
     if failure.problem in {WriteProblem.QUOTA, WriteProblem.ADMISSION}:
         return problem_of_creation(failure.message, failure.since)
     words = {
         WriteProblem.INVALID: (
             Reason.INVALID_SPEC,
-            "The API server finds it invalid",
+            "was rejected as invalid by the API server",
             "Change the spec.",
         ),
         WriteProblem.FORBIDDEN: (
             Reason.WRITE_FAILED,
-            "The operator may not write it",
-            "Check the operator's role.",
+            "cannot be written because the operator lacks the permission",
+            "Check the operator's RBAC role.",
         ),
         WriteProblem.NAMESPACE_TERMINATING: (
             Reason.NAMESPACE_TERMINATING,
-            "The namespace is being deleted",
+            "cannot be written: the namespace is being deleted",
             "",
         ),
     }
     if failure.problem not in words:
         return None
     reason, what, advice = words[failure.problem]
-    text = say(f"{failure.kind} {failure.name}: {what}", failure.message, advice)
+    text = say(f"{failure.kind} {failure.name} {what}", failure.message, advice)
     return Problem(reason, text, failure.since)

@@ -1,8 +1,8 @@
-"""Digests of what we ask for: equal exactly when an apply would change nothing.
+"""Digests of desired objects: equal if and only if an apply would change nothing.
 
-Two are used. `digest_of` is taken of a whole child: by the planner of the desired manifest, by the
-Kubernetes adapter of the fields that our field manager owns in the live object. `template_hash_of`
-is taken of a pod template, and a change of it is a restart of every pod.
+There are two. `digest_of` covers a whole child: the planner computes it from the desired manifest,
+the Kubernetes adapter from the fields that our field manager owns in the live object.
+`template_hash_of` covers a pod template. A change of it restarts every pod.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper.plan.model import Manifest
 
 DIGEST_LENGTH = 16
-"""Hexadecimal digits kept of the SHA-256: 64 bits. They guard against change, not against malice."""
+"""Hexadecimal digits kept of the SHA-256 (64 bits). They detect changes, not forgery."""
 
 _PLAIN = frozenset({str, int, bool, float})
 
 
 def digest_of(manifest: Manifest) -> str:
-    """The digest of the fields that a server-side apply of `manifest` would own.
+    """Return the digest of the fields that a server-side apply of `manifest` would own.
 
-    Left out: apiVersion, kind, metadata.name and metadata.namespace, which are the object's address
-    and never appear in managedFields; and `spec.replicas` of a Deployment, which planner and adapter
-    compare on its own. Map entries that are None, {} or [] do not count, because the API server drops
-    most of them when it stores an object; builders therefore give no such value a meaning (the pod
-    template, where a user's affinity may hold some, carries its own hash).
+    These are left out: apiVersion, kind, metadata.name and metadata.namespace, which identify the
+    object and never appear in managedFields; and `spec.replicas` of a Deployment, which planner and
+    adapter compare separately. Map entries that are None, {} or [] are ignored, because the API
+    server drops most of them when it stores an object. Builders therefore never give such a value a
+    meaning. A user's affinity may contain some, but the pod template carries its own hash.
     """
     owned = {key: value for key, value in manifest.items() if key not in {"apiVersion", "kind"}}
     metadata = owned.get("metadata")
@@ -41,7 +41,7 @@ def digest_of(manifest: Manifest) -> str:
 
 
 def template_hash_of(template: Manifest) -> str:
-    """The hash of a pod template, its own hash annotation left out and everything else kept."""
+    """Return the hash of a pod template without its own hash annotation."""
     metadata = dict(template.get("metadata", {}))
     annotations = {
         key: value
@@ -55,7 +55,10 @@ def template_hash_of(template: Manifest) -> str:
 
 
 def _is_deployment(manifest: Manifest) -> bool:
-    """Whether `replicas` is a count that others may write: a live projection may lack its kind."""
+    """Return True if the object is a Deployment, whose `replicas` others may write.
+
+    A live object's owned fields may lack the kind: then a template shows that it is a Deployment.
+    """
     spec = manifest.get("spec")
     if "kind" in manifest:
         return bool(manifest["kind"] == "Deployment")
@@ -68,8 +71,8 @@ def _sha(value: object) -> str:
 
 
 def _without_empty(value: object) -> object:
-    """The value without map entries that are empty; items of lists stay where they are."""
-    kind = type(value)  # exact classes first: this is most of the work of a look
+    """Return the value without empty map entries. Items of lists are kept."""
+    kind = type(value)  # exact classes first: most of a reconcile's time is spent here
     if kind in _PLAIN:
         return value
     if kind is dict or isinstance(value, Mapping):

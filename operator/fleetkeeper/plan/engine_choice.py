@@ -1,7 +1,7 @@
-"""Which engine profile a service runs on.
+"""The choice of a service's engine profile.
 
-An alias is resolved when a service is made and when its pods change anyway; the answer stands in
-`status.engine` and is an input from then on. So neither an upgrade of the operator nor a
+An alias is resolved when a service is created and when its pods change anyway. The result is stored
+in `status.engine` and is an input from then on, so neither an upgrade of the operator nor a
 `kubectl scale` restarts an engine.
 """
 
@@ -17,7 +17,7 @@ from fleetkeeper.api.types import EngineUpdates, InferenceServiceSpec
 
 @dataclass(frozen=True, slots=True)
 class KnownEngine:
-    """What `status.engine` remembers: the profile in force and the name it was resolved from."""
+    """The content of `status.engine`: the profile in use and the name that resolved to it."""
 
     profile: str
     requested: str
@@ -25,9 +25,10 @@ class KnownEngine:
 
 @dataclass(frozen=True, slots=True)
 class EngineDecision:
-    """The profile in force, None when there is none of that name; then `message` says what to do.
+    """The profile in use.
 
-    `update_available` names the newer profile behind the alias, "" when there is none.
+    `profile` is None if no profile has the requested name; then `message` says what to do.
+    `update_available` is the name of the newer profile behind the alias, "" if there is none.
     """
 
     profile: EngineProfile | None
@@ -36,7 +37,7 @@ class EngineDecision:
     message: str = ""
 
     def to_status(self) -> dict[str, Any]:
-        """As `status.engine` holds it."""
+        """Return the content of `status.engine`."""
         if self.profile is None:
             return {}
         told = {
@@ -48,7 +49,7 @@ class EngineDecision:
 
 
 def parse_engine(status: Mapping[str, Any]) -> KnownEngine | None:
-    """`status.engine`, None when it is absent or unreadable."""
+    """Parse `status.engine`, None if it is absent or unreadable."""
     part = status.get("engine")
     if not isinstance(part, Mapping) or not part.get("profile"):
         return None
@@ -64,11 +65,11 @@ def decide_engine(
     runs_unchanged_on: Callable[[EngineProfile], bool],
     may_update: bool = False,
 ) -> EngineDecision:
-    """The profile in force.
+    """Decide which profile the service uses.
 
-    `runs_unchanged_on` says whether the pod template that the spec asks for on this profile is the
-    one that runs (or was rolled back) already: then the change of the spec does not concern the
-    pods, and the profile stays. `may_update` is this service's turn of an automatic update.
+    `runs_unchanged_on` returns True if the spec yields, on the given profile, the pod template that
+    already runs (or was rolled back). Then the change of the spec does not affect the pods, and the
+    profile stays. `may_update` is True if an automatic update may now change this service.
     """
     requested = spec.engine.profile
     newest, problem = _resolve(catalog, requested)
@@ -91,7 +92,7 @@ def _resolve(catalog: ProfileCatalog, name: str) -> tuple[EngineProfile | None, 
     try:
         return catalog.resolve(name), ""
     except UnknownProfile as problem:
-        return None, f"{problem}. Choose one of them as spec.engine.profile."
+        return None, f"{problem}. Set spec.engine.profile to one of them."
 
 
 def _exact(catalog: ProfileCatalog, name: str) -> EngineProfile | None:
@@ -99,9 +100,9 @@ def _exact(catalog: ProfileCatalog, name: str) -> EngineProfile | None:
 
 
 def _dropped(known: KnownEngine, newest: EngineProfile | None) -> str:
-    """What to do when the operator no longer has the profile that runs."""
+    """Return the message for a profile in use that the operator's settings no longer contain."""
     instead = f", or set spec.engine.profile to {newest.name}" if newest else ""
     return (
-        f"The engine profile {known.profile} that runs is no longer among the operator's settings. "
-        f"Restore it{instead}."
+        f"Engine profile {known.profile} is in use, but missing from the operator's settings. "
+        f"Restore it there{instead}."
     )

@@ -1,4 +1,4 @@
-"""What a snapshot shows of a service's workloads, counted once for all decisions."""
+"""The state of a service's workloads in a snapshot, computed once for all decisions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from fleetkeeper.api import names
 from fleetkeeper.plan.model import Kind, Pod, Revision, Snapshot, Workload
 
 GONE_PHASES = frozenset({"Failed", "Succeeded"})
-"""An evicted pod stays as an object for hours; it is no replica any more."""
+"""An evicted pod remains as an object for hours, but is not a replica anymore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The engines and the router of one service, as the caches hold them.
+    """The engines and the router of one service, as read from the caches.
 
-    `engine_pods` and `router_pods` leave out pods that are being deleted or have ended.
-    `current` is the revision of the live template, None until Kubernetes has made it.
+    `engine_pods` and `router_pods` exclude pods that are being deleted or have ended.
+    `current` is the revision of the live template, None until Kubernetes has created it.
     """
 
     engine: Workload | None
@@ -28,43 +28,43 @@ class Facts:
 
     @property
     def ready_replicas(self) -> int:
-        """Ready engine pods of any revision."""
+        """Return the number of ready engine pods of all revisions."""
         return sum(pod.ready for pod in self.engine_pods)
 
     @property
     def ready_routers(self) -> int:
-        """Ready router pods."""
+        """Return the number of ready router pods."""
         return sum(pod.ready for pod in self.router_pods)
 
     @property
     def live_replicas(self) -> int | None:
-        """The live `spec.replicas` of the engine Deployment, None while there is none."""
+        """Return the live `spec.replicas` of the engine Deployment, None if there is none."""
         return self.engine.desired_replicas if self.engine else None
 
     def pods_of(self, revision: Revision | None) -> tuple[Pod, ...]:
-        """The engine pods of one revision."""
+        """Return the engine pods of one revision, none for None."""
         if revision is None:
             return ()
         return tuple(pod for pod in self.engine_pods if pod.revision_uid == revision.uid)
 
     @property
     def updated_replicas(self) -> int:
-        """Engine pods of the live template."""
+        """Return the number of engine pods of the live template."""
         return len(self.pods_of(self.current))
 
     def revision_with(self, template_hash: str) -> Revision | None:
-        """The newest revision whose pods carry this template hash."""
+        """Return the newest revision with this template hash, None if there is none."""
         found = [item for item in self.revisions if item.template_hash == template_hash]
         return found[0] if found else None
 
 
 def holds_accelerators(pod: Pod) -> bool:
-    """Return whether a pod has its accelerators: it is on a node and has not ended."""
+    """Return True if a pod occupies its accelerators: it is on a node and has not ended."""
     return pod.scheduled and pod.phase not in GONE_PHASES
 
 
 def facts_of(snapshot: Snapshot, service: str) -> Facts:
-    """The facts of the service of this name."""
+    """Return the facts of the service with this name."""
     engine = _workload(snapshot, names.engine_name(service))
     revisions = _revisions(snapshot, engine)
     newest = revisions[0] if revisions else None
@@ -85,13 +85,13 @@ def _workload(snapshot: Snapshot, name: str) -> Workload | None:
 
 
 def _revisions(snapshot: Snapshot, engine: Workload | None) -> tuple[Revision, ...]:
-    """Those of the engine Deployment, newest first."""
+    """Return the revisions of the engine Deployment, newest first."""
     own = [item for item in snapshot.revisions if engine and item.deployment_uid == engine.uid]
     return tuple(sorted(own, key=lambda item: (-item.number, item.name)))
 
 
 def _pods(snapshot: Snapshot, component: names.Component) -> tuple[Pod, ...]:
-    """Living pods of a component, oldest first."""
+    """Return the pods of a component that are not ending, oldest first."""
     living = (
         pod
         for pod in snapshot.pods

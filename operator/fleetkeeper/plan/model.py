@@ -1,8 +1,9 @@
-"""What a decision sees and what it answers: the seam between plan (pure) and runtime (I/O).
+"""The inputs and results of decisions: the interface between plan (pure) and runtime (I/O).
 
-`plan(snapshot, now) -> Plan`. Both are values. The caches of the runtime hold these records, not
-Kubernetes objects: a Kubernetes object costs about five times its JSON as Python dicts.
-Times are seconds since the epoch (float); absent means unknown, never zero.
+A decision turns a `Snapshot` and the time into a `Plan`; both are values. The runtime's caches hold
+these records instead of Kubernetes objects, because a Kubernetes object as Python dicts needs about
+five times the memory of its JSON. Times are seconds since the epoch (float). Absent means unknown,
+never zero.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 from fleetkeeper.plan.budget import UNBOUNDED, Allowance
 
 Manifest = dict[str, Any]
-"""A complete Kubernetes object as a plain dict, deterministic, ready for server-side apply."""
+"""A complete Kubernetes object as a plain dict: deterministic and ready for server-side apply."""
 
 
 class Kind(StrEnum):
-    """The kinds of children, by their Kubernetes names."""
+    """The Kubernetes kinds of children."""
 
     DEPLOYMENT = "Deployment"
     SERVICE = "Service"
@@ -32,7 +33,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObjectCondition:
-    """A condition as another controller wrote it (a Deployment's, a pod's)."""
+    """A condition of another object (a Deployment or a pod), written by its controller."""
 
     type: str
     status: str
@@ -42,11 +43,11 @@ class ObjectCondition:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """An object in the service's namespace that is or could be a child of it.
+    """An object in the service's namespace that is or could be a child of the service.
 
-    `digest` is that of the fields which our field manager owns in the live object (by its
-    managedFields), `.spec.replicas` left out, values in the API server's canonical form;
-    `digest_of(manifest)` of a desired manifest is equal exactly when an apply would change nothing.
+    `digest` covers the fields that our field manager owns in the live object (by its managedFields)
+    except `.spec.replicas`, with values in the API server's canonical form. It equals the
+    `digest_of` a desired manifest if and only if an apply would change nothing.
     """
 
     kind: Kind
@@ -61,12 +62,12 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Workload(Child):
-    """A Deployment: what decisions need beyond its identity.
+    """A Deployment with the fields that decisions need.
 
-    `template_hash` is our annotation on the live pod template ("" when it is missing),
+    `template_hash` is our annotation on the live pod template ("" if it is missing),
     `desired_replicas` the live `spec.replicas`, `replicas_manager` the field manager that set it
-    last, `max_surge` the live `spec.strategy.rollingUpdate.maxSurge` where it is a number,
-    `accelerators` what one pod of the live template asks for.
+    last, `max_surge` the live `spec.strategy.rollingUpdate.maxSurge` if it is a number, and
+    `accelerators` the number that one pod of the live template requests.
     """
 
     generation: int = 0
@@ -87,9 +88,10 @@ class Workload(Child):
 class Revision:
     """A ReplicaSet of the engine Deployment.
 
-    `number` is its `deployment.kubernetes.io/revision` annotation: Kubernetes raises it when an old
-    ReplicaSet is used again, so the highest is the one of the live template. `template_hash` is our
-    annotation on its pod template. `created` is the creation of the object, not of its last use.
+    `number` is its `deployment.kubernetes.io/revision` annotation. Kubernetes raises it when an old
+    ReplicaSet is used again, so the highest number belongs to the live template. `template_hash` is
+    our annotation on its pod template. `created` is the creation time of the object, not the time
+    of its last use.
     """
 
     name: str
@@ -105,7 +107,7 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """How a container ended: Kubernetes' reason and the engine's own termination line."""
+    """The end of a container: Kubernetes' reason and the engine's own termination line."""
 
     exit_code: int
     reason: str = ""
@@ -129,13 +131,14 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod of a service: a dozen fields.
+    """A pod of a service with the fields that decisions need.
 
-    `revision_uid` is the UID of its controller (a ReplicaSet), `ready_since` the last transition of
-    its Ready condition while it is True, `ejected_since` the time at which a container that runs and
-    had started took the pod out of service by its own readiness (None otherwise), `unschedulable` the
-    message of PodScheduled=False with reason Unschedulable ("" otherwise), `deletion_cost` the annotation
-    `controller.kubernetes.io/pod-deletion-cost` (0 when absent), `accelerators` what it asks for.
+    `revision_uid` is the UID of its controller (a ReplicaSet). `ready_since` is the last transition
+    of its Ready condition while that is True. `ejected_since` is the time at which the readiness
+    probe of a started and running container made the pod unready (None otherwise). `unschedulable`
+    is the message of PodScheduled=False with reason Unschedulable ("" otherwise). `deletion_cost`
+    is the annotation `controller.kubernetes.io/pod-deletion-cost` (0 if absent). `accelerators` is
+    the number that the pod requests.
     """
 
     name: str
@@ -161,7 +164,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class ObjectEvent:
-    """A Warning event of Kubernetes about one of our pods (read only when `wants_events` asks)."""
+    """A Kubernetes Warning event for one of our pods, read only if `Plan.wants_events` asks."""
 
     pod_uid: str
     reason: str
@@ -170,10 +173,10 @@ class ObjectEvent:
 
 
 class WriteProblem(StrEnum):
-    """Why the API server did not take a write (closed; the adapter maps its answers to these).
+    """Why the API server refused a write: a closed set, to which the adapter maps its responses.
 
-    CONFLICT means one thing: a `create_only` apply found an object of somebody else under that name.
-    A 409 on a resourceVersion is no failure: the key is queued again and planned anew.
+    CONFLICT has one meaning: a `create_only` apply found another owner's object under that name.
+    A 409 on a resourceVersion is not a failure: the service is requeued and planned again.
     """
 
     CONFLICT = "Conflict"
@@ -189,9 +192,9 @@ class WriteProblem(StrEnum):
 class WriteFailure:
     """The last write of a child that failed and has not succeeded since.
 
-    `since` is the time of the first failure in a row, `tried` that of the last attempt, `digest` that
-    of the refused apply ("" for other writes). The planner asks for the same write again no sooner
-    than 30 s after `tried`, and for another one at once.
+    `since` is the time of the first of the consecutive failures, `tried` that of the last attempt.
+    `digest` is the digest of the refused apply ("" for other writes). The planner repeats the same
+    write no sooner than 30 s after `tried`; a different write is due at once.
     """
 
     kind: str
@@ -205,7 +208,7 @@ class WriteFailure:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableObject:
-    """An object of the service that is there and cannot be read; `why` says what of it."""
+    """An object of the service that exists but cannot be read. `why` names the part that cannot."""
 
     kind: str
     name: str
@@ -214,10 +217,11 @@ class UnreadableObject:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOrder:
-    """What the arbitration over all services ordered for this one.
+    """The replicas that the arbitration over all services allocated to this one.
 
-    `reason` is CamelCase from a closed set, `message` says it in plain words with its figures:
-    "queue wait p95 1.9 s against 0.5 s, batch at its limit". No order at all means hold.
+    `reason` is CamelCase from a closed set. `message` explains it with figures, for example "queue
+    wait p95 1.9 s against 0.5 s, batch at its limit". Without an allocation the replicas stay
+    unchanged.
     """
 
     replicas: int
@@ -227,9 +231,9 @@ class ReplicaOrder:
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """An unexpected error of Fleetkeeper itself at one service.
+    """An unexpected error of Fleetkeeper itself for one service.
 
-    `where` names the step that raised, `error` the type of the exception.
+    `where` is the name of the step that raised, `error` the type of the exception.
     """
 
     where: str
@@ -238,35 +242,38 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that one decision about one service may know.
+    """All inputs of one decision about one service.
 
-    `resource` is the InferenceService as the API server holds it (its metadata, spec and status;
-    managedFields dropped).
-    `children` holds, by (kind, name), what carries our labels or bears a name that a child would
-    take and was read by name.
-    `revisions` and `pods` are those of the engine Deployment and of all components.
-    `failures` holds the writes that failed last time, by child.
-    `templates` holds, by ReplicaSet name, the pod templates asked for by `Plan.wants_templates`,
-    without the label pod-template-hash; `events` the Warning events asked for by
-    `Plan.wants_events`, of those pods.
-    `foreign_replica_writes` holds (when, field manager) of changes of the engine Deployment's
-    `spec.replicas` by others in the last 10 minutes.
-    `settled_since` is since when the caches have been complete (None: they are not).
-    `status_written` is when this process last wrote the status, `children_written` when it last wrote
-    a child (None: not yet).
-    `gpu_allowance` is what the GPU budget leaves to this service.
-    `order` is the arbitrated order, None to hold. `control_status` holds what the control loop
-    reports, None when it has not ticked: the status pieces `scaling`, `batching`, `breaker`,
-    `memory`, `remedy` and `decisions`, each as it shall stand in the status (an absent piece is
-    dropped), and `conditions`, a list of {type, status, reason, message} for the types that it owns.
-    `pod_load` holds, by pod name, the sequences that run and wait there (absent: unknown).
-    `unreadable` names objects of this service that are there and cannot be read: of those that could be
-    read before, the records above hold the last good state, and nothing may be concluded from the
-    absence of the others.
-    `crd_missing` names the fields of our schema that the live CRD lacks. `may_update_engine` is this
-    service's turn to take a newer profile where engineUpdates is Automatic. `control_pending`: there
-    is a control loop, and it has not judged this service since the process started. `defect` is an error of
-    Fleetkeeper itself at this service.
+    - `resource` is the InferenceService from the API server: metadata without managedFields, spec
+      and status.
+    - `children` contains, by (kind, name), the objects that carry our labels, and the objects that
+      were read because they have the name of a child.
+    - `revisions` are those of the engine Deployment, `pods` those of all components.
+    - `failures` are the failed writes of children that have not succeeded since.
+    - `templates` contains, by ReplicaSet name, the pod templates that `Plan.wants_templates`
+      requested, without the label pod-template-hash.
+    - `events` are the Warning events of the pods that `Plan.wants_events` requested.
+    - `foreign_replica_writes` are the changes of the engine Deployment's `spec.replicas` by others
+      in the last 10 minutes, as (time, field manager).
+    - `settled_since` is the time since which the caches are complete (None: they are not).
+    - `status_written` and `children_written` are the times at which this process last wrote the
+      status and a child (None: not yet).
+    - `gpu_allowance` is the part of the GPU budget that is left to this service.
+    - `order` is the replica allocation, None to leave the replicas unchanged.
+    - `control_status` is the control loop's report, None before its first tick. It contains the
+      status parts `scaling`, `batching`, `breaker`, `memory`, `remedy` and `decisions` as they are
+      written to the status (an absent part is removed), and `conditions`, a list of {type, status,
+      reason, message} for the types that the control loop owns.
+    - `control_pending` is true if there is a control loop that has not evaluated this service since
+      the process started.
+    - `pod_load` is the number of running and waiting sequences by pod name (absent: unknown).
+    - `unreadable` lists objects of this service that exist but cannot be read. For an object that
+      could be read before, the records above have the last good state. The absence of any other
+      object proves nothing.
+    - `crd_missing` lists the fields of our schema that the live CRD lacks.
+    - `may_update_engine` is true if this service may now take a newer profile where engineUpdates
+      is Automatic.
+    - `defect` is an error of Fleetkeeper itself for this service.
     """
 
     resource: Manifest
@@ -293,13 +300,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply of a child. Without `force` a foreign owner of a field is a conflict.
+    """A server-side apply of a child. Without `force`, another owner of a field is a conflict.
 
-    `create_only`: the child is believed absent, and the write is one that the API server refuses
-    where an object has that name. Then the object is read: one of this service (our owner UID, or our
-    labels and no controller) goes into `Snapshot.children` and is planned anew, any other becomes a
-    `WriteFailure` CONFLICT.
-    `resource_version` is a precondition (409 when the live object moved on).
+    With `create_only`, the child is expected to be absent, and the API server refuses the write if
+    an object has that name. Then that object is read. An object of this service (our owner UID, or
+    our labels and no controller) is added to `Snapshot.children` and the service is planned again;
+    any other object becomes a `WriteFailure` CONFLICT.
+    `resource_version` is a precondition (409 if the live object has changed since).
     """
 
     kind: Kind
@@ -314,7 +321,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Deletes a child or a pod, only this one (uid) and only as it was seen (resourceVersion)."""
+    """A deletion of a child or a pod, with its UID and resourceVersion as preconditions."""
 
     kind: str
     name: str
@@ -325,7 +332,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class MarkPod:
-    """Sets a pod's deletion cost, so that the emptiest goes first."""
+    """A write of a pod's deletion cost. A scale-down removes the pods with the lowest cost."""
 
     name: str
     uid: str
@@ -337,7 +344,7 @@ Action = Apply | Delete | MarkPod
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A Kubernetes Event on the InferenceService, in plain words."""
+    """A Kubernetes Event for the InferenceService."""
 
     type: str
     reason: str
@@ -346,13 +353,14 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do. Same snapshot, same plan; an unchanged world gives an empty one.
+    """The writes for one service. The same snapshot gives the same plan, which may be empty.
 
-    `status` is the whole new status, or None when the present one is right already.
-    Actions run in order (children first), then the status, then the notices.
-    `wants_templates` names ReplicaSets whose pod template, and `wants_events` pods (by UID) whose
-    Warning events shall be in the next snapshot: the runtime reads them and plans again at once,
-    once for each name; it may keep templates (immutable) and drops events after a minute.
+    `status` is the complete new status, None if the present one is up to date. Actions run in order
+    (children first), then the status is written, then the events.
+    `wants_templates` lists ReplicaSets whose pod template must be in the next snapshot,
+    `wants_events` the UIDs of pods whose Warning events must be. The runtime reads them and plans
+    again at once, one time for each name. It may keep templates, which are immutable, and drops
+    events after a minute.
     """
 
     actions: tuple[Action, ...] = ()
@@ -364,5 +372,5 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing would be written."""
+        """Return True if nothing would be written."""
         return not self.actions and self.status is None and not self.notices

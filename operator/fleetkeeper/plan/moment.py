@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them."""
+"""Conversion of times from and to the format of Kubernetes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def text_of_time(moment: float) -> str:
-    """Seconds since the epoch as RFC 3339 with whole seconds in UTC.
+    """Format seconds since the epoch as RFC 3339 with whole seconds in UTC.
 
     Worked example: 1767225600.9 is "2026-01-01T00:00:00Z".
     """
@@ -14,7 +14,7 @@ def text_of_time(moment: float) -> str:
 
 
 def moment_of_text(text: str) -> float | None:
-    """Seconds since the epoch of a time as `text_of_time` writes it, None for any other text."""
+    """Return the seconds since the epoch of a `text_of_time`, None for any other text."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Events in plain words, only when something changed."""
+"""The Kubernetes Events of a reconcile, recorded only when something changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALM = frozenset(
         Reason.GPU_BUDGET,
     }
 )
-"""Reasons for not ready that a person chose, or that pass by themselves: no warning is due."""
+"""Reasons for not being ready that a user chose or that pass by themselves: no Warning event."""
 
 
 def decide_notices(
@@ -34,9 +34,9 @@ def decide_notices(
     status: Manifest | None,
     failures: Sequence[WriteFailure] = (),
 ) -> tuple[Notice, ...]:
-    """What to tell about the writes of this look and about the conditions that they change.
+    """Return the events for this reconcile's writes and for the conditions that changed.
 
-    A write that was refused before is not told again: its refusal is.
+    A write that was refused before gets no event: the condition reports the refusal.
     """
     refused = {(item.kind, item.name) for item in failures}
     told = [
@@ -69,7 +69,7 @@ def _of_replicas(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice
 
 
 def _in_sentence(message: str) -> str:
-    """The message as it stands after a colon: `Queue wait` is `queue wait`, `HPA` stays."""
+    """Return the message for use after a colon: `Queue wait` becomes `queue wait`, `HPA` stays."""
     return message[:1].lower() + message[1:] if message[1:2].islower() else message
 
 
@@ -79,9 +79,9 @@ def _of_children(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice
         yield Notice(NORMAL, "Created", f"Created {_listed(created)}")
     repaired = [item for item in actions if isinstance(item, Apply) and item.why == Why.REPAIR]
     if repaired and look.is_new_generation:
-        yield Notice(NORMAL, "Updated", f"Updated {_listed(repaired)} to what the spec asks")
+        yield Notice(NORMAL, "Updated", f"Updated {_listed(repaired)} to match the spec")
     elif repaired:
-        yield Notice(NORMAL, "Repaired", f"Brought {_listed(repaired)} back to what the spec asks")
+        yield Notice(NORMAL, "Repaired", f"Restored {_listed(repaired)} to the desired state")
     adopted = [item for item in actions if isinstance(item, Apply) and item.why == Why.ADOPT]
     if adopted:
         yield Notice(NORMAL, "Adopted", f"Adopted {_listed(adopted)}, which had no owner")
@@ -91,7 +91,7 @@ def _of_children(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice
 
 
 def _listed(actions: Sequence[Apply | Delete]) -> str:
-    """Up to three by name, the rest by number."""
+    """Return the names of up to three objects and the number of the others."""
     named = [f"{item.kind} {item.name}" for item in actions[:3]]
     rest = len(actions) - len(named)
     return ", ".join(named) + (f" and {rest} more" if rest else "")
@@ -109,7 +109,7 @@ def _of_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
     if ready is None:
         return
     told = previous_condition(before, ConditionType.READY) or {}
-    # A service that was never told to be not ready came up in seconds: its creation is the news.
+    # A service that never reported Ready=False started within seconds: the event Created is enough.
     if ready["status"] == Status.TRUE and told.get("status", Status.TRUE) != Status.TRUE:
         yield Notice(NORMAL, "Ready", "The service is ready")
     elif ready["status"] == Status.FALSE and ready["reason"] not in CALM:
@@ -119,7 +119,7 @@ def _of_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
 def _changed(
     before: Mapping[str, Any], after: Mapping[str, Any], kind: ConditionType
 ) -> Mapping[str, Any] | None:
-    """The condition as it is now, when its status or reason is another than before."""
+    """Return the new condition if its status or reason changed, else None."""
     old, new = previous_condition(before, kind) or {}, previous_condition(after, kind)
     if new is None:
         return None

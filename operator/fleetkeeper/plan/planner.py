@@ -1,8 +1,8 @@
-"""From a snapshot of one service to a plan: which writes, which status, when to look again.
+"""Turn a snapshot of one service into a plan: the writes, the status, and when to requeue.
 
-Stateless: everything follows from the snapshot, and what must be remembered stands in the status.
-An ordered chain: what keeps us from writing at all (an unreadable spec, an old CRD, no engine
-profile, refused options), then the roll-out, the number of replicas, the children, the status.
+The planner is stateless: everything follows from the snapshot, and the status stores what must be
+remembered. It decides in this order: problems that block all writes (an invalid spec, an old CRD,
+no engine profile, refused options), the rollout, the number of replicas, the children, the status.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from fleetkeeper.plan.rollout import (
 from fleetkeeper.plan.status import decide_status_write, desired_status
 
 CONTEST_LOOK_S = 60.0
-"""How often a contest over replicas is looked at again: its end is no event of ours."""
+"""The requeue interval during a contest over replicas, whose end causes no watch event."""
 BUDGET_LOOK_S = 15.0
-"""How often it is asked again whether the GPU budget allows more: others free it."""
+"""The requeue interval while the GPU budget limits a service: other services free GPUs."""
 
 UNREADABLE_LOOK_S = 30.0
-"""How often a service with an unreadable object is looked at again: one that carries no label of ours
-is in no watch, so its repair is no event."""
+"""The requeue interval while an object of the service is unreadable: an object without our labels
+is not watched, so its repair causes no event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """All inputs of one look, gathered."""
+    """The inputs of one reconcile."""
 
     snapshot: Snapshot
     context: PlanContext
@@ -71,13 +71,13 @@ class Scene:
 
     @property
     def is_new_generation(self) -> bool:
-        """Whether the spec changed since the status was written."""
+        """Return True if the spec has changed since the status was written."""
         return bool(self.status.get("observedGeneration") != self.generation)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the spec asks for, once the engine profile is known."""
+    """The desired service with its engine profile and the tuning by a remedy."""
 
     service: InferenceService
     engine: EngineDecision
@@ -87,10 +87,9 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The decisions of one look.
+    """The result of one reconcile.
 
-    `remembers_first`: the last good template is written to the status as it stands, and nothing else
-    is done in this look.
+    `remembers_first`: this reconcile only adds the last good template to the present status.
     """
 
     look: Assessment
@@ -103,10 +102,10 @@ class Course:
 
 
 def decide_plan(snapshot: Snapshot, context: PlanContext, now: float) -> Plan:
-    """The plan for one service at the time `now` (seconds since the epoch).
+    """Return the plan for one service at the time `now` (seconds since the epoch).
 
-    A service that is being deleted gets no writes; a paused one no writes to children. What keeps
-    the operator from knowing what is wanted never touches what runs.
+    A service that is being deleted gets no writes, a paused one no writes to children. If the
+    desired state is unknown, running children are not changed.
     """
     metadata = snapshot.resource.get("metadata") or {}
     if metadata.get("deletionTimestamp"):
@@ -123,14 +122,14 @@ def decide_plan(snapshot: Snapshot, context: PlanContext, now: float) -> Plan:
     )
     if (
         snapshot.unreadable and "generation" not in metadata
-    ):  # of the service only its name is known
+    ):  # only the name of the service is known
         return Plan()
     course = _unreadable(scene) if snapshot.unreadable else _decide_course(scene)
     return _plan_of(scene, course)
 
 
 def _plan_of(scene: Scene, course: Course) -> Plan:
-    """The course as a plan, with the status that tells of it."""
+    """Return the plan for the result of a reconcile, including the status that reports it."""
     snapshot, diagnosis = scene.snapshot, scene.diagnosis
     if course.remembers_first and course.last_good is not None:
         remembered = {**scene.status, "lastGood": course.last_good.to_status()}
@@ -159,7 +158,7 @@ def _plan_of(scene: Scene, course: Course) -> Plan:
 
 
 def _decide_course(scene: Scene) -> Course:
-    """What keeps us from writing, in this order; else the writes."""
+    """Return the first problem that blocks all writes, else the writes."""
     look = _look(scene)
     try:
         service = parse_service(
@@ -180,7 +179,7 @@ def _decide_course(scene: Scene) -> Course:
     try:
         return _decide_writes(scene, look, Wanted(service, engine, engine.profile, tuning))
     except EngineOptionRefused as refusal:
-        text = say(str(refusal), "", "Change spec.engine or its profile.")
+        text = say(str(refusal), "", "Change spec.engine or the engine profile.")
         return _blocked(scene, look, Reason.BAD_ENGINE_OPTION, text)
 
 
@@ -202,25 +201,25 @@ def _look(scene: Scene) -> Assessment:
 
 
 def _blocked(scene: Scene, look: Assessment, reason: Reason, message: str) -> Course:
-    """No write to any child: what runs goes on, and the status says why."""
+    """Return a result without writes to children. They keep running; the status has the reason."""
     known = parse_last_good(scene.status)
     first, _ = decide_last_good(scene.facts, scene.status, "", scene.generation, scene.now)
     return Course(replace(look, blocked=Problem(reason, message)), last_good=known or first)
 
 
 def _unreadable(scene: Scene) -> Course:
-    """No write while the service is only partly known: a child that is not seen is not absent."""
+    """Return a result without writes to children: a child that was not read may still exist."""
     first, *rest = scene.snapshot.unreadable
     advice = "Repair or delete that object."
     if rest:
-        advice = f"Repair or delete that object, and {len(rest)} more like it."
+        advice = f"Repair or delete that object and {len(rest)} more."
     text = say(f"{first.kind} {first.name} cannot be read", first.why, advice)
     course = _blocked(scene, _look(scene), Reason.UNREADABLE_OBJECT, text)
     return replace(course, again_after_s=(UNREADABLE_LOOK_S,))
 
 
 def _reason_of(errors: Sequence[FieldError]) -> Reason:
-    """Options and variables are the engine's; the rest is the spec as a whole."""
+    """Return BadEngineOption if only engine options or variables are refused, else InvalidSpec."""
     of_engine = all(
         error.path.startswith(("spec.engine.options.", "spec.engine.env.")) for error in errors
     )
@@ -228,19 +227,19 @@ def _reason_of(errors: Sequence[FieldError]) -> Reason:
 
 
 def _in_one_line(errors: Sequence[FieldError]) -> str:
-    """The first mistake and how many more there are."""
+    """Return a message with the first error of the spec and the number of the others."""
     rest = len(errors) - 1
-    more = f"And {rest} more mistake{'s' if rest > 1 else ''} in the spec." if rest else ""
+    more = f"The spec has {rest} more error{'s' if rest > 1 else ''}." if rest else ""
     return say(errors[0].path, errors[0].message, more)
 
 
 def _crd_in_words(missing: Sequence[str]) -> str:
-    what = "The CRD in the cluster is older than the operator and lacks"
-    return say(what, ", ".join(missing), "Upgrade the CRDs; until then no child is written.")
+    what = "The CRD in the cluster is older than the operator and lacks fields"
+    return say(what, ", ".join(missing), "Upgrade the CRDs. Until then, no child is written.")
 
 
 def _tuning(scene: Scene) -> EngineTuning:
-    """What a remedy in force lowers: the control loop's word, else what the status remembers."""
+    """Return the start-up values that a remedy lowers: the control loop's, else the status's."""
     control = scene.snapshot.control_status
     remedy = (scene.status if control is None else control).get("remedy")
     if not isinstance(remedy, Mapping):
@@ -256,7 +255,7 @@ def _whole(value: object) -> int | None:
 
 
 def _hash_of(template: Manifest) -> str:
-    """The hash that a pod template of ours carries."""
+    """Return the hash in the annotation of a desired pod template."""
     return str(template["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH])
 
 
@@ -286,7 +285,7 @@ def _decide_engine(scene: Scene, service: InferenceService, tuning: EngineTuning
 
 
 def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
-    """The roll-out, the number of replicas and the children of a service that can be written."""
+    """Decide the rollout, the replicas and the children of a service that is not blocked."""
     facts, now, spec = scene.facts, scene.now, wanted.service.spec
     problems = scene.diagnosis.current_problems
     by_spec = desired_engine_template(wanted.service, wanted.profile, scene.context, wanted.tuning)
@@ -348,9 +347,9 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
 
 
 def _must_remember(last_good: LastGood | None, status: Mapping[str, Any], wanted_hash: str) -> bool:
-    """Whether the template that serves is about to be replaced, and only the pods know that it is good.
+    """Return True if the last good template is about to be replaced and is not yet in the status.
 
-    A crash after the Deployment was written would leave no way back.
+    Otherwise a crash after the write of the Deployment would make a rollback impossible.
     """
     return (
         last_good is not None
@@ -360,7 +359,7 @@ def _must_remember(last_good: LastGood | None, status: Mapping[str, Any], wanted
 
 
 def _gpus_per_replica(scene: Scene, template: Manifest | None) -> int:
-    """What a pod of the template asks for; until a template is read, what the live one does."""
+    """Return the GPUs that a pod of the template requests, else those of the live template."""
     if template is not None:
         return accelerators_of(template["spec"])
     engine = scene.facts.engine
@@ -368,13 +367,19 @@ def _gpus_per_replica(scene: Scene, template: Manifest | None) -> int:
 
 
 def _over_budget(scene: Scene, replicas: ReplicaDecision, gpus: int) -> Problem | None:
-    """Why the Deployment is not written: its new template asks for more than the GPU budget allows."""
+    """Return GPUBudget if the new template needs more GPUs than the budget allows, else None.
+
+    Then the Deployment is not written.
+    """
     engine, allowance = scene.facts.engine, scene.snapshot.gpu_allowance
     held = engine.desired_replicas * engine.accelerators if engine else 0
     if not exceeds(replicas.value * gpus, held, allowance):
         return None
-    what = f"{replicas.value} replicas with {gpus} GPUs each are more than {allowance.by} allows"
-    advice = "The engines run on as they are. Ask for fewer GPUs or replicas, or raise the budget."
+    what = f"{replicas.value} replicas with {gpus} GPUs each exceed {allowance.by}"
+    advice = (
+        "The engines keep running unchanged. "
+        "Request fewer GPUs or replicas, or raise the GPU budget."
+    )
     return Problem(Reason.GPU_BUDGET, say(what, "", advice))
 
 
@@ -407,7 +412,7 @@ def _decide_children(
     template: Manifest | None,
     is_router_bypassed: bool,
 ) -> tuple[ChildrenDecision, float | None]:
-    """The writes of children; without a pod template the engine Deployment waits."""
+    """Decide the writes of children. Without a pod template, omit the engine Deployment."""
     service = wanted.service
     strategy, again = decide_strategy(
         scene.facts, dict(scene.diagnosis.by_pod), service.spec.rollout, scene.now
@@ -438,10 +443,10 @@ def _decide_children(
 
 
 def _is_router_bypassed(scene: Scene, service: InferenceService) -> bool:
-    """Whether the address leads to the engines and has to, until the first router is ready.
+    """Return True while the address must select the engines, until the first router is ready.
 
-    A switch from routing None at once would leave the address without an endpoint. The live
-    Kubernetes Service is recognised by the digest that it has without a router.
+    An immediate switch from routing policy None would leave the address without an endpoint. The
+    live Kubernetes Service is recognized by the digest that it has without a router.
     """
     routing = service.spec.routing
     address = scene.snapshot.children.get((Kind.SERVICE, names.address_name(service.name)))
@@ -453,7 +458,7 @@ def _is_router_bypassed(scene: Scene, service: InferenceService) -> bool:
 
 
 def _scales(children: ChildrenDecision, service: str) -> bool:
-    """Whether the engine Deployment is written in this look."""
+    """Return True if this reconcile writes the engine Deployment."""
     return any(
         item.kind == Kind.DEPLOYMENT and item.name == names.engine_name(service)
         for item in children.actions
@@ -461,20 +466,20 @@ def _scales(children: ChildrenDecision, service: str) -> bool:
 
 
 def _missing_templates(scene: Scene, rollout: RolloutDecision) -> tuple[str, ...]:
-    """The ReplicaSet to read, when a rollback needs its template."""
+    """Return the ReplicaSet whose template a rollback needs and the snapshot lacks."""
     name = rollout.revision
     return (name,) if name and name not in scene.snapshot.templates else ()
 
 
 def _with_conflicts(look: Assessment, conflicts: Sequence[Conflict]) -> Assessment:
-    """The look, stalled when a child's name is somebody else's."""
+    """Return the assessment, blocked if a child's name is taken by another object."""
     foreign = [item for item in conflicts if not item.is_leftover]
     if not foreign:
         return look
     first = foreign[0]
     text = say(
-        f"{first.kind} {first.name} exists and belongs to somebody else",
+        f"{first.kind} {first.name} already exists and does not belong to this service",
         "",
-        "Nothing was overwritten. Remove or rename it, or give the service another name.",
+        "Fleetkeeper did not change it. Delete it, or give the InferenceService another name.",
     )
     return replace(look, blocked=Problem(Reason.NAME_CONFLICT, text))

@@ -1,4 +1,4 @@
-"""Reads what a status says of before."""
+"""Access to the previous status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fleetkeeper.api.conditions import ConditionType
 
 
 def previous_condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any] | None:
-    """The condition of this type in a status, None when it is absent."""
+    """Return the condition of this type in a status, None if it is absent."""
     for condition in status.get("conditions") or ():
         if isinstance(condition, Mapping) and condition.get("type") == kind:
             return condition

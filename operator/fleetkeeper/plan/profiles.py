@@ -1,7 +1,7 @@
-"""The engine profiles of a chart installed with its defaults.
+"""The engine profiles of a chart with default values.
 
-Immutable: an entry is never changed, only followed by another with a higher number, because a
-change of an image or of a default that reaches the pod template would restart every engine on it.
+Entries are immutable: add an entry with a higher number instead of changing one. A changed image or
+default would change the pod template and restart every engine that uses the profile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from fleetkeeper.api.profile import (
 
 
 def default_catalog() -> ProfileCatalog:
-    """`cuda-0.32.0-1` (stock image, supervisor injected), `cpu-0.32.0-1` (baked); aliases cuda, cpu."""
+    """Return the profiles of a chart with default values, with the aliases `cuda` and `cpu`.
+
+    `cuda-0.32.0-1` injects the supervisor into the stock image. `cpu-0.32.0-1` has it built in.
+    """
     return ProfileCatalog(
         profiles=(
             EngineProfile(

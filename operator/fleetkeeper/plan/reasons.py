@@ -1,11 +1,11 @@
-"""Why a pod is not ready: one closed reason and one sentence that says what to do.
+"""The problem of a pod that is not ready: a reason from a closed set, and a message with a remedy.
 
-The sources, from sure to vague: the scheduler's verdict, the kubelet's waiting reason, its Warning
-events, the engine's own termination line (one JSON object, see engine_image/contract/exit-codes.json),
-its exit code. A ready pod has no problem.
+The sources, from the most to the least reliable: the scheduler's verdict, the kubelet's waiting
+reason, its Warning events, the engine's own termination line (one JSON object, see
+engine_image/contract/exit-codes.json), its exit code. A ready pod has no problem.
 
-Messages hold nothing that changes while the cause stays (no counts, no back-off times): a message
-that changed would be a write.
+Messages contain nothing that changes while the cause stays the same (no counts, no back-off times),
+because every changed message is a write of the status.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ CONFIG_REASONS = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
 )
 FLAPPING_S = 600.0
-"""A pod that ended three times is not trusted again before it lasted for so long."""
+"""A container that terminated three times counts as unstable for this time after the last one."""
 SET_UP_S = 20.0
-"""Volumes and sandbox of a pod are set up in this time; a longer one has a cause worth telling."""
+"""The usual maximum for the setup of a pod's volumes and sandbox. After it, events are read."""
 VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 
 ENGINE_CLASSES: Mapping[str, Reason] = {
@@ -48,7 +48,7 @@ ENGINE_CLASSES: Mapping[str, Reason] = {
     "ModelNotReadable": Reason.MODEL_NOT_READABLE,
     "Unknown": Reason.CRASH_LOOP,
 }
-"""The classes of the engine's termination line."""
+"""The reasons for the classes of the engine's termination line."""
 
 EXIT_CODES: Mapping[int, Reason] = {
     64: Reason.BAD_ENGINE_OPTION,
@@ -60,26 +60,29 @@ EXIT_CODES: Mapping[int, Reason] = {
     75: Reason.ENGINE_HUNG,
     77: Reason.MODEL_NOT_READABLE,
 }
-"""The engine's exit codes, where it could not write its line. A test holds both tables to the contract."""
+"""The reasons for the engine's exit codes, used if it could not write its termination line.
+
+A test compares both tables with the contract.
+"""
 
 ADVICE: Mapping[Reason, str] = {
-    Reason.IMAGE_PULL: "Check the image of the engine profile and imagePullSecrets.",
+    Reason.IMAGE_PULL: "Check the image of the engine profile and spec.imagePullSecrets.",
     Reason.UNSCHEDULABLE: "Add nodes, or change spec.resources or spec.placement.",
-    Reason.INSUFFICIENT_GPU: "Add accelerator nodes, free some, or lower spec.resources.accelerator.count or the replicas.",
-    Reason.MODEL_NOT_FOUND: "Check spec.model.source and revision.",
-    Reason.MODEL_NOT_READABLE: "Check permissions of the model's files, or spec.model.tokenSecret for a gated model.",
+    Reason.INSUFFICIENT_GPU: "Add accelerator nodes, free accelerators, or lower spec.resources.accelerator.count or the replicas.",
+    Reason.MODEL_NOT_FOUND: "Check spec.model.source and spec.model.revision.",
+    Reason.MODEL_NOT_READABLE: "Check the permissions of the model files or, for a gated model, spec.model.tokenSecret.",
     Reason.BAD_ENGINE_OPTION: "Change spec.engine.",
-    Reason.UNSUPPORTED_ARCHITECTURE: "Choose a newer spec.engine.profile or another model.",
-    Reason.CUDA_OUT_OF_MEMORY: "Lower spec.engine.maxModelLength or spec.batching.maxSequences, quantize, or ask for more accelerators.",
+    Reason.UNSUPPORTED_ARCHITECTURE: "Choose a newer spec.engine.profile, or another model.",
+    Reason.CUDA_OUT_OF_MEMORY: "Lower spec.engine.maxModelLength or spec.batching.maxSequences, quantize the model, or request more accelerators.",
     Reason.HOST_OUT_OF_MEMORY: "Raise spec.resources.memory, or lower spec.engine.maxModelLength.",
-    Reason.ENGINE_HUNG: "It is restarted. If it repeats, read the pod's log and try another engine profile.",
-    Reason.CRASH_LOOP: "Read the log: kubectl logs --previous.",
-    Reason.QUOTA_EXCEEDED: "Raise the namespace's ResourceQuota or ask for less.",
+    Reason.ENGINE_HUNG: "The container is restarted. If this repeats, read the pod's log and try another engine profile.",
+    Reason.CRASH_LOOP: "Read the container's log: kubectl logs --previous.",
+    Reason.QUOTA_EXCEEDED: "Raise the namespace's ResourceQuota or request less.",
     Reason.ADMISSION_DENIED: "Change the spec or the cluster's policy.",
     Reason.MISSING_SECRET: "Create the Secret or correct spec.model.tokenSecret.",
     Reason.MISSING_VOLUME: "Create the PersistentVolumeClaim or correct spec.model.",
 }
-"""What to do, at the end of every message."""
+"""The remedy at the end of every message."""
 
 _EXTENDED_RESOURCE = re.compile(r"Insufficient ([a-z0-9.-]+/[A-Za-z0-9._-]+)")
 _NOT_ACCELERATORS = ("ephemeral-storage", "hugepages-", "attachable-volumes-")
@@ -96,7 +99,10 @@ _COUNTS = re.compile(r"\b\d+ (?=node|Insufficient|Too many|persistent)", re.IGNO
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why something is not ready. `since` and `terminations` say for how long it has been so."""
+    """The reason why an object is not ready.
+
+    `since` is the time of the problem's start, `terminations` the number of container terminations.
+    """
 
     reason: Reason
     message: str
@@ -105,7 +111,7 @@ class Problem:
 
 
 def say(what: str, detail: str = "", advice: str = "") -> str:
-    """One message of at most 256 characters; the detail gives way first, the advice last.
+    """Return a message of at most 256 characters. The detail is cut first, the advice last.
 
     Worked example: `say("Pod a cannot start", "x" * 400, "Do y.")` keeps both ends and cuts the x.
     """
@@ -119,7 +125,7 @@ def say(what: str, detail: str = "", advice: str = "") -> str:
 
 
 def problem_of_pod(pod: Pod, events: Iterable[ObjectEvent] = ()) -> Problem | None:
-    """Why this pod is not ready; None when it is, or when nothing speaks against its start."""
+    """Return why this pod is not ready, None if it is ready or still starting without a problem."""
     if pod.ready or pod.deleting:
         return None
     own_events = tuple(event for event in events if event.pod_uid == pod.uid)
@@ -131,7 +137,10 @@ def problem_of_pod(pod: Pod, events: Iterable[ObjectEvent] = ()) -> Problem | No
 
 
 def flapping_problem(pod: Pod, now: float) -> Problem | None:
-    """Why a pod that is ready at the moment is not to be trusted: three ends, the last within 10 min."""
+    """Return the problem of a ready pod that keeps terminating, None if it is stable.
+
+    A pod keeps terminating if a container restarted three times and last ended within 10 min.
+    """
     if not pod.ready:
         return None
     for container in pod.containers:
@@ -143,7 +152,7 @@ def flapping_problem(pod: Pod, now: float) -> Problem | None:
 
 
 def needs_events(pod: Pod, now: float) -> bool:
-    """Whether only events can tell why the pod does not start: still set up after 20 s."""
+    """Return True if only events can explain a pod: its setup takes 20 s or longer."""
     is_set_up = bool(pod.containers) and all(
         container.waiting_reason in {"ContainerCreating", "PodInitializing"}
         for container in pod.containers
@@ -152,18 +161,20 @@ def needs_events(pod: Pod, now: float) -> bool:
 
 
 def problem_of_creation(message: str, since: float | None = None) -> Problem:
-    """Why pods or children cannot be created, from the API server's own words."""
+    """Return the problem of a refused pod or child, from the API server's own message."""
     is_quota = "exceeded quota" in message or "must specify" in message
     reason = Reason.QUOTA_EXCEEDED if is_quota else Reason.ADMISSION_DENIED
-    what = "The namespace's quota is used up" if is_quota else "The cluster refused it"
+    by = "The namespace's ResourceQuota" if is_quota else "Admission control"
+    what = f"{by} refused a pod or a child"
     return Problem(reason, say(what, _plain_refusal(message), ADVICE[reason]), since)
 
 
 def _plain_refusal(message: str) -> str:
-    """The refusal without the object's name, with the policy named once.
+    """Return the refusal without the object's name and the policy's binding.
 
-    The name of a pod is another one at every attempt. Worked example: `pods "chat-x1" is forbidden: ValidatingAdmissionPolicy 'a' with binding 'b' denied
-    request: no` becomes `ValidatingAdmissionPolicy 'a' denied request: no`.
+    A pod has a different name at every attempt. Worked example: `pods "chat-x1" is forbidden:
+    ValidatingAdmissionPolicy 'a' with binding 'b' denied request: no` becomes
+    `ValidatingAdmissionPolicy 'a' denied request: no`.
     """
     text = _FORBIDDEN.sub("", message)
     return _BINDING.sub("", text)
@@ -187,11 +198,11 @@ def _of_scheduling(pod: Pod, _events: tuple[ObjectEvent, ...]) -> Problem | None
     for resource in _EXTENDED_RESOURCE.findall(text):
         if not resource.startswith(_NOT_ACCELERATORS):
             return _problem(Reason.INSUFFICIENT_GPU, pod, f"No node has enough free {resource}")
-    return _problem(Reason.UNSCHEDULABLE, pod, "No node fits the pods", _plain_verdict(text))
+    return _problem(Reason.UNSCHEDULABLE, pod, "No node fits the pod", _plain_verdict(text))
 
 
 def _plain_verdict(text: str) -> str:
-    """The scheduler's verdict without counts of nodes, which change while the cause stays."""
+    """Return the scheduler's verdict without node counts, which change while the cause stays."""
     text = text.split(" preemption:", maxsplit=1)[0]
     text = re.sub(r"^\d+/\d+ nodes are available: ", "", text)
     return _COUNTS.sub("", text)
@@ -218,7 +229,7 @@ def _of_configuration(pod: Pod, _events: tuple[ObjectEvent, ...]) -> Problem | N
             return _missing_secret(pod, container.waiting_message) or _problem(
                 Reason.CRASH_LOOP,
                 pod,
-                f"Container {container.name} cannot be started",
+                f"Container {container.name} cannot start",
                 _RPC.sub("", container.waiting_message),
                 terminations=_ends(container),
             )
@@ -251,11 +262,11 @@ _CHECKS: tuple[_Check, ...] = (
     _of_events,
     _of_ends,
 )
-"""In this order; the first that answers wins."""
+"""Checked in this order; the first check that returns a problem decides."""
 
 
 def _problem_of_end(pod: Pod, container: Container, end: Termination) -> Problem:
-    """The class of a container's end: the kernel's verdict, the engine's line, the exit code."""
+    """Classify a container's end by the kernel's verdict, the engine's line, or the exit code."""
     line = engine_line(end.message)
     told = ENGINE_CLASSES.get(str(line.get("class")))
     reason = told or EXIT_CODES.get(end.exit_code, Reason.CRASH_LOOP)
@@ -264,21 +275,21 @@ def _problem_of_end(pod: Pod, container: Container, end: Termination) -> Problem
     detail = str(line.get("message") or "")
     if (
         end.reason == "OOMKilled"
-    ):  # it had no time for a last word: the log's end tells of other things
-        what = f"Container {container.name} was killed for want of memory"
+    ):  # the container could not log the cause: the log's last line is unrelated
+        what = f"Container {container.name} was OOM-killed"
     else:
-        what = f"Container {container.name} ended with exit code {end.exit_code}"
+        what = f"Container {container.name} terminated with exit code {end.exit_code}"
         detail = detail or _last_line(end.message)
     return _problem(reason, pod, what, detail, terminations=_ends(container))
 
 
 def engine_line(message: str) -> Mapping[str, object]:
-    """The engine's termination line, the last JSON object of the text; empty when there is none."""
+    """Parse the engine's termination line, the text's last JSON object; empty if there is none."""
     for line in reversed(message.strip().splitlines()):
         if line.startswith("{"):
             try:
                 value = json.loads(line)
-            except (ValueError, RecursionError):  # a container may nest as it likes
+            except (ValueError, RecursionError):  # a container may write JSON of any depth
                 continue
             if isinstance(value, dict) and "class" in value:
                 return value
@@ -286,13 +297,13 @@ def engine_line(message: str) -> Mapping[str, object]:
 
 
 def _last_line(message: str) -> str:
-    """The last line of other output that is no JSON (Kubernetes falls back to the log's end)."""
+    """Return the last line of a log, "" for JSON. Kubernetes falls back to the end of the log."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return lines[-1] if lines and not lines[-1].startswith("{") else ""
 
 
 def _missing_secret(pod: Pod, message: str) -> Problem | None:
-    """MissingSecret when the message is about a Secret or a key of one."""
+    """Return MissingSecret if the message is about a Secret or a key of a Secret."""
     if not _IS_SECRET.search(message):
         return None
     found = _SECRET.search(message)
@@ -309,19 +320,19 @@ def _missing_secret(pod: Pod, message: str) -> Problem | None:
 
 
 def _unready(pod: Pod) -> list[Container]:
-    """Containers that are not ready, those that run first in a pod first."""
+    """Return the containers that are not ready, init containers first."""
     waiting = [item for item in pod.containers if not item.ready]
     return sorted(waiting, key=lambda item: not item.init)
 
 
 def _ends(container: Container) -> int:
-    """How often a container has ended."""
+    """Return the number of a container's terminations."""
     return container.restarts + (container.terminated is not None)
 
 
 def _problem(
     reason: Reason, pod: Pod, what: str, detail: str = "", *, terminations: int = 0
 ) -> Problem:
-    """A problem of a pod, its name in front."""
+    """Return a problem of a pod with a message that starts with the pod's name."""
     text = say(f"Pod {pod.name}: {what}", detail, ADVICE[reason])
     return Problem(reason, text, pod.created, terminations)

@@ -1,4 +1,4 @@
-"""What a sound spec asks for and this installation does not give: by its profile and its settings."""
+"""Values of a valid spec that this installation's engine profile or settings do not allow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from fleetkeeper.plan.context import PlanContext
 def refusals(
     spec: InferenceServiceSpec, profile: EngineProfile, context: PlanContext
 ) -> list[FieldError]:
-    """Every mistake that only the profile or the settings can show."""
+    """Return the errors of a spec that only the engine profile or the settings reveal."""
     errors = profile_errors(spec, profile)
     return errors if context.system_priority_classes else errors + system_priority(spec)

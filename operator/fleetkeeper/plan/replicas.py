@@ -1,8 +1,8 @@
-"""How many replicas the engine Deployment shall have.
+"""The number of replicas of the engine Deployment.
 
-`spec.replicas` wins, then the arbitrated order, then the live value (hold). Whoever asks for more
-than runs, the GPU budget bounds it. The value is always
-applied, never left out: a field that server-side apply no longer names goes back to 1.
+`spec.replicas` takes precedence over the control loop's allocation, which takes precedence over the
+live value. The GPU budget limits every increase. The value is always applied, because a field that
+server-side apply omits returns to its default of 1.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fleetkeeper.plan.model import ReplicaOrder
 
 CONTEST_WINDOW_S = 600.0
 CONTEST_CHANGES = 3
-"""More changes by another manager than this within the window, and we stop changing them back."""
+"""With more changes by another manager within the window, Fleetkeeper stops reverting them."""
 
 
 class Source(StrEnum):
-    """Where the number comes from."""
+    """The source of the number of replicas."""
 
     SPEC = "Spec"
     ORDER = "Order"
@@ -36,11 +36,11 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDecision:
-    """The number of replicas, and why.
+    """The number of replicas with its reason.
 
-    `wanted` is what was asked for before a blocked scale-up, a contest or the GPU budget changed it.
-    `contested_by` names the field manager that keeps changing the number, `limited_by` the budget
-    that allows no more.
+    `wanted` is the number before a blocked scale-up, a contest or the GPU budget changed it.
+    `contested_by` is the field manager that keeps changing the number, `limited_by` the budget that
+    allows no more.
     """
 
     value: int
@@ -54,13 +54,13 @@ class ReplicaDecision:
 
     @property
     def rests_on_live_value(self) -> bool:
-        """Whether the number is only right for the live object as it was seen."""
+        """Return True if the number is valid only for the live object that was read."""
         is_held = self.is_scale_up_blocked or bool(self.limited_by)
         return self.source in {Source.HOLD, Source.CONTESTED} or is_held
 
     @property
     def limit_in_words(self) -> str:
-        """Which budget allows how many replicas."""
+        """Return which budget allows how many of the wanted replicas."""
         return f"{self.limited_by} allows {self.value} of {self.wanted} replicas"
 
 
@@ -74,11 +74,11 @@ def decide_replicas(
     gpus_per_replica: int = 0,
     allowance: Allowance = UNBOUNDED,
 ) -> ReplicaDecision:
-    """The number of replicas of the engine Deployment.
+    """Decide the number of replicas of the engine Deployment.
 
-    `contested_by` is the answer of `contesting_manager`; `is_blocked` says that the newest revision
-    cannot start, so that more replicas would only take more accelerators. `allowance` is what the GPU
-    budget leaves, `gpus_per_replica` what the template that is written asks for.
+    `contested_by` is the result of `contesting_manager`. `is_blocked` means that the newest
+    revision cannot start, so more replicas would only occupy more accelerators. `allowance` is the
+    rest of the GPU budget, `gpus_per_replica` the request of the template that is written.
     """
     live = facts.live_replicas
     value, source, reason, message = _asked(spec, live, order)
@@ -102,7 +102,7 @@ def decide_replicas(
 def _asked(
     spec: InferenceServiceSpec, live: int | None, order: ReplicaOrder | None
 ) -> tuple[int, Source, Reason, str]:
-    """The number that is asked for, by whom, and why."""
+    """Return the requested number of replicas, its source, its reason and the message."""
     scaling = spec.scaling
     if spec.replicas is not None:
         return _pinned(spec.replicas, scaling.mode)
@@ -110,14 +110,14 @@ def _asked(
         value = min(max(order.replicas, scaling.min_replicas), scaling.max_replicas)
         return value, Source.ORDER, Reason.WITHIN_BOUNDS, order.message
     if live is None or live == 0:
-        return scaling.min_replicas, Source.HOLD, Reason.AT_MINIMUM, "start with the fewest allowed"
+        return scaling.min_replicas, Source.HOLD, Reason.AT_MINIMUM, "start at scaling.minReplicas"
     if scaling.mode is not ScalingMode.AUTO:
-        return live, Source.HOLD, Reason.ADVISORY, "the number is left as it is"
+        return live, Source.HOLD, Reason.ADVISORY, "unchanged, because scaling.mode is not Auto"
     value = min(max(live, scaling.min_replicas), scaling.max_replicas)
     if value != live:
         bound = "scaling.minReplicas" if value > live else "scaling.maxReplicas"
         return value, Source.SPEC, Reason.WITHIN_BOUNDS, f"{bound} is {value}"
-    return value, Source.HOLD, Reason.WITHIN_BOUNDS, "held"
+    return value, Source.HOLD, Reason.WITHIN_BOUNDS, "unchanged"
 
 
 def _pinned(replicas: int, mode: ScalingMode) -> tuple[int, Source, Reason, str]:
@@ -136,10 +136,10 @@ def contesting_manager(
     is_new_generation: bool,
     now: float,
 ) -> str:
-    """The field manager that fights over the number of replicas, "" when nobody does.
+    """Return the field manager that contests the number of replicas, "" if there is none.
 
-    More than 3 foreign changes in 10 minutes begin a contest. It goes on while the other manager
-    still owns the number, until the spec changes: else we would be back in the fight 10 min later.
+    More than 3 changes by others in 10 minutes start a contest. It lasts while the other manager
+    owns the field, until the spec changes. Otherwise it would start again after 10 minutes.
     """
     recent = [who for when, who in foreign_writes if now - when <= CONTEST_WINDOW_S]
     if len(recent) > CONTEST_CHANGES:
@@ -153,7 +153,7 @@ def contesting_manager(
 
 
 def _is_told(status: Mapping[str, Any]) -> bool:
-    """Whether the status tells of a contest."""
+    """Return True if the status reports a contest."""
     return any(
         condition.get("type") == ConditionType.DEGRADED
         and condition.get("reason") == Reason.REPLICAS_CONTESTED

@@ -1,20 +1,20 @@
-"""How a change of the pod template goes on, and when it goes back.
+"""The rollout of a changed pod template, and its rollback after a failure.
 
-A Deployment alone neither returns nor stops: it holds new GPUs for a bad revision as long as that is
-the wanted one. Here every look decides afresh from three things that outlive a restart: the pods of
-the current revision, `status.lastGood`, and `status.rollback`.
+A Deployment alone neither rolls back nor stops: a bad revision occupies GPUs as long as it is the
+desired one. Each reconcile therefore decides from three inputs that survive a restart of the
+operator: the pods of the current revision, `status.lastGood`, and `status.rollback`.
 
-    forward ──failure, a last good template is there, onFailure Rollback──► rolled back (status.rollback)
-    rolled back ──the spec asks for another template──► forward
+    forward ──failure, last good template exists, onFailure Rollback──► back (status.rollback)
+    back ──the spec asks for another template──► forward
 
-*Last good*: the template of the current revision, once no other revision is wanted any more and one
-of its pods was ready for a minute. The first one is written with the next status that is written
-anyway, and at the latest before the Deployment gets another template. *Failure*: a classified reason that outlasted its patience, or no
-ready pod within startupSeconds. A service that never was good has nothing to go back to: it stays
-and shows its reason.
+*Last good* is the template of the current revision once no other revision is wanted and one of its
+pods was ready for a minute. The first one is written with the next status that is written anyway,
+at the latest before the Deployment gets another template. A *failure* is a classified reason that
+outlasted its patience, or no ready pod within startupSeconds. A service that never was good has no
+template to return to: it stays as it is and shows its reason.
 
-The rollback is written to the status one look before it is carried out, so a crash between the two
-forgets nothing.
+The rollback is written to the status one reconcile before it is carried out, so a crash between the
+two loses nothing.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from fleetkeeper.plan.previous import previous_condition
 from fleetkeeper.plan.reasons import Problem, say
 
 GOOD_AFTER_S = 60.0
-"""A pod that was ready for so long makes its template a good one."""
+"""A template is good after one of its pods was ready for this time."""
 REPLACE_AFTER_S = 120.0
-"""An extra pod that found no accelerator for so long finds none: an old one has to go first."""
+"""An additional pod that found no accelerator in this time needs an old pod to be removed first."""
 
 WANT_OF_ROOM = frozenset({Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE})
-"""Problems of a new pod that an old one's end may solve."""
+"""Problems of a new pod that the removal of an old pod may solve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a problem may last before the roll-out counts as failed.
+    """The limits of a problem, after which the rollout counts as failed.
 
-    `terminations` counts a container's ends, `seconds` the pod's age; None means that it alone
-    never decides (startupSeconds does).
+    `terminations` is the number of a container's terminations, `seconds` the age of the pod. None
+    means that this limit never applies (startupSeconds still does).
     """
 
     terminations: int | None = None
@@ -53,23 +53,23 @@ class Patience:
 
 
 PATIENCE: Mapping[Reason, Patience] = {
-    # The same input ends the same way.
+    # The same input fails in the same way again.
     Reason.BAD_ENGINE_OPTION: Patience(terminations=1),
     Reason.UNSUPPORTED_ARCHITECTURE: Patience(terminations=1),
-    # A network file system or a hub may blink once.
+    # A network file system or a model hub may be unavailable for a moment.
     Reason.MODEL_NOT_FOUND: Patience(terminations=2),
     Reason.MODEL_NOT_READABLE: Patience(terminations=2),
-    # A neighbour on the accelerator or a slow node may explain one or two.
+    # Another process on the accelerator or a slow node may cause one or two of these.
     Reason.CUDA_OUT_OF_MEMORY: Patience(terminations=3),
     Reason.HOST_OUT_OF_MEMORY: Patience(terminations=3),
     Reason.ENGINE_HUNG: Patience(terminations=3),
     Reason.CRASH_LOOP: Patience(terminations=3, seconds=None),
-    # The kubelet tries again by itself; registries and volumes come back within minutes.
+    # The kubelet retries by itself; registries and volumes usually recover within minutes.
     Reason.IMAGE_PULL: Patience(seconds=180.0),
     Reason.MISSING_SECRET: Patience(seconds=60.0),
     Reason.MISSING_VOLUME: Patience(seconds=180.0),
     Reason.ADMISSION_DENIED: Patience(seconds=60.0),
-    # The cluster may grow: only startupSeconds ends the wait.
+    # The cluster may gain capacity: only startupSeconds ends the wait.
     Reason.UNSCHEDULABLE: Patience(),
     Reason.INSUFFICIENT_GPU: Patience(),
     Reason.QUOTA_EXCEEDED: Patience(),
@@ -79,7 +79,7 @@ PATIENCE: Mapping[Reason, Patience] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a problem has become a failure, and when that could change by time alone."""
+    """The failed state of a problem, and the seconds until time alone could change it."""
 
     failed: bool
     again_after_s: float | None = None
@@ -87,19 +87,19 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class LastGood:
-    """The template that served last, and the generation that asked for it."""
+    """The last good template and the generation that requested it."""
 
     generation: int
     template_hash: str
 
     def to_status(self) -> dict[str, Any]:
-        """As `status.lastGood` holds it."""
+        """Return the content of `status.lastGood`."""
         return {"generation": self.generation, "templateHash": self.template_hash}
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """A template that failed and is not tried again until the spec asks for another."""
+    """A failed template, which is not tried again until the spec asks for another one."""
 
     generation: int
     template_hash: str
@@ -107,7 +107,7 @@ class Rollback:
     message: str
 
     def to_status(self) -> dict[str, Any]:
-        """As `status.rollback` holds it."""
+        """Return the content of `status.rollback`."""
         return {
             "generation": self.generation,
             "templateHash": self.template_hash,
@@ -118,12 +118,12 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class RolloutDecision:
-    """Which template the engine Deployment shall have.
+    """The template that the engine Deployment is to have.
 
-    `rollback` is set when it is the last good one, and then `revision` names the ReplicaSet that
-    holds it; `is_new` says that the status does not tell of it yet. `failure` is the reason why the
-    wanted template cannot run, whether or not there is a way back. `again_after_s` is when time
-    alone could change the answer.
+    If `rollback` is set, that is the last good one, `revision` names the ReplicaSet with this
+    template, and `is_new` is true until the status contains the rollback. `failure` is the reason
+    why the wanted template cannot run, even if a rollback is impossible. `again_after_s` is the
+    number of seconds until time alone could change the decision.
     """
 
     rollback: Rollback | None = None
@@ -134,7 +134,7 @@ class RolloutDecision:
 
 
 def parse_last_good(status: Mapping[str, Any]) -> LastGood | None:
-    """`status.lastGood`, None when it is absent or unreadable."""
+    """Parse `status.lastGood`, None if it is absent or unreadable."""
     part = status.get("lastGood")
     if not isinstance(part, Mapping) or not part.get("templateHash"):
         return None
@@ -142,7 +142,7 @@ def parse_last_good(status: Mapping[str, Any]) -> LastGood | None:
 
 
 def parse_rollback(status: Mapping[str, Any]) -> Rollback | None:
-    """`status.rollback`, None when it is absent or unreadable."""
+    """Parse `status.rollback`, None if it is absent or unreadable."""
     part = status.get("rollback")
     if not isinstance(part, Mapping) or not part.get("templateHash"):
         return None
@@ -158,10 +158,10 @@ def parse_rollback(status: Mapping[str, Any]) -> Rollback | None:
 def decide_last_good(
     facts: Facts, status: Mapping[str, Any], wanted_hash: str, generation: int, now: float
 ) -> tuple[LastGood | None, float | None]:
-    """The last good template, and after how many seconds the current one could become it.
+    """Return the last good template, and the seconds until the current one could become it.
 
-    The first template of a service needs no look of its own a minute after its start: whether it was
-    good is seen at any later look, by its pods or by a status that has said Ready for a minute.
+    The first template of a service needs no requeue a minute after its start: any later reconcile
+    recognizes it as good by its pods or by a status that has had Ready=True for a minute.
     """
     known, current = parse_last_good(status), facts.current
     if current is None or not current.template_hash:
@@ -183,10 +183,10 @@ def decide_last_good(
 def _ready_for_s(
     facts: Facts, current: Revision, status: Mapping[str, Any], now: float
 ) -> float | None:
-    """For how long the current revision has had, or had until this look, a ready pod.
+    """Return for how many seconds the current revision has had, or had until now, a ready pod.
 
-    The status counts for the only revision there is, and when it was made before the service was
-    Ready: else it could speak of another.
+    None means that there is no evidence. The condition Ready is evidence only for a single revision
+    that was created before the condition became True. Otherwise it could refer to another revision.
     """
     since = [
         pod.ready_since
@@ -202,10 +202,10 @@ def _ready_for_s(
 
 
 def decide_verdict(problem: Problem, now: float) -> Verdict:
-    """Whether a problem has outlasted its patience.
+    """Decide whether a problem has outlasted its patience.
 
-    Worked example: an image that cannot be pulled is a failure 180 s after its pod was made, so at
-    170 s the answer is "not yet, look again in 10 s".
+    Worked example: an image that cannot be pulled is a failure 180 s after the creation of its pod.
+    At 170 s the result is "not failed, requeue after 10 s".
     """
     patience = PATIENCE.get(problem.reason)
     if patience is None:
@@ -221,10 +221,10 @@ def decide_verdict(problem: Problem, now: float) -> Verdict:
 def decide_failure(
     pods: Sequence[Pod], problems: Sequence[Problem], startup_s: float, now: float
 ) -> tuple[Problem | None, float | None]:
-    """The failure of a revision by its pods and their problems, and when to look again.
+    """Return the failure of a revision from its pods and problems, and the seconds until a requeue.
 
-    A revision with a ready pod older than `startup_s` may still fail by a problem of another pod;
-    the limit itself counts only while none is ready.
+    `startup_s` applies only while no pod is ready. A revision with a ready pod may still fail
+    because of a problem of another pod.
     """
     again: list[float] = []
     for problem in problems:
@@ -242,7 +242,7 @@ def decide_failure(
 
 
 def _timed_out(problems: Sequence[Problem], startup_s: float) -> Problem:
-    """The failure by the clock: the reason that the pods show, or that they just take too long."""
+    """Return the failure of a start that took too long: the first problem, else RolloutFailed."""
     if problems:
         return problems[0]
     what = f"No engine became ready within {startup_s:g} s"
@@ -261,9 +261,9 @@ def decide_rollout(
     generation: int,
     now: float,
 ) -> RolloutDecision:
-    """Forward, or back to the last good template.
+    """Decide between the wanted template and the last good one.
 
-    `problems` are those of the pods of the current revision, the oldest pod's first.
+    `problems` are those of the current revision's pods, oldest pod first.
     """
     way_back = _way_back(facts, last_good, wanted_hash)
     if known and known.template_hash == wanted_hash and rules.on_failure is OnFailure.ROLLBACK:
@@ -285,7 +285,7 @@ def decide_rollout(
 
 
 def _way_back(facts: Facts, last_good: LastGood | None, wanted_hash: str) -> str | None:
-    """The ReplicaSet with the last good template, when there is one that is not the wanted one."""
+    """Return the ReplicaSet of the last good template, None if it is missing or the wanted one."""
     if last_good is None or last_good.template_hash == wanted_hash:
         return None
     revision = facts.revision_with(last_good.template_hash)
@@ -295,12 +295,12 @@ def _way_back(facts: Facts, last_good: LastGood | None, wanted_hash: str) -> str
 def decide_strategy(
     facts: Facts, problems: Mapping[str, Problem], rules: Rollout, now: float
 ) -> tuple[RolloutStrategy, float | None]:
-    """Surge or Replace, and when time alone could change the answer.
+    """Return Surge or Replace, and the seconds until time alone could change the decision.
 
-    Auto means Surge, and Replace from the moment when an extra pod found no accelerator for 120 s
-    while more than one replica is ready, until the roll-out is over. Replace that is asked for while a
-    revision that cannot start is being surged waits: no pod that serves is given up for it. `problems`
-    are by pod name.
+    Auto starts with Surge. It changes to Replace for the rest of the rollout once an additional pod
+    found no accelerator for 120 s while more than one replica is ready. Replace in the spec is
+    ignored while a surge adds pods of a revision that cannot start: no ready pod is removed for it.
+    `problems` are by pod name.
     """
     if rules.strategy is RolloutStrategy.REPLACE and _surges_in_vain(facts, problems, rules):
         return RolloutStrategy.SURGE, None
@@ -322,7 +322,7 @@ def decide_strategy(
 
 
 def _surges_in_vain(facts: Facts, problems: Mapping[str, Problem], rules: Rollout) -> bool:
-    """Whether the live Deployment surges and its new pods fail, but not for want of room."""
+    """Return True if the live Deployment surges and new pods fail, but not for lack of room."""
     if facts.engine is None or facts.engine.max_surge == 0 or rules.max_surge == 0:
         return False
     pods = facts.pods_of(facts.current)
@@ -335,7 +335,7 @@ def _surges_in_vain(facts: Facts, problems: Mapping[str, Problem], rules: Rollou
 
 
 def _is_rolling(facts: Facts) -> bool:
-    """Whether an older revision still has, or shall have, pods."""
+    """Return True if an older revision has pods or is still scaled above zero."""
     current = facts.current
     return current is not None and any(
         item.desired_replicas > 0 or item.replicas > 0
@@ -345,6 +345,6 @@ def _is_rolling(facts: Facts) -> bool:
 
 
 def is_scale_up_blocked(facts: Facts, problems: Sequence[Problem]) -> bool:
-    """Whether more replicas would only feed a revision of which no pod is ready, for a known reason."""
+    """Return True if no pod of the current revision is ready and the reason is known."""
     pods = facts.pods_of(facts.current)
     return bool(problems) and bool(pods) and not any(pod.ready for pod in pods)

@@ -1,6 +1,6 @@
-"""The status of a service: built afresh at every look, written only when it says something new.
+"""The status of a service: built in every reconcile, written only when its content changes.
 
-No clock enters it: a time in it is the time of a change. What changes all the time is a metric.
+Times in the status are times of changes. Values that change continuously are metrics instead.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fleetkeeper.plan.replicas import ReplicaDecision, Source
 from fleetkeeper.plan.rollout import LastGood
 
 WRITE_EVERY_S = 10.0
-"""The least time between two writes of what is neither a condition nor an input of later looks."""
+"""The minimum time between two writes that change neither a condition nor a reconcile's input."""
 
 MOVING_S = 3.0
-"""How long a movement that we began may go on before the status tells of it."""
+"""The time for which the status does not report progress that Fleetkeeper's own write started."""
 
 CONTROL_PIECES = ("scaling", "batching", "breaker", "memory", "remedy", "decisions")
-"""Parts that the control loop reports; without a report they stay as they are."""
+"""Parts of the status from the control loop's report. Without a report they stay unchanged."""
 
 MEMORY = ("engine", "rollback", "remedy")
-"""Parts that later looks rest on and that nothing else holds."""
+"""Parts of the status that later reconciles need and that are stored nowhere else."""
 
 Status = dict[str, Any]
 
@@ -37,7 +37,7 @@ Status = dict[str, Any]
 def desired_status(
     look: Assessment, engine: EngineDecision | None, last_good: LastGood | None, now: float
 ) -> Status:
-    """The whole status, empty parts left out."""
+    """Return the complete status without empty parts."""
     status: Status = {"observedGeneration": look.generation}
     status |= status_counts(look)
     status |= status_identity(look)
@@ -50,7 +50,7 @@ def desired_status(
 
 
 def status_counts(look: Assessment) -> Status:
-    """Serving groups: one pod each."""
+    """Return the numbers of engine pods: all, ready, and of the live template."""
     facts = look.facts
     return {
         "replicas": len(facts.engine_pods),
@@ -60,7 +60,10 @@ def status_counts(look: Assessment) -> Status:
 
 
 def status_identity(look: Assessment) -> Status:
-    """The address and the selector, which the scale subresource needs; kept when the spec is unreadable."""
+    """Return the address, and the selector for the scale subresource.
+
+    Without a readable spec, the previous ones are kept.
+    """
     if look.service is None:
         return {key: look.previous[key] for key in ("url", "selector") if key in look.previous}
     name, namespace = look.service.name, look.service.namespace
@@ -68,7 +71,7 @@ def status_identity(look: Assessment) -> Status:
 
 
 def status_engine(look: Assessment, engine: EngineDecision | None) -> Status:
-    """The profile in force and what follows from it; what runs is never forgotten."""
+    """Return the profile in use and the values that follow from it, else the previous ones."""
     kept = {key: look.previous[key] for key in ("engine", "effective") if key in look.previous}
     if look.service is None or engine is None or engine.profile is None:
         return kept
@@ -82,7 +85,7 @@ def status_engine(look: Assessment, engine: EngineDecision | None) -> Status:
 
 
 def status_rollout(look: Assessment, last_good: LastGood | None) -> Status:
-    """What later looks must remember of roll-outs."""
+    """Return the last good template and the rollback, which later reconciles need."""
     told: Status = {}
     if last_good:
         told["lastGood"] = last_good.to_status()
@@ -94,7 +97,10 @@ def status_rollout(look: Assessment, last_good: LastGood | None) -> Status:
 
 
 def status_control(look: Assessment, now: float) -> Status:
-    """The control loop's pieces as it reports them, else as they were; `scaling` always stands."""
+    """Return the parts from the control loop's report, else the previous ones.
+
+    `scaling` is added if the report lacks it.
+    """
     source: Mapping[str, Any] = look.previous if look.control is None else look.control
     told = {key: source[key] for key in CONTROL_PIECES if key in source}
     if look.replicas is not None and (look.control is None or "scaling" not in look.control):
@@ -109,9 +115,9 @@ def _is_desired(scaling: object, value: int) -> bool:
 
 
 def status_scaling(decision: ReplicaDecision, before: object, now: float) -> Status:
-    """The number in force and why; `since` is the time of its last change.
+    """Return the number of replicas and its reason; `since` is the time of the last change.
 
-    A held number keeps the reason for which it was set.
+    An unchanged number keeps the reason for which it was set.
     """
     known = before if isinstance(before, Mapping) else {}
     is_same = known.get("desired") == decision.value and "since" in known
@@ -127,7 +133,7 @@ def status_scaling(decision: ReplicaDecision, before: object, now: float) -> Sta
 
 
 def status_summary(look: Assessment, status: Status) -> Status:
-    """What the printer columns show."""
+    """Return the values of the printer columns."""
     wanted = look.replicas.value if look.replicas else look.facts.live_replicas
     return {
         "ready": f"{look.facts.ready_replicas}/{wanted if wanted is not None else 0}",
@@ -136,7 +142,10 @@ def status_summary(look: Assessment, status: Status) -> Status:
 
 
 def _breaker_in_words(breaker: object) -> str:
-    """Which breaker is not closed: "control open", "batch open", "prometheus lost"; else "closed"."""
+    """Return the breakers that are not closed: "control open", "batch open", "prometheus lost".
+
+    If all are closed, the text is "closed".
+    """
     if not isinstance(breaker, Mapping):
         return "closed"
     load = breaker.get("load")
@@ -156,15 +165,15 @@ def decide_status_write(
     children_written: float | None,
     now: float,
 ) -> tuple[Manifest | None, float | None]:
-    """The status to write, or None and after how many seconds it is due (None: it is right).
+    """Return the status to write, or None and the seconds until a write is due (None: up to date).
 
-    What conditions say, and what later looks rest on, is written at once; the rest at most once in
-    10 s. For 3 s after a write to a child, what only says that something moves waits: often it is
-    over by then, and one status tells it all. Trouble never waits. The first `lastGood` is no news of
-    its own: it goes with the next write.
+    Changes of conditions and of the inputs of later reconciles are written at once, other changes
+    at most once in 10 s. For 3 s after a write to a child, a status that only reports progress
+    waits: often the progress ends by then and one write is enough. Problems never wait. The first
+    `lastGood` alone causes no write: it is added to the next one.
 
-    `written` and `children_written` are when the status and a child were last written; a write in
-    the same plan counts as now.
+    `written` and `children_written` are the times of the last writes of the status and of a child.
+    A write in the same plan counts as now.
     """
     if desired == present or _adds_only_last_good(desired, present):
         return None, None
@@ -177,16 +186,16 @@ def decide_status_write(
 
 
 def _adds_only_last_good(desired: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
-    """Whether the first last good template is all that is new."""
+    """Return True if the first last good template is the only change."""
     return "lastGood" not in present and (
         {key: value for key, value in desired.items() if key != "lastGood"} == present
     )
 
 
 def _only_moves(status: Mapping[str, Any]) -> bool:
-    """Whether the news is that something moves, and nothing is wrong.
+    """Return True if the status reports progress and no problem.
 
-    The engines may be complete a moment before the first router is.
+    NoReadyRouter counts as progress: engines may all be ready a moment before the first router.
     """
     found = {item.get("type"): item for item in status.get("conditions") or ()}
     states = {kind: item.get("status") for kind, item in found.items()}
@@ -199,7 +208,7 @@ def _only_moves(status: Mapping[str, Any]) -> bool:
 
 
 def _remembers(desired: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
-    """Whether a crash now would forget nothing that later looks rest on."""
+    """Return True if a crash now would lose nothing that later reconciles need."""
     return all(desired.get(key) == present.get(key) for key in MEMORY if present or key != "engine")
 
 
@@ -208,7 +217,7 @@ def _is_urgent(desired: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
 
 
 def _meaning(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a reader or a later look acts on: conditions without messages, and memory."""
+    """Return what readers and reconciles act on: memory, and conditions without their messages."""
     conditions = tuple(
         sorted(
             (

@@ -1,1 +1,1 @@
-"""One builder a child object; each returns a complete plain dict."""
+"""One builder for each child object. Each returns a complete plain dict."""

@@ -10,7 +10,7 @@ from fleetkeeper.plan.model import Manifest
 
 
 def desired_address(service: InferenceService) -> Manifest:
-    """Port 80 to the router, or to the engines when routing is None."""
+    """Return the Service that maps port 80 to the router, or to the engines if routing is None."""
     component = (
         Component.ENGINE if service.spec.routing.policy is RoutingPolicy.NONE else Component.ROUTER
     )

@@ -33,11 +33,12 @@ def desired_children(
     strategy: RolloutStrategy = RolloutStrategy.SURGE,
     template: Manifest | None = None,
 ) -> tuple[Manifest, ...]:
-    """Every child that the service shall have; what is not among them is to be pruned.
+    """Return every child that the service must have. Any other child is to be pruned.
 
-    `profile` is the one in force (`status.engine`), `replicas` the order, `tuning` what a remedy
-    changed, `strategy` Surge or Replace (Auto means Surge), `template` a pod template to return to
-    instead of the spec's (the last good one). Keys and policies come before the pods that need them.
+    `profile` is the engine profile in use (`status.engine`), `replicas` the number of engine pods,
+    `tuning` the values that a remedy lowered, and `strategy` Surge or Replace (Auto means Surge).
+    `template` replaces the spec's pod template after a rollback. Keys and policies come before the
+    pods that need them.
 
     Raises:
         EngineOptionRefused: the spec holds options or variables that the profile does not allow.

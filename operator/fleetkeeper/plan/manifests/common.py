@@ -1,4 +1,4 @@
-"""What all children share: identity, owner, ports, and the security of their pods."""
+"""The parts that all children share: identity, owner, ports, and the security of their pods."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fleetkeeper.plan.context import PlanContext, PodSecurity
 from fleetkeeper.plan.model import Manifest
 
 HTTP_PORT_NAME: Final = "http"
-"""The name of the port that answers requests, on engines and on routers."""
+"""The name of the port for requests, on engines and on routers."""
 SERVING_PORT: Final = 8000
-"""Where an engine answers requests."""
+"""The port for requests on an engine."""
 CONTROL_PORT: Final = 9090
-"""Where an engine takes orders and gives its metrics and health."""
+"""The port for limits requests, metrics and health on an engine."""
 ROUTER_PORT: Final = 8080
-"""Where a router answers requests."""
+"""The port for requests on a router."""
 ROUTER_METRICS_PORT: Final = 29000
-"""Where a router gives its metrics."""
+"""The port for metrics on a router."""
 
 
 def desired_metadata(service: InferenceService, name: str, component: Component) -> Manifest:
-    """Name, namespace, labels and owner of a child.
+    """Return the name, namespace, labels and owner of a child.
 
-    The owner reference is by UID, so that the garbage collector removes the children with their
-    service and no finalizer is needed. `blockOwnerDeletion` is false: it would need a right on
-    finalizers, and a service must never hang on a child.
+    Because of the owner reference, the garbage collector removes the children with their service,
+    and no finalizer is needed. `blockOwnerDeletion` is false: it would require a permission on
+    finalizers, and a child must never block the deletion of its service.
     """
     return {
         "name": name,
@@ -47,7 +47,7 @@ def desired_metadata(service: InferenceService, name: str, component: Component)
 
 
 def desired_scrape_annotations(port: int) -> dict[str, str]:
-    """What a Prometheus that discovers pods by annotations needs."""
+    """Return the annotations for a Prometheus that discovers pods by annotations."""
     return {
         "prometheus.io/path": "/metrics",
         "prometheus.io/port": str(port),
@@ -56,10 +56,10 @@ def desired_scrape_annotations(port: int) -> dict[str, str]:
 
 
 def desired_pod_security(security: PodSecurity, *, writes_claims: bool = False) -> Manifest:
-    """The pod's security context: never root, the runtime's seccomp profile.
+    """Return the pod's security context: not root, with the runtime's default seccomp profile.
 
-    User and group are left out where the settings name none (OpenShift assigns them). The group of
-    the files is set only for pods that write to a claim: on a read-only one it would do nothing.
+    User and group are left out if the settings have none (OpenShift assigns them). `fsGroup` is set
+    only for pods that write to a claim, because it has no effect on a read-only one.
     """
     context: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     if security.user is not None:
@@ -73,7 +73,7 @@ def desired_pod_security(security: PodSecurity, *, writes_claims: bool = False) 
 
 
 def desired_container_security() -> Manifest:
-    """The container's security context: no way to more rights, nothing written to its image."""
+    """Return the container's security context: no privilege escalation, read-only files."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -82,19 +82,19 @@ def desired_container_security() -> Manifest:
 
 
 def desired_pull_secrets(service: InferenceService, context: PlanContext) -> list[Manifest]:
-    """The installation's pull secrets, then the service's own, each name once."""
+    """Return the installation's pull secrets, then the service's own, each name once."""
     names = [*context.image_pull_secrets, *(ref.name for ref in service.spec.image_pull_secrets)]
     return [{"name": name} for name in dict.fromkeys(names)]
 
 
 _MEANT_WHEN_EMPTY: Final = frozenset({"labelSelector", "preference"})
-"""An empty label selector selects everything; an absent one nothing."""
+"""Keys whose empty value has a meaning: an empty label selector selects all, an absent one none."""
 
 
 def without_empty(written: Mapping[str, object]) -> Manifest:
-    """What a user wrote, in the API server's form: entries that are {} or [] left out.
+    """Return a user's value in the API server's form: without entries that are {} or [].
 
-    An empty text stays: as the value of a label it says something.
+    Empty strings stay, because they can be label values.
     """
     kept = {key: _without_empty(item) for key, item in written.items()}
     return {

@@ -1,4 +1,4 @@
-"""The ConfigMap that engines read while they run: the public control keys and their policy."""
+"""The ConfigMap that running engines read: the public control keys and the policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLICY_FILE = "policy.json"
 
 
 def desired_control_config(service: InferenceService, context: PlanContext) -> Manifest:
-    """The keys with which engines check who steers them, public halves only, and what they follow."""
+    """Return the ConfigMap with the public keys that verify limits requests, and the policy."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -10,11 +10,11 @@ from fleetkeeper.plan.manifests.common import desired_metadata
 from fleetkeeper.plan.model import Manifest
 
 MAX_UNAVAILABLE_ROUTERS: Final = 1
-"""One at a time. A lone router has no budget: it would protect nothing, or block its node's drain."""
+"""One at a time. A single router gets no budget: it would protect nothing or block a node drain."""
 
 
 def desired_disruption_budget(service: InferenceService) -> Manifest:
-    """How many engines an eviction may take; those that are not ready may always go."""
+    """Return the budget for evictions of engines. An unready engine may always be evicted."""
     return _budget(
         service,
         disruption_name(service.name),
@@ -24,7 +24,7 @@ def desired_disruption_budget(service: InferenceService) -> Manifest:
 
 
 def desired_router_disruption_budget(service: InferenceService) -> Manifest:
-    """Lets an eviction take one router at a time; those that are not ready may always go."""
+    """Return the budget for evictions of routers. An unready router may always be evicted."""
     return _budget(service, router_name(service.name), Component.ROUTER, MAX_UNAVAILABLE_ROUTERS)
 
 

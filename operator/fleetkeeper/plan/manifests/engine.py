@@ -14,10 +14,10 @@ from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
 from fleetkeeper.plan.model import Manifest
 
 MIN_READY_S = 5
-"""A pod counts as available when it was ready for so long: by then routers have found it, and an
-old pod may go without a request finding nobody."""
+"""A pod counts as available after it was ready for this time. By then routers have discovered it,
+so the removal of an old pod leaves no request without an engine."""
 REVISION_HISTORY = 5
-"""Old ReplicaSets kept. At least three: a roll-back goes to the last good one."""
+"""The number of old ReplicaSets to keep. At least three: a rollback needs the last good one."""
 
 
 def desired_engine_deployment(
@@ -30,9 +30,9 @@ def desired_engine_deployment(
     strategy: RolloutStrategy = RolloutStrategy.SURGE,
     template: Manifest | None = None,
 ) -> Manifest:
-    """The Deployment with `replicas` pods of the spec's template, or of `template` when one is given.
+    """Return the Deployment with `replicas` pods of `template`, or of the spec's template if None.
 
-    `replicas` is always written: an applied field that is left out returns to 1.
+    `replicas` is always written, because a field that an apply omits returns to its default of 1.
 
     Raises:
         EngineOptionRefused: the spec holds options or variables that the profile does not allow.

@@ -1,8 +1,9 @@
-"""The document that tells an engine pod what to run, rendered into FLEETKEEPER_ENGINE.
+"""The engine's start-up configuration: a JSON document in the variable FLEETKEEPER_ENGINE.
 
-Its schema is engine_image/contract/engine-document.schema.json; a test holds both together. Values
-are written out in full, defaults too: a default that changed in a newer engine must not change a pod.
-Tiers and objectives are not in it: they reach running engines as a file of the control ConfigMap.
+Its schema is engine_image/contract/engine-document.schema.json; a test compares both. All values
+are written, including defaults, because a changed default of a newer engine must not change a pod.
+Tiers and objectives are not part of it: running engines read them from a file of the control
+ConfigMap.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from fleetkeeper.plan.model import Manifest
 KEYS_DIR = "/etc/fleetkeeper/control"
 CONTROL_ISSUER = "fleetkeeper"
 STALL_S = 60
-"""Seconds with work and without a step after which an engine counts as hung."""
+"""Seconds with pending work and without a step after which an engine counts as hung."""
 NOTICE_S = 5
-"""Seconds between "not ready" and the end of admission: routers need to notice."""
+"""Seconds between "not ready" and the end of admission, in which routers detect the change."""
 
 
 class EngineOptionRefused(ValueError):
-    """The spec holds an engine option, variable or name that cannot be given to an engine.
+    """An engine option, variable or name in the spec that cannot be passed to an engine.
 
-    The planner checks the spec before it builds anything; this is the last fence.
+    The planner checks the spec before it builds manifests; this is the last safeguard.
     """
 
 
 def desired_engine_document(
     service: InferenceService, profile: EngineProfile, tuning: EngineTuning = AS_SPECIFIED
 ) -> Manifest:
-    """The document as a plain dict.
+    """Return the document as a plain dict.
 
     Raises:
-        EngineOptionRefused: an option is not allowed, or an adapter is named like the model.
+        EngineOptionRefused: an option is not allowed, or an adapter has the model's served name.
     """
     spec = service.spec
     resources = effective_resources(spec, profile)
@@ -66,7 +67,7 @@ def desired_engine_document(
 
 
 def desired_policy(spec: InferenceServiceSpec) -> Manifest:
-    """What engines follow while they run: a change of it changes no pod."""
+    """Return the policy that running engines read. A change of it does not change the pods."""
     tiers = spec.tiers
     return {
         "tiers": {
@@ -86,15 +87,15 @@ def desired_policy(spec: InferenceServiceSpec) -> Manifest:
 
 
 def document_text(document: Manifest) -> str:
-    """The document as one line of JSON, keys sorted: the same document is the same text."""
+    """Return the document as one line of JSON with sorted keys: equal documents, equal texts."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
 def _model(model: Model, service_name: str) -> Manifest:
     if any(adapter.name == (model.served_name or service_name) for adapter in model.adapters):
         raise EngineOptionRefused(
-            "spec.model.adapters: an adapter has the name under which the model is served; "
-            "rename it, or set model.servedName"
+            "spec.model.adapters: an adapter has the same name as the served model; "
+            "rename it, or set spec.model.servedName"
         )
     written: Manifest = {
         "source": location_of(model.source),
@@ -138,7 +139,7 @@ def _options(spec: InferenceServiceSpec, profile: EngineProfile) -> dict[str, st
 
 
 def _batching(spec: InferenceServiceSpec, tuning: EngineTuning) -> Manifest:
-    """Start-up values and floors; a remedy that goes below a floor takes the floor with it."""
+    """Return the start-up values and minimums. A remedy below a minimum lowers the minimum too."""
     sequences = tuning.sequences(spec)
     return {
         "maxSequences": sequences,

@@ -1,4 +1,4 @@
-"""The pod template of the engines. A change of it restarts every engine: golden files pin it."""
+"""The pod template of the engines. A change restarts every engine, so golden files pin it."""
 
 from __future__ import annotations
 
@@ -57,11 +57,13 @@ SUPERVISOR = "fleetkeeper-engine"
 
 STARTUP_PERIOD_S = 3
 STARTUP_MARGIN_S = 60
-"""The supervisor's own deadline comes first, so that it can say why the start failed."""
+"""The startup probe's time after the supervisor's own deadline, which lets the supervisor report
+why the start failed."""
 STOP_MARGIN_S = 20
-"""After the drain: the notice to routers, and the end of vLLM and its workers."""
+"""The grace period's time in addition to the drain: routers detect "not ready", and vLLM and its
+workers end."""
 HUNG_GRACE_S = 30
-"""A pod that failed its liveness probe has nothing left that could end well."""
+"""The grace period of a pod that failed its liveness probe: it cannot finish its requests."""
 
 
 def desired_engine_template(
@@ -70,7 +72,7 @@ def desired_engine_template(
     context: PlanContext,
     tuning: EngineTuning = AS_SPECIFIED,
 ) -> Manifest:
-    """The template with its own hash as an annotation.
+    """Return the pod template with its own hash as an annotation.
 
     Raises:
         EngineOptionRefused: the spec holds options or variables that the profile does not allow.
@@ -115,7 +117,7 @@ def _pod_spec(
 
 
 def _install_container(profile: EngineProfile) -> Manifest:
-    """Copies the supervisor into a volume, from which the unmodified engine image starts it."""
+    """Return the init container that copies the supervisor to a volume for a stock engine image."""
     return {
         "name": INSTALL_CONTAINER,
         "image": profile.injected_image,
@@ -172,7 +174,10 @@ def _supervisor(profile: EngineProfile) -> str:
 
 
 def _probe(name: str, *, period_s: int) -> Manifest:
-    """Asks the supervisor, which answers at once however busy vLLM is; 5 s forgive a busy node."""
+    """Return a probe of the supervisor, which responds at once even if vLLM is busy.
+
+    The timeout of 5 s allows for a busy node.
+    """
     return {
         "httpGet": {"path": f"/healthz/{name}", "port": CONTROL_PORT_NAME},
         "periodSeconds": period_s,
@@ -181,10 +186,11 @@ def _probe(name: str, *, period_s: int) -> Manifest:
 
 
 def _resources(resources: EffectiveResources, profile: EngineProfile) -> Manifest:
-    """Requests equal limits, but for CPU beside an accelerator: there throttling would only hurt.
+    """Return requests equal to limits, but without a CPU limit if the pod has an accelerator.
 
-    On a cpu profile the cores are the accelerator: with a limit a batch takes as long beside
-    neighbours as alone, and another replica adds what it promises.
+    There, CPU throttling would only slow the engine down. On a CPU profile the cores are the
+    accelerator: with a limit, the step time does not depend on other pods of the node, and each
+    further replica adds its full capacity.
     """
     requests = {"cpu": resources.cpu, "memory": resources.memory}
     if resources.accelerator is not None:
@@ -198,7 +204,10 @@ def _resources(resources: EffectiveResources, profile: EngineProfile) -> Manifes
 def _environment(
     service: InferenceService, profile: EngineProfile, tuning: EngineTuning
 ) -> list[Manifest]:
-    """Sorted by name. Ours win over the spec's; the document is the only thing that steers vLLM."""
+    """Return the environment, sorted by name. Fleetkeeper's variables override the spec's.
+
+    Only the document configures vLLM.
+    """
     spec = service.spec
     refused = [name for name in spec.engine.env if not profile.allows_env(name)]
     if refused:
@@ -225,7 +234,7 @@ def _environment(
 
 
 def _hub_environment(spec: InferenceServiceSpec) -> dict[str, str]:
-    """Where downloads go; without any, the libraries are told not to try."""
+    """Return the download directory or, without downloads, the offline mode of the libraries."""
     if downloads(spec.model):
         return {"HF_HOME": CACHE_DIR}
     return {"HF_HUB_OFFLINE": "1"}
@@ -286,7 +295,7 @@ def _toleration(taint: Toleration) -> Manifest:
 
 
 def _spread(service_name: str, placement: Placement) -> list[Manifest]:
-    """Over zones and nodes, each revision by itself, never at the price of waiting."""
+    """Return the preferred spread over zones and nodes, for each revision separately."""
     if not placement.topology_spread:
         return []
     return [

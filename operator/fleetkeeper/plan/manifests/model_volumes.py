@@ -1,4 +1,4 @@
-"""Where a model and its adapters come from, and where they lie in the pod.
+"""The volumes and mount paths of a model and its adapters.
 
 `pvc://CLAIM/PATH` is mounted read-only at /models/CLAIM. `hf://ORG/NAME` is downloaded into /cache.
 """
@@ -20,7 +20,7 @@ HUB_SCHEME = "hf://"
 
 @dataclass(frozen=True, slots=True)
 class ModelVolumes:
-    """The volumes of a model, where they are mounted, and whether the pod writes to a claim."""
+    """The volumes of a model and their mounts. `writes_claims`: the pod writes to a claim."""
 
     volumes: tuple[Manifest, ...]
     mounts: tuple[Manifest, ...]
@@ -34,19 +34,19 @@ def _sources(model: Model) -> Iterator[str]:
 
 
 def downloads(model: Model) -> bool:
-    """Whether the model or an adapter is fetched from a hub."""
+    """Return True if the model or an adapter is downloaded from a hub."""
     return any(source.startswith(HUB_SCHEME) for source in _sources(model))
 
 
 def location_of(source: str) -> str:
-    """The source as the engine sees it: a directory in the pod, or ORG/NAME of a hub."""
+    """Return the source in the engine's form: a directory in the pod, or ORG/NAME of a hub."""
     if source.startswith(HUB_SCHEME):
         return source.removeprefix(HUB_SCHEME)
     return f"{MODELS_DIR}/{source.removeprefix(CLAIM_SCHEME)}"
 
 
 def _claims(model: Model) -> list[str]:
-    """The claims, each once, the model's first."""
+    """Return the names of the claims, each once, the model's first."""
     claims = (
         source.removeprefix(CLAIM_SCHEME).split("/", 1)[0]
         for source in _sources(model)
@@ -56,7 +56,7 @@ def _claims(model: Model) -> list[str]:
 
 
 def desired_model_volumes(model: Model) -> ModelVolumes:
-    """The volumes: one for each claim, read-only, and the download cache where it is needed."""
+    """Return the volumes: one read-only volume for each claim, and the download cache if needed."""
     volumes: list[Manifest] = []
     mounts: list[Manifest] = []
     for number, claim in enumerate(_claims(model)):

@@ -1,8 +1,8 @@
 """NetworkPolicies: one for the engines, one for the router.
 
-vLLM's own port has routes without any check (weights, pausing) and torch listens on every address,
-so an engine is closed to all but its router, and its control port to all but operator and Prometheus.
-A rule without peers would mean "everybody": such a rule is left out, never written empty.
+vLLM's own port has unauthenticated routes (weights, pausing), and torch listens on every address.
+Therefore only the router can reach an engine, and only the operator and Prometheus its control
+port. A rule without peers would allow everyone, so such a rule is omitted, never written empty.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _EVERY_NAMESPACE: Manifest = {
 def desired_engine_policy(
     service: InferenceService, profile: EngineProfile, context: PlanContext
 ) -> Manifest:
-    """Who may talk to the engines, and to whom they may.
+    """Return the NetworkPolicy of the engines.
 
-    In: requests from the router (without one: from whom `access` lets in), orders from the operator,
-    scrapes. Out: names, what the profile allows, and the model hub where there is an hf:// source.
+    Ingress: requests from the router (without a router: from the clients in `access`), limits
+    requests from the operator, and scrapes. Egress: DNS, the peers that the profile allows, and the
+    model hub if there is an hf:// source.
     """
     clients = (
         _access_peers(service)
@@ -64,10 +65,10 @@ def desired_engine_policy(
 
 
 def desired_router_policy(service: InferenceService, context: PlanContext) -> Manifest:
-    """Who may talk to the router, and to whom it may.
+    """Return the NetworkPolicy of the router.
 
-    In: requests from whom `access` lets in, scrapes. Out: names, this service's engines, and the API
-    server, from which it learns the pods.
+    Ingress: requests from the clients in `access`, and scrapes. Egress: DNS, this service's
+    engines, and the API server, where the router discovers the pods.
     """
     api_server = context.api_server_rule or NetworkRule(peers=(), tcp_ports=(443, 6443))
     return _policy(
@@ -149,7 +150,7 @@ def _from(peers: list[Manifest], port: int) -> Manifest | None:
 
 
 def _rule(rule: NetworkRule) -> Manifest:
-    """An egress rule; without peers it allows every address on its ports."""
+    """Return an egress rule. Without peers it allows every address on its ports."""
     written: Manifest = {}
     if rule.peers:
         written["to"] = _peers(rule.peers)

@@ -1,4 +1,4 @@
-"""How a Deployment replaces its pods, and how long that may take."""
+"""The update strategy and the progress deadline of Deployments."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from fleetkeeper.plan.model import Manifest
 
 
 def progress_deadline_s(rollout: Rollout) -> int:
-    """Seconds after which Kubernetes calls a roll-out stuck: a start, a drain, and ten minutes."""
+    """Return the progress deadline in seconds: a start, a drain, and ten minutes."""
     return rollout.startup_seconds + rollout.drain_seconds + 600
 
 
 def desired_strategy(rollout: Rollout, strategy: RolloutStrategy) -> Manifest:
-    """Surge (and Auto): the new pod first, as the spec's numbers say. Replace: the old one goes first."""
+    """Return the rolling update: Surge (and Auto) uses the spec's numbers, Replace no surge.
+
+    With Replace, an old pod is removed before its replacement is created.
+    """
     surge, unavailable = rollout.max_surge, rollout.max_unavailable
     if strategy is RolloutStrategy.REPLACE:
         surge, unavailable = 0, max(1, unavailable)

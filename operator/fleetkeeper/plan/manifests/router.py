@@ -1,4 +1,4 @@
-"""The router of a service: vllm-router, its account, and the binding that lets it watch pods."""
+"""The router of a service: vllm-router, its ServiceAccount, and a RoleBinding to watch pods."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ POLICIES = {
     RoutingPolicy.SESSION_AFFINITY: "consistent_hash",
     RoutingPolicy.ROUND_ROBIN: "round_robin",
 }
-"""Our words for vllm-router's."""
+"""The names of the routing policies in vllm-router."""
 
 NOTICE_S = 10
-"""Seconds between "not ready" and the end of new connections: Service rules need to follow."""
+"""Seconds between "not ready" and the end of new connections, in which Service rules update."""
 
 
 def desired_router_account(service: InferenceService) -> Manifest:
-    """The account of the router. Its token is mounted into router pods alone."""
+    """Return the ServiceAccount of the router. Only router pods mount its token."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -44,7 +44,7 @@ def desired_router_account(service: InferenceService) -> Manifest:
 
 
 def desired_router_binding(service: InferenceService, context: PlanContext) -> Manifest:
-    """Lets the router get, list and watch pods, in this namespace only."""
+    """Return the RoleBinding that lets the router get, list and watch pods in its own namespace."""
     name = router_name(service.name)
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -60,7 +60,7 @@ def desired_router_binding(service: InferenceService, context: PlanContext) -> M
 
 
 def desired_router_deployment(service: InferenceService, context: PlanContext) -> Manifest:
-    """The router's pods. A new one is up before an old one goes."""
+    """Return the Deployment of the router. A new pod is ready before an old one is removed."""
     template = _template(service, context)
     template["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH] = template_hash_of(template)
     return {
@@ -82,14 +82,14 @@ def desired_router_deployment(service: InferenceService, context: PlanContext) -
 
 
 def desired_router_arguments(service: InferenceService, context: PlanContext) -> list[str]:
-    """The command line of vllm-router 0.1.17.
+    """Return the arguments of vllm-router 0.1.17.
 
-    Nothing waits here, where it would not be measured: no queue, and four tries within a tenth of a
-    second. A crashed engine has the least load of all, so a request goes to it again and again until
-    the router's circuit opens: at the third failure, one less than the tries, so that the fourth
-    reaches another engine. Five seconds later it is tried again. A pod that is ready is taken at
-    its first healthy answer; one that does not answer holds up the discovery of the others for at
-    most ten seconds.
+    Requests do not wait in the router, where the wait would not be measured: there is no queue, and
+    the four tries take a tenth of a second. A crashed engine has the lowest load of all, so a
+    request is sent to it repeatedly until the router's circuit breaker opens. It opens at the third
+    failure, one less than the number of tries, so the fourth try reaches another engine. After five
+    seconds the router tries the engine again. A ready pod is used after its first successful health
+    check. A pod that does not respond delays the discovery of the others by at most ten seconds.
     """
     return [
         "--host=0.0.0.0",

@@ -1,4 +1,4 @@
-"""Start-up values that a remedy lowered below what the spec asks."""
+"""Start-up values that a remedy lowered below the spec's values."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from fleetkeeper.api.types import InferenceServiceSpec
 
 @dataclass(frozen=True, slots=True)
 class EngineTuning:
-    """What a remedy in force changes in the engine's start-up; None leaves the spec's value.
+    """The start-up values that a remedy lowers. None leaves the spec's value.
 
-    A value above the spec's is cut to it: a remedy only lowers.
+    A value above the spec's is ignored, because a remedy only lowers values.
     """
 
     max_sequences: int | None = None
-    """The most sequences in a batch."""
+    """The maximum number of sequences in a batch."""
     cap_percent: int | None = None
     """The memory cap, in percent."""
 
     def sequences(self, spec: InferenceServiceSpec) -> int:
-        """The start-up value of the sequences, never below one."""
+        """Return the start-up value of the sequences, at least 1."""
         asked = spec.batching.max_sequences
         return asked if self.max_sequences is None else max(1, min(asked, self.max_sequences))
 
     def cap(self, spec: InferenceServiceSpec) -> int:
-        """The memory cap in percent, never below the schema's ten."""
+        """Return the memory cap in percent, at least 10 (the schema's minimum)."""
         asked = spec.memory.cap_percent
         return asked if self.cap_percent is None else max(10, min(asked, self.cap_percent))
 
