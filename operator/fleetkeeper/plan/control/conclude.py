@@ -232,7 +232,7 @@ def _breaker_status(decision: ControlDecision) -> dict[str, Any]:
 def _shown_breaker(held: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """Return the breakers' status, renewed only when one of them changes its state.
 
-    A restart restarts every waiting time. The reason and time in the status stay as they are.
+    So a restart of the operator, which resets every waiting time, does not change reason and time.
     """
     states = ("control", "source", "load")
     is_same = held and all(held.get(name) == found[name] for name in states)

@@ -6,7 +6,7 @@ sample to the next; a missing, stale or impossible sample ends it.
 
 The limit of one restart per hour survives a change of leader although it is not stored: a new memory
 counts as if a replica had just been restarted. A time in the status could be lost between the deletion
-and the write of the status. This cannot be lost, and it costs one hour of a remedy that is not urgent.
+and the write of the status. This rule needs no write, and it costs one hour of a remedy that is not urgent.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> s
 
 
 def would_lower(decision: Decision[int], replicas: int) -> bool:
-    """Return whether only the pace or a missing direct read delays this decision's scale-down."""
+    """Return whether this is a scale-down, or one that only the pace or a missing direct read delays."""
     is_next = decision.reason == "ScaleDownPace" or decision.detail == UNCHECKED
     return is_next or (decision.reason == "LoadFell" and decision.value < replicas)
 
