@@ -138,7 +138,7 @@ def test_a_lost_prometheus_is_told_and_takes_no_replica_away(pair: Fleet, node: 
         try:
             pair.until(lambda: source() == "Open", "the breaker opens")
             assert time.monotonic() - lost < TOLD_S
-            pair.until(lambda: says(pair, "Prometheus gives no fresh samples"), "the event")
+            pair.until(lambda: says(pair, "Prometheus", "PrometheusLost"), "the event")
             available = pair.condition("MetricsAvailable")
             assert (available["status"], available["reason"]) == ("True", "FreshMetrics")
             assert "read directly" in available["message"]

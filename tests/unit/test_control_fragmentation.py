@@ -116,9 +116,7 @@ def test_one_an_hour(ago_s: float, goes: bool) -> None:
 def test_the_detail_says_how_much_and_for_how_long() -> None:
     """In words for an event."""
     decision, _ = decide_fragmentation_restart(CALM, DUE, NOW)
-    assert decision.detail == (
-        "40.0% of the memory that its allocator holds is unused, more than 30% for 10 minutes"
-    )
+    assert all(figure in decision.detail for figure in ("40.0%", "30%", "10 minutes"))
     assert dict(decision.inputs) == {"fragmentation_ratio": 0.4}
 
 
@@ -309,7 +307,8 @@ def test_a_fragmented_replica_is_restarted_after_ten_minutes_and_told() -> None:
     assert [pod for _, pod in fleet.restarts] == ["chat-1"]
     assert 600 <= fleet.restarts[0][0] <= 625
     (told,) = fleet.told
-    assert told.startswith("chat-1 is drained and restarted: 40.0% of the memory")
+    assert "chat-1 is drained" in told
+    assert "40.0%" in told
     row = conclusion.status["decisions"][-1]
     assert (row["what"], row["to"], row["reason"]) == ("restart", "chat-1", "EngineFragmented")
     InferenceServiceStatus.model_validate(

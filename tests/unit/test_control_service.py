@@ -281,8 +281,8 @@ def test_advisory_sends_nothing_also_when_the_load_breaker_opens() -> None:
     conclusion = concluded(loop, decision)
     assert conclusion.status["breaker"]["load"]["batch"] == "Open"
     assert condition(conclusion, ConditionType.DEGRADED)[0] == "False"
-    assert any(text.startswith("Tier batch would refuse requests") for text in told)
-    assert not any("refuses" in text for text in told)
+    assert any("batch would shed" in text for text in told)
+    assert not any("sheds" in text for text in told)
 
 
 def test_engines_without_live_limits_are_steered_by_replicas_only() -> None:
@@ -373,9 +373,9 @@ def test_the_lost_prometheus_is_told_while_pods_are_read_directly() -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason", "message"),
     [
-        ("never", Reason.NO_METRICS, "No usable samples come"),
+        ("never", Reason.NO_METRICS, "no usable samples"),
         ("stopped", Reason.STALE_METRICS, "older than a minute"),
-        ("young", Reason.NO_METRICS, "No replica has been ready for a minute yet"),
+        ("young", Reason.NO_METRICS, "ready for a minute"),
         ("one of three", Reason.TOO_FEW_REPORT, "Fewer than half"),
         ("none ready", Reason.NO_METRICS, "No replica is ready"),
     ],
@@ -400,21 +400,23 @@ def test_why_nothing_is_known_is_told_apart(spoil: str, reason: Reason, message:
 
 
 @pytest.mark.parametrize(
-    ("source", "lost", "message"),
+    ("source", "lost", "words"),
     [
-        (Source.PROMETHEUS, False, "Signals are fresh, from Prometheus."),
-        (Source.DIRECT, False, "Signals are fresh, read from the replicas directly."),
-        (Source.DIRECT, True, "Prometheus is silent: replicas are read directly, none is removed."),
+        (Source.PROMETHEUS, False, {"from Prometheus"}),
+        (Source.DIRECT, False, {"read directly"}),
+        (Source.DIRECT, True, {"Prometheus", "read directly", "none is removed"}),
     ],
 )
-def test_where_signals_come_from_is_told(source: Source, lost: bool, message: str) -> None:
+def test_where_signals_come_from_is_told(source: Source, lost: bool, words: set[str]) -> None:
     """In MetricsAvailable."""
     loop = Loop()
     for _ in range(6):
         rows = [replace(row, source=source) for row in loop.samples()]
         decision = loop.tick(rows, prometheus_lost=lost)
     got = condition(concluded(loop, decision), ConditionType.METRICS_AVAILABLE)
-    assert got == ("True", Reason.FRESH_METRICS, message)
+    assert got[:2] == ("True", Reason.FRESH_METRICS)
+    assert all(word in got[2] for word in words)
+    assert ("Prometheus" in got[2]) == (lost or source is Source.PROMETHEUS)
 
 
 def test_one_slow_answer_of_prometheus_is_told_to_nobody() -> None:
@@ -435,7 +437,7 @@ def test_a_lost_prometheus_stays_lost_over_a_restart() -> None:
 
 
 def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> None:
-    """Queue wait 1.9 s against 0.5 s, batch at its limit; the event is the planner's, once it has written it."""
+    """Queue wait 1.9 s, objective 0.5 s, batch at its limit; the event is the planner's, once it has written it."""
     loop = Loop()
     concluded(loop, loop.steady(20, batch_time_within=24.5))
     waiting = Gauges(
@@ -452,9 +454,11 @@ def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> No
         conclusion = concluded(loop, decision)
         assert not [text for text in conclusion.notices if "Replicas" in text.message]
         if conclusion.order is not None and conclusion.order.replicas > loop.replicas:
+            assert conclusion.order.reason == "QueueWaitAboveTarget"
             told.append(conclusion.order.message)
             loop.replicas = conclusion.order.replicas
-    assert told[0] == "Queue wait 1.9 s against 0.5 s, batch at its limit"
+    assert told[0].startswith("Queue wait")
+    assert all(figure in told[0] for figure in ("1.9 s", "0.5 s"))
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -473,7 +477,8 @@ def test_a_number_that_was_found_is_not_laid_to_this_decision(seen: bool) -> Non
         "to": "3",
         "reason": "AsFound",
     }
-    assert conclusion.status["scaling"]["message"].startswith("The workload had 3 replicas")
+    assert conclusion.status["scaling"]["reason"] == "AsFound"
+    assert "3 replicas" in conclusion.status["scaling"]["message"]
     told = conclusion.status["decisions"]
     for _ in range(3):
         conclusion = concluded(loop, loop.tick(loop.samples() if seen else []))

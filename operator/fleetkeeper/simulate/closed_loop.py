@@ -1,7 +1,7 @@
-"""The loop closed: arrivals, a fleet of modelled engines, and plan.control unchanged. Seeded and pure.
+"""Closed-loop simulation: arrivals, a fleet of modeled engines, and plan.control unchanged.
 
-Router: join the shortest queue of two choices. New replicas become ready after the cold start;
-scaled-down ones drain. Faults are switches of the scenario, functions of time.
+The simulation is seeded and pure. The router picks the shorter queue of two random replicas. New replicas
+become ready after the cold start, and removed ones drain. Faults are functions of time in the scenario.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from fleetkeeper.plan.control.values import (
 from fleetkeeper.simulate.engine_model import H100_8B, Engine, EnginePod, Request
 
 EPOCH_S = 1_000_000.0
-"""Virtual time begins here: times are never zero."""
+"""Start of virtual time, so that times are never zero."""
 
 
 def always(_: float) -> bool:
-    """True at any time."""
+    """Return True at any time."""
     return True
 
 
 def never(_: float) -> bool:
-    """False at any time."""
+    """Return False at any time."""
     return False
 
 
 def as_modelled(_: float) -> float:
-    """Steps take what the engine's formula says, at any time."""
+    """Return 1.0 at any time: steps take as long as the engine model says."""
     return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What happens. `rate` gives arrivals/s at seconds since the start; switches take the same time.
+    """A scenario. Functions take seconds since the start; `rate` returns arrivals/s.
 
-    `prometheus`: one is set up; `metrics`: it answers; `direct`: pods can be read directly; `puts`:
-    engines take PUTs;
-    `pods_come`: new pods become ready; `slowness`: times as long as modelled a step takes. `tiers`:
-    shares of realtime, standard, batch.
+    `prometheus`: it is configured. `metrics`: it answers. `direct`: pods can be read directly. `puts`:
+    engines accept PUTs. `pods_come`: new pods become ready. `slowness`: factor on the modeled time of a
+    step. `tiers`: shares of realtime, standard, batch. `prompt`, `generated`: mean tokens per request.
+    `slice_s`: time resolution in seconds.
     """
 
     seconds: float
@@ -79,7 +79,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One row of the record."""
+    """A row of the record."""
 
     time: float
     rate: float
@@ -95,7 +95,7 @@ class Tick:
 
 @dataclass
 class Record:
-    """What came of a scenario."""
+    """The result of a scenario."""
 
     ticks: list[Tick] = field(default_factory=list)
     arrived: int = 0
@@ -108,23 +108,23 @@ class Record:
 
     @property
     def wait_attainment(self) -> float:
-        """Share of scheduled requests that waited within the objective."""
+        """The share of scheduled requests with a queue wait within the objective."""
         return self.waits_within / self.waits if self.waits else 1.0
 
     @property
     def most_replicas(self) -> int:
-        """The largest ordered number."""
+        """The highest allocation."""
         return max(tick.replicas for tick in self.ticks)
 
     def replica_changes(self) -> list[tuple[float, int]]:
-        """(time, difference) of every change of the ordered number."""
+        """Return (time, difference) of every change of the allocation."""
         pairs = zip(self.ticks, self.ticks[1:], strict=False)
         return [(b.time, b.replicas - a.replicas) for a, b in pairs if b.replicas != a.replicas]
 
 
 @dataclass
 class Fleet:
-    """The modelled cluster: engines by pod name, pods on their way, and what is ordered."""
+    """The modeled cluster: engines by pod name, starting and draining pods, and the allocation."""
 
     scenario: Scenario
     random: Random
@@ -137,7 +137,7 @@ class Fleet:
     gone: list[EnginePod] = field(default_factory=list)
 
     def create(self, now: float, *, ready: bool = False) -> None:
-        """One more pod; ready at once only at the start of a scenario."""
+        """Create a pod; with `ready` it is ready at once, as at the start of a scenario."""
         name = f"chat-{self.number}"
         self.number += 1
         self.created[name] = now
@@ -150,7 +150,7 @@ class Fleet:
         self.pods[name] = EnginePod(self.scenario.engine, name, now)
 
     def move(self, now: float) -> None:
-        """Pods become ready, drained pods go, the ordered number is approached."""
+        """Make pods ready, remove drained pods, and create or remove pods up to the allocation."""
         since = now - EPOCH_S
         for name, made in self.created.items():
             cold = now - made >= self.scenario.cold_start_s and name not in self.pods
@@ -176,7 +176,7 @@ class Fleet:
             self.draining[name] = pod
 
     def _hand_over(self, queue: deque[Request]) -> None:
-        """Requests that wait in a pod that goes are sent elsewhere by the router."""
+        """Move the waiting requests of a removed pod to another pod, as the router does."""
         while queue:
             request = queue.popleft()
             others = list(self.pods.values())
@@ -185,7 +185,7 @@ class Fleet:
             others[0].queues[request.tier].append(request)
 
     def views(self) -> tuple[PodView, ...]:
-        """The pods as the watch cache would show them."""
+        """Return the pods as the watch cache would show them."""
         return tuple(
             PodView(
                 name,
@@ -199,7 +199,7 @@ class Fleet:
         )
 
     def route(self) -> EnginePod | None:
-        """The less loaded of two replicas."""
+        """Return the less loaded of two random replicas, or None without replicas."""
         if not self.pods:
             return None
         names = list(self.pods)
@@ -212,7 +212,7 @@ def _load(pod: EnginePod) -> int:
 
 
 def _poisson(random: Random, mean: float) -> int:
-    """A Poisson number (Knuth for small means, normal approximation above 30)."""
+    """Return a Poisson number (Knuth's method, or the normal approximation for means above 30)."""
     if mean <= 0:
         return 0
     if mean > 30:
@@ -239,7 +239,7 @@ def _arrivals(fleet: Fleet, record: Record, now: float) -> None:
 
 
 def _samples(fleet: Fleet, now: float) -> tuple[PodSample, ...]:
-    """Scrapes of this tick: by Prometheus, else directly, else none."""
+    """Return the samples of this tick: from Prometheus, else read directly, else none."""
     since = now - EPOCH_S
     if fleet.scenario.prometheus and fleet.scenario.metrics(since):
         return tuple(pod.sample(now) for pod in fleet.pods.values())
@@ -267,7 +267,7 @@ def _carry_out(fleet: Fleet, puts: tuple[PodOrder, ...], now: float) -> tuple[Pu
 
 
 def run(scenario: Scenario, tick_s: float = 5.0) -> Record:
-    """Plays a scenario. Same scenario, same record."""
+    """Run a scenario. The same scenario gives the same record."""
     fleet, record = Fleet(scenario, Random(scenario.seed)), Record()  # noqa: S311 - seeded on purpose
     now = EPOCH_S
     for _ in range(scenario.replicas):
@@ -293,7 +293,7 @@ def run(scenario: Scenario, tick_s: float = 5.0) -> Record:
 
 @dataclass
 class _LoopState:
-    """What the runtime carries from tick to tick."""
+    """The state that the runtime keeps from tick to tick."""
 
     memory: ControlMemory = field(default_factory=ControlMemory)
     outcomes: tuple[PutOutcome, ...] = ()

@@ -1,9 +1,9 @@
-"""A small model of one engine: queue by tier, continuous batching, step time, KV cache, metrics.
+"""A small model of one engine: a queue per tier, continuous batching, step time, KV cache, metrics.
 
-It advances in slices of virtual time. Within a slice batch composition is constant: R sequences
-decode one token a step, and the prefill backlog is worked off in the step's remaining tokens. Every
-sequence moves at the same pace, so a finish is a mark on one shared token clock (a heap), and a
-slice costs O(finished), not O(running). It shows exactly the counters and gauges of a real pod.
+It advances in slices of virtual time. Within a slice the batch composition is constant: R sequences
+decode one token per step, and the prefill backlog uses the remaining tokens of the step. All sequences
+advance at the same pace, so a finish is a mark on one shared token clock (a heap), and a slice costs
+O(finished), not O(running). It exports the counters and gauges of a real pod.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from fleetkeeper.plan.control.step_model import StepTime
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Hardware and model: step time, KV capacity, start-up limits, objectives' bucket edges.
+    """Hardware and model: step time, KV capacity, start-up limits, objectives.
 
     `step_noise`: spread of single steps around the model (lognormal sigma), for attainment.
+    `queue_limits`: most waiting requests by tier.
     """
 
     step_time: StepTime
@@ -36,14 +37,14 @@ class Engine:
 
 
 H100_8B = Engine(StepTime(0.0026, 0.0041, 2.0e-5, 5.3e-6, 4.1e-8))
-"""Llama-3.1-8B on one H100: coefficients of the order of measured kernels."""
+"""Llama-3.1-8B on one H100, with coefficients of the order of measured kernels."""
 H100_70B = Engine(StepTime(0.0068, 0.0099, 6.2e-5, 7.9e-6, 2.86e-8), kv_capacity_tokens=420_000.0)
 """Llama-3.1-70B on four H100."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One request: tier 0 realtime, 1 standard, 2 batch; tokens in and out."""
+    """A request: tier (0 realtime, 1 standard, 2 batch), prompt tokens and generated tokens."""
 
     arrived: float
     tier: int
@@ -53,9 +54,9 @@ class Request:
 
 @dataclass
 class EnginePod:
-    """The running state of one engine. `advance` moves it; `sample` is its scrape.
+    """The running state of one engine. `advance` moves it in time; `sample` returns its scrape.
 
-    `slowness`: times as long as modelled every step takes, as on a node that others crowd.
+    `slowness`: factor on the modeled time of every step, as on an overcommitted node.
     """
 
     engine: Engine
@@ -85,7 +86,7 @@ class EnginePod:
     slowness: float = 1.0
 
     def __post_init__(self) -> None:
-        """Limits begin at the start-up values."""
+        """Start with the start-up limits."""
         self.limit_sequences = self.limit_sequences or self.engine.max_sequences
         self.limit_tokens = self.limit_tokens or self.engine.max_tokens
         engine = self.engine
@@ -96,7 +97,10 @@ class EnginePod:
         self.counters[_INDEX[name]] += value
 
     def arrive(self, request: Request, draw: float) -> bool:
-        """Counts an arrival and queues it, unless the tier is full or its admission turns it away (`draw` in [0, 1))."""
+        """Count an arrival and queue it; return False if the tier's queue is full or its admission sheds it.
+
+        `draw`: a random number in [0, 1), compared with the admitted share.
+        """
         tier = _TIER_NAMES[request.tier]
         self._count(f"arrivals_{tier}", 1)
         second = math.floor(request.arrived)
@@ -112,7 +116,7 @@ class EnginePod:
         return True
 
     def advance(self, now: float, slice_s: float) -> None:
-        """Moves the engine from `now` to `now + slice_s`."""
+        """Advance the engine from `now` to `now + slice_s`."""
         if self.hangs:
             return
         self._admit(now)
@@ -142,7 +146,7 @@ class EnginePod:
                 )
 
     def _some_steps(self, room_s: float) -> float:
-        """Steps of one kind until the slice, the prefill backlog or the next finish ends them."""
+        """Run equal steps until the slice, the prefill backlog or the next finish ends; return seconds."""
         sequences = float(self.running)
         budget = max(1.0, self.limit_tokens - sequences)
         chunk = min(self.prefill_backlog, budget)
@@ -166,7 +170,7 @@ class EnginePod:
         return steps * step_s
 
     def _preempt(self) -> None:
-        """KV above capacity: the last admitted go back, and their prompt is computed again."""
+        """Preempt sequences while KV tokens exceed the capacity; their prompts are computed again."""
         while self.kv_tokens > self.engine.kv_capacity_tokens and self.running > 1:
             self._count("preemptions", 1)
             finish, held = self.finishing.pop()
@@ -208,7 +212,7 @@ class EnginePod:
             sums[index] += steps * value
 
     def sample(self, now: float) -> PodSample:
-        """What a scrape at `now` shows."""
+        """Return the sample of a scrape at `now`."""
         waiting = [len(queue) for queue in self.queues]
         oldest = [max(0.0, now - queue[0].arrived) if queue else 0.0 for queue in self.queues]
         oldest = [min(wait, now - self.started) for wait in oldest]
@@ -243,5 +247,5 @@ _INDEX = {name: index for index, name in enumerate(Counters._fields)}
 
 
 def _share_within(step_s: float, edge_s: float, sigma: float) -> float:
-    """The share of steps not above an edge when single steps spread lognormally around `step_s`."""
+    """Return the share of steps up to `edge_s` if single steps spread lognormally around `step_s`."""
     return 0.5 * (1 + math.erf(math.log(edge_s / step_s) / (sigma * math.sqrt(2))))

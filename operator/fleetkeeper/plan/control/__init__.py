@@ -1,1 +1,1 @@
-"""How replicas and batch limits follow queue wait and batch time."""
+"""The control loop: replicas and batch limits that follow queue wait and batch time."""

@@ -1,8 +1,8 @@
-"""Wants, then orders: one pure function over all services shares scarce accelerators.
+"""Arbitration: turn the recommendations of all services into allocations within the GPU budget.
 
-Realtime before standard before batch, then the largest breach of an objective; minimums before
-growth. What runs is not taken away for another service. What anybody asks to be created, also by
-spec.replicas or minReplicas, has to fit in the budget (plan/budget.py).
+Order: realtime before standard before batch, then the largest breach of an objective; minimums before
+growth. A running replica is not removed for another service. Every new replica, including those from
+spec.replicas or minReplicas, must fit in the budget (plan/budget.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ NO_HOLDINGS: Mapping[ServiceKey, Holding] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What one service asks for. `breach`: its worst signal over its objective (1 = at the objective).
+    """The recommendation of one service.
 
-    `tier`: the most urgent tier with traffic. `supplied`: replicas that run or are on their way.
+    `breach`: its worst signal over its objective (1: at the objective). `tier`: the most urgent tier
+    with traffic. `supplied`: replicas that run or are starting.
     """
 
     namespace: str
@@ -36,13 +37,13 @@ class Want:
 
     @property
     def key(self) -> ServiceKey:
-        """Namespace and name."""
+        """The namespace and name."""
         return self.namespace, self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What one service gets. `limited_by` says which budget kept it below its want, else empty."""
+    """The allocation of one service. `limited_by`: the budget that reduced it, else empty."""
 
     replicas: int
     limited_by: str = ""
@@ -51,13 +52,13 @@ class Order:
 def arbitrate(
     wants: Iterable[Want], budget: Budget, holdings: Mapping[ServiceKey, Holding] = NO_HOLDINGS
 ) -> dict[ServiceKey, Order]:
-    """Orders by (namespace, name). Same arguments, same orders, in whatever sequence the wants come.
+    """Return the allocations by (namespace, name). The result does not depend on the order of `wants`.
 
-    `holdings` are the accelerators of all services, also of those that state no want: one that is
-    being deleted, cannot be read or could not be decided on keeps its share.
+    `holdings`: the accelerators of all services, including those without a recommendation. A service
+    that is being deleted, cannot be read or could not be decided keeps its share.
 
-    Example: 4 accelerators, two services with one replica each; realtime wants 3, batch wants 4:
-    realtime gets 3, batch keeps 1 and is told which budget limits it.
+    Example: 4 accelerators and two services with one replica each; 3 are recommended for realtime and 4
+    for batch: realtime gets 3, batch keeps 1 and its allocation names the budget.
     """
     asked = sorted(wants, key=lambda want: want.key)
     usage = Usage(budget, {**{want.key: _supplied(want) for want in asked}, **holdings})

@@ -1,7 +1,8 @@
-"""Batch limits: an ordered chain of small rules; the first that has something to say decides.
+"""Decide the batch limits: an ordered chain of small rules, of which the first that applies decides.
 
-Protection first (KV cache, batch time), then what the model says, then room for more. Limits never
-leave [floor, start-up value]. Without a model the chain is a measured AIMD: up by 10%, down by 20%.
+Protection comes first (KV cache, batch time), then the step-time model, then room for more. Limits
+stay within [floor, start-up value]. Without a model the chain follows measurements in the manner of
+AIMD: up by 10%, down by 20%.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ from fleetkeeper.plan.control.values import (
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """What the chain sees.
+    """Inputs of the rules.
 
-    `pending`: replicas on their way; `may_raise`: the control breaker is closed and no canary runs;
-    `gated`: the load breaker is not closed.
+    `pending`: replicas that are starting. `may_raise`: the control breaker is closed and no canary runs.
+    `gated`: the load breaker is not closed. `model_frozen`: limits must not follow the model now.
 
-    While replicas are pending the limits never go below what runs; they may rise as at any other
-    time, for a cold start takes minutes and a wider batch helps now.
+    While replicas are pending, limits are not lowered below the running sequences. They may rise as
+    usual: a cold start takes minutes, and a larger batch helps now.
     """
 
     signals: Signals
@@ -72,7 +73,7 @@ class BatchView:
 
 @dataclass(frozen=True, slots=True)
 class BeforeRaise:
-    """What held before our last raise: the limits, the attainment of batch time and the queue wait under them."""
+    """The state before the last raise: the limits, and batch time attainment and queue wait under them."""
 
     limits: Limits
     attained: float
@@ -81,13 +82,15 @@ class BeforeRaise:
 
 @dataclass(frozen=True, slots=True)
 class BatchMemory:
-    """What the chain remembers.
+    """The memory of the rules.
 
-    `limits` in force for all pods (None: never ordered). `changed`, `raised`: times of the last
-    change and raise. `followed`: targets followed last. `before_cut`: sequences to go back to after
-    a KV cut. `replicas_wait_ticks`: ticks in which no replica is asked for, since a raise may do.
-    `before_raise`: to judge our own change. `turns`: (time, +1 or -1) of changes of
-    direction over 15 minutes, each limit on its own; `last_directions`: of sequences and of tokens.
+    `limits`: in force for all pods (None: never set). `changed`, `raised`: times of the last change and
+    raise. `followed`: the model's targets that were followed last. `before_cut`: sequences to return to
+    after a cut for KV cache pressure. `replicas_wait_ticks`: ticks in which no scale-up is recommended,
+    because a raise may be enough. `before_raise`: the state with which a raise is compared.
+    `rest_until`: no raise before this time, after a canary failed. `turns`: (time, +1 or -1) of
+    changes of direction over 15 minutes, for each limit separately. `last_directions`: of sequences and
+    of tokens.
     """
 
     limits: Limits | None = None
@@ -104,7 +107,7 @@ class BatchMemory:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A step that a rule asks for."""
+    """The change that a rule decides."""
 
     limits: Limits
     reason: str
@@ -117,14 +120,14 @@ Rule = Callable[[BatchView, BatchMemory, Limits, float], Move | None]
 
 
 def start_up(settings: ControlSettings) -> Limits:
-    """The engine's own limits: the ceiling of ours."""
+    """Return the limits with which the engine starts; live limits never exceed them."""
     return Limits(settings.max_sequences, settings.max_tokens)
 
 
 def first_limits(settings: ControlSettings) -> Limits:
-    """Where the loop begins without a model: the geometric middle of floor and ceiling.
+    """Return the first limits, without a model: the geometric mean of floor and ceiling.
 
-    Example: 4..256 sequences begin at 32, 256..8192 tokens at 1024 (1448 rounded down to a notch).
+    Example: 4..256 sequences start at 32, 256..8192 tokens at 1024 (1448 rounded down to a notch).
     """
     sequences = round(math.sqrt(settings.min_sequences * settings.max_sequences))
     tokens = notch_down(math.sqrt(settings.min_tokens * settings.max_tokens), settings)
@@ -132,7 +135,7 @@ def first_limits(settings: ControlSettings) -> Limits:
 
 
 def clamped(limits: Limits, settings: ControlSettings) -> Limits:
-    """The limits within [floor, start-up value]; done after every step."""
+    """Return the limits clamped to [floor, start-up value]; applied after every change."""
     return Limits(
         min(settings.max_sequences, max(settings.min_sequences, limits.sequences)),
         min(settings.max_tokens, max(settings.min_tokens, limits.tokens)),
@@ -140,7 +143,10 @@ def clamped(limits: Limits, settings: ControlSettings) -> Limits:
 
 
 def _relieve_kv(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
-    """Preemptions, or a KV cache about to overflow: 0.8 of what runs, at once."""
+    """Cut sequences to 0.8 of those that run if requests are preempted or the KV cache is nearly full.
+
+    While replicas are pending, sequences are cut to those that run.
+    """
     signals = view.signals
     preempting = signals.preemptions_per_pod_s > PREEMPTIONS_PER_S
     if (
@@ -155,14 +161,14 @@ def _relieve_kv(view: BatchView, memory: BatchMemory, held: Limits, now: float) 
     return Move(
         replace(held, sequences=sequences),
         "KVCachePressure",
-        f"KV cache {signals.kv_ratio_max:.0%} full, {signals.preemptions_per_pod_s:.2f} preemptions/s a pod",
+        f"KV cache is {signals.kv_ratio_max:.0%} full, with {signals.preemptions_per_pod_s:.2f} preemptions/s per pod",
         replace(memory, before_cut=max(held.sequences, memory.before_cut or 0)),
         urgent=True,
     )
 
 
 def _relieve_cap(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
-    """Memory in use is above the cap: fewer sequences, not more often than every 30 s."""
+    """Lower sequences if memory use is above the cap, at most every 30 s."""
     cap = view.settings.cap_percent / 100
     if view.signals.memory_used_ratio <= cap or now - memory.changed < UP_EVERY_S:
         return None
@@ -173,19 +179,20 @@ def _relieve_cap(view: BatchView, memory: BatchMemory, held: Limits, now: float)
     return Move(
         replace(held, sequences=sequences),
         "MemoryAboveCap",
-        f"memory in use {view.signals.memory_used_ratio:.0%}, above the cap of {cap:.0%}",
+        f"memory use is {view.signals.memory_used_ratio:.0%}, above the cap of {cap:.0%}",
         memory,
         urgent=True,
     )
 
 
 def _shorten(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
-    """Batch time below its attainment in 2 of 3 windows: one notch down, tokens first, then sequences."""
+    """Go one notch down, tokens first, if batch time attainment is low in 2 of 3 windows."""
     windows = judged_since(view.signals.windows, memory.changed)
     if not is_slow(windows, view.settings) or now - memory.changed < DOWN_EVERY_S:
         return None
     attained = windows[-1].batch_attainment or 0.0
-    detail = f"{attained:.1%} of steps within {view.settings.batch_time_objective_s * 1e3:.0f} ms"
+    objective_ms = view.settings.batch_time_objective_s * 1e3
+    detail = f"{attained:.1%} of steps are within {objective_ms:.0f} ms"
     fewer = moved_notch(held.tokens, -1, view.settings)
     if fewer < held.tokens and view.signals.rates.prompt_tokens > 0:
         return Move(replace(held, tokens=fewer), "BatchTimeAboveTarget", detail, memory)
@@ -199,12 +206,12 @@ def _shorten(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> 
 
 
 def _follow_down(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
-    """The model's targets moved down (or are known for the first time): follow at once."""
+    """Follow the model's targets down, also the first time that they are known."""
     return _follow(view, memory, held, now, down=True)
 
 
 def _follow_up(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
-    """The model's targets moved up: follow where a raise is allowed."""
+    """Follow the model's targets up where a raise is allowed."""
     return _follow(view, memory, held, now, down=False)
 
 
@@ -226,20 +233,20 @@ def _follow(
         return None
     followed = Limits(targets.sequences, targets.tokens or held.tokens)
     if wanted.sequences > aim.sequences:
-        # What was held back is left to be followed: the next move sees the rest of the way.
+        # The part that was not applied remains to be followed by the next move.
         share = wanted.sequences / aim.sequences
         followed = replace(followed, sequences=math.ceil(targets.sequences * share))
-    detail = f"modelled capacity {targets.capacity:.0f} sequences at {0.9 * view.settings.batch_time_objective_s * 1e3:.0f} ms"
+    detail = f"the step-time model predicts a capacity of {targets.capacity:.0f} sequences at {0.9 * view.settings.batch_time_objective_s * 1e3:.0f} ms"
     return Move(wanted, "FollowsModel", detail, replace(memory, followed=followed))
 
 
 def _least_followed(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> int:
-    """The fewest sequences that one move with the model leaves.
+    """Return the fewest sequences that one move with the model may leave.
 
     Half of them; all of them within 30 s of the last cut, unless the model is followed for the first
-    time; and what runs while replicas are pending. A model that was fitted while steps were slow for a
-    while (a neighbour's start) asks for the floor: by halves it costs less until it has learned better.
-    Where steps are measured to be too long, `_shorten` has cut already.
+    time; and those that run while replicas are pending. A model that was fitted while steps were slow
+    for a short time (a neighbor's start) predicts the floor: halving costs less until it has learned
+    more. If measured steps are too long, `_shorten` has already cut.
     """
     least = math.ceil(MODEL_CUT_FACTOR * held.sequences)
     was_cut = memory.followed is not None and memory.changed > memory.raised
@@ -251,14 +258,14 @@ def _least_followed(view: BatchView, memory: BatchMemory, held: Limits, now: flo
 
 
 def _may_follow_up(view: BatchView, memory: BatchMemory, now: float) -> bool:
-    """Up with the model: at once when it is known for the first time (we began at a guess)."""
+    """Return whether limits may follow the model up; the first time at once, to replace the first guess."""
     if memory.followed is None:
         return view.may_raise and now >= memory.rest_until
     return _raise_allowed(view, memory, now, despite_gate=_queue_wants_more(view))
 
 
 def _queue_wants_more(view: BatchView) -> bool:
-    """Requests wait although steps are short (below 0.7 of the objective) and memory is free."""
+    """Return whether requests wait although steps are short (below 0.7 of the objective) and KV is free."""
     signals, settings = view.signals, view.settings
     short = 0.0 < signals.batch_time_s < SHORT_STEP_RATIO * settings.batch_time_objective_s
     return short and signals.kv_ratio_max < KV_LOW_RATIO and wait_is_broken(signals, settings)
@@ -267,7 +274,10 @@ def _queue_wants_more(view: BatchView) -> bool:
 def _shifted(
     targets: Targets, memory: BatchMemory, held: Limits, settings: ControlSettings
 ) -> Limits:
-    """The limits moved by as much as the targets moved since they were followed: trim is kept."""
+    """Return the limits, moved by as much as the targets moved since they were last followed.
+
+    The difference between limits and targets that the other rules made is kept.
+    """
     before = memory.followed
     if before is None:
         return clamped(Limits(targets.sequences, targets.tokens or held.tokens), settings)
@@ -290,9 +300,9 @@ def _raise_allowed(
     need_use: bool = True,
     despite_gate: bool = False,
 ) -> bool:
-    """Never up while a breaker is open, soon after a change, or while less than half is used.
+    """Return whether a raise is allowed: breakers closed, no recent change, at least half of it in use.
 
-    `despite_gate`: an open load breaker is no objection, for what is asked for relieves it.
+    `despite_gate`: allow it while the load breaker is not closed, because this raise relieves the load.
     """
     held = memory.limits
     used = running_per_pod(view.signals)
@@ -306,7 +316,7 @@ def _raise_allowed(
 
 
 def _give_back(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
-    """After a KV cut: back by 5% in 30 s while the cache has room."""
+    """Restore sequences after a cut for KV cache pressure: 5% every 30 s while the cache has room."""
     if memory.before_cut is None or view.signals.kv_ratio_max >= KV_LOW_RATIO:
         return None
     if held.sequences >= memory.before_cut:
@@ -320,16 +330,17 @@ def _give_back(view: BatchView, memory: BatchMemory, held: Limits, now: float) -
     return Move(
         replace(held, sequences=sequences),
         "KVCacheHeadroom",
-        f"KV cache {view.signals.kv_ratio_max:.0%} full",
+        f"KV cache is only {view.signals.kv_ratio_max:.0%} full",
         replace(memory, before_cut=left),
     )
 
 
 def _widen_for_queue(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
-    """Requests wait, steps are short, memory is free and the limit is reached: 25% more sequences.
+    """Raise sequences by 25% if requests wait, steps are short, KV cache is free and the limit is reached.
 
-    Steps are short when the mean batch time is below 0.7 of its objective; replicas wait two ticks.
-    Also while requests are refused for overload: a batch that is simply too small may be its cause.
+    Steps are short if the mean batch time is below 0.7 of its objective. No scale-up is recommended for
+    two ticks. The raise is also allowed while requests are shed: a batch that is too small may be the
+    cause.
     """
     signals = view.signals
     if not (_queue_wants_more(view) and is_full(signals, held.sequences)):
@@ -342,15 +353,15 @@ def _widen_for_queue(view: BatchView, memory: BatchMemory, held: Limits, now: fl
     return Move(
         replace(held, sequences=min(sequences, ceiling_sequences(view))),
         "BatchTimeHeadroom",
-        f"queue wait {signals.queue_wait_s:.2f} s with steps of {signals.batch_time_s * 1e3:.0f} ms",
+        f"queue wait is {signals.queue_wait_s:.2f} s although steps take only {signals.batch_time_s * 1e3:.0f} ms",
         replace(memory, replicas_wait_ticks=QUEUE_UP_TICKS + 1),
     )
 
 
 def ceiling_sequences(view: BatchView) -> int:
-    """The most sequences a raise may reach: the guard rail M* doubled where it is known, else start-up.
+    """Return the upper bound of a raise: twice the model's M* if known, else the start-up value.
 
-    The trim may pass the model (it errs), not run away from it.
+    Limits may exceed M*, because the model errs, but not by far.
     """
     if view.targets is None:
         return view.settings.max_sequences
@@ -360,13 +371,13 @@ def ceiling_sequences(view: BatchView) -> int:
 
 
 def _lengthen(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> Move | None:
-    """Room in batch time for four windows, and requests wait: one notch up."""
+    """Go one notch up if batch time attainment left room for four windows and requests wait."""
     windows = judged_since(view.signals.windows, memory.changed)
     if not has_room(windows, view.settings) or not wait_is_broken(view.signals, view.settings):
         return None
     if not _raise_allowed(view, memory, now):
         return None
-    detail = f"all steps of {len(windows)} windows within the objective, requests wait"
+    detail = f"batch time left room for {len(windows)} windows, and requests are waiting"
     top = ceiling_sequences(view)
     if is_full(view.signals, held.sequences) and held.sequences < top:
         sequences = min(top, max(held.sequences + 1, round(held.sequences * UP_FACTOR)))
@@ -387,48 +398,50 @@ RULES: tuple[Rule, ...] = (
     _widen_for_queue,
     _lengthen,
 )
-"""In order; the first that moves decides."""
+"""In order; the first that changes the limits decides."""
 
 
 def decide_limits(
     view: BatchView, memory: BatchMemory, now: float
 ) -> tuple[Decision[Limits], BatchMemory]:
-    """The limits for all pods, and what to remember. Holds when signals are stale."""
+    """Return the limits for all pods and the new memory. Limits are unchanged if signals are stale."""
     settings = view.settings
     if memory.replicas_wait_ticks:
         memory = replace(memory, replicas_wait_ticks=memory.replicas_wait_ticks - 1)
     if settings.batching_mode is BatchingMode.FIXED:
         limits = start_up(settings)
-        return act(limits, "Fixed", "batching.mode is Fixed"), replace(memory, limits=limits)
+        why = "limits are fixed by spec.batching.mode"
+        return act(limits, "Fixed", why), replace(memory, limits=limits)
     if memory.limits is None:
         limits = first_limits(settings)
         first = replace(memory, limits=limits, changed=now)
-        return act(limits, "Starting", "no model yet: the middle of floor and ceiling"), first
+        why = "no step-time model yet: limits start at the geometric mean of floor and ceiling"
+        return act(limits, "Starting", why), first
     held = clamped(memory.limits, settings)
     if held != memory.limits:
         memory = replace(memory, limits=held)
     if not view.signals.known:
-        return hold(held, "SignalsStale", "no signals: limits stay"), memory
+        return hold(held, "SignalsStale", "no fresh samples, so limits are unchanged"), memory
     for rule in RULES:
         move = rule(view, memory, held, now)
         if move is not None:
             wanted = clamped(move.limits, settings)
             if wanted != held:
                 return _moved(view, replace(move, limits=wanted), held, now)
-    return act(held, "Steady", "within the objectives, or no room"), memory
+    return act(held, "Steady", "no change is needed or possible"), memory
 
 
 def direction(before: Limits, after: Limits) -> int:
-    """-1 when anything was tightened, else +1."""
+    """Return -1 if either limit was lowered, else +1."""
     return -1 if after.sequences < before.sequences or after.tokens < before.tokens else 1
 
 
 def _turns(
     memory: BatchMemory, before: Limits, after: Limits, now: float
 ) -> tuple[tuple[tuple[float, int], ...], tuple[int, int]]:
-    """The changes of direction with this one, and the last directions of sequences and tokens.
+    """Return the changes of direction including this one, and the last directions of both limits.
 
-    Following the model for the first time leaves a guess and is no change of direction.
+    Following the model for the first time corrects a guess and does not count as a change of direction.
     """
     turns = [turn for turn in memory.turns if now - turn[0] <= DIRECTION_S]
     directions = []
@@ -473,9 +486,9 @@ def _moved(
 
 
 def step_up_possible(view: BatchView, memory: BatchMemory) -> bool:
-    """Whether the batch is not at its limit: attainment leaves room and a ceiling is not reached.
+    """Return whether limits can be raised: attainment leaves room and a ceiling is not reached.
 
-    Its opposite, with requests waiting, is what asks for replicas.
+    If they cannot and requests wait, more replicas are recommended.
     """
     held = memory.limits
     if held is None:

@@ -1,6 +1,6 @@
-"""A raise goes to one pod first when there are three or more; it is taken back if that pod suffers.
+"""The canary: with three pods or more a raise goes to one pod first, and is reverted if it does harm.
 
-Tightenings protect and go to all pods at once.
+Lower limits protect and go to all pods at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fleetkeeper.plan.control.windows import PodWindow, Window
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """One pod that tries `limits` since `since`, before all pods get them."""
+    """A pod that tries `limits` since `since`, before all pods get them."""
 
     pod: str
     limits: Limits
@@ -32,7 +32,7 @@ class Canary:
 
 
 def needs_canary(before: Limits | None, after: Limits, ready_pods: int) -> bool:
-    """Whether a change is tried on one pod: a raise, with three pods or more."""
+    """Return whether a change goes to one pod first: a raise, with three pods or more."""
     if before is None or before == after or ready_pods < CANARY_PODS:
         return False
     return direction(before, after) > 0
@@ -43,9 +43,10 @@ def _counts(windows: Sequence[PodWindow]) -> tuple[float, float]:
 
 
 def judge_canary(canary: Canary, windows: Sequence[Window], now: float) -> Decision[bool]:
-    """True: give it to all. False: take it back. Hold: not judged yet.
+    """Decide whether all pods get the canary's limits (True) or the raise is reverted (False).
 
-    Example: the canary kept 92% of its steps, the others 98%: 6 points lower, taken back.
+    Not valid: not judged yet. Example: 92% of the canary's steps were within the objective, 98% of the
+    others': 6 points lower, so it is reverted.
     """
     judged = [window for window in windows if window.start >= canary.since]
     own = [
@@ -57,17 +58,19 @@ def judge_canary(canary: Canary, windows: Sequence[Window], now: float) -> Decis
     if len(own) >= CANARY_WINDOWS and peer_steps >= MIN_STEPS:
         mine, theirs = within / steps, peer_within / peer_steps
         fine = mine >= theirs - CANARY_POINTS
-        detail = f"{canary.pod} kept {mine:.1%} of its steps, the others {theirs:.1%}"
+        detail = f"pod {canary.pod} had {mine:.1%} of its steps within the objective, the others {theirs:.1%}"
         return act(fine, "CanaryGood" if fine else "CanaryWorse", detail, own=mine, others=theirs)
     if now - canary.since >= CANARY_S:
-        return act(False, "CanaryUnjudged", f"{canary.pod} had too few steps in {CANARY_S:.0f} s")
-    return hold(False, "CanaryRunning", f"{canary.pod} tries {canary.limits.sequences} sequences")
+        detail = f"pod {canary.pod} had too few steps in {CANARY_S:.0f} s"
+        return act(False, "CanaryUnjudged", detail)
+    detail = f"pod {canary.pod} tries {canary.limits.sequences} sequences"
+    return hold(False, "CanaryRunning", detail)
 
 
 def concluded(
     memory: BatchMemory, canary: Canary, verdict: Decision[bool], now: float
 ) -> BatchMemory:
-    """The batch memory after a verdict: limits for all, or a rest without raises."""
+    """Return the batch memory after a verdict: the canary's limits for all pods, or no raises for a while."""
     if not verdict.valid:
         return memory
     if verdict.value:

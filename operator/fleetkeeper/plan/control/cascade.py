@@ -1,8 +1,9 @@
-"""How the loops fit together: who may act when, and what a replica decision sees of the batch.
+"""The cascade of the two loops: when each may act, and what the replica rules see of the batch limits.
 
-Inner (batch) acts faster than outer (replicas); while replicas are on their way the inner loop never
-goes below what runs; at the floor and still violating it raises the demand flag. While the control
-breaker is not closed the safe values are in force, and half-open one pod gets one notch.
+The inner loop (batch limits) acts faster than the outer loop (replicas). While replicas are starting,
+the inner loop does not go below the running sequences. At its floor with a missed objective it sets
+`demand`, which scales up. While the control breaker is not closed, safe limits are in force; half-open,
+one pod gets one notch.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ from fleetkeeper.plan.control.values import (
 
 
 def ready_names(pods: Sequence[PodView]) -> tuple[str, ...]:
-    """Names of pods that are ready and stay."""
+    """Return the names of pods that are ready and not being deleted."""
     return tuple(pod.name for pod in pods if pod.ready and not pod.deleting)
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What was worked out before limits and replicas are decided."""
+    """The state of one tick before limits and replicas are decided."""
 
     inputs: ControlInputs
     signals: Signals
@@ -65,22 +66,22 @@ class Scene:
 
     @property
     def settings(self) -> ControlSettings:
-        """The service's settings."""
+        """The settings of the service."""
         return self.inputs.settings
 
     @property
     def breakers_closed(self) -> bool:
-        """Whether both breakers are closed; those that only report do not count."""
+        """Return whether both breakers are closed; breakers that only report count as closed."""
         return not self.settings.breakers_act or (self.load.is_closed and self.control.is_closed)
 
     @property
     def control_acts(self) -> bool:
-        """Whether the control breaker holds safe values in force."""
+        """Return whether the control breaker keeps safe values in force."""
         return self.settings.breakers_act and not self.control.is_closed
 
 
 def batch_view(scene: Scene, now: float) -> BatchView:
-    """The batch chain's view. Pending pods hold limits up only while they count as supply."""
+    """Return the inputs of the batch rules. Overdue pods do not count as pending here."""
     return BatchView(
         signals=scene.signals,
         settings=scene.settings,
@@ -93,12 +94,12 @@ def batch_view(scene: Scene, now: float) -> BatchView:
 
 
 def safe_limits(control: ControlBreaker, settings: ControlSettings) -> Limits:
-    """Limits while the control breaker is open: the last known good, else start-up values."""
+    """Return the limits while the control breaker is open: the last known good, else start-up values."""
     return clamped(control.last_good, settings) if control.last_good else start_up(settings)
 
 
 def notch_towards(held: Limits, wanted: Limits, settings: ControlSettings) -> Limits:
-    """One notch from `held` towards `wanted`: tokens first, else sequences by a tenth."""
+    """Return the limits one notch from `held` toward `wanted`: tokens first, else sequences by a tenth."""
     if wanted.tokens != held.tokens:
         by = 1 if wanted.tokens > held.tokens else -1
         return replace(held, tokens=moved_notch(held.tokens, by, settings))
@@ -118,7 +119,7 @@ def notch_towards(held: Limits, wanted: Limits, settings: ControlSettings) -> Li
 def _under_control_breaker(
     scene: Scene, memory: BatchMemory, now: float
 ) -> tuple[Decision[Limits], BatchMemory, Canary | None]:
-    """Safe limits for all; once the compared ticks are over, one notch on one pod."""
+    """Return safe limits for all pods and, after the ticks that only compute, one notch for one pod."""
     settings = scene.settings
     safe = safe_limits(scene.control, settings)
     changed = now if memory.limits != safe else memory.changed
@@ -137,7 +138,7 @@ def _under_control_breaker(
 def decide_fleet_limits(
     scene: Scene, memory: BatchMemory, canary: Canary | None, now: float
 ) -> tuple[Decision[Limits], BatchMemory, Canary | None]:
-    """Limits for all pods, the memory, and the canary that tries a raise first."""
+    """Return the limits for all pods, the new memory, and the canary that tries a raise first."""
     if scene.control_acts:
         return _under_control_breaker(scene, memory, now)
     view = batch_view(scene, now)
@@ -163,7 +164,7 @@ def decide_fleet_limits(
         first = act(
             before,
             "CanaryRunning",
-            f"{pod} tries {after.limits.sequences} sequences, {after.limits.tokens} tokens first",
+            f"pod {pod} tries {after.limits.sequences} sequences and {after.limits.tokens} tokens before the other pods",
         )
         return first, held, tried
     return decision, after, canary
@@ -174,7 +175,7 @@ def _may_try(scene: Scene) -> bool:
 
 
 def decide_admission(scene: Scene) -> Admission:
-    """What the pods let in; all where the load breaker only reports."""
+    """Return what the pods admit; everything if the load breaker only reports."""
     if not scene.settings.gates:
         return Admission(batch_share=scene.settings.batch_share_ratio)
     return admission_of(scene.load, scene.settings)
@@ -183,11 +184,11 @@ def decide_admission(scene: Scene) -> Admission:
 def limits_by_pod(
     scene: Scene, limits: Limits, canary: Canary | None, admission: Admission
 ) -> Mapping[str, Limits]:
-    """The limits that each ready pod is to have. Empty where nothing is ordered.
+    """Return the limits of each ready pod; empty if no limits are sent.
 
-    Where batching is Fixed the start-up values are ordered, so that limits of before end at once and not
-    with their lease. Engines that know no live limits are only addressed while a load breaker is not
-    closed. Advisory or paused, nothing is ever sent.
+    If batching is Fixed, start-up values are sent, so that earlier limits end now and not with their
+    lease. Engines without live limits get a request only while admission is reduced. Advisory or paused
+    services get none.
     """
     settings = scene.settings
     pods = [pod.name for pod in scene.inputs.pods if pod.ready and not pod.deleting and pod.ip]
@@ -205,7 +206,7 @@ def limits_by_pod(
 
 
 def at_floor_and_slow(view: BatchView, memory: BatchMemory) -> bool:
-    """The demand flag: nothing is left to shorten and batch time is still above its objective."""
+    """Return the demand flag: limits are at their floor and batch time attainment is still low."""
     held = memory.limits
     if held is None or not view.signals.known:
         return False
@@ -216,7 +217,7 @@ def at_floor_and_slow(view: BatchView, memory: BatchMemory) -> bool:
 
 
 def _load(scene: Scene, in_force: Limits, arrivals_per_s: float, silent: float) -> Load | None:
-    """The load to be carried; `silent` pods are counted as full. None while nothing is known."""
+    """Return the load to plan for; `silent` pods do not report and count as full. None if unknown."""
     signals, settings = scene.signals, scene.settings
     targets = scene.targets
     capacity = min(scene.capacity, float(in_force.sequences))
@@ -244,7 +245,7 @@ def _load(scene: Scene, in_force: Limits, arrivals_per_s: float, silent: float) 
 
 
 def _needed(scene: Scene, in_force: Limits) -> tuple[int | None, int | None]:
-    """Replicas needed, with silent pods counted as idle (to go up) and as full (to go down)."""
+    """Return the replicas needed, counting pods that do not report as idle (up) and as full (down)."""
     signals = scene.signals
     if not signals.known:
         return None, None
@@ -261,21 +262,21 @@ def _needed(scene: Scene, in_force: Limits) -> tuple[int | None, int | None]:
 
 
 def fallback_floor(scene: Scene) -> int:
-    """Replicas that may not be gone below: while the control breaker is open, max(current, fallback)."""
+    """Return the floor of replicas: while the control breaker is open max(current, fallback), else 0."""
     if not scene.control_acts or scene.control.state is not BreakerState.OPEN:
         return 0
     return max(scene.inputs.replicas, scene.settings.fallback_replicas or 0)
 
 
 def _steers_by_model(scene: Scene, memory: BatchMemory) -> bool:
-    """Whether capacity is the model's: known, and limits have followed it where we set them."""
+    """Return whether capacity comes from the model: it is known, and limits that are set follow it."""
     if scene.targets is None:
         return False
     return memory.followed is not None or not scene.settings.tunes_limits
 
 
 def replica_view(scene: Scene, memory: BatchMemory, in_force: Limits, now: float) -> ReplicaView:
-    """What the replica rules see of signals, model and batch."""
+    """Return the inputs of the replica rules: signals, model and batch limits."""
     signals, settings = scene.signals, scene.settings
     view = batch_view(scene, now)
     needed_up, needed_down = _needed(scene, in_force)

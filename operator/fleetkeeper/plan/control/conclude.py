@@ -1,4 +1,4 @@
-"""After arbitration: the order, the status pieces, conditions, events and gauges of one service."""
+"""Report of one service after arbitration: allocation, status fields, conditions, events and gauges."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ STANDING = frozenset(
         "CanaryRunning",
     }
 )
-"""Reasons that are told although no value changed; all others only explain the last change."""
+"""Reasons that are reported although no value changed; all others only explain the last change."""
 
 Value = tuple[str, Reason, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a condition is judged by."""
+    """Inputs from which a condition is decided."""
 
     decision: ControlDecision
     order: Order
@@ -48,7 +48,7 @@ class _Look:
 
 
 def _shown(held: Shown, value: str, decision: Decision[Any], now: float) -> Shown:
-    """What the status says: renewed when the value changes or a standing reason comes or goes."""
+    """Return the shown value: renewed when the value changes or a standing reason starts or ends."""
     if value != held.value or not held.reason:
         return Shown(value, decision.reason, _capital(decision.detail), now)
     stands, stood = decision.reason in STANDING, held.reason in STANDING
@@ -58,24 +58,25 @@ def _shown(held: Shown, value: str, decision: Decision[Any], now: float) -> Show
 
 
 def _why(decision: ControlDecision, held: Shown, desired: int) -> Decision[int]:
-    """Why the number is `desired`: a decision that leaves the live number alone did not change it.
+    """Return the decision that explains `desired`, or `AsFound` if this process did not change it.
 
-    So are met the order of a leader that ended before it could tell, and another hand's change.
+    The live number can change without a decision of this process: the previous leader ended before it
+    reported its allocation, or another client changed the Deployment.
     """
     made = desired != decision.live_replicas or decision.settings.pinned_replicas is not None
     if made or held.value in {"", str(desired)}:
         return decision.replicas
-    found = f"the workload had {desired} replicas when this was decided"
+    found = f"the engine Deployment already had {desired} replicas"
     return replace(decision.replicas, reason="AsFound", detail=found)
 
 
 def conclude(
     decision: ControlDecision, order: Order, memory: ControlMemory, now: float
 ) -> tuple[Conclusion, ControlMemory]:
-    """What the planner and the runtime get, and the memory with what was told.
+    """Return the report for the planner and the runtime, and the memory with what was reported.
 
-    The order is None where nothing may be ordered: a hold keeps the live number, a pin is the
-    planner's own, Advisory and External are reported only.
+    The allocation is None if the loop must not set replicas: an unchanged decision keeps the live
+    number, the planner applies a pinned one, and Advisory and External are only reported.
     """
     replicas_order = _order(decision, order)
     desired = decision.live_replicas if replicas_order is None else replicas_order.replicas
@@ -154,7 +155,7 @@ def _over_cap_pod(decision: ControlDecision, memory: ControlMemory) -> str:
 def _changes(
     decision: ControlDecision, memory: ControlMemory, scaling: Shown, batching: Shown, now: float
 ) -> tuple[Change, ...]:
-    """The list of decisions with this tick's."""
+    """Return the last decisions, including those of this tick."""
     changes = memory.changes
     for what, before, after in (
         ("replicas", memory.shown_scaling, scaling),
@@ -209,7 +210,7 @@ def _batching_status(
 def _breaker_status(decision: ControlDecision) -> dict[str, Any]:
     tiers = decision.load.by_tier()
     source = decision.source
-    silent = "Prometheus gives no fresh samples" if source.is_open else ""
+    silent = "Prometheus returns no fresh samples" if source.is_open else ""
     latest = max(
         (decision.control.since, decision.control.reason, decision.control.detail),
         (source.since, "PrometheusLost" if silent else "", silent),
@@ -229,9 +230,9 @@ def _breaker_status(decision: ControlDecision) -> dict[str, Any]:
 
 
 def _shown_breaker(held: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """What the status says of the breakers: renewed when one of them changes its state.
+    """Return the breakers' status, renewed only when one of them changes its state.
 
-    So a restart, which begins every waiting time anew, leaves reason and time as they are.
+    So a restart of the operator, which resets every waiting time, does not change reason and time.
     """
     states = ("control", "source", "load")
     is_same = held and all(held.get(name) == found[name] for name in states)
@@ -256,48 +257,58 @@ def _metrics_available(look: _Look) -> Value:
     if signals.grade is Grade.FRESH:
         return "True", Reason.FRESH_METRICS, _origin(look.decision)
     if signals.grade is Grade.AGEING:
-        return "True", Reason.FRESH_METRICS, "Samples are older than 15 s: nothing is lowered."
+        return (
+            "True",
+            Reason.FRESH_METRICS,
+            "Samples are older than 15 s. No replica is removed until newer samples arrive.",
+        )
     return "False", *_why_unknown(signals)
 
 
 def _origin(decision: ControlDecision) -> str:
-    """Where fresh signals come from."""
+    """Return a sentence that names the source of the fresh samples."""
     if decision.signals.source is Source.PROMETHEUS or decision.checks_directly:
-        return "Signals are fresh, from Prometheus."
+        return "Samples are fresh and come from Prometheus."
     if decision.prometheus_disputed:
         return (
-            "Prometheus has several series of a replica where one is expected: replicas are read "
-            "directly. Name the scrape job in the operator's setting prometheus.selector."
+            "Prometheus has several series where a replica exports one, so replicas are read "
+            "directly. Select the scrape job with the operator setting prometheus.selector."
         )
     if decision.source.is_silent:
-        return "Prometheus is silent: replicas are read directly, none is removed."
-    return "Signals are fresh, read from the replicas directly."
+        return (
+            "Prometheus returns no fresh samples. Replicas are read directly, and none is removed."
+        )
+    return "Samples are fresh and read directly from the replicas."
 
 
 def _why_unknown(signals: Signals) -> tuple[Reason, str]:
-    """Why nothing can be decided, what a person would look at first before the rest."""
+    """Return why signals are unknown; if several reasons apply, the one to check first."""
     if not signals.ready_pods:
         return Reason.NO_METRICS, "No replica is ready."
     if not signals.grown_pods:
         return (
             Reason.NO_METRICS,
-            "No replica has been ready for a minute yet: a first minute is not judged.",
+            "No replica has been ready for a minute. Samples of the first minute are not used.",
         )
     if signals.reporting_pods:
-        text = "Fewer than half of the ready replicas report; replicas are held."
+        text = "Fewer than half of the ready replicas report, so the replica count is unchanged."
         return Reason.TOO_FEW_REPORT, text
     if signals.old_pods:
         return (
             Reason.STALE_METRICS,
-            "The newest samples are older than a minute; replicas are held.",
+            "The newest samples are older than a minute, so the replica count is unchanged.",
         )
-    return Reason.NO_METRICS, "No usable samples come from the replicas; replicas are held."
+    return (
+        Reason.NO_METRICS,
+        "The replicas report no usable samples, so the replica count is unchanged.",
+    )
 
 
 def _metrics_compatible(look: _Look) -> Value:
     missing = look.decision.signals.missing
     if missing:
-        return "False", Reason.METRICS_MISSING, f"Missing on this engine: {', '.join(missing)}"
+        text = f"The engine does not export: {', '.join(missing)}."
+        return "False", Reason.METRICS_MISSING, text
     if not look.decision.signals.reporting_pods:
         return "Unknown", Reason.NO_METRICS, "No replica has reported yet."
     return "True", Reason.ALL_METRICS_PRESENT, ""
@@ -306,30 +317,32 @@ def _metrics_compatible(look: _Look) -> Value:
 def _memory_within_cap(look: _Look) -> Value:
     cap = look.decision.settings.cap_percent
     if look.memory.over_cap_pod:
-        text = f"Replica {look.memory.over_cap_pod} peaked at {look.memory.peak_percent}%, above the cap of {cap}%."
+        text = f"Replica {look.memory.over_cap_pod} had a memory peak of {look.memory.peak_percent}%, above the cap of {cap}%."
         return "False", Reason.ABOVE_CAP, text
     if not look.memory.peak_percent:
-        return "Unknown", Reason.NOT_MEASURED, "No replica has reported its memory yet."
+        return "Unknown", Reason.NOT_MEASURED, "No replica has reported its memory use yet."
     return "True", Reason.WITHIN_CAP, ""
 
 
 def _scaling_limited(look: _Look) -> Value:
     settings, replicas = look.decision.settings, look.decision.replicas
     if settings.pinned_replicas is not None:
-        return "True", Reason.REPLICAS_PINNED, "spec.replicas is set."
+        return "True", Reason.REPLICAS_PINNED, "Autoscaling is off because spec.replicas is set."
     if settings.scaling_mode is ScalingMode.ADVISORY:
-        return "True", Reason.ADVISORY, f"Wanted: {replicas.value} replicas."
+        text = f"{replicas.value} replicas are recommended but not applied: spec.scaling.mode is Advisory."
+        return "True", Reason.ADVISORY, text
     if look.order.limited_by:
         return (
             "True",
             Reason.GPU_BUDGET,
-            f"{_capital(look.order.limited_by)} allows {look.order.replicas} of {replicas.value} replicas.",
+            f"{_capital(look.order.limited_by)} allows {look.order.replicas} of {replicas.value} recommended replicas.",
         )
     if replicas.reason == "ScaleUpBlocked":
         return "True", Reason.SCALE_UP_BLOCKED, replicas.detail
     broken = look.decision.signals.known and look.decision.pressure > 1.0
     if broken and replicas.value >= settings.max_replicas:
-        return "True", Reason.AT_MAXIMUM, f"scaling.maxReplicas is {settings.max_replicas}."
+        text = f"The load is too high for spec.scaling.maxReplicas ({settings.max_replicas}). Raise it to allow more replicas."
+        return "True", Reason.AT_MAXIMUM, text
     return "False", Reason.WITHIN_BOUNDS, ""
 
 
@@ -339,7 +352,7 @@ def _degraded(look: _Look) -> Value:
         return (
             "True",
             Reason.CONTROL_BREAKER_OPEN,
-            f"{_capital(look.decision.control.detail)}; safe limits, nothing is lowered.",
+            f"{_capital(look.decision.control.detail)}; safe limits are in force, and no replica is removed.",
         )
     if settings.gates and not look.decision.load.is_closed:
         tiers = [
@@ -347,11 +360,15 @@ def _degraded(look: _Look) -> Value:
             for t, b in look.decision.load.by_tier().items()
             if b.state is not BreakerState.CLOSED
         ]
-        return "True", Reason.LOAD_BREAKER_OPEN, f"Requests are refused in: {', '.join(tiers)}."
-    if look.decision.remedy.value is not None:
-        return "True", Reason.REMEDY_IN_FORCE, _capital(look.decision.remedy.value.reason)
+        text = f"Overload: requests of these tiers are shed: {', '.join(tiers)}."
+        return "True", Reason.LOAD_BREAKER_OPEN, text
+    remedy = look.decision.remedy.value
+    if remedy is not None:
+        text = f"{_capital(remedy.reason)}: engines start with at most {remedy.max_sequences} sequences and a memory cap of {remedy.cap_percent}%."
+        return "True", Reason.REMEDY_IN_FORCE, text
     if look.decision.signals.hung_pods:
-        return "True", Reason.ENGINE_HUNG, f"No steps: {', '.join(look.decision.signals.hung_pods)}"
+        text = f"Engines with work make no progress: {', '.join(look.decision.signals.hung_pods)}."
+        return "True", Reason.ENGINE_HUNG, text
     return "False", Reason.AS_ASKED, ""
 
 
@@ -387,7 +404,7 @@ Gauge = tuple[str, tuple[tuple[str, str], ...], float]
 
 
 def _metrics(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
-    """Gauges of one service; the runtime adds its labels namespace and inference_service."""
+    """Return the gauges of one service; the runtime adds the labels namespace and inference_service."""
     signals, settings = decision.signals, decision.settings
     gauges: list[Gauge] = [
         ("decision_replicas", (("kind", "wanted"),), float(decision.replicas.value)),

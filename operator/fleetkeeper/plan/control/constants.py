@@ -1,6 +1,6 @@
-"""Every constant of the control loop, with its unit and its reason. Nothing else holds numbers.
+"""Every constant of the control loop, with its unit and its reason. No other module defines numbers.
 
-Seconds (`_S`), ratios of one (`_RATIO`), counts of ticks or windows where the name says so.
+Units: seconds (`_S`), ratios from 0 to 1 (`_RATIO`), ticks and windows as named.
 """
 
 from __future__ import annotations
@@ -9,297 +9,299 @@ from typing import Final
 
 # Time
 TICK_S: Final = 5.0
-"""Time between two decisions; equal to the scrape interval, so that a tick sees one new sample."""
+"""Time between two ticks; equal to the scrape interval, so that each tick has one new sample."""
 RATE_S: Final = 30.0
-"""Rates are taken over this span: six scrapes, long enough to smooth, short enough to act in 15 s."""
+"""Span of rates: six scrapes, long enough to smooth, short enough to act within 15 s."""
 WINDOW_S: Final = 10.0
-"""Length of a judged window; windows are disjoint, so that two of them are two observations."""
+"""Length of a judged window; windows are disjoint, so two windows are two independent observations."""
 WINDOWS_KEPT: Final = 6
-"""Windows remembered: the longest rule looks at four."""
+"""Windows kept in memory: the longest rule uses four."""
 FRESH_S: Final = 15.0
-"""A sample not older than three scrapes decides in both directions."""
+"""A sample up to three scrapes old may raise and lower."""
 AGEING_S: Final = 60.0
-"""A sample not older than this may only raise; an older one is not known."""
+"""A sample up to this age may only raise; an older one counts as unknown."""
 OVERDUE_SCRAPES: Final = 1.4
 """A pod whose newest sample is older than this many of its own scrape intervals is overdue ..."""
 OVERDUE_S: Final = 2.5
-"""... plus half a tick of jitter; while one is, no replica goes."""
+"""... plus half a tick of jitter. While a pod is overdue, no replica is removed."""
 FUTURE_S: Final = 5.0
-"""A sample may be this far ahead of our clock (skew between nodes); further ahead it is rejected."""
+"""A sample may be this far ahead of the operator's clock (skew between nodes), else it is rejected."""
 YOUNG_S: Final = 60.0
-"""A pod's first minute (warm-up, graph capture, cold caches) tells nothing about its pace."""
+"""Warm-up of a pod: its first minute (graph capture, cold caches) says nothing about its speed."""
 RESET_S: Final = 60.0
-"""After a counter went backwards (engine restarted) its pod is left out for as long as a young one."""
+"""A pod whose counters went backward (engine restarted) is left out for as long as a warm-up."""
 MIN_SPAN_S: Final = 4.0
-"""Rates need samples at least this far apart: less than one scrape measures only its jitter."""
+"""Rates need samples at least this far apart: less than one scrape interval measures only jitter."""
 
-# Judgement
+# Judgment
 MIN_REQUESTS: Final = 20
-"""A window with fewer requests is not judged: one late request of 19 is already 5 points."""
+"""A window with fewer requests is not judged: one late request of 19 already costs 5 points."""
 MIN_STEPS: Final = 100
 """A window with fewer steps is not judged."""
 COVERAGE_RATIO: Final = 0.5
-"""With fewer than half of the ready pods reporting, the service's signals are not known."""
+"""If fewer than half of the warmed-up pods report, the service's signals are unknown."""
 REJECTIONS_STALE: Final = 3
-"""Impossible samples in a row after which the pod counts as silent."""
+"""Impossible samples in a row after which the pod counts as not reporting."""
 MAX_COUNTER: Final = 2.0**53
-"""Counters above this are no exact integers in a double: garbage."""
+"""A double cannot hold larger integers exactly, so a larger counter is garbage."""
 MAX_SUM: Final = 1e24
 """A window's sum of products above this is garbage (a million KV tokens squared over a day is 1e19)."""
 MAX_KV_RATIO: Final = 1.05
-"""More KV tokens than capacity by more than rounding is impossible."""
+"""More KV tokens than the capacity, beyond rounding, are impossible."""
 BATCH_TIME_OUTLIER: Final = 10.0
-"""A mean step longer than ten times the slowest seen is rejected (a paused clock, garbage)."""
+"""A mean step more than ten times the slowest seen is rejected (paused clock, garbage)."""
 BATCH_TIME_BELIEVED_S: Final = 2.0
-"""Means up to this are always believed: back at start-up limits a step of 8192 prefill tokens takes 0.5 s."""
+"""Means up to this are always accepted: at start-up limits a step of 8192 prefill tokens takes 0.5 s."""
 REFERENCE_DECAY: Final = 0.98
-"""Per window: the slowest step seen is forgotten by half in six minutes, so that a changed model is believed."""
+"""Per window: the slowest step seen decays by half in six minutes, so that a changed model is accepted."""
 TOKENS_EWMA_S: Final = 300.0
-"""Tokens a request change with the users, over minutes."""
+"""Tokens per request change with the users, within minutes."""
 HANG_S: Final = 60.0
-"""A pod that says for so long that it hangs was helped neither by its supervisor (at once) nor by its liveness
-probe (three failures in 30 s, then 30 s of grace)."""
+"""A pod that reports a hung engine for this long was not helped by its supervisor (which acts at once) or
+by its liveness probe (three failures in 30 s, then 30 s of grace)."""
 
 # Step-time model and targets
 OBJECTIVE_RATIO: Final = 0.9
-"""Targets aim at nine tenths of an objective: the mean must lie below what 95% keep."""
+"""Targets aim at nine tenths of an objective: the mean must be below what 95% attain."""
 TOKEN_NOTCHES: Final = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
-"""Tokens of a step move along these: kernels are tuned for multiples of 256, and small moves do nothing."""
+"""Allowed tokens per step: kernels are tuned for multiples of 256, and small moves have no effect."""
 KV_CAPACITY_RATIO: Final = 0.9
-"""Capacity of a replica leaves a tenth of the KV cache free: above it vLLM preempts."""
+"""The capacity of a replica leaves a tenth of the KV cache free: above it vLLM preempts."""
 KV_SEQUENCES_RATIO: Final = 0.85
-"""The guard rail on sequences aims lower, for it must hold for the worst minute, not the mean."""
+"""The upper bound M* of sequences aims lower, because it must hold in the worst minute, not on average."""
 KV_SPREAD: Final = 1.3
-"""Standard deviations of a sequence's tokens kept in hand by the guard rail."""
+"""Standard deviations of a sequence's tokens that M* keeps in reserve."""
 KV_CV: Final = 0.5
-"""Spread of a sequence's tokens over its mean where no square is exported (traces: 0.4 to 0.7)."""
+"""Coefficient of variation of a sequence's tokens, which engines do not export (traces: 0.4 to 0.7)."""
 SEQUENCES_OVER_CAPACITY: Final = 1.15
-"""The guard rail on sequences stays a little above the capacity, so that capacity is reached."""
+"""M* is slightly above the capacity, so that the capacity can be reached."""
 INNOVATION_GATE: Final = 7.4
-"""Squared normalised innovation above which an update is refused (2.72 standard deviations)."""
+"""Squared normalized innovation above which an update is rejected (2.72 standard deviations)."""
 GATE_REFUSALS: Final = 6
-"""Refusals in a row after which the model, not the data, is doubted: its covariance is opened."""
+"""Rejections in a row after which the model and not the data is doubted: its covariance is reset."""
 FORGETTING: Final = 0.97
-"""Per update and excited direction: half is forgotten after 23 windows, about 4 minutes."""
+"""Forgetting factor per update and excited direction: half is forgotten after 23 windows (4 minutes)."""
 COVARIANCE_MAX: Final = 1e6
 """Upper bound of a coefficient's variance (milliseconds, scaled features): an uninformed prior."""
 COVARIANCE_MIN: Final = 1e-4
 """Lower bound: a well-known coefficient can still follow a change."""
 EXCITED_RATIO: Final = 1e-3
-"""A direction whose share of the scatter is below this was not excited: it is not updated."""
+"""A direction with a smaller share of the scatter was not excited and is not updated."""
 MODEL_STEPS: Final = 200
-"""Steps of a class before its fit is used at all."""
+"""Steps of a class that are needed before its fit is used."""
 MODEL_ERROR_RATIO: Final = 0.2
-"""Condition limit: the standard error of the predicted batch time, where it is used, over the prediction."""
+"""Upper bound for the standard error of a predicted batch time, as a ratio of the prediction."""
 MODEL_MOVE_RATIO: Final = 0.3
-"""A refit that moves a term by more freezes tuning."""
+"""An update that moves a term by more than this freezes tuning."""
 MODEL_FREEZE_S: Final = 60.0
-"""How long tuning waits after such a refit."""
+"""How long tuning waits after such an update."""
 MODEL_OFF_RATIO: Final = 0.5
-"""The model is wrong when it misses the measured mean by more than half."""
+"""The model is wrong if it is off by more than half of the measured mean."""
 MODEL_OFF_WINDOWS: Final = 5
 """Wrong for this many windows (ten ticks): the control breaker opens."""
 MODEL_PROVEN_WINDOWS: Final = 5
-"""Only a model that was right for this many windows is one whose misses say that something broke."""
+"""Only the errors of a model that was right for this many windows show that something broke."""
 
 # Batch limits
 LOW_POINTS: Final = 0.02
-"""Attainment below objective + 2 points (97% of 95%): one notch down, before the objective breaks."""
+"""Attainment below objective + 2 points (97% for 95%): one notch down, before the objective is missed."""
 LOW_WINDOWS: Final = (2, 3)
-"""In two of three windows: one bad window is noise."""
+"""Low in two of three windows: one bad window is noise."""
 HIGH_POINTS: Final = 0.045
-"""Attainment from objective + 4.5 points (99.5% of 95%): room for one notch up."""
+"""Attainment from objective + 4.5 points (99.5% for 95%): room for one notch up."""
 HIGH_LIMIT: Final = 0.999
-"""The latter never above 99.9%: it could not be reached."""
+"""Upper bound of both marks: more than 99.9% could not be reached."""
 HIGH_WINDOWS: Final = 4
 """Windows that must show room."""
 UP_EVERY_S: Final = 30.0
-"""At most one change up in this time: its effect must be seen (two windows and a scrape)."""
+"""At most one raise in this time: its effect must show first (two windows and a scrape)."""
 DOWN_EVERY_S: Final = 10.0
-"""At most one change down in this time."""
+"""At most one cut in this time."""
 UP_FACTOR: Final = 1.1
 """A notch of sequences up."""
 DOWN_FACTOR: Final = 0.9
-"""A notch of sequences down where the model places us near the target."""
+"""A notch of sequences down if the model places the limits near the target."""
 CUT_FACTOR: Final = 0.8
 """A notch of sequences down without a model (multiplicative decrease)."""
 QUEUE_UP_FACTOR: Final = 1.25
-"""Sequences up when requests wait, steps are short and memory is free: the batch is simply too small."""
+"""Sequences up if requests wait, steps are short and KV cache is free: the batch is too small."""
 QUEUE_UP_TICKS: Final = 2
-"""Ticks after such a step in which no replica is asked for."""
+"""Ticks after such a raise in which no scale-up is recommended."""
 USED_RATIO: Final = 0.5
-"""Limits of which less than half is used are not raised."""
+"""Limits that are used by less than half are not raised."""
 FULL_RATIO: Final = 0.9
-"""Running sequences from this share of the limit: the limit is what holds requests back."""
+"""From this share of the limit on, the limit makes requests wait."""
 PREEMPTIONS_PER_S: Final = 0.1
-"""Preemptions a second and pod above which sequences are cut at once: each repeats a whole prefill."""
+"""Preemptions per second and pod above which sequences are cut at once: each repeats a whole prefill."""
 KV_HIGH_RATIO: Final = 0.92
-"""KV cache above this is about to preempt."""
+"""Above this KV cache usage, preemptions are imminent."""
 KV_LOW_RATIO: Final = 0.85
-"""Below this a cut is taken back."""
+"""Below this KV cache usage, a cut is reverted step by step."""
 KV_CUT_FACTOR: Final = 0.8
-"""Sequences after a cut, of those that run."""
+"""Sequences after a cut, as a share of those that run."""
 KV_BACK_FACTOR: Final = 1.05
-"""Taken back by 5% in 30 s."""
+"""A cut is reverted by 5% every 30 s."""
 FEED_FORWARD_RATIO: Final = 0.1
-"""The target of sequences must move by a tenth before it is followed."""
+"""The target of sequences must move by more than a tenth before it is followed."""
 MODEL_CUT_FACTOR: Final = 0.5
-"""One move with the model leaves at least this part of the sequences."""
+"""One move with the model leaves at least this share of the sequences."""
 SHORT_STEP_RATIO: Final = 0.7
-"""Steps are short, and a wider batch helps a queue, below this part of the objective."""
+"""Steps are short, and a larger batch helps a queue, below this share of the objective."""
 CANARY_PODS: Final = 3
-"""With three pods or more a raise goes to one first."""
+"""With three pods or more, a raise goes to one pod first."""
 CANARY_POINTS: Final = 0.05
-"""It is taken back when that pod's attainment falls 5 points below the others'."""
+"""The raise is reverted if that pod's attainment is 5 points below the others'."""
 CANARY_WINDOWS: Final = 2
 """Windows of the canary that are judged."""
 CANARY_S: Final = 60.0
-"""A canary that could not be judged in this time is taken back: no evidence is no reason to go on."""
+"""A canary that could not be judged in this time is reverted: a raise needs evidence."""
 CANARY_REST_S: Final = 300.0
-"""After a canary failed nothing is raised for this long."""
+"""Nothing is raised for this long after a canary failed."""
 LEASE_S: Final = 120.0
-"""A pod keeps ordered limits this long after the last order."""
+"""A pod keeps its limits for this long after the last limits request."""
 ADMISSION_LEASE_RATIO: Final = 0.5
 """Leases are renewed at half-life."""
 PUT_RETRY_S: Final = 10.0
-"""A PUT that failed is tried again after this."""
+"""A failed PUT is retried after this."""
 
 # Replicas
 RHO_REALTIME: Final = 0.75
-"""Use of a replica's capacity that realtime traffic leaves room for (queue wait is short below it)."""
+"""Highest use of a replica's capacity for realtime traffic: below it the queue wait is short."""
 RHO_STANDARD: Final = 0.85
-"""The same for standard traffic: it may wait half a second."""
+"""For standard traffic, which may wait half a second."""
 RHO_BATCH: Final = 0.95
-"""The same for batch traffic: it may wait for minutes."""
+"""For batch traffic, which may wait for minutes."""
 BETA_REALTIME: Final = 1.5
-"""Square-root staffing: standard deviations of the load in hand (Halfin-Whitt) for realtime."""
+"""Square-root staffing (Halfin-Whitt): standard deviations of the load kept in reserve for realtime."""
 BETA_STANDARD: Final = 0.75
-"""The same for standard traffic."""
+"""For standard traffic."""
 BURSTINESS: Final = (1.0, 10.0)
-"""Bounds of the peakedness z = (IDC + Cs^2) / 2: below Poisson is not believed, above ten is a fault."""
+"""Bounds of the peakedness z = (IDC + Cs^2) / 2: below Poisson is implausible, above ten is an error."""
 SERVICE_CV2: Final = 1.0
-"""Squared coefficient of variation of the service time where it is not measured (exponential)."""
+"""Squared coefficient of variation of the service time, which is not measured (exponential)."""
 ROUNDING: Final = 0.1
-"""Taken off before rounding up: a hundredth of a replica too little is no reason for a GPU."""
+"""Subtracted before rounding up: less than a tenth of a replica does not justify another GPU."""
 BACKLOG_S: Final = 60.0
-"""A backlog is to be worked off within a minute."""
+"""A backlog is planned to drain within a minute."""
 BACKLOG_WAIT_RATIO: Final = 0.25
-"""It counts from a quarter of the objective on."""
+"""Waiting requests count as backlog above a quarter of the queue wait objective."""
 UP_STEP: Final = 2
-"""Within a minute at most two more replicas, or twice as many."""
+"""Within a minute, at most two more replicas or twice as many."""
 UP_SPAN_S: Final = 60.0
 """Span of that bound."""
 DOWN_SHARE: Final = 0.1
-"""One pod, or a tenth of the fleet, goes at a time."""
+"""One pod or a tenth of the fleet is removed at a time."""
 DOWN_EVERY_REPLICA_S: Final = 60.0
-"""At most one such step a minute: the next must see what the last one did."""
+"""At most one scale-down step per minute: its effect must show before the next."""
 ASKED_KEPT_S: Final = 120.0
-"""Pods that were read directly for something to be taken away are read on for so long: longer than DIRECT_WHOLE_S, so that an objection that comes and goes does not start it anew."""
+"""Pods that were read directly before a reduction are read for this much longer. It is longer than
+DIRECT_WHOLE_S, so that a reason that comes and goes does not restart that time."""
 DIRECT_WHOLE_S: Final = 60.0
-"""Without a Prometheus every pod must have been read for this long, or the scale-down delay, without a gap."""
+"""A scale-down needs direct reads of every pod for this long without a gap; without Prometheus for the
+stabilization window if that is longer."""
 CARRY_RATIO: Final = 0.85
-"""Those who stay must carry all that runs with this share of their capacity."""
+"""The replicas that stay must be able to run all sequences with this share of their capacity ..."""
 CARRY_KV_RATIO: Final = 0.8
-"""And with this share of their KV cache."""
+"""... and with this share of their KV cache."""
 TOO_FEW_KEPT_S: Final = 1800.0
-"""What a fleet served while requests waited bounds a step down for so long; then requests may have changed."""
+"""A fleet's throughput while requests waited limits scale-downs for this long; then requests may differ."""
 COLD_START_S: Final = 180.0
-"""Cold start before one was measured: weights of tens of GB from a warm disk."""
+"""Cold start until one is measured: tens of GB of weights from a warm disk."""
 COLD_START_MAX_S: Final = 1800.0
-"""A measured cold start is not believed beyond this."""
+"""Upper bound of a measured cold start."""
 PENDING_COLD_STARTS: Final = 2.0
-"""A pod that is pending for longer does not count as supply."""
+"""A pod that is pending for more cold starts than this does not count as supply."""
 COLD_START_WEIGHT: Final = 0.3
 """Weight of a new measurement of the cold start."""
 FORECAST_LEVEL: Final = 0.2
-"""Holt's smoothing of the level, per tick: about 25 s."""
+"""Holt's smoothing factor of the level, per tick: about 25 s."""
 FORECAST_TREND: Final = 0.05
-"""Holt's smoothing of the trend, per tick: slow, for noise times the horizon is replicas."""
+"""Holt's smoothing factor of the trend, per tick: slow, as noise times the horizon becomes replicas."""
 FORECAST_FACTOR: Final = 2.0
-"""A forecast may at most double the present rate."""
+"""A forecast may at most double the current rate."""
 WISH_SLOTS: Final = 20
-"""The highest wish of the delay is kept in this many slots."""
+"""The recommendations of the stabilization window are kept as the maxima of this many slots."""
 
 # Load breaker
 PRESSURE_KV_RATIO: Final = 0.95
-"""KV share that counts as full in the pressure."""
+"""KV cache usage that counts as full in the pressure."""
 BATCH_OPEN: Final = 0.9
-"""Pressure above which batch work stops: just before the objective is broken."""
+"""Pressure above which batch opens: just before an objective is missed."""
 BATCH_OPEN_TICKS: Final = 2
-"""Ticks in a row for that."""
+"""Ticks in a row above it that open batch."""
 BATCH_OPEN_PREEMPTIONS: Final = 1.0
-"""Preemptions a second (all pods) that open batch at once."""
+"""Preemptions per second (all pods) above which batch opens at once."""
 STANDARD_OPEN: Final = 1.5
-"""Pressure above which standard requests are refused by probability."""
+"""Pressure above which a share of the standard requests is shed."""
 STANDARD_OPEN_TICKS: Final = 3
-"""Ticks in a row for that."""
+"""Ticks in a row above it that open standard."""
 STANDARD_AFTER_BATCH_S: Final = 30.0
-"""Batch must have been closed to new work this long first: that may be enough."""
+"""The batch breaker must have been open for this long first: that may be enough."""
 SERVED_FACTOR: Final = 0.9
-"""Admitted = this share of what is served: the queue must shrink."""
+"""Admitted rate as a share of the served rate: the queue must shrink."""
 REJECT_MAX: Final = 0.95
-"""Never everything: the last twentieth measures whether it is over."""
+"""Never shed everything: the last twentieth shows whether the overload is over."""
 REJECT_STEP: Final = 0.1
-"""Admission moves by at most this in a tick."""
+"""The admitted share changes by at most this per tick."""
 CLIENT_WAIT_S: Final = 30.0
-"""Realtime is refused only when its oldest request waits longer than a client does."""
+"""Realtime requests are shed only if the oldest one has waited longer than a client does."""
 CLEAN: Final = 0.7
 """Pressure below which a tick is clean."""
 CLEAN_TICKS: Final = 3
-"""Clean ticks that close a half-open tier."""
+"""Clean ticks in a row that close a half-open tier."""
 HALF_OPEN_RATIO: Final = 0.1
-"""Share let in at first, doubled each clean tick."""
+"""Share admitted first when half-open, doubled with each clean tick."""
 LOAD_OPEN_S: Final = (30.0, 300.0)
-"""First and longest time that a tier stays open before it is tried again (doubling)."""
+"""Shortest and longest time that a tier stays open before it is half-open (doubling)."""
 
 # Control breaker
 LOST_TICKS: Final = 3
-"""Ticks without signals that open it: 15 s, the span of a fresh sample."""
+"""Ticks without signals that open the breaker: 15 s, as long as a sample is fresh."""
 FAILURES: Final = 3
-"""Failed writes or PUTs within FAILURES_S that open it."""
+"""Failed writes or PUTs within FAILURES_S that open the breaker."""
 FAILURES_S: Final = 300.0
-"""Span of the latter."""
+"""Span in which failures are counted."""
 NOT_IN_EFFECT_S: Final = 120.0
-"""Limits ordered and not read by a busy scheduler for this long (one lease) are not in effect."""
+"""Limits that a busy scheduler has not applied for this long (one lease) open the breaker."""
 REPLICAS_NOT_IN_EFFECT_S: Final = 120.0
-"""The Deployment does not carry the ordered number for this long."""
+"""A Deployment without the allocated replicas for this long opens the breaker."""
 DIRECTION_CHANGES: Final = 4
-"""Changes of direction (up, down, up ...) within DIRECTION_S that open it: we oscillate."""
+"""Changes of direction (up, down, up ...) within DIRECTION_S that open the breaker for oscillation."""
 DIRECTION_S: Final = 900.0
-"""Span of the latter."""
+"""Span in which changes of direction are counted."""
 WORSE_POINTS: Final = 0.05
-"""Attainment 5 points lower within two windows of a raise of ours."""
+"""SLO attainment 5 points lower in the two windows after a raise opens the breaker."""
 GOOD_S: Final = 600.0
-"""Limits under which the objectives were attained for this long are the last known good."""
+"""Limits under which the objectives were attained for this long are the last known good ones."""
 CONTROL_OPEN_S: Final = (120.0, 1800.0)
-"""First and longest time open (doubling)."""
+"""Shortest and longest time open (doubling)."""
 COMPARE_TICKS: Final = 3
-"""Half-open: ticks in which decisions are computed and compared, not carried out."""
+"""Half-open: ticks in which decisions are computed but not applied."""
 GOOD_TICKS: Final = 5
-"""Half-open: good ticks with one notch on one pod that close it."""
+"""Half-open: good ticks with one notch on one pod that close the breaker."""
 CALM_S: Final = 1800.0
-"""Closed for this long, the next opening starts with the short time again."""
+"""After the breaker was closed for this long, it opens with the shortest time again."""
 
 # Remedies
 REMEDY_STEPS: Final = 4
-"""Steps of the out-of-memory remedy: a model that does not fit then needs a person."""
+"""Steps of the out-of-memory remedy: if the model still does not fit, a person has to act."""
 REMEDY_CAP_STEP: Final = 5
-"""Points taken off the cap once sequences cannot be halved any more."""
+"""Points subtracted from the memory cap once sequences are no longer halved."""
 REMEDY_MIN_CAP: Final = 10
-"""The lowest cap the resource allows, in percent."""
+"""The lowest memory cap that the API allows, in percent."""
 HUNG_EVERY_S: Final = 120.0
-"""Least time between two such replacements."""
+"""Minimum time between two replacements of hung engines."""
 FRAGMENTED_RATIO: Final = 0.3
-"""Above this share of the allocator's memory unused, a prefill of ordinary size may find no whole piece."""
+"""Unused share of the allocator's memory above which an ordinary prefill may find no large enough block."""
 FRAGMENTED_S: Final = 600.0
-"""In every sample for this long: what one burst leaves behind is used again or given back within minutes."""
+"""In every sample for this long: memory left by one burst is reused or freed within minutes."""
 FRAGMENTED_GAP_S: Final = FRESH_S
-"""Samples further apart than three scrapes do not speak for the time between them: the 10 minutes begin anew."""
+"""Samples further apart than three scrapes do not cover the time between them: the 10 minutes restart."""
 FRAGMENTED_EVERY_S: Final = 3600.0
-"""Least time between two restarts for fragmentation: if it is back within the hour, restarts are no cure."""
+"""Minimum time between two restarts for fragmentation: if it returns sooner, restarts do not help."""
 FRAGMENTED_REPLICAS: Final = 2
-"""With fewer replicas nobody would answer during the restart."""
+"""With fewer replicas no replica would serve during the restart."""
 OVER_CAP_FACTOR: Final = 0.8
-"""Sequences after a measured peak above the cap."""
+"""Share of the sequences that is kept when memory use is above the cap."""
 DECISIONS_KEPT: Final = 10
 """Decisions kept in the status."""

@@ -1,9 +1,9 @@
-"""The control breaker: protects the fleet from us, when evidence or actuators cannot be trusted.
+"""The control breaker: protects the fleet from the control loop if signals or actuators are unreliable.
 
-Closed -> Open on any cause below. Open: limits go to the last known good (after a raise of ours that
-only did harm, those before it; else start-up values), replicas to max(current, fallback), nothing is
-lowered. Half-open after 120 s (doubling to 30 min): three ticks in which decisions are computed and
-compared only, then one notch on one pod; closed after five good ticks.
+Closed -> open on any cause below. Open: limits go to the last known good ones (after a raise that only
+did harm, those before it; else start-up values), replicas to max(current, fallback), and nothing is
+lowered. Half-open after 120 s (doubling to 30 min): three ticks in which decisions are computed but
+not applied, then one notch on one pod; closed after five good ticks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fleetkeeper.plan.control.values import BreakerState, Limits
 
 @dataclass(frozen=True, slots=True)
 class Worse:
-    """Attainment after a raise of ours: `by` how much lower it is.
+    """The effect of a raise. `by`: how much SLO attainment fell (ratio).
 
-    `kept`: the limits before the raise, where batch time's objective was attained under them, the
-    raise was used, and requests wait no shorter for it.
+    `kept`: the limits before the raise, if they attained the batch time objective, the raise was used,
+    and it did not shorten the queue wait.
     """
 
     by: float
@@ -43,17 +43,20 @@ class Worse:
 
     @property
     def is_much(self) -> bool:
-        """Whether it is more than chance does."""
+        """Return whether attainment fell by more than chance explains."""
         return self.by >= WORSE_POINTS
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one tick tells about ourselves.
+    """The observations of one tick from which the control breaker decides.
 
-    `signals_expected`: there are grown pods that ought to report, and we lead for as long as rates need. `failed_acts`: writes or PUTs that
-    failed in this tick. `limits_late_s`, `replicas_late_s`: how long an order is not in effect.
-    `worse`: what a raise of ours did (None: not judged).
+    `signals_expected`: there are warmed-up pods that should report, and this process has led for as long
+    as rates need. `failed_acts`: failed writes or PUTs of the last tick. `limits_late_s`,
+    `replicas_late_s`: how long limits or replicas have not been in effect. `turns`: times at which
+    limits changed direction. `worse`: the effect of the last raise (None: not judged).
+    `model_off_windows`: windows in a row in which a proven model was wrong. `attained`: whether both
+    objectives are attained under `limits`.
     """
 
     signals_known: bool = True
@@ -70,12 +73,12 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class ControlBreaker:
-    """The machine's state.
+    """The state of the control breaker.
 
-    `lost`: ticks without signals. `failures`: times of failed acts. `good`: good ticks while
-    half-open. `ignore_before`: causes older than this were dealt with. `last_good`: limits under
-    which the objectives were attained for ten minutes, or until a raise of ours; `attained_since`:
-    since when those in force do.
+    `wait_s`: how long it stays open. `lost`: ticks without signals. `failures`: times of failed writes
+    or PUTs. `good`: good ticks while half-open. `ignore_before`: causes before this time were handled.
+    `last_good`: limits under which the objectives were attained for ten minutes, or before a raise that
+    did harm. `attained_since`: since when `attained_limits` attain the objectives.
     """
 
     state: BreakerState = BreakerState.CLOSED
@@ -93,18 +96,18 @@ class ControlBreaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether decisions are carried out in full."""
+        """Return whether decisions are applied in full."""
         return self.state is BreakerState.CLOSED
 
     @property
     def probes(self) -> bool:
-        """Whether one pod may get one notch: half-open, after the compared ticks."""
+        """Return whether one pod may get one notch: half-open, after the ticks that only compute."""
         return self.state is BreakerState.HALF_OPEN and self.good >= COMPARE_TICKS
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a cause is judged by."""
+    """Inputs of a cause."""
 
     breaker: ControlBreaker
     evidence: Evidence
@@ -135,11 +138,11 @@ def _ineffective(look: _Look) -> tuple[str, str] | None:
     if look.evidence.limits_late_s > NOT_IN_EFFECT_S:
         return (
             "LimitsNotInEffect",
-            f"limits are not in effect after {look.evidence.limits_late_s:.0f} s",
+            f"batch limits are not in effect after {look.evidence.limits_late_s:.0f} s",
         )
     if look.evidence.replicas_late_s > REPLICAS_NOT_IN_EFFECT_S:
         return "ReplicasNotInEffect", (
-            f"ordered replicas are not in effect after {look.evidence.replicas_late_s:.0f} s"
+            f"allocated replicas are not in effect after {look.evidence.replicas_late_s:.0f} s"
         )
     return None
 
@@ -149,28 +152,32 @@ def _oscillates(look: _Look) -> tuple[str, str] | None:
     turns = sum(1 for turn in look.evidence.turns if turn > after)
     if turns < DIRECTION_CHANGES:
         return None
-    return "Oscillating", f"{turns} changes of direction in {DIRECTION_S / 60:.0f} minutes"
+    return "Oscillating", (
+        f"batch limits changed direction {turns} times in {DIRECTION_S / 60:.0f} minutes"
+    )
 
 
 def _worse(look: _Look) -> tuple[str, str] | None:
     worse = look.evidence.worse
     if worse is None or not worse.is_much:
         return None
-    return WORSE_AFTER_CHANGE, f"attainment fell by {worse.by:.1%} after a raise of ours"
+    return WORSE_AFTER_CHANGE, (
+        f"SLO attainment fell {100 * worse.by:.1f} points after a limit increase"
+    )
 
 
 def _model_off(look: _Look) -> tuple[str, str] | None:
     if look.evidence.model_off_windows < MODEL_OFF_WINDOWS:
         return None
-    return "ModelOff", "the step-time model misses batch time by more than half"
+    return "ModelOff", "the step-time model is off by more than 50%"
 
 
 CAUSES: tuple[Cause, ...] = (_lost, _failed, _ineffective, _oscillates, _worse, _model_off)
-"""In order; the first that holds is the reason."""
+"""In order; the first that applies is the reason."""
 
 
 def cause_of(breaker: ControlBreaker, evidence: Evidence, now: float) -> tuple[str, str] | None:
-    """The reason and detail why the evidence or the actuators cannot be trusted, or None."""
+    """Return the reason and detail why signals or actuators are unreliable, or None."""
     look = _Look(breaker, evidence, now)
     for cause in CAUSES:
         found = cause(look)
@@ -180,7 +187,7 @@ def cause_of(breaker: ControlBreaker, evidence: Evidence, now: float) -> tuple[s
 
 
 def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> ControlBreaker:
-    """Counters after one tick: silence in ticks, failures in a sliding span, the last known good."""
+    """Return the breaker with its counters updated: lost ticks, recent failures, last known good limits."""
     blind = evidence.signals_expected and not evidence.signals_known
     lost = breaker.lost + 1 if blind else 0
     failures = breaker.failures
@@ -195,7 +202,7 @@ def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> Control
     elif now - since >= GOOD_S:
         good = limits
     if evidence.worse is not None and evidence.worse.is_much:
-        # Better known than any other: what the raise left, which held until then.
+        # The limits before the raise are known best: they were in force until then.
         good = evidence.worse.kept or good
     held = (breaker.lost, breaker.failures, breaker.attained_since, breaker.attained_limits)
     if held == (lost, failures, since, limits) and good == breaker.last_good:
@@ -213,7 +220,7 @@ def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> Control
 def decide_control_breaker(
     breaker: ControlBreaker, evidence: Evidence, now: float
 ) -> ControlBreaker:
-    """The breaker after one tick."""
+    """Return the breaker after one tick."""
     breaker = _counted(breaker, evidence, now)
     cause = cause_of(breaker, evidence, now)
     if breaker.state is BreakerState.OPEN:
@@ -229,7 +236,7 @@ def decide_control_breaker(
 def _tested(
     breaker: ControlBreaker, evidence: Evidence, cause: tuple[str, str] | None, now: float
 ) -> ControlBreaker:
-    """Half-open: open again on a cause, for twice as long; closed after enough good ticks."""
+    """Handle half-open: open again on a cause, for twice as long; close after enough good ticks."""
     if cause is not None:
         return _open(breaker, cause, now, min(CONTROL_OPEN_S[1], 2 * breaker.wait_s))
     if not evidence.signals_known and evidence.signals_expected:
@@ -241,7 +248,7 @@ def _tested(
 
 
 def _tried(breaker: ControlBreaker, now: float) -> ControlBreaker:
-    """Open: half-open once the time is over and there is something to see."""
+    """Handle open: go half-open once the waiting time is over and signals are known."""
     if now - breaker.since < breaker.wait_s or breaker.lost:
         return breaker
     return replace(

@@ -1,6 +1,6 @@
-"""The bucket edges of the two promised histograms, and objectives snapped down to them.
+"""Bucket boundaries of the engine's two histograms, and objectives snapped down to them.
 
-The engine's contract fixes the edges (engine_image/contract/metrics.json; a test holds both equal).
+The engine's contract fixes the boundaries (engine_image/contract/metrics.json); a test keeps both equal.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import NamedTuple
 
 
 class Edges(NamedTuple):
-    """The bucket edges at which a service's attainment is counted, seconds."""
+    """The bucket boundaries at which a service's attainment is counted, in seconds."""
 
     queue_wait_s: float
     batch_time_s: float
 
 
 def edges_between(lowest: float, highest: float) -> tuple[float, ...]:
-    """Edges from `lowest` to `highest`; in each decade 1, 2 and 5 with 4, 5 and 4 geometric steps between.
+    """Return boundaries from `lowest` to `highest`: 1, 2 and 5 of each decade and geometric steps between.
 
-    So the common objectives (20, 50, 100, 200, 500 ms) are edges, and no edge is more than 1.21
-    times the one before. Rounded to 4 significant digits.
+    From 1 to 2, 2 to 5 and 5 to 10 there are 4, 5 and 4 steps. So common objectives (20, 50, 100, 200,
+    500 ms) are boundaries, and none is more than 1.21 times the previous one. Rounded to 4 significant
+    digits.
     """
     edges = {lowest, highest}
     for exponent in range(-6, 3):
@@ -38,9 +39,9 @@ BATCH_TIME_EDGES_S = edges_between(0.001, 10.0)
 
 
 def snap_down(objective_s: float, edges: Sequence[float]) -> float:
-    """The largest edge not above the objective; the smallest edge when all are above.
+    """Return the largest boundary not above the objective; the smallest if all are above.
 
-    Example: an objective of 0.45 s among (0.416, 0.5) is judged at 0.416 s: stricter, never laxer.
+    Example: an objective of 0.45 s between 0.416 s and 0.5 s is judged at 0.416 s: stricter, never laxer.
     """
     index = bisect_right(edges, objective_s * (1 + 1e-9))
     return edges[max(0, index - 1)]

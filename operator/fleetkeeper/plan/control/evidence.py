@@ -1,4 +1,4 @@
-"""What one tick tells about ourselves: the control breaker's evidence."""
+"""Evidence for the control breaker: how the control loop's own actions performed in one tick."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, Limi
 
 @dataclass(frozen=True, slots=True)
 class Acts:
-    """How our acts fared: orders sent, failures in this tick, since when replicas are not as ordered."""
+    """Results of the loop's actions: requests sent, failures to count, since when replicas are late."""
 
     orders: OrdersMemory
     failed: int
@@ -34,7 +34,7 @@ def evidence_of(
     *,
     now: float,
 ) -> Evidence:
-    """The evidence of one tick."""
+    """Return the evidence of one tick."""
     settings = inputs.settings
     busy = [pod for pod, running in signals.running_by_pod if running > 0]
     window = signals.windows[-1] if signals.windows else None
@@ -63,7 +63,7 @@ def evidence_of(
 
 
 def _worse(batch: BatchMemory, signals: Signals, settings: ControlSettings) -> Worse | None:
-    """By how much attainment fell in the two windows after our raise; None when not to be judged."""
+    """Return by how much attainment fell in the two windows after a raise; None if it is not judged."""
     before = batch.before_raise
     if before is None or batch.raised != batch.changed or signals.window is None:
         return None
@@ -81,13 +81,13 @@ def _worse(batch: BatchMemory, signals: Signals, settings: ControlSettings) -> W
 
 
 def _was_used(batch: BatchMemory, signals: Signals, before: Limits) -> bool:
-    """Whether steps can have become longer by a raise; places that nobody took lengthened none."""
+    """Return whether a raise can have made steps longer; additional sequences that never ran cannot."""
     wider = batch.limits is not None and batch.limits.tokens > before.tokens
     return wider or running_per_pod(signals) > before.sequences
 
 
 def judged_once(batch: BatchMemory, before: BatchMemory, signals: Signals) -> BatchMemory:
-    """A raise is judged once: what it was compared with is forgotten after two windows."""
+    """Return the batch memory without the state before a raise, once two windows have judged the raise."""
     if batch.before_raise is None or batch.raised != before.raised:
         return batch
     if len(judged_since(signals.windows, batch.raised)) < 2:

@@ -1,7 +1,7 @@
-"""From series, as engines expose them, to raw samples: the one table that both sources share.
+"""Conversion of the engines' series to raw samples, by one table for both sources.
 
-Names and labels are the engine's contract (engine_image/contract/metrics.json); a test holds the
-two equal. Series that are not in the table are ignored, so an engine may export more.
+Names and labels are the engine's contract (engine_image/contract/metrics.json); a test keeps both equal.
+Series that are not in the table are ignored, so an engine may export more.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ STEP_TERMS: Final[Mapping[str, tuple[str, ...]]] = {
     "decode": tuple(term for term in StepSums._fields if not term.startswith("prefill")),
     "prefill": StepSums._fields,
 }
-"""The sums that the step-time model needs of each class: decode-only steps bear no prefill tokens."""
+"""The sums of each step class that the step-time model needs; decode-only steps have no prefill tokens."""
 
 Place = tuple[str, int]
-"""Which record (counters, gauges, decode, prefill) and which index in it."""
+"""A record (counters, gauges, decode, prefill) and an index in it."""
 
 
 def edges_of(settings: ControlSettings) -> Edges:
-    """The objectives, snapped down to the engines' bucket edges."""
+    """Return the objectives, snapped down to the engines' bucket boundaries."""
     return Edges(
         snap_down(settings.queue_wait_objective_s, QUEUE_WAIT_EDGES_S),
         snap_down(settings.batch_time_objective_s, BATCH_TIME_EDGES_S),
@@ -85,7 +85,7 @@ def _table() -> dict[tuple[str, str], Place]:
 
 
 PLACES: Final[Mapping[tuple[str, str], Place]] = _table()
-"""(series name, value of its one label: tier, kind or step_class) -> where it goes. Same place: summed."""
+"""(series name, value of its label tier, kind or step_class) -> place. Series of one place are summed."""
 
 OPTIONAL: Final = frozenset(
     {
@@ -97,7 +97,7 @@ OPTIONAL: Final = frozenset(
         *(name for name, _ in PLACES if name.startswith(STEP_MODEL)),
     }
 )
-"""Names without which decisions still can be made."""
+"""Names of series that decisions do not require."""
 
 REQUIRED: Final = frozenset(name for name, _ in PLACES) - OPTIONAL
 SERIES: Final = frozenset(name for name, _ in PLACES)
@@ -106,7 +106,7 @@ LABELS: Final = ("tier", "kind", "step_class")
 
 
 class PodSeries:
-    """Collects the series of one pod; `sample` gives what was collected as one value."""
+    """A collector for the series of one pod; `sample` returns them as one value."""
 
     __slots__ = ("_edges", "_names", "_records")
 
@@ -119,7 +119,7 @@ class PodSeries:
         }
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        """One series; ignored when it is not in the table or lies at another bucket edge."""
+        """Add one series; ignore it if it is not in the table or is another bucket."""
         key = labels.get("tier") or labels.get("kind") or labels.get("step_class") or ""
         place = PLACES.get((name, key))
         if place is None:
@@ -145,11 +145,11 @@ class PodSeries:
 
     @property
     def is_empty(self) -> bool:
-        """Whether none of the series was one of the table."""
+        """Return whether no series of the table was added."""
         return not self._names
 
     def sample(self, pod: str, time: float, source: Source) -> PodSample:
-        """The sample, with the names that decisions need and that did not come."""
+        """Return the sample, including the names of required series that are missing."""
         decode, prefill = (self._records.get(step_class) for step_class in STEP_CLASSES)
         return PodSample(
             pod,
@@ -171,7 +171,7 @@ def sample_of(
     edges: Edges,
     source: Source,
 ) -> PodSample:
-    """The sample of one pod from its series (name, labels, value)."""
+    """Return the sample of one pod from its series (name, labels, value)."""
     collected = PodSeries(edges)
     for name, labels, value in series:
         collected.add(name, labels, value)

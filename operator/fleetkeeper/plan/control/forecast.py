@@ -1,4 +1,4 @@
-"""Holt's linear forecast of arrivals, over the time that a new replica needs to start."""
+"""Forecast of arrivals over a replica's cold start (Holt's linear method)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleetkeeper.plan.control.constants import (
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Level (requests/s) and trend (requests/s a tick). `seen`: ticks it rests on."""
+    """Level (requests/s) and trend (requests/s per tick). `seen`: number of ticks used."""
 
     level: float = 0.0
     trend: float = 0.0
@@ -22,7 +22,7 @@ class Forecast:
 
 
 def smoothed(forecast: Forecast, arrivals_per_s: float) -> Forecast:
-    """The forecast after one more tick (Holt 1957, double exponential smoothing)."""
+    """Return the forecast after one more tick (Holt 1957, double exponential smoothing)."""
     if forecast.seen == 0:
         return Forecast(arrivals_per_s, 0.0, 1)
     level = FORECAST_LEVEL * arrivals_per_s + (1 - FORECAST_LEVEL) * (
@@ -33,7 +33,7 @@ def smoothed(forecast: Forecast, arrivals_per_s: float) -> Forecast:
 
 
 def expected_per_s(forecast: Forecast, arrivals_per_s: float, horizon_s: float) -> float:
-    """Arrivals to be ready for: the larger of the present rate and the forecast, at most double.
+    """Return the arrivals to plan for: the larger of the current rate and the forecast, at most double.
 
     Example: 4/s, rising by 0.1/s a tick, a cold start of 60 s (12 ticks): 5.2/s; of 600 s: 8/s.
     """

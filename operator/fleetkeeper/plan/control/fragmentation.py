@@ -1,12 +1,12 @@
-"""Replicas whose allocator is fragmented are restarted: rarely, one at a time, and only in a calm fleet.
+"""Decide restarts of replicas with a fragmented allocator: rarely, one at a time, in a calm fleet.
 
-Off unless `memory.restartFragmented` asks for it. A restart takes a replica away for a cold start,
-so it needs all that a step down needs, and more: nothing else may move. The clock of a replica runs
-from one fresh sample to the next; whatever is missing, stale or impossible starts it anew.
+Off unless `memory.restartFragmented` is true. A restart removes a replica for one cold start, so it has
+the requirements of a scale-down and more: nothing else may change. A replica's run lasts from one fresh
+sample to the next; a missing, stale or impossible sample ends it.
 
-At most one an hour holds over a change of leader without being stored: a memory that begins counts
-as if a replica had just been restarted. A time in the status could be lost between the deletion and
-its write; this cannot, and costs one hour of a remedy that is in no hurry.
+The limit of one restart per hour survives a change of leader although it is not stored: a new memory
+counts as if a replica had just been restarted. A time in the status could be lost between the deletion
+and the write of the status. This rule needs no write, and it costs one hour of a remedy that is not urgent.
 """
 
 from __future__ import annotations
@@ -28,23 +28,32 @@ from fleetkeeper.plan.control.values import Decision, Grade, PodView, act, hold
 
 
 class RestartReason(Told):
-    """Why a fragmented replica is restarted, or is not. `.text` explains it."""
+    """The reason why a fragmented replica is or is not restarted. `.text` explains it."""
 
-    FRAGMENTED = "EngineFragmented", "A replica's allocator was above 30% for 10 minutes."
-    OFF = "RestartsOff", "memory.restartFragmented is false."
-    NONE = "NoneFragmented", "No replica's allocator was above 30% for 10 minutes."
+    FRAGMENTED = (
+        "EngineFragmented",
+        "The allocator fragmentation of a replica was above 30% for 10 minutes.",
+    )
+    OFF = "RestartsOff", "spec.memory.restartFragmented is false."
+    NONE = (
+        "NoneFragmented",
+        "No replica had an allocator fragmentation above 30% for 10 minutes.",
+    )
     ONLY_REPLICA = "OnlyReplica", "A restart of the only replica would be an outage."
-    PACE = "RestartPace", "At most one an hour, and none in an operator's first hour."
-    ROLLING_OUT = "RollingOut", "A roll-out replaces the replicas."
+    PACE = (
+        "RestartPace",
+        "At most one replica is restarted per hour, and none in the operator's first hour.",
+    )
+    ROLLING_OUT = "RollingOut", "A rollout is in progress."
     REPLACING = "ReplicasReplaced", "Another remedy replaces replicas."
-    CHANGING = "ReplicasChange", "The number of replicas changes."
+    CHANGING = "ReplicasChange", "The number of replicas is changing."
     BREAKER = "BreakerNotClosed", "A circuit breaker is not closed."
-    NONE_SPARED = "NoneSpared", "It is not known that the others do without one replica now."
+    NONE_SPARED = "NoneSpared", "It is not certain that the fleet can spare a replica now."
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A replica's fragmentation (a ratio of one) in a sample of this time that may be judged."""
+    """A replica's fragmentation (ratio, 0 to 1) at the time of a usable sample."""
 
     pod: str
     time: float
@@ -53,7 +62,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Samples without a gap, all above the limit: the time of the first and the last, the last ratio."""
+    """A run of samples above the limit, without a gap: times of the first and the last, the last ratio."""
 
     since: float
     newest: float
@@ -62,7 +71,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class FragmentationMemory:
-    """`runs` by pod; `restarted`: when a replica was last restarted, or when this memory began."""
+    """The memory of the rule.
+
+    `runs`: by pod. `restarted`: when a replica was last restarted, or when this memory began.
+    """
 
     runs: Mapping[str, Run] = field(default_factory=lambda: MappingProxyType({}))
     restarted: float = 0.0
@@ -70,11 +82,12 @@ class FragmentationMemory:
 
 @dataclass(frozen=True, slots=True)
 class RestartView:
-    """What the rules see of the fleet.
+    """Inputs of the rules.
 
-    `replicas`: the live order; `ordered`: what this tick wants; `in_effect`: whether the Deployment
-    carries what was ordered last. `replacing`: another remedy acts in this tick. `breakers_closed`: all
-    of them, also where they only report. `needed`: why no replica can be spared, else empty.
+    `replicas`: the live Deployment's number. `ordered`: this tick's recommendation. `in_effect`: whether
+    the Deployment has the last allocation. `replacing`: another remedy acts in this tick.
+    `breakers_closed`: all of them, including those that only report. `needed`: why a replica cannot be
+    removed now, else empty.
     """
 
     enabled: bool
@@ -91,9 +104,9 @@ class RestartView:
 def fragmentation_readings(
     tracks: Mapping[str, PodTrack], pods: Sequence[PodView], now: float
 ) -> tuple[Reading, ...]:
-    """The newest readings of replicas that may be judged: grown, with a fresh sample that was believed.
+    """Return the newest readings of warmed-up replicas with a fresh, plausible sample.
 
-    A ratio above one is impossible, and a replica that shows one is left out.
+    A replica with an impossible ratio, above one, is left out.
     """
     return tuple(_readings(tracks, pods, now))
 
@@ -115,9 +128,9 @@ def _readings(
 def watched(
     memory: FragmentationMemory, readings: Sequence[Reading], *, enabled: bool
 ) -> FragmentationMemory:
-    """The memory with these readings: runs go on, begin, or end. Not enabled: nothing is watched.
+    """Return the memory with these readings, which continue, start or end runs; without runs if disabled.
 
-    Example: samples every 5 s above 30%, then none for 16 s, then above 30% again: 0 s, not 10 minutes.
+    Example: samples every 5 s above 30%, then none for 16 s, then above 30%: the run restarts at 0 s.
     """
     runs = {}
     for reading in readings if enabled else ():
@@ -137,7 +150,7 @@ def _only_replica(view: RestartView) -> tuple[RestartReason, str] | None:
 
 
 def _rolling_out(view: RestartView) -> tuple[RestartReason, str] | None:
-    return (RestartReason.ROLLING_OUT, "a roll-out is under way") if view.rolling_out else None
+    return (RestartReason.ROLLING_OUT, "a rollout is in progress") if view.rolling_out else None
 
 
 def _replacing(view: RestartView) -> tuple[RestartReason, str] | None:
@@ -146,15 +159,20 @@ def _replacing(view: RestartView) -> tuple[RestartReason, str] | None:
 
 def _changing(view: RestartView) -> tuple[RestartReason, str] | None:
     if view.ordered != view.replicas or not view.in_effect:
-        return RestartReason.CHANGING, f"{view.ordered} replicas are ordered, of {view.replicas}"
+        return (
+            RestartReason.CHANGING,
+            f"{view.ordered} replicas are recommended, the Deployment has {view.replicas}",
+        )
     stay = [pod for pod in view.pods if not pod.deleting]
     if len(stay) != len(view.pods) or len(stay) != view.replicas:
-        return RestartReason.CHANGING, f"{len(view.pods)} pods are there, of {view.replicas}"
+        return RestartReason.CHANGING, f"{len(view.pods)} pods exist for {view.replicas} replicas"
     return None
 
 
 def _breaker(view: RestartView) -> tuple[RestartReason, str] | None:
-    return None if view.breakers_closed else (RestartReason.BREAKER, "a breaker is not closed")
+    return (
+        None if view.breakers_closed else (RestartReason.BREAKER, "a circuit breaker is not closed")
+    )
 
 
 def _needed(view: RestartView) -> tuple[RestartReason, str] | None:
@@ -169,18 +187,18 @@ OBJECTIONS: tuple[Callable[[RestartView], tuple[RestartReason, str] | None], ...
     _breaker,
     _needed,
 )
-"""Why not to restart a replica, in order; each gives its reason, or None."""
+"""Checks that block a restart, in order; each returns its reason or None."""
 
 
 def decide_fragmentation_restart(
     view: RestartView, memory: FragmentationMemory, now: float
 ) -> tuple[Decision[tuple[str, ...]], FragmentationMemory]:
-    """The replica that is restarted now (one or none), and the memory with its time.
+    """Decide which replica, if any, is restarted now; return it and the new memory.
 
-    The most fragmented of those above 30% in every sample for 10 minutes; of equals the first by name.
+    It is the most fragmented of those above 30% in every sample for 10 minutes; of equals the first by name.
     """
     if not view.enabled:
-        return hold((), RestartReason.OFF, "memory.restartFragmented is false"), memory
+        return hold((), RestartReason.OFF, "spec.memory.restartFragmented is false"), memory
     due = [(pod, run) for pod, run in memory.runs.items() if run.newest - run.since >= FRAGMENTED_S]
     if not due:
         return hold((), RestartReason.NONE, "no replica was above 30% for 10 minutes"), memory
@@ -188,10 +206,10 @@ def decide_fragmentation_restart(
     if objection is not None:
         return hold((), *objection), memory
     if now - memory.restarted < FRAGMENTED_EVERY_S:
-        return hold((), RestartReason.PACE, "at most one restart an hour"), memory
+        return hold((), RestartReason.PACE, "at most one restart per hour"), memory
     pod, worst = min(due, key=lambda item: (-item[1].ratio, item[0]))
     detail = (
-        f"{worst.ratio:.1%} of the memory that its allocator holds is unused, "
+        f"{worst.ratio:.1%} of its allocator's reserved memory is unused, "
         f"more than {FRAGMENTED_RATIO:.0%} for {(worst.newest - worst.since) / 60:.0f} minutes"
     )
     chosen: tuple[str, ...] = (pod,)

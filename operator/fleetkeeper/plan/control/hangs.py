@@ -1,9 +1,9 @@
-"""Which pods say that their engine hangs, and for how long they have said so.
+"""Pods that report a hung engine, and for how long they have reported it.
 
-Only the engine knows how long its step in flight may last, so the verdict is its own
-(`fleetkeeper_hung`). The loop infers no hang from counters: a long step, requests that the memory
-cap holds back and a grammar that compiles all look like one. An engine too old to give a verdict is
-never called hung; its liveness probe decides.
+Only the engine knows how long its current step may take, so it decides itself whether it is hung
+(`fleetkeeper_hung`). The loop does not infer that from counters: a long step, requests that wait for
+the memory cap, and a grammar that compiles all look the same. An engine that is too old to export the
+metric is never called hung; its liveness probe decides.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SAYS_HUNG: Final = 1.0
 
 
 class HangRun(NamedTuple):
-    """Samples in a row that say so: the time of the first and of the last."""
+    """A run of samples that report a hung engine: times of the first and the last."""
 
     since: float
     newest: float
 
     @property
     def is_long(self) -> bool:
-        """Return whether the pod's supervisor and its liveness probe have had their time."""
+        """Return whether the pod's supervisor and its liveness probe have had time to act."""
         return self.newest - self.since >= HANG_S
 
 
@@ -37,10 +37,10 @@ def hang_runs(
     held: Mapping[str, HangRun],
     now: float,
 ) -> dict[str, HangRun]:
-    """Return the runs of all pods whose fresh sample says that they hang.
+    """Return the runs of all pods whose fresh sample reports a hung engine.
 
-    Pods that are not ready count too: a hung engine fails its readiness probe long before its verdict.
-    A sample that is missing, old, impossible or says otherwise ends the run.
+    Pods that are not ready count, too: a hung engine fails its readiness probe long before it reports
+    that it is hung. A sample that is missing, old, impossible or reports otherwise ends the run.
     """
     present = {pod.name for pod in pods if not pod.deleting}
     runs = {}

@@ -1,10 +1,10 @@
-"""Recursive least squares from sums of products, updated only in the directions that were excited.
+"""Recursive least squares from sums of products, updated only in excited directions.
 
-A batch of n steps arrives as sums `Sxx` and `Sxy`. Its Cholesky factor turns it into at most k
-pseudo-observations (the rows of R in R'R = Sxx), which carry all that the n steps say. Each is one
-step of recursive least squares; forgetting acts along that row's direction alone (Cao and Schwartz
-2000, directional forgetting), so what is not excited is not forgotten, and the covariance cannot
-wind up. Sizes are 2 or 3: plain lists are the fastest here.
+A batch of n steps arrives as sums `Sxx` and `Sxy`. The Cholesky factor R (R'R = Sxx) turns it into at
+most k pseudo-observations, its rows, which contain all information of the n steps. Each row is one step
+of recursive least squares. Forgetting acts only along that row's direction (Cao and Schwartz 2000,
+directional forgetting), so that directions without excitation are not forgotten and the covariance does
+not wind up. Sizes are 2 or 3, for which plain lists are fastest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Matrix = tuple[Vector, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Coefficients, their covariance, the noise variance of one step, steps seen, refusals in a row."""
+    """Coefficients, their covariance, noise variance of one step, steps seen, rejections in a row."""
 
     coefficients: Vector
     covariance: Matrix
@@ -37,16 +37,16 @@ class Fit:
     refused: int = 0
 
     def predict(self, features: Vector) -> float:
-        """The fitted value at `features`."""
+        """Return the fitted value at `features`."""
         return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
 
     def variance(self, features: Vector) -> float:
-        """The variance of that value, from the covariance of the coefficients."""
+        """Return the variance of the fitted value, from the covariance of the coefficients."""
         return max(0.0, _quadratic(self.covariance, features))
 
 
 def unknown_fit(size: int) -> Fit:
-    """A fit that knows nothing: coefficients 0, covariance at its bound."""
+    """Return an uninformed fit: coefficients 0, covariance at its upper bound."""
     return Fit((0.0,) * size, _diagonal(size, COVARIANCE_MAX), noise=0.0)
 
 
@@ -62,7 +62,7 @@ def _quadratic(matrix: Matrix, x: Sequence[float]) -> float:
 
 
 def pseudo_observations(sxx: Matrix, sxy: Vector) -> list[tuple[Vector, float]]:
-    """Rows (features, value) that carry the sums; rows that were hardly excited are left out.
+    """Return rows (features, value) equivalent to the sums, without rows that were hardly excited.
 
     Example: 100 equal steps at 10 sequences give one row: the slope was not excited.
     """
@@ -82,10 +82,10 @@ def pseudo_observations(sxx: Matrix, sxy: Vector) -> list[tuple[Vector, float]]:
 
 
 def updated(fit: Fit, n: float, sxx: Matrix, sxy: Vector, syy: float) -> tuple[Fit, float]:
-    """The fit after a batch of `n` steps, and by how much it missed their mean (relative).
+    """Return the fit after a batch of `n` steps, and its relative prediction error of their mean.
 
-    A batch whose mean misses by more than the gate allows is refused; after six refusals in a row
-    the covariance is opened instead, and the batch is taken.
+    A batch with an error above the innovation gate is rejected. At the sixth rejection in a row the
+    covariance is reset and the batch is accepted.
     """
     mean_x = tuple(value / n for value in sxx[0])
     mean_y = sxy[0] / n
@@ -106,7 +106,7 @@ def updated(fit: Fit, n: float, sxx: Matrix, sxy: Vector, syy: float) -> tuple[F
 
 
 def _noise(fit: Fit, mean_y: float, sxx: Matrix, sxy: Vector, syy: float) -> float:
-    """Variance of one step around the fit: measured, smoothed, never below (2% of the mean)^2."""
+    """Return the variance of one step around the fit: measured, smoothed, at least (2% of the mean)^2."""
     floor = (0.02 * mean_y) ** 2 + 1e-6
     if fit.steps <= 0:
         return max(floor, (0.1 * mean_y) ** 2)
@@ -116,7 +116,7 @@ def _noise(fit: Fit, mean_y: float, sxx: Matrix, sxy: Vector, syy: float) -> flo
 
 
 def _observed(held: Vector, p: Matrix, x: Vector, y: float, noise: float) -> tuple[Vector, Matrix]:
-    """One step of recursive least squares with forgetting along `x` only: coefficients, covariance."""
+    """Return coefficients and covariance after one step, with forgetting along `x` only."""
     px = [sum([a * b for a, b in zip(row, x, strict=True)]) for row in p]
     spread = sum([a * b for a, b in zip(x, px, strict=True)])
     if spread <= 0.0:
@@ -136,7 +136,7 @@ def _observed(held: Vector, p: Matrix, x: Vector, y: float, noise: float) -> tup
 
 
 def _bounded(p: Matrix) -> Matrix:
-    """The covariance scaled to its upper bound (keeping correlations) and lifted to its lower one."""
+    """Return the covariance scaled down to its upper bound, with its correlations, and raised to its lower."""
     factor = [
         math.sqrt(COVARIANCE_MAX / row[i]) if row[i] > COVARIANCE_MAX else 1.0
         for i, row in enumerate(p)

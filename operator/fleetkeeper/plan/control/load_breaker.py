@@ -1,14 +1,17 @@
-"""The load breaker: a state machine per tier that protects users while no replica can come in time.
+"""The load breaker: one state machine per tier that protects users until new replicas are ready.
 
 Pressure x = max(W / objective, B / objective, KV / 0.95, Q / (C* x ready)), of the judged tiers.
-Batch opens first, then standard by probability, while there is anything to turn away: a queue that
-moves faster than requests come needs no closed door, however long its last ones waited. Realtime
-never by load, only when its queue is older than a client waits. A breaker that sees nothing closes:
-live traffic is never turned away for want of metrics (the pods keep a rule of their own). On signals
-that only age no tier opens, and none lets in fewer: they may show what is over. Only while
-no replica is old enough to be judged, which passes by itself within a minute, the breakers stay as
-they were. On the word of Prometheus alone nobody is turned away where the pods can be asked: from the
-first tick above a threshold they are read directly, and only their own words close a door further.
+W: queue wait. B: batch time. KV: used share of the KV cache. Q: waiting requests. C*: capacity.
+
+- Batch opens first. Standard follows and sheds a share of its requests, unless its queue drains: a
+  draining queue does not need load shedding, however long its last requests waited. Realtime never
+  opens on pressure, only if its oldest request waits longer than a client does.
+- Without signals the breaker closes: live traffic is never shed because metrics are missing (the
+  engines have an admission rule of their own).
+- On aging signals no tier opens or admits less: the overload may be over.
+- While every ready replica is warming up, at most a minute, the tiers stay as they are.
+- Prometheus alone never sheds more if the pods can be read directly: from the first tick above a
+  threshold they are read, and only their own samples let a tier open or admit less.
 """
 
 from __future__ import annotations
@@ -42,9 +45,10 @@ from fleetkeeper.plan.control.values import Admission, BreakerState, ControlSett
 
 @dataclass(frozen=True, slots=True)
 class TierBreaker:
-    """One tier. `over`: ticks in a row above its threshold; `clean`: clean ticks while half-open.
+    """The breaker of one tier.
 
-    `admit`: share of arrivals let in. `wait_s`: how long it stays open before it is tried.
+    `over`: ticks in a row above its threshold. `clean`: clean ticks while half-open. `admit`: admitted
+    share of arrivals. `wait_s`: how long it stays open before it is half-open.
     """
 
     state: BreakerState = BreakerState.CLOSED
@@ -58,7 +62,7 @@ class TierBreaker:
 
 @dataclass(frozen=True, slots=True)
 class LoadBreaker:
-    """The three tiers' breakers."""
+    """The breakers of the three tiers."""
 
     realtime: TierBreaker = TierBreaker()
     standard: TierBreaker = TierBreaker()
@@ -66,19 +70,19 @@ class LoadBreaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether every tier is closed."""
+        """Return whether every tier is closed."""
         return all(
             tier.state is BreakerState.CLOSED for tier in (self.realtime, self.standard, self.batch)
         )
 
     def by_tier(self) -> dict[Tier, TierBreaker]:
-        """The breakers by tier."""
+        """Return the breakers by tier."""
         return {Tier.REALTIME: self.realtime, Tier.STANDARD: self.standard, Tier.BATCH: self.batch}
 
 
 @dataclass(frozen=True, slots=True)
 class _TierView:
-    """What one tier's machine sees in a tick. `may_close`: fewer may be let in than are now."""
+    """Inputs of one tier's state machine in a tick. `may_close`: whether it may admit less than now."""
 
     over: bool
     ticks: int
@@ -89,7 +93,7 @@ class _TierView:
 
 
 def pressure(signals: Signals, settings: ControlSettings, capacity: float) -> float:
-    """The x above. `capacity`: sequences a replica carries; 0 when not known, then Q is left out.
+    """Return the pressure x. `capacity`: sequences per replica; 0 if unknown, which leaves out Q.
 
     Example: wait 0.4 s of 0.5 s, step 30 ms of 50 ms, KV 0.5, nothing waiting: 0.8.
     """
@@ -105,9 +109,9 @@ def pressure(signals: Signals, settings: ControlSettings, capacity: float) -> fl
 
 
 def rejected_ratio(served_per_s: float, offered_per_s: float) -> float:
-    """clip(1 - 0.9 served / offered, 0, 0.95); 0 below 20 requests in 30 s.
+    """Return the share to shed, clip(1 - 0.9 served / offered, 0, 0.95); 0 below 20 requests in 30 s.
 
-    Example: 4/s served of 10/s offered: 0.64 is turned away, and 3.6/s let in.
+    Example: 4/s served of 10/s offered: 0.64 is shed, and 3.6/s are admitted.
     """
     if offered_per_s * RATE_S < MIN_REQUESTS:
         return 0.0
@@ -123,7 +127,7 @@ def _opened(view: _TierView, now: float, wait_s: float) -> TierBreaker:
 
 
 def _stepped(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
-    """One tick of a tier's machine."""
+    """Return a tier's breaker after one tick."""
     over = min(breaker.over + 1, 1000) if view.over else 0
     breaker = breaker if over == breaker.over else replace(breaker, over=over)
     if breaker.state is BreakerState.CLOSED:
@@ -135,7 +139,7 @@ def _stepped(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
 
 
 def _tried(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
-    """Open: half-open once its time is over and the pressure is below the threshold."""
+    """Handle open: go half-open once the waiting time is over and the tier is below its threshold."""
     if now - breaker.since < breaker.wait_s or view.over:
         least = 0.0 if view.may_close else breaker.admit
         return replace(breaker, admit=max(least, view.open_admit))
@@ -144,7 +148,7 @@ def _tried(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
 
 
 def _tested(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
-    """Half-open: open again above the threshold, for twice as long; wider and closed when clean."""
+    """Handle half-open: open again above the threshold, for twice as long; admit more in clean ticks."""
     if view.over and view.may_close:
         return _opened(view, now, min(LOAD_OPEN_S[1], 2 * breaker.wait_s))
     if view.over or not view.clean:
@@ -155,7 +159,7 @@ def _tested(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
 
 
 def asks_pods(breaker: LoadBreaker) -> bool:
-    """Whether the pods are to be read directly, for requests are or may soon be turned away."""
+    """Return whether to read the pods directly, because requests are shed or may be soon."""
     return breaker != LoadBreaker()
 
 
@@ -168,9 +172,9 @@ def decide_load_breaker(
     *,
     checks_directly: bool = False,
 ) -> LoadBreaker:
-    """The breakers after one tick. Signals that are not known close them all; young pods alone do not yet.
+    """Return the breakers after one tick. Unknown signals close them all, unless every pod is warming up.
 
-    `checks_directly`: the pods can be read, so Prometheus alone turns nobody away.
+    `checks_directly`: the pods can be read directly, so Prometheus alone sheds no requests.
     """
     if not signals.known:
         return _blind(signals, breaker, now)
@@ -200,7 +204,11 @@ def decide_load_breaker(
 
 
 def _blind(signals: Signals, breaker: LoadBreaker, now: float) -> LoadBreaker:
-    """While every ready pod is young a tier stays as it was, at most a minute beyond its own time."""
+    """Handle unknown signals: close every tier.
+
+    While every ready pod is warming up, a tier stays as it is for at most a minute beyond its waiting
+    time.
+    """
     young = signals.ready_pods > 0 and signals.grown_pods == 0
     if breaker.is_closed or not young:
         return breaker if breaker.is_closed else LoadBreaker()
@@ -214,9 +222,9 @@ def _blind(signals: Signals, breaker: LoadBreaker, now: float) -> LoadBreaker:
 
 
 def _ageing(breaker: LoadBreaker) -> LoadBreaker:
-    """Return the breaker as it was: what is not seen now opens no tier and lets in no fewer.
+    """Return the breaker as it is: on aging signals no tier opens or admits less.
 
-    Ticks in a row begin anew. Signals that age are fresh again or lost within a minute.
+    Counts of ticks in a row restart. Aging signals are fresh again or lost within a minute.
     """
     if breaker.is_closed:
         return _calm(breaker)
@@ -225,12 +233,12 @@ def _ageing(breaker: LoadBreaker) -> LoadBreaker:
 
 
 def _calm(breaker: LoadBreaker) -> LoadBreaker:
-    """A closed breaker in a calm tick: counters go back, the short waiting time is restored."""
+    """Reset a closed breaker in a calm tick: its counters, and its waiting time to the shortest."""
     return breaker if breaker == LoadBreaker() else LoadBreaker()
 
 
 def _enough(signals: Signals) -> bool:
-    """Whether 20 requests were served, arrived or wait: fewer are not judged."""
+    """Return whether at least 20 requests arrived, were served or wait; fewer are not judged."""
     rates = signals.rates
     seen = max(signals.arrivals_per_s, signals.served_per_s) * RATE_S
     return max(seen, signals.waiting, rates.batch_time_count * RATE_S / 100) >= MIN_REQUESTS
@@ -275,12 +283,15 @@ def _realtime_view(signals: Signals, breaker: LoadBreaker, *, clean: bool) -> _T
         ticks=STANDARD_OPEN_TICKS,
         clean=clean and oldest_s < CLIENT_WAIT_S / 2,
         open_admit=_towards(breaker.realtime.admit, wanted),
-        why=f"the oldest realtime request waits {oldest_s:.0f} s",
+        why=f"the oldest realtime request has waited {oldest_s:.0f} s",
     )
 
 
 def admission_of(breaker: LoadBreaker, settings: ControlSettings) -> Admission:
-    """What the pods are told: admitted shares by tier; batch keeps only its floor while not closed."""
+    """Return the admitted share of each tier, and batch's share of sequences.
+
+    While batch is not closed, that share is its floor, or what the half-open breaker admits.
+    """
     closed = breaker.batch.state is BreakerState.CLOSED
     share = settings.batch_share_ratio
     if not closed:

@@ -1,8 +1,8 @@
-"""The memory of a service as one frozen value, and how it is rebuilt from the status after a restart.
+"""The memory of a service as one frozen value, and its recovery from the status after a restart.
 
-What must survive is in the status anyway, for people to read: limits, breakers, remedy, decisions.
-Windows, rates and the model are measured anew within minutes; generations follow the clock; and no
-replica goes for one full delay after a restart.
+What must survive a restart is in the status: limits, breakers, remedy, decisions. Windows, rates and the
+step-time model are measured again within minutes, and generations follow the clock. After a restart no
+replica is removed for one full stabilization window.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fleetkeeper.plan.previous import previous_condition
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A decision that changed something, as the status keeps the last ten."""
+    """A decision that changed something; the status keeps the last ten."""
 
     time: float
     what: str
@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the status says of a loop: its value at the last change, why, and since when."""
+    """The value in the status of replicas or limits at its last change, the reason, and the time."""
 
     value: str = ""
     reason: str = ""
@@ -56,7 +56,12 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class ControlMemory:
-    """All that the next tick needs of the past."""
+    """The state of a service that the next tick needs.
+
+    `replaced_at`, `replaced_pod`: the last replacement of a hung engine. `order_late_since`: since when
+    the Deployment does not have the allocated replicas. `asked_at`: when pods last had to be read
+    directly. `shown_*`, `peak_percent`, `over_cap_pod`, `changes`: what the status shows.
+    """
 
     signals: SignalsMemory = field(default_factory=SignalsMemory)
     model: StepModel = field(default_factory=StepModel)
@@ -85,12 +90,12 @@ class ControlMemory:
 
 
 def timestamp(time: float) -> str:
-    """Seconds since the epoch as Kubernetes writes times (RFC 3339, whole seconds, UTC)."""
+    """Format seconds since the epoch as Kubernetes does (RFC 3339, whole seconds, UTC)."""
     return datetime.fromtimestamp(int(time), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_timestamp(text: object) -> float:
-    """The reverse; 0.0 for anything that is not such a time."""
+    """Parse such a time to seconds since the epoch; return 0.0 for anything else."""
     if not isinstance(text, str):
         return 0.0
     try:
@@ -100,12 +105,12 @@ def parse_timestamp(text: object) -> float:
 
 
 def with_change(memory: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
-    """The last ten changes, oldest first."""
+    """Return the last ten changes including this one, oldest first."""
     return (*memory, change)[-DECISIONS_KEPT:]
 
 
 def changes_to_status(changes: tuple[Change, ...]) -> list[dict[str, Any]]:
-    """`status.decisions`."""
+    """Return `status.decisions`."""
     return [
         {
             "time": timestamp(change.time),
@@ -133,10 +138,10 @@ def _state(value: object) -> BreakerState:
 
 
 def _tier(load: Mapping[str, Any], name: str, admit: float, now: float) -> TierBreaker:
-    """A tier that was not closed is open again from now: it is tried after the short time."""
+    """Return a tier's breaker: if it was not closed, it opens now with the shortest waiting time."""
     if _state(load.get(name)) is BreakerState.CLOSED:
         return TierBreaker()
-    return TierBreaker(BreakerState.OPEN, now, admit=admit, reason="before the restart")
+    return TierBreaker(BreakerState.OPEN, now, admit=admit, reason="open before the restart")
 
 
 def _changes(status: Mapping[str, Any]) -> tuple[Change, ...]:
@@ -164,7 +169,7 @@ def _remedy(status: Mapping[str, Any], generation: int, cap_percent: int) -> Rem
 
 
 def _source(breaker: Mapping[str, Any], now: float) -> SourceBreaker:
-    """Open stays open: the next answer closes it, and nobody is told the same twice."""
+    """Return the source breaker: open stays open until Prometheus answers, without a second event."""
     if _state(breaker.get("source")) is not BreakerState.OPEN:
         return SourceBreaker()
     return SourceBreaker(BreakerState.OPEN, parse_timestamp(breaker.get("since")) or now)
@@ -173,10 +178,10 @@ def _source(breaker: Mapping[str, Any], now: float) -> SourceBreaker:
 def memory_from_status(
     status: Mapping[str, Any], generation: int, cap_percent: int, now: float
 ) -> ControlMemory:
-    """The memory that a new leader begins with. Anything malformed counts as absent.
+    """Return the memory with which a new leader starts. Malformed fields count as absent.
 
-    A breaker that was open or half-open is open from now on, with its first waiting time. The hour
-    between two restarts for fragmentation begins now: the leader before may have made one just now.
+    A breaker that was open or half-open opens now with its shortest waiting time. The hour between two
+    restarts for fragmentation starts now: the previous leader may have just restarted a replica.
     """
     batching, breaker = _section(status, "batching"), _section(status, "breaker")
     sequences, tokens = _whole(batching, "sequences"), _whole(batching, "tokens")
@@ -214,7 +219,7 @@ def memory_from_status(
 
 
 def _detail(status: Mapping[str, Any]) -> str:
-    """Return why the control breaker opened, as Degraded says it in front of what follows."""
+    """Return why the control breaker opened: the part of Degraded's message before the first semicolon."""
     degraded = previous_condition(status, ConditionType.DEGRADED) or {}
     if degraded.get("reason") != Reason.CONTROL_BREAKER_OPEN:
         return "open before the restart"
@@ -222,7 +227,7 @@ def _detail(status: Mapping[str, Any]) -> str:
 
 
 def _over_cap_pod(status: Mapping[str, Any]) -> str:
-    """Return the replica that MemoryWithinCap names: its peak is measured anew only while it runs."""
+    """Return the replica that MemoryWithinCap names; its peak is measured again only while it runs."""
     within = previous_condition(status, ConditionType.MEMORY_WITHIN_CAP) or {}
     words = str(within.get("message", "")).split()
     is_above = within.get("reason") == Reason.ABOVE_CAP and words[:1] == ["Replica"]

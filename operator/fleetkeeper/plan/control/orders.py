@@ -1,4 +1,4 @@
-"""Which PUT /v1/limits are due now: changed values, leases at half-life, failures tried again."""
+"""The PUT /v1/limits requests that are due: changed values, leases at half-life, retries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetkeeper.plan.control.values import Admission, Limits, PodOrder, PodView
 
 @dataclass(frozen=True, slots=True)
 class PodPut:
-    """The last order sent to one pod. `changed`: when its values changed last (not renewals)."""
+    """The last limits request sent to one pod. `changed`: when its values last changed (not renewals)."""
 
     limits: Limits
     admission: Admission
@@ -25,17 +25,17 @@ class PodPut:
 
 @dataclass(frozen=True, slots=True)
 class OrdersMemory:
-    """Puts by pod name, and the newest generation of this service."""
+    """The last requests by pod name, and the newest generation of this service."""
 
     puts: Mapping[str, PodPut] = field(default_factory=lambda: MappingProxyType({}))
     generation: int = 0
 
 
 def next_generation(generation: int, now: float) -> int:
-    """A number larger than any sent before, also by a process that is gone: never below the clock.
+    """Return a generation larger than any sent before, also by a previous process.
 
-    Generations are seconds since the epoch where nothing newer was sent, so they survive a restart
-    without being stored; a 409 tells a newer one, and we go on from there.
+    Generations are at least the seconds since the epoch, so they survive a restart without being stored.
+    A 409 response contains a newer one, from which the next generation continues.
     """
     return max(generation + 1, int(now))
 
@@ -43,10 +43,10 @@ def next_generation(generation: int, now: float) -> int:
 def after_outcomes(
     memory: OrdersMemory, outcomes: Sequence[PutOutcome]
 ) -> tuple[OrdersMemory, int]:
-    """The memory with the answers to the last tick's PUTs, and whether they count as a failed act.
+    """Return the memory with the results of the last tick's PUTs, and the number of failures to count.
 
-    A tick counts as one failure when at least half of its PUTs failed: one dead pod is the pod's
-    trouble, not ours.
+    A tick counts as one failure if at least half of its PUTs failed: one failed pod is not a failure of
+    the control loop.
     """
     if not outcomes:
         return memory, 0
@@ -82,7 +82,7 @@ def due_orders(
     admission: Admission,
     now: float,
 ) -> tuple[tuple[PodOrder, ...], OrdersMemory]:
-    """The PUTs of this tick and the memory of them. Values that change get one new generation for all."""
+    """Return the PUTs of this tick and the new memory. All changed values share one new generation."""
     puts: dict[str, PodPut] = {}
     orders: list[PodOrder] = []
     generation = memory.generation
@@ -114,9 +114,9 @@ def due_orders(
 def late_s(
     memory: OrdersMemory, applied: Sequence[tuple[str, float]], busy: Sequence[str], now: float
 ) -> float:
-    """For how long at least half of the busy pods have not read what they were ordered; else 0.
+    """Return for how long at least half of the busy pods have not applied their limits, in seconds; else 0.
 
-    An idle scheduler reads nothing and is not late.
+    An idle scheduler reads no limits and is not late.
     """
     seen = dict(applied)
     waits = [

@@ -1,4 +1,4 @@
-"""What one tick decided for one service: the value that the runtime carries out and reports."""
+"""The result of one tick for one service, which the runtime applies and reports."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from fleetkeeper.plan.model import Notice, ReplicaOrder
 
 @dataclass(frozen=True, slots=True)
 class ControlDecision:
-    """What `decide_service` gives. `puts` are due now; `want` goes to `arbitrate`.
+    """The result of `decide_service`. `puts` are due now; `want` goes to `arbitrate`.
 
-    `replacement`: pods whose engine hangs; `restart`: replicas whose allocator is fragmented, and
-    `fragmentation_ratio` the worst that may be judged. `pod_load`: running and waiting by pod, from
-    which the planner marks the emptiest. `asks_pods`: the pods are to be read directly, for something
-    may be taken away. `checks_directly`, `prometheus_disputed`: as in the inputs.
+    `replacement`: pods whose engine is hung. `restart`: replicas whose allocator is fragmented.
+    `fragmentation_ratio`: the highest ratio of a replica that may be judged. `pod_load`: running
+    sequences by pod; the planner removes the least loaded pods first. `asks_pods`: read the pods
+    directly, because replicas or admitted requests may be reduced. `checks_directly`,
+    `prometheus_disputed`: as in the inputs.
     """
 
     namespace: str
@@ -68,7 +69,7 @@ class ControlDecision:
 
     @property
     def replace_pods(self) -> Mapping[str, Removal]:
-        """Pods to be replaced now, each if it confirms the cause when it is read directly."""
+        """Pods to replace now; each only if it confirms the cause when it is read directly."""
         found = {}
         if self.replacement.valid:
             why = self.replacement.detail
@@ -83,12 +84,12 @@ class ControlDecision:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What `conclude` gives, in the words of the planner's snapshot.
+    """The report that `conclude` returns to the planner and the runtime.
 
-    `order` is None where the loop does not order (hold, pinned, Advisory, paused).
-    `notices` do not tell of replicas: the planner does, when it has written them.
-    `status`: the pieces scaling, batching, breaker, memory, remedy, decisions, and `conditions`.
-    `metrics`: (name without prefix, labels, value) of gauges to export.
+    `order`: the allocation; None if the loop does not set replicas (unchanged, pinned, Advisory, paused).
+    `notices`: events, except for changes of replicas: the planner records those once they are written.
+    `status`: the fields scaling, batching, breaker, memory, remedy, decisions, and `conditions`.
+    `metrics`: (name without prefix, labels, value) of the gauges to export.
     """
 
     order: ReplicaOrder | None

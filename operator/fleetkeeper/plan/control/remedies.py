@@ -1,4 +1,4 @@
-"""Remedies: bounded answers to failures of engines. Each step is remembered until the spec changes."""
+"""Remedies: bounded responses to engine failures. Each step stays in force until the spec changes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ OUT_OF_MEMORY = "CUDAOutOfMemory"
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """The remedy in force: start-up sequences and cap instead of the spec's, for one generation of it.
+    """The remedy in force: start-up sequences and memory cap that replace the spec's, for one generation.
 
-    `since`: time of the last step; only pods made after it count for the next.
+    `since`: time of the last step; only pods created after it count for the next step.
     """
 
     reason: str
@@ -32,7 +32,7 @@ class Remedy:
 
 
 def remedy_in_force(remedy: Remedy | None, settings: ControlSettings) -> Remedy | None:
-    """The remedy, or None once the spec has changed."""
+    """Return the remedy, or None once the spec has changed."""
     return remedy if remedy is not None and remedy.generation == settings.generation else None
 
 
@@ -43,10 +43,10 @@ def decide_memory_remedy(
     out_of_memory_pods: Sequence[str],
     now: float,
 ) -> Decision[Remedy | None]:
-    """One step after an engine ran out of accelerator memory, at most four in all.
+    """Decide the next step after an engine ran out of accelerator memory; at most four steps.
 
-    Start-up sequences are halved twice where the floor allows; then the cap goes down by 5 points.
-    Example: 256 sequences at 80%: 128, 64, then 75%, then 70%, then a person is needed.
+    Start-up sequences are halved twice if the floor allows it, then the cap is lowered by 5 points.
+    Example: 256 sequences at 80%: 128, 64, then 75%, then 70%, then a person has to act.
     """
     held = remedy_in_force(remedy, settings)
     since = held.since if held is not None else 0.0
@@ -58,18 +58,18 @@ def decide_memory_remedy(
     cap = held.cap_percent if held is not None else settings.cap_percent
     if attempts >= REMEDY_STEPS:
         return hold(
-            held, "RemediesExhausted", f"{hit[0]} ran out of memory after {attempts} remedies"
+            held, "RemediesExhausted", f"pod {hit[0]} ran out of memory after {attempts} remedies"
         )
     if attempts < REMEDY_STEPS // 2 and sequences // 2 >= settings.min_sequences:
         sequences //= 2
-        what = f"start-up sequences are now {sequences}"
+        what = f"engines now start with at most {sequences} sequences"
     elif cap - REMEDY_CAP_STEP >= REMEDY_MIN_CAP:
         cap -= REMEDY_CAP_STEP
-        what = f"the cap is now {cap}%"
+        what = f"the memory cap is now {cap}%"
     else:
-        return hold(held, "RemediesExhausted", f"{hit[0]} ran out of memory at the lowest cap")
+        return hold(held, "RemediesExhausted", f"pod {hit[0]} ran out of memory at the lowest cap")
     step = Remedy(OUT_OF_MEMORY, sequences, cap, attempts + 1, settings.generation, now)
-    return act(step, OUT_OF_MEMORY, f"{hit[0]} ran out of accelerator memory: {what}")
+    return act(step, OUT_OF_MEMORY, f"pod {hit[0]} ran out of accelerator memory: {what}")
 
 
 def decide_replacements(
@@ -80,21 +80,23 @@ def decide_replacements(
     last: str = "",
     paused: bool = False,
 ) -> Decision[tuple[str, ...]]:
-    """Pods whose engine hangs and that are replaced now: one at a time, two minutes apart.
+    """Decide which pod with a hung engine is replaced now: one at a time, two minutes apart.
 
-    The supervisor inside the pod restarts a hung engine first; this is for the pod where even that
-    does not help. The pods take turns by name after `last`, the one chosen before: a pod that does not
-    confirm its hang stays, and must not keep the next from its turn. `paused` (spec.paused): none is
-    touched.
+    The supervisor in the pod restarts a hung engine first. This is for a pod that stays hung. Pods are
+    chosen round-robin by name, starting after `last`, the previous choice: a pod that does not confirm
+    that it is hung stays, and must not block the others. `paused` (spec.paused): no pod is replaced.
     """
     if not hung_pods:
-        return hold((), "NoHungEngine", "no engine says that it hangs")
+        return hold((), "NoHungEngine", "no engine reports that it is hung")
     if paused:
-        return hold((), "Paused", f"{min(hung_pods)} hangs, and spec.paused keeps it")
+        why = f"pod {min(hung_pods)} is hung but not replaced because spec.paused is true"
+        return hold((), "Paused", why)
     if now - replaced_at < HUNG_EVERY_S:
         return hold(
-            (), "ReplacementPace", f"the last one was replaced {now - replaced_at:.0f} s ago"
+            (), "ReplacementPace", f"the last pod was replaced {now - replaced_at:.0f} s ago"
         )
     chosen = min(hung_pods, key=lambda pod: (pod <= last, pod))
-    detail = f"{chosen} has work, makes no step and says that it hangs: it is replaced"
+    detail = (
+        f"Pod {chosen} has work but makes no progress and reports that it is hung: it is replaced"
+    )
     return act((chosen,), "EngineHung", detail)

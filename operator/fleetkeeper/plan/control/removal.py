@@ -1,8 +1,8 @@
-"""A pod that the control loop wants to delete, and what that pod itself must confirm first.
+"""A pod that the control loop wants to delete, and how that pod must confirm it first.
 
-The loop decides on samples that may be old, lost or forged by the time it acts. So a pod is deleted
-only if that very pod, read directly after the decision, still shows the reason. No answer is no
-confirmation.
+The samples of a decision may be old, lost or forged when it is applied. So a pod is deleted only if the
+pod itself, read directly after the decision, still shows the cause. A pod that does not answer does not
+confirm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fleetkeeper.plan.model import Notice
 
 
 class Cause(StrEnum):
-    """Why a pod is to be deleted."""
+    """The cause for which a pod is deleted."""
 
     HUNG = "hung"
     FRAGMENTED = "fragmented"
@@ -25,7 +25,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One pod to be deleted. `why` is for the log; `notice` is posted once the pod is deleted."""
+    """A pod to delete. `why` is for the log; the event `notice` is recorded once the pod is deleted."""
 
     cause: Cause
     why: str

@@ -1,7 +1,8 @@
-"""Replicas: up at once, down one at a time and only when everything is known and calm.
+"""Decide the recommended number of replicas: up at once, down one step at a time.
 
-Every reason for not going down is a check of its own; the first that objects is the decision's
-reason. Nothing here ever lowers on missing data.
+A scale-down needs complete and fresh samples, closed breakers, an empty queue and enough capacity in
+the replicas that stay. Each requirement is a check of its own, and the first that fails is the
+decision's reason. Missing data never lowers the number.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ from fleetkeeper.plan.control.values import ControlSettings, Decision, Grade, ac
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """What the rules see.
+    """Inputs of the replica rules.
 
-    `replicas`: the live order; `ready`, `pending`: pods (pending for not longer than two cold
-    starts), `overdue`: pods pending for longer, which do not count as supply. `needed_up` counts
-    silent pods as idle, `needed_down` as full; None: not known. `capacity`: sequences a replica
-    carries. `batch_at_limit`: no step up of the batch is possible. `demand`: batch limits are at
-    their floor and batch time is still too long. `raise_first`: a raise of the batch may do.
-    `prometheus_lost`: a Prometheus is set up and has nothing fresh. `checks_directly`: samples come
-    from Prometheus and can be checked against the pods.
+    `replicas`: the live Deployment's number. `ready`, `pending`: pods (pending for at most two cold
+    starts). `overdue`: pods pending for longer, which do not count as supply. `needed_up` counts pods
+    that do not report as idle, `needed_down` counts them as full; None: not known. `capacity`: sequences
+    that a replica can run within the objectives. `batch_at_limit`: batch limits cannot be raised.
+    `demand`: batch limits are at their floor and batch time is still too long. `raise_first`: batch
+    limits were just raised, which may be enough. `floor`: the number below which the control breaker
+    allows no scale-down. `up_blocked`: why more replicas would not help, else empty.
+    `prometheus_lost`: Prometheus is configured but has no fresh samples. `checks_directly`: samples
+    come from Prometheus and can be checked against the pods.
     """
 
     signals: Signals
@@ -62,13 +65,13 @@ class ReplicaView:
     checks_directly: bool = False
 
 
-UNCHECKED: Final = "the replicas are read directly first"
-"""Why a replica that Prometheus shows to be spare does not go yet."""
+UNCHECKED: Final = "replicas must be read directly before one is removed"
+"""Why a scale-down that rests on Prometheus alone has to wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class TooFew:
-    """So many replicas served at most `served_per_s` requests a second while too many waited."""
+    """A number of replicas that was too small: it served `served_per_s` requests/s while others waited."""
 
     replicas: int
     served_per_s: float
@@ -77,11 +80,13 @@ class TooFew:
 
 @dataclass(frozen=True, slots=True)
 class ReplicasMemory:
-    """`wishes`: (slot start, highest wish) over the delay; `since`: start of the unbroken observation.
+    """The memory of the replica rules.
 
-    `orders`: (time, replicas wanted) over the last minute, for the bound on steps up. `lowered`,
-    `raised`: times of the last changes. `direct_since`: since when, without a gap, every pod was read
-    directly and no Prometheus was missed. `too_few`: what was last seen not to be enough.
+    `wishes`: (slot start, highest recommendation) over the stabilization window
+    (`scale_down_delay_s`). `since`: start of the observation. `orders`: (time, live replicas)
+    over the last minute, for the bound on steps up. `lowered`, `raised`: times of the last changes.
+    `direct_since`: since when every pod was read directly, without a gap and with Prometheus not lost.
+    `too_few`: the last number of replicas that was not enough.
     """
 
     wishes: tuple[tuple[float, int], ...] = ()
@@ -96,7 +101,7 @@ class ReplicasMemory:
 def remembered_wish(
     memory: ReplicasMemory, wish: int, delay_s: float, now: float
 ) -> ReplicasMemory:
-    """The memory with a wish of now; slots older than the delay are dropped."""
+    """Return the memory with this recommendation; slots older than the stabilization window are dropped."""
     slot_s = max(1.0, delay_s / WISH_SLOTS)
     start = math.floor(now / slot_s) * slot_s
     kept = [held for held in memory.wishes if held[0] > now - delay_s - slot_s and held[0] < start]
@@ -109,7 +114,7 @@ def remembered_wish(
 
 
 def most_replicas_now(memory: ReplicasMemory, replicas: int, now: float) -> int:
-    """The bound on steps up: within 60 s at most +2 or twice as many.
+    """Return the upper bound of a scale-up: within 60 s at most +2 or twice as many.
 
     Example: 3 a minute ago, 5 now: 6 at most. 1 a minute ago: 3 at most.
     """
@@ -122,17 +127,17 @@ def _unknown(view: ReplicaView) -> str:
     if view.signals.grade is not Grade.FRESH:
         return f"signals are {view.signals.grade.lower()}"
     if view.signals.coverage < 1.0:
-        return f"{view.signals.reporting_pods} of {view.signals.ready_pods} ready pods report"
+        return f"only {view.signals.reporting_pods} of {view.signals.ready_pods} ready pods report"
     return ""
 
 
 def _overdue(view: ReplicaView) -> str:
     count = view.signals.overdue_pods
-    return f"{count} replicas have sent nothing new" if count else ""
+    return f"samples of {count} replicas are overdue" if count else ""
 
 
 def _watched(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasMemory:
-    """The memory with whether this look had a fresh direct reading of every ready pod."""
+    """Return the memory, noting whether every ready pod has fresh samples that were read directly."""
     if view.checks_directly:
         direct = view.signals.is_direct
     else:
@@ -144,10 +149,11 @@ def _watched(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasM
 
 
 def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
-    """Direct readings lower nothing while a Prometheus is missed, nor before they were whole for long enough.
+    """Return why the source of the samples does not allow a scale-down, or an empty string.
 
-    Prometheus alone lowers nothing either where the pods can be asked: somebody else's series may
-    stand in for theirs.
+    Direct reads allow none while Prometheus is lost, nor before they were complete for long enough.
+    Prometheus alone allows none if the pods can be read directly: another workload could export series
+    in their name.
     """
     if view.checks_directly:
         since = memory.direct_since
@@ -155,23 +161,24 @@ def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> s
     if view.signals.source is not Source.DIRECT:
         return ""
     if view.prometheus_lost:
-        return "Prometheus is silent"
+        return "Prometheus returns no fresh samples"
     needed_s = max(DIRECT_WHOLE_S, view.settings.scale_down_delay_s)
     if memory.direct_since is not None and now - memory.direct_since >= needed_s:
         return ""
-    return f"every replica must have been read directly for {needed_s:.0f} s without a gap"
+    return f"every replica must be read directly for {needed_s:.0f} s without a gap first"
 
 
 def would_lower(decision: Decision[int], replicas: int) -> bool:
-    """Whether nothing but the direct reading or the pace stands between this decision and fewer replicas."""
+    """Return whether this is a scale-down, or one that only the pace or a missing direct read delays."""
     is_next = decision.reason == "ScaleDownPace" or decision.detail == UNCHECKED
     return is_next or (decision.reason == "LoadFell" and decision.value < replicas)
 
 
 def _seen_too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasMemory:
-    """The memory with what the fleet serves while its batch is at the limit and requests still wait.
+    """Return the memory with the rate that the fleet serves at its batch limit while requests wait.
 
-    It is a fact beside the model: on a pod whose CPU is throttled, steps grow in ways that it misses.
+    This measurement complements the step-time model, which does not see that steps of a pod with a
+    throttled CPU take longer.
     """
     served = view.signals.served_per_s
     full = view.wait_broken and view.batch_at_limit and view.ready > 0 and served > 0
@@ -191,8 +198,8 @@ def _too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
     if view.signals.arrivals_per_s <= CARRY_RATIO * carried:
         return ""
     return (
-        f"{held.replicas} replicas served {held.served_per_s:.1f} requests/s while others waited; "
-        f"{view.signals.arrivals_per_s:.1f} come"
+        f"{held.replicas} replicas served only {held.served_per_s:.1f} requests/s while others waited; "
+        f"{view.signals.arrivals_per_s:.1f} requests/s arrive now"
     )
 
 
@@ -202,15 +209,15 @@ def _pending(view: ReplicaView) -> str:
 
 
 def _queue(view: ReplicaView) -> str:
-    return f"{view.signals.waiting:.0f} requests wait" if view.signals.waiting > 0 else ""
+    return f"{view.signals.waiting:.0f} requests are waiting" if view.signals.waiting > 0 else ""
 
 
 def _breakers(view: ReplicaView) -> str:
-    return "" if view.breakers_closed else "a breaker is not closed"
+    return "" if view.breakers_closed else "a circuit breaker is not closed"
 
 
 def _hung(view: ReplicaView) -> str:
-    return f"{view.hung} engines hang" if view.hung else ""
+    return f"{view.hung} engines are hung" if view.hung else ""
 
 
 def _carry(view: ReplicaView) -> str:
@@ -220,9 +227,9 @@ def _carry(view: ReplicaView) -> str:
     if view.capacity <= 0:
         return "the capacity of a replica is not known yet"
     if view.signals.gauges.running / left > CARRY_RATIO * view.capacity:
-        return f"{left} would run above 85% of their capacity"
+        return f"{left} replicas would run above 85% of their capacity"
     if view.signals.kv_ratio * view.replicas / left > CARRY_KV_RATIO:
-        return f"{left} would fill their KV cache above 80%"
+        return f"the KV cache of {left} replicas would be more than 80% full"
     return ""
 
 
@@ -235,11 +242,11 @@ OBJECTIONS: tuple[Callable[[ReplicaView], str], ...] = (
     _queue,
     _carry,
 )
-"""Why not to go down, in order; each gives its reason or an empty string."""
+"""Checks that block a scale-down, in order; each returns its reason or an empty string."""
 
 
 def why_none_is_spared(view: ReplicaView) -> str:
-    """The first objection to one replica less; empty where the others are known to do without it."""
+    """Return the first reason that blocks a scale-down; empty if the other replicas have the capacity."""
     return next((why for check in OBJECTIONS if (why := check(view))), "")
 
 
@@ -249,35 +256,38 @@ def _bounded(count: int, view: ReplicaView) -> int:
 
 
 def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
-    """The number that present evidence asks for, with reason and detail; 0 when it asks for nothing.
+    """Return the number of replicas that the signals require, reason and detail; 0 if none are required.
 
-    Without a trusted model the staffing formula alone never raises: only a broken objective does.
+    Without a trusted step-time model the staffing formula alone never scales up: only a missed
+    objective does.
     """
     signals, settings = view.signals, view.settings
     supply = view.ready + view.pending - view.hung
     needed = view.needed_up or 0
-    against = (
-        f"queue wait {signals.queue_wait_s:.1f} s against {settings.queue_wait_objective_s:g} s"
-    )
+    against = f"queue wait is {signals.queue_wait_s:.1f} s (objective {settings.queue_wait_objective_s:g} s)"
     if view.demand:
         return (
             max(needed, view.replicas + 1),
             "BatchTimeAtFloor",
             (
-                f"batch time {signals.batch_time_s * 1e3:.0f} ms against "
-                f"{settings.batch_time_objective_s * 1e3:.0f} ms with the smallest batch"
+                f"batch time is {signals.batch_time_s * 1e3:.0f} ms (objective "
+                f"{settings.batch_time_objective_s * 1e3:.0f} ms) at the lowest batch limits"
             ),
         )
     if view.wait_broken and view.batch_at_limit:
         if view.pending:
             return (needed if view.model_trusted else 0), "QueueWaitAboveTarget", against
-        return max(needed, supply + 1), "QueueWaitAboveTarget", f"{against}, batch at its limit"
+        return (
+            max(needed, supply + 1),
+            "QueueWaitAboveTarget",
+            f"{against}, and batch limits cannot be raised",
+        )
     if view.model_trusted and needed > supply and not view.raise_first:
         return (
             needed,
             "LoadForecast",
             (
-                f"{signals.arrivals_per_s:.1f} requests/s need {needed} replicas of {view.capacity:.0f} sequences"
+                f"{signals.arrivals_per_s:.1f} requests/s and their forecast need {needed} replicas of {view.capacity:.0f} sequences each"
             ),
         )
     return 0, "", ""
@@ -294,7 +304,7 @@ def _up(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int] 
     if view.up_blocked:
         return hold(view.replicas, "ScaleUpBlocked", view.up_blocked)
     if overdue:
-        detail += f"; {overdue} pods have been starting for longer than two cold starts"
+        detail += f"; {overdue} pods have been starting for more than two cold starts"
     signals = view.signals
     return act(
         target,
@@ -310,7 +320,7 @@ def _up(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int] 
 
 def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int]:
     delay_s = view.settings.scale_down_delay_s
-    steady = act(view.replicas, "Steady", "within the objectives")
+    steady = act(view.replicas, "Steady", "no change is needed")
     wish = max((count for _, count in memory.wishes), default=view.replicas)
     target = _bounded(wish, view)
     if target >= view.replicas:
@@ -318,17 +328,18 @@ def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int
         why = _too_few(view, memory, now) if is_model_alone else ""
         return hold(view.replicas, "ScaleDownHeld", why) if why else steady
     if memory.since is None or now - memory.since < delay_s:
-        return hold(view.replicas, "ScaleDownDelay", f"observed for less than {delay_s:.0f} s")
+        why = f"observed for less than spec.scaling.scaleDownDelaySeconds ({delay_s:.0f} s)"
+        return hold(view.replicas, "ScaleDownDelay", why)
     for why in (*(check(view) for check in OBJECTIONS), _fallback_source(view, memory, now)):
         if why:
             return hold(view.replicas, "ScaleDownHeld", why)
     if now - max(memory.lowered, memory.raised) < DOWN_EVERY_REPLICA_S:
-        return hold(view.replicas, "ScaleDownPace", "one step a minute")
+        return hold(view.replicas, "ScaleDownPace", "at most one scale-down step per minute")
     step = max(1, math.floor(DOWN_SHARE * view.replicas))
     return act(
         max(target, view.replicas - step),
         "LoadFell",
-        f"{target} replicas were enough for {delay_s:.0f} s",
+        f"{target} replicas were enough for the last {delay_s:.0f} s",
         highest_wish=float(wish),
     )
 
@@ -336,25 +347,28 @@ def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int
 def decide_replicas(
     view: ReplicaView, memory: ReplicasMemory, now: float
 ) -> tuple[Decision[int], ReplicasMemory]:
-    """The wanted number, and what to remember. Never below what runs on missing data."""
+    """Return the recommended number and the new memory. Missing data never leads to a scale-down."""
     settings = view.settings
     memory = _watched(view, memory, now)
     if settings.pinned_replicas is not None:
         return act(
-            settings.pinned_replicas, "ReplicasPinned", "the number is set in spec.replicas"
+            settings.pinned_replicas, "ReplicasPinned", "the number is set by spec.replicas"
         ), memory
     bounded = max(_bounded(view.replicas, view), min(view.floor, settings.max_replicas))
     if bounded > view.replicas:
         raised = replace(memory, raised=now)
-        return act(bounded, "MinReplicas", f"at least {bounded} are asked for"), raised
+        return act(bounded, "MinReplicas", f"at least {bounded} replicas are required"), raised
     if not view.signals.known:
         memory = remembered_wish(memory, view.replicas, settings.scale_down_delay_s, now)
-        return hold(view.replicas, "SignalsStale", "no signals: replicas stay"), memory
+        return hold(
+            view.replicas, "SignalsStale", "no fresh samples, so the replica count is unchanged"
+        ), memory
     memory = _seen_too_few(view, memory, now)
-    # While Prometheus is missed nothing is lowered, and nothing seen then lowers when it is back.
+    # While Prometheus is lost nothing is lowered, and its return does not lower on what was seen then.
     is_believed = view.signals.grade is Grade.FRESH and not view.prometheus_lost
     known = view.needed_down if is_believed else None
-    # One less than was seen to be too few at this load is no wish: the delay runs from when the load fell.
+    # A number that was too small for this load is not recommended: the stabilization window starts
+    # when the load falls.
     least = view.replicas if _too_few(view, memory, now) else view.floor
     wish = view.replicas if known is None else max(known, least, view.floor)
     memory = remembered_wish(memory, wish, settings.scale_down_delay_s, now)
@@ -364,7 +378,9 @@ def decide_replicas(
     if decision is not None:
         return decision, replace(memory, raised=now) if decision.valid else memory
     if view.replicas > settings.max_replicas:
-        return act(settings.max_replicas, "MaxReplicas", "at most that many are allowed"), memory
+        return act(
+            settings.max_replicas, "MaxReplicas", "the number was above spec.scaling.maxReplicas"
+        ), memory
     decision = _down(view, memory, now)
     if decision.valid and decision.value < view.replicas:
         memory = replace(memory, lowered=now)

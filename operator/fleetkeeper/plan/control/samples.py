@@ -1,7 +1,7 @@
-"""Raw samples of pods, the one form in which both sources (Prometheus, direct scrape) deliver.
+"""Raw samples of pods, the common form of both sources (Prometheus, direct reads).
 
-A scrape is atomic, so one pod's values share one timestamp. Counters are as exported (cumulative);
-rates are made here, from successive samples, and never by the source.
+A scrape is atomic, so all values of a pod share one timestamp. Counters are cumulative, as exported.
+The control loop computes rates from successive samples; the source never does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fleetkeeper.plan.control.edges import Edges
 
 
 class Source(StrEnum):
-    """Where a sample came from."""
+    """The source of a sample."""
 
     PROMETHEUS = "Prometheus"
     DIRECT = "Direct"
 
 
 class Tier(StrEnum):
-    """The classes of requests, most urgent first."""
+    """The priority classes of requests, most urgent first."""
 
     REALTIME = "realtime"
     STANDARD = "standard"
@@ -36,7 +36,10 @@ TIERS = (Tier.REALTIME, Tier.STANDARD, Tier.BATCH)
 
 
 class Counters(NamedTuple):
-    """Cumulative values of one pod. Seconds, requests, steps, tokens; `within` = not above the objective's edge."""
+    """Cumulative values of one pod: seconds, requests, steps, tokens.
+
+    `within`: not above the bucket boundary of the objective.
+    """
 
     wait_count_realtime: float = 0.0
     wait_count_standard: float = 0.0
@@ -66,7 +69,7 @@ WITHIN = tuple(name for name in Counters._fields if "within" in name)
 
 
 class Gauges(NamedTuple):
-    """Present values of one pod. Requests, seconds, tokens, ratios."""
+    """Current values of one pod: requests, seconds, tokens, ratios."""
 
     waiting_realtime: float = 0.0
     waiting_standard: float = 0.0
@@ -90,8 +93,8 @@ class Gauges(NamedTuple):
 class StepSums(NamedTuple):
     """Sums of products over the steps of one class, named as the engine exports them.
 
-    `prefill` = prefill tokens P of the step, `sequences` = sequences B in it, `kv` = resident KV
-    tokens, `seconds` = batch time; `a_b` sums the product of a and b.
+    `prefill`: prefill tokens P of a step. `sequences`: sequences B in it. `kv`: resident KV tokens.
+    `seconds`: batch time. `a_b`: the sum of the products of a and b.
     """
 
     steps: float = 0.0
@@ -113,10 +116,10 @@ class StepSums(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodSample:
-    """One scrape of one pod. `missing` names metrics that decisions need and this engine does not export.
+    """One scrape of one pod. `missing`: required metrics that the engine does not export.
 
-    `decode` and `prefill` are the sums for the step-time model; a source may leave them out. `edges` are
-    those at which `within` was counted: they follow the objectives in the spec.
+    `decode`, `prefill`: sums for the step-time model; a source may leave them out. `edges`: the bucket
+    boundaries at which `within` was counted; they follow the objectives in the spec.
     """
 
     pod: str
@@ -131,31 +134,31 @@ class PodSample:
 
 
 def _are_finite(values: Sequence[float], limit: float) -> bool:
-    """Whether every value lies within 0 and `limit`; a NaN anywhere makes the sum one, which compares false."""
+    """Return whether every value is between 0 and `limit`; a NaN makes the sum NaN, which compares false."""
     return 0.0 <= sum(values) <= limit and min(values) >= 0.0
 
 
 def why_impossible(sample: PodSample, batch_time_limit_s: float, previous: PodSample | None) -> str:
-    """Says why a sample cannot be true, or gives an empty string.
+    """Return why a sample is impossible, or an empty string.
 
-    NaN, infinities and negatives fail the same comparison. `batch_time_limit_s` is the longest mean
-    step that is believed between `previous` and this sample; infinite when nothing is known yet.
+    NaN, infinite and negative values fail the same comparison. `batch_time_limit_s`: the longest
+    plausible mean step between `previous` and this sample; infinite while unknown.
     """
     if not math.isfinite(sample.time):
-        return "its time is not a number"
+        return "the timestamp is not a number"
     if not _are_finite(sample.counters, MAX_COUNTER) or not _are_finite(sample.gauges, MAX_COUNTER):
         return "a value is negative, infinite or not a number"
     gauges = sample.gauges
     if gauges.kv_resident_tokens > MAX_KV_RATIO * gauges.kv_capacity_tokens > 0.0:
-        return "more KV tokens than the cache can hold"
+        return "there are more KV tokens than the cache can hold"
     if previous is not None:
         steps = sample.counters.batch_time_count - previous.counters.batch_time_count
         spent_s = sample.counters.batch_time_sum_s - previous.counters.batch_time_sum_s
         if steps > 0 and spent_s > batch_time_limit_s * steps:
-            return "its steps took ten times longer than the slowest seen"
+            return "the mean step took more than ten times the slowest seen"
     return ""
 
 
 def is_reset(sample: PodSample, previous: PodSample) -> bool:
-    """Whether a counter went backwards: the engine was restarted between the two scrapes."""
+    """Return whether a counter went backward: the engine restarted between the two scrapes."""
     return any(map(lt, sample.counters, previous.counters))

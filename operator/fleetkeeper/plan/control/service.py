@@ -1,7 +1,7 @@
-"""One tick of one service: signals, model, breakers, limits, replicas, in that order.
+"""One tick of one service: signals, step-time model, breakers, limits, replicas, in that order.
 
 decide_service(inputs, memory, now) -> (ControlDecision, ControlMemory)
-arbitrate(wants of all services, budget) -> orders
+arbitrate(recommendations of all services, budget) -> allocations
 conclude(decision, order, memory, now) -> (Conclusion, ControlMemory)      (conclude.py)
 """
 
@@ -63,11 +63,11 @@ from fleetkeeper.plan.model import Notice
 def decide_service(
     inputs: ControlInputs, memory: ControlMemory, now: float
 ) -> tuple[ControlDecision, ControlMemory]:
-    """Decides one tick of one service. Same inputs, memory and time: same answer."""
+    """Decide one tick of one service. Pure: the same inputs, memory and time give the same result."""
     settings = inputs.settings
     signals, signals_memory = observe_service(inputs.samples, inputs.pods, memory.signals, now)
     if signals.rejudged:
-        # A raise is judged by attainment before and after it, which now are of different objectives.
+        # Attainment before and after the raise refers to different objectives and cannot be compared.
         memory = replace(memory, batch=replace(memory.batch, before_raise=None))
     model, targets = _model_and_targets(signals, settings, memory, now)
     cold_start = measured_cold_start(memory.cold_start, inputs.pods)
@@ -204,7 +204,7 @@ def decide_service(
 def _model_and_targets(
     signals: Signals, settings: ControlSettings, memory: ControlMemory, now: float
 ) -> tuple[StepModel, Targets | None]:
-    """Model and targets move once a window, with what the window showed."""
+    """Return model and targets, updated once per window."""
     if signals.window is None:
         return memory.model, memory.targets
     model = learned(memory.model, signals.window, now)
@@ -215,7 +215,7 @@ def _model_and_targets(
 
 
 def _capacity(targets: Targets | None, memory: ControlMemory) -> float:
-    """Sequences a replica carries: C* where the model knows it, else the limit in force."""
+    """Return the capacity of a replica in sequences: C* if the model knows it, else the limit in force."""
     if targets is not None:
         return targets.capacity
     limits = memory.batch.limits
@@ -229,7 +229,7 @@ def _forecast(forecast: Forecast, signals: Signals) -> Forecast:
 
 
 def _late_since(inputs: ControlInputs, memory: ControlMemory, now: float) -> float | None:
-    """Since when the Deployment does not carry the number that was ordered."""
+    """Return since when the Deployment does not have the last allocation; None: it has."""
     ordered = inputs.ordered_replicas
     if ordered is None or ordered == inputs.replicas or not inputs.settings.tunes_replicas:
         return None
@@ -243,7 +243,7 @@ def _asked_at(
     load: LoadBreaker,
     now: float,
 ) -> float | None:
-    """Return when the pods last had to be read directly for something to be taken away; None: not lately."""
+    """Return when pods last had to be read directly before a reduction; None: not recently."""
     if not inputs.checks_directly:
         return None
     if would_lower(replicas, inputs.replicas) or asks_pods(load):
@@ -253,7 +253,7 @@ def _asked_at(
 
 
 def _seen(memory: ControlMemory, inputs: ControlInputs) -> ReplicasMemory:
-    """The replicas' memory; its observation starts anew with every leader."""
+    """Return the memory of the replica rules; a new leader restarts its observation."""
     held = memory.replicas
     if held.since is not None and held.since < inputs.started:
         return replace(held, since=None, wishes=(), direct_since=None)
@@ -265,7 +265,7 @@ def _want(inputs: ControlInputs, scene: Scene, replicas: Decision[int]) -> Want:
     is_pin_due = (
         settings.pinned_replicas is not None and not settings.paused and not inputs.scale_up_blocked
     )
-    # What the planner would not create shall take no accelerator from others.
+    # Replicas that the planner would not create must not take accelerators from other services.
     asked = replicas.value if settings.tunes_replicas or is_pin_due else inputs.replicas
     return Want(
         namespace=inputs.namespace,

@@ -1,4 +1,4 @@
-"""The resource's spec as the loop's settings: units of the loop, remedies applied."""
+"""Conversion of the spec to the control loop's settings and units, with remedies applied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def settings_of(
     max_sequences: int | None = None,
     cap_percent: int | None = None,
 ) -> ControlSettings:
-    """The settings. `max_sequences` and `cap_percent`: of a remedy in force, else the spec's own."""
+    """Return the settings. `max_sequences`, `cap_percent`: those of a remedy in force; None: the spec's."""
     scaling, objectives, batching = spec.scaling, spec.objectives, spec.batching
     most = batching.max_sequences if max_sequences is None else max_sequences
     return ControlSettings(

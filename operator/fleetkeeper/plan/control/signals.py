@@ -1,7 +1,7 @@
-"""Raw samples of pods -> the signals of a service, with a grade that says how far they may be trusted.
+"""Signals of a service from the samples of its pods, with a grade of their reliability.
 
-The module keeps a small immutable memory per service (`SignalsMemory`) and makes rates from
-successive samples itself. Numbers are hostile until checked (`samples.why_impossible`).
+A small immutable memory per service (`SignalsMemory`) holds recent samples, and rates are computed from
+successive samples. No value is trusted before it is checked (`samples.why_impossible`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NO_GAUGES: Final = Gauges()
 
 @dataclass(frozen=True, slots=True)
 class TokenUse:
-    """Exponentially weighted sums, whose quotients are tokens a request."""
+    """Exponentially weighted sums; their quotients are tokens per request."""
 
     requests: float = 0.0
     prompt: float = 0.0
@@ -50,7 +50,7 @@ class TokenUse:
 
 @dataclass(frozen=True, slots=True)
 class SignalsMemory:
-    """What the next tick needs: tracks by pod, the last windows, the slowest step, tokens in use, hung pods."""
+    """State that the next tick needs: samples by pod, last windows, slowest step, token use, hung pods."""
 
     tracks: Mapping[str, PodTrack] = field(default_factory=lambda: MappingProxyType({}))
     windows: tuple[Window, ...] = ()
@@ -62,15 +62,17 @@ class SignalsMemory:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What the service shows. Sums over the reporting pods unless named otherwise.
+    """The measurements of a service. Sums over the reporting pods unless noted otherwise.
 
-    `rates` are per second over 30 s, summed over pods; `gauges` are present values, summed, except
-    oldest waits (mean over pods). `coverage` = reporting / ready pods. `window` is the window that
-    closed in this tick, if one did. `overdue_pods`: reporting pods whose next scrape should have come. `reporting` pods are those that rates were made from.
-    `grown_pods`: pods that have been ready for their first minute; `old_pods`: those of them whose newest
-    sample is too old to be used. `hung_pods` say themselves that they hang, `long_hung_pods` have said so
-    for HANG_S; neither need be ready. `rejudged`: the objectives were changed; attainment is counted anew.
-    `is_direct`: every sample that the rates rest on was read from its pod.
+    - `rates`: per second over 30 s, summed over pods. `gauges`: current values, summed, except the oldest
+      waits (mean over pods).
+    - `coverage`: reporting / ready pods. `reporting_pods`: pods with rates. `overdue_pods`: reporting pods
+      whose next scrape is late. `grown_pods`: warmed-up pods. `old_pods`: warmed-up pods whose newest
+      sample is too old to be used.
+    - `hung_pods` report a hung engine, `long_hung_pods` have reported it for HANG_S; neither need be ready.
+    - `window`: the window that closed in this tick, if any. `rejudged`: the objectives changed, and
+      attainment is counted from zero.
+    - `is_direct`: every sample behind the rates was read directly from its pod.
     """
 
     grade: Grade = Grade.STALE
@@ -109,29 +111,29 @@ class Signals:
 
     @property
     def known(self) -> bool:
-        """Whether decisions of any kind may rest on these signals."""
+        """Return whether any decision may use these signals."""
         return self.grade is not Grade.STALE
 
     @property
     def arrivals_per_s(self) -> float:
-        """Distinct requests that arrived a second, all tiers, refused ones included."""
+        """Distinct requests that arrive per second, all tiers, including those that are refused."""
         rates = self.rates
         return rates.arrivals_realtime + rates.arrivals_standard + rates.arrivals_batch
 
     @property
     def served_per_s(self) -> float:
-        """Requests first scheduled a second, all tiers."""
+        """Requests that are first scheduled per second, all tiers."""
         rates = self.rates
         return rates.wait_count_realtime + rates.wait_count_standard + rates.wait_count_batch
 
     @property
     def preemptions_per_pod_s(self) -> float:
-        """Preemptions a second and pod."""
+        """Preemptions per second and pod."""
         return self.rates.preemptions / self.reporting_pods if self.reporting_pods else 0.0
 
     @property
     def idle(self) -> bool:
-        """Whether every ready pod reports that nothing arrived for 30 s, waits or runs."""
+        """Return whether every ready pod reports no arrivals for 30 s, no waiting and no running requests."""
         return (
             self.known
             and self.coverage >= 1.0
@@ -143,7 +145,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was found out about the pods before their numbers are summed."""
+    """Facts about the pods before their values are summed."""
 
     memory: SignalsMemory
     grade: Grade
@@ -163,11 +165,11 @@ class _Seen:
 def observe_service(
     samples: Sequence[PodSample], pods: Sequence[PodView], memory: SignalsMemory, now: float
 ) -> tuple[Signals, SignalsMemory]:
-    """The signals of a service and what to remember for the next tick.
+    """Return the signals of a service and the new memory.
 
-    Samples of pods that do not exist, are not ready or are being deleted are not used; those of
-    pods ready for less than a minute are remembered only. With fewer than half of the ready pods
-    reporting, the grade is STALE.
+    Samples of pods that do not exist, are not ready or are being deleted are not used. Those of pods that
+    are warming up are only remembered. If fewer than half of the warmed-up pods report, the grade is
+    STALE.
     """
     tracks = _updated_tracks(samples, pods, memory, now)
     rejudged = _is_rejudged(tracks, memory)
@@ -184,7 +186,7 @@ def observe_service(
         and not _newest(tracks[name]).missing
     ]
     hangs = hang_runs(samples, pods, memory.hangs, now)
-    # A hung pod is seen, and no part of the means.
+    # A hung pod counts as reporting, but its values are not part of the signals.
     fresh = sum(1 for name in usable if name in hangs or graded[name] is Grade.FRESH)
     grade = _service_grade(len(usable), fresh, len(grown))
     usable = [name for name in usable if name not in hangs]
@@ -208,7 +210,7 @@ def observe_service(
 
 
 def _is_rejudged(tracks: Mapping[str, PodTrack], memory: SignalsMemory) -> bool:
-    """Whether a pod's samples are counted at other edges than before: the objectives were changed."""
+    """Return whether a pod's samples use other bucket boundaries than before: the objectives changed."""
     return any(
         track is not held and held.history and track.edges != held.edges
         for name, track in tracks.items()
@@ -254,7 +256,7 @@ def _service_grade(reporting: int, fresh: int, grown: int) -> Grade:
 def _windows(
     memory: SignalsMemory, tracks: dict[str, PodTrack], usable: Sequence[str], now: float
 ) -> tuple[SignalsMemory, Window | None]:
-    """Closes the window when its time is over and marks the start of the next."""
+    """Close the window when its time is over, and mark the start of the next."""
     windows, slowest, tokens = memory.windows, memory.slowest_step_s, memory.tokens
     if now - memory.window_start < WINDOW_S - 0.5:
         return replace(memory, tracks=tracks), None
@@ -296,7 +298,7 @@ def _summed(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _with_medians(rows: list[Sequence[float]], doubted: Sequence[bool]) -> list[Sequence[float]]:
-    """Rows of pods whose last sample was rejected are replaced by the peers' median, column by column."""
+    """Replace the rows of pods whose last sample was rejected by the medians of the other pods."""
     peers = [row for row, doubt in zip(rows, doubted, strict=True) if not doubt]
     if not peers or len(peers) == len(rows):
         return rows
@@ -379,7 +381,7 @@ def _quotient(a: float, b: float) -> float:
 
 
 def _mean_oldest(gauges: Gauges, pods: int) -> Gauges:
-    """Oldest waits as means over pods: one slow pod is for the router, a slow fleet is for us."""
+    """Return the gauges with mean oldest waits: the router handles a slow pod, this loop a slow fleet."""
     return gauges._replace(
         oldest_wait_s_realtime=gauges.oldest_wait_s_realtime / pods,
         oldest_wait_s_standard=gauges.oldest_wait_s_standard / pods,
@@ -395,24 +397,24 @@ def _has_interactive(gauges: Gauges, rates: Counters) -> bool:
 
 
 def oldest_wait_s(gauges: Gauges, rates: Counters) -> float:
-    """The oldest wait of the judged tiers: realtime and standard, or batch when there is nothing else."""
+    """Return the oldest wait of the judged tiers: realtime and standard, or batch if it is alone."""
     if _has_interactive(gauges, rates):
         return max(gauges.oldest_wait_s_realtime, gauges.oldest_wait_s_standard)
     return gauges.oldest_wait_s_batch
 
 
 def judged_waiting(gauges: Gauges, rates: Counters, *, interactive: bool) -> float:
-    """Requests waiting, of the judged tiers."""
+    """Return the waiting requests of the judged tiers."""
     if interactive or _has_interactive(gauges, rates):
         return gauges.waiting_realtime + gauges.waiting_standard
     return gauges.waiting_batch
 
 
 def _dispersion(rows: Sequence[Sequence[float]]) -> float:
-    """Index of dispersion of arrivals in 1 s bins: variance over mean, 1 for Poisson.
+    """Return the index of dispersion of arrivals in 1 s bins: variance over mean, 1 for Poisson.
 
     Each row holds a pod's rates, so `arrivals_squared` is the mean of the squared bins, summed over
-    tiers; tiers and pods are taken as independent, so variances add.
+    tiers. Tiers and pods are assumed to be independent, so that variances add.
     """
     index_squared = Counters._fields.index("arrivals_squared")
     first = Counters._fields.index("arrivals_realtime")

@@ -1,7 +1,7 @@
-"""Whether Prometheus is lost for a service, as people are told: open after some ticks of silence.
+"""The source breaker: reports that Prometheus is lost for a service, after a few ticks without samples.
 
-It changes no decision (those rest on each sample's age and source); it keeps one slow answer from
-becoming an event on every service.
+It changes no decision, since those depend on each sample's age and source. It keeps one slow answer
+from causing an event on every service.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from fleetkeeper.plan.control.values import BreakerState
 
 @dataclass(frozen=True, slots=True)
 class SourceBreaker:
-    """OPEN: Prometheus is silent. `lost` counts silent ticks in a row, `since` is the last change."""
+    """The state of the source breaker. Open: Prometheus is lost.
+
+    `lost`: ticks in a row without fresh samples from Prometheus. `since`: time of the last change.
+    """
 
     state: BreakerState = BreakerState.CLOSED
     since: float = 0.0
@@ -22,17 +25,17 @@ class SourceBreaker:
 
     @property
     def is_silent(self) -> bool:
-        """Whether Prometheus gave nothing fresh in this tick."""
+        """Return whether Prometheus returned no fresh samples in this tick."""
         return self.is_open or self.lost > 0
 
     @property
     def is_open(self) -> bool:
-        """Whether Prometheus counts as lost."""
+        """Return whether Prometheus counts as lost."""
         return self.state is BreakerState.OPEN
 
 
 def decide_source_breaker(held: SourceBreaker, *, lost: bool, now: float) -> SourceBreaker:
-    """The breaker after one tick: open from the third silent tick on, closed by the first answer."""
+    """Return the breaker after one tick: open from the third lost tick on, closed by the first answer."""
     if not lost:
         if held.is_open:
             return SourceBreaker(since=now)

@@ -1,8 +1,10 @@
-"""How many replicas a load needs: square-root staffing with measured burstiness.
+"""Replicas that a load needs: square-root staffing with measured burstiness.
 
 a = arrivals * S(C*)                     sequences in service at the same time
 n = ceil(max(a / rho, a + beta sqrt(a z)) / C - 0.1)
-+ backlog / (60 s x completions a second of a pod)   when W is above a quarter of its objective
++ backlog / (60 s x completions per second of a pod)   if W is above a quarter of its objective
+
+S(C*): time in service at capacity C. z: peakedness. W: queue wait.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from fleetkeeper.plan.control.samples import Counters
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is to be carried. `capacity`: sequences a replica carries; `service_s`: time of a request there.
+    """The load of a service. `capacity`: sequences of a replica; `service_s`: time of a request there.
 
-    `rho`, `beta`: head-room by the mix of tiers. `backlog`: requests to be worked off,
-    `completions_per_s`: of one pod at its capacity.
+    `rho`, `beta`: headroom for the mix of tiers. `backlog`: waiting requests to work off.
+    `completions_per_s`: completions of one pod at its capacity.
     """
 
     arrivals_per_s: float
@@ -44,7 +46,7 @@ class Load:
 
 
 def headroom(rates: Counters) -> tuple[float, float]:
-    """Head-room rho and beta, weighted by the tiers' share of arrivals; as for standard when nothing arrives.
+    """Return rho and beta, weighted by each tier's share of arrivals; without arrivals those of standard.
 
     Example: realtime only 0.75 and 1.5; batch only 0.95 and 0; half realtime, half batch 0.85 and 0.75.
     """
@@ -62,16 +64,19 @@ def headroom(rates: Counters) -> tuple[float, float]:
 
 
 def peakedness(burstiness: float) -> float:
-    """The z of the formula, (IDC + Cs^2) / 2, within 1 and 10."""
+    """Return z of the formula, (IDC + Cs^2) / 2, within 1 and 10.
+
+    IDC: index of dispersion of arrivals. Cs: coefficient of variation of the service time.
+    """
     low, high = BURSTINESS
     return min(high, max(low, (burstiness + SERVICE_CV2) / 2))
 
 
 def needed_replicas(load: Load) -> int:
-    """The n of the formula above; one head-room (the larger), not two.
+    """Return n of the formula above; only the larger of the two headrooms applies.
 
     Example: 4 requests/s of 20 s each are 80 sequences; at rho 0.85 that is 94.1, at beta 0.75 and
-    z = 1 it is 86.7: 94.1 / 32 - 0.1 = 2.84, so 3 replicas of capacity 32. No load needs none.
+    z = 1 it is 86.7: 94.1 / 32 - 0.1 = 2.84, so 3 replicas of capacity 32. Without load it is 0.
     """
     offered = load.arrivals_per_s * load.service_s
     spread = load.beta * math.sqrt(offered * peakedness(load.burstiness))
@@ -82,5 +87,5 @@ def needed_replicas(load: Load) -> int:
 
 
 def backlog_counts(queue_wait_s: float, objective_s: float) -> bool:
-    """Whether waiting requests count: from a quarter of the objective on."""
+    """Return whether waiting requests count as backlog: above a quarter of the objective."""
     return queue_wait_s > BACKLOG_WAIT_RATIO * objective_s

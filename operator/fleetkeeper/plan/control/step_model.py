@@ -1,11 +1,11 @@
-"""The step-time model: how long a step takes, from what is in it.
+"""The step-time model: the batch time of a step as a function of its content.
 
     batch_time = t0 + max(w, g (P + B)) + b B + c KV
 
-P prefill tokens and B sequences in the step, KV resident tokens. Below the knee (g (P + B) < w) the
-weights' reading hides the tokens, so g is learned from steps that bear prefill, b and c from
-decode-only ones, whose intercept is t0 + w. Inside, milliseconds and scaled features (hundreds of
-sequences, hundred thousands of KV tokens, thousands of tokens) keep the numbers near one.
+P: prefill tokens, B: sequences in the step, KV: resident KV tokens. Below the knee (g (P + B) < w)
+reading the weights hides the cost of tokens. So g is learned from steps with prefill, and b and c from
+decode-only steps, whose intercept is t0 + w. Internally, milliseconds and scaled features (hundreds of
+sequences, hundreds of thousands of KV tokens, thousands of tokens) keep the numbers near one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNKNOWN_PREFILL = unknown_fit(2)
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Coefficients in seconds: `t0_s`, `w_s`, `g_s` a token, `b_s` a sequence, `c_s` a KV token."""
+    """Coefficients in seconds: `t0_s`, `w_s`, `g_s` per token, `b_s` per sequence, `c_s` per KV token."""
 
     t0_s: float
     w_s: float
@@ -43,9 +43,9 @@ class StepTime:
     c_s: float
 
     def batch_time_s(self, prefill_tokens: float, sequences: float, kv_tokens: float) -> float:
-        """The modelled time of one step.
+        """Return the modeled time of one step.
 
-        Example: t0 6 ms, w 10 ms, g 0.06 ms a token; 64 sequences without prefill lie below the
+        Example: t0 6 ms, w 10 ms, g 0.06 ms per token; 64 sequences without prefill are below the
         knee: 6 + max(10, 3.8) = 16 ms; with 512 prefill tokens 6 + 34.6 = 40.6 ms.
         """
         return (
@@ -58,11 +58,12 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Two fits and how they fared: `off_windows` in a row in which a proven model missed by half.
+    """The two fits of the model and their recent accuracy.
 
-    `decode` fits (t0 + w, b, c), `prefill` fits (t0, g). `frozen_until`: tuning waits after a jump.
-    `right_windows`: in a row in which it was right, at most those that prove it; a proven model stays
-    proven. `missed`: whether it was wrong in the last window.
+    `decode` fits (t0 + w, b, c), `prefill` fits (t0, g). `off_windows`: windows in a row in which a proven
+    model was off by more than half. `frozen_until`: tuning waits until then after a jump. `right_windows`:
+    windows in a row in which it was right, at most those that prove it; a proven model stays proven.
+    `missed`: whether it was wrong in the last window.
     """
 
     decode: Fit = UNKNOWN_DECODE
@@ -74,38 +75,38 @@ class StepModel:
 
     @property
     def is_proven(self) -> bool:
-        """Whether it was right for long enough: an engine's first steps (warm-up) teach nonsense."""
+        """Return whether it was right for long enough: an engine's first steps (warm-up) mislead it."""
         return self.right_windows >= MODEL_PROVEN_WINDOWS
 
     @property
     def is_doubted(self) -> bool:
-        """Whether it is no better than none: wrong now, and never proven."""
+        """Return whether it must not be used: it is wrong now and was never proven."""
         return self.missed and not self.is_proven
 
     def may_be_followed(self, now: float) -> bool:
-        """Whether limits may move with it: not just after a jump, nor while it misses by half."""
+        """Return whether limits may follow it: not shortly after a jump, nor while it is off by half."""
         return now >= self.frozen_until and not self.missed
 
     @property
     def knows_decode(self) -> bool:
-        """Whether enough decode-only steps were seen."""
+        """Return whether enough decode-only steps were seen."""
         return self.decode.steps >= MODEL_STEPS
 
     @property
     def knows_prefill(self) -> bool:
-        """Whether enough prefill-bearing steps were seen (it rests on the decode fit)."""
+        """Return whether enough steps with prefill were seen (the fit needs the decode fit)."""
         return self.knows_decode and self.prefill.steps >= MODEL_STEPS
 
     @property
     def step_time(self) -> StepTime:
-        """The coefficients in seconds; the knee is what decode-only steps cost above t0."""
+        """The coefficients in seconds; the knee w is the cost of decode-only steps above t0."""
         base, b, c = self.decode.coefficients
         t0, g = self.prefill.coefficients if self.knows_prefill else (base, 0.0)
         t0 = min(t0, base)
         return StepTime(t0 / MS, (base - t0) / MS, g / MS / TOKENS, b / MS / SEQUENCES, c / MS / KV)
 
     def is_certain_at(self, sequences: float, kv_tokens: float) -> bool:
-        """The condition limit: whether the standard error of a prediction there is below a fifth of it."""
+        """Return whether the standard error of a prediction there is at most a fifth of the prediction."""
         if not self.knows_decode:
             return False
         features = (1.0, sequences / SEQUENCES, kv_tokens / KV)
@@ -115,7 +116,7 @@ class StepModel:
 
 
 def learned(model: StepModel, window: Window, now: float) -> StepModel:
-    """The model after one window's steps."""
+    """Return the model after the steps of one window."""
     missed: list[tuple[float, float]] = []
     before = model
     if window.decode.steps >= 1:
@@ -138,7 +139,7 @@ def learned(model: StepModel, window: Window, now: float) -> StepModel:
 
 
 def _fared(model: StepModel, *, off: bool) -> StepModel:
-    """The model with one more window in which it was right, or `off`."""
+    """Return the model after one more window in which it was right or `off`."""
     if not off:
         right = min(MODEL_PROVEN_WINDOWS, model.right_windows + 1)
         return replace(model, off_windows=0, right_windows=right, missed=False)
@@ -164,9 +165,9 @@ def _learn_decode(fit: Fit, sums: StepSums) -> tuple[Fit, float]:
 
 
 def _learn_prefill(model: StepModel, sums: StepSums) -> tuple[Fit, float]:
-    """Fits (t0, g) to what is left of prefill-bearing steps after b B + c KV was taken off."""
+    """Fit (t0, g) to the times of steps with prefill after subtracting b B + c KV."""
     _, b, c = model.decode.coefficients
-    b, c = b / SEQUENCES, c / KV  # milliseconds a sequence and a KV token
+    b, c = b / SEQUENCES, c / KV  # milliseconds per sequence and per KV token
     rest = sums.seconds * MS - b * sums.sequences - c * sums.kv
     tokens = sums.prefill + sums.sequences
     tokens_tokens = sums.prefill_prefill + 2 * sums.prefill_sequences + sums.sequences_sequences
@@ -188,9 +189,9 @@ def _learn_prefill(model: StepModel, sums: StepSums) -> tuple[Fit, float]:
 
 
 def _jumped(before: StepModel, after: StepModel, window: Window) -> bool:
-    """Whether a term of the model, at this window's mean step, moved by more than 30%.
+    """Return whether a term of the model, at this window's mean step, moved by more than 30%.
 
-    Terms below a tenth of the batch time are left out: nobody feels them.
+    Terms below a tenth of the batch time have no visible effect and are left out.
     """
     steps = window.decode.steps
     if steps < 1:

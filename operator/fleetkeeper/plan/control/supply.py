@@ -1,4 +1,4 @@
-"""What is there and what is coming: ready and pending pods, the measured cold start."""
+"""Ready and pending pods, and the measured cold start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from fleetkeeper.plan.control.values import PodView
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """The measured time from a pod's creation to ready, seconds, and the newest pod it rests on."""
+    """The measured time from a pod's creation to ready, seconds.
+
+    `measured_to`: the latest time at which a measured pod became ready.
+    """
 
     seconds: float = COLD_START_S
     measured_to: float = 0.0
@@ -24,7 +27,7 @@ class ColdStart:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Pods by state. `overdue`: pending for more than two cold starts, which do not count."""
+    """Pods by state. `overdue`: pending for more than two cold starts; these do not count as supply."""
 
     ready: int
     pending: int
@@ -32,7 +35,7 @@ class Supply:
 
 
 def measured_cold_start(cold_start: ColdStart, pods: Sequence[PodView]) -> ColdStart:
-    """The cold start after pods that became ready since the last look.
+    """Return the cold start, updated with the pods that became ready since the last tick.
 
     The first measurement replaces the assumption; later ones weigh 30%.
     """
@@ -52,7 +55,7 @@ def measured_cold_start(cold_start: ColdStart, pods: Sequence[PodView]) -> ColdS
 
 
 def supply_of(pods: Sequence[PodView], cold_start_s: float, now: float) -> Supply:
-    """Counts pods that are not being deleted: ready, pending, and pending for too long."""
+    """Count the ready, pending and overdue pods that are not being deleted."""
     ready = pending = overdue = 0
     for pod in pods:
         if pod.deleting:
@@ -77,7 +80,7 @@ def hung_in_supply(
 def emptiest(
     pods: Sequence[PodView], running: Sequence[tuple[str, float]], count: int
 ) -> tuple[str, ...]:
-    """The pods that go first: not ready before ready, then the least running, then the youngest."""
+    """Return the pods to remove first: not ready ones, then those that run least, then the newest."""
     load = dict(running)
     left = [pod for pod in pods if not pod.deleting]
     left.sort(key=lambda pod: (pod.ready, load.get(pod.name, 0.0), -pod.created, pod.name))

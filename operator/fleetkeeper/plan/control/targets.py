@@ -1,8 +1,10 @@
-"""Feed-forward: from the step-time model to tokens of a step, capacity of a replica, guard rail.
+"""Feed-forward targets from the step-time model: tokens per step, capacity, bound on sequences.
 
 T* = (0.9 objective - t0 - b B - c KV) / g    all tokens of a step, rounded down to a notch
-C* = most sequences whose modelled batch time stays within 0.9 of the objective, KV below 0.9
+C* = most sequences whose modeled batch time stays within 0.9 of the objective, KV below 0.9
 M* = min(start-up, 0.85 KV capacity / (I + O/2 + 1.3 sd), 1.15 C*)
+
+I, O: mean prompt and generated tokens per request. sd: standard deviation of a sequence's KV tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from fleetkeeper.plan.control.values import ControlSettings
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """T* (None: no prefill model), C* and M* in sequences, and the time a request takes at C*, seconds."""
+    """T* (None: no prefill model), C* and M* in sequences, and the service time at C* in seconds."""
 
     tokens: int | None
     capacity: float
@@ -35,27 +37,27 @@ class Targets:
 
 
 def notches(settings: ControlSettings) -> tuple[int, ...]:
-    """The values tokens of a step may take: the notches within the bounds, and the bounds."""
+    """Return the allowed values of tokens per step: the notches within the bounds, and the bounds."""
     low, high = settings.min_tokens, settings.max_tokens
     inside = [notch for notch in TOKEN_NOTCHES if low < notch < high]
     return (low, *inside, high) if high > low else (high,)
 
 
 def notch_down(tokens: float, settings: ControlSettings) -> int:
-    """The largest allowed value not above `tokens` (the floor when all are above)."""
+    """Return the largest allowed value not above `tokens` (the floor if all are above)."""
     allowed = notches(settings)
     return allowed[max(0, bisect_right(allowed, tokens) - 1)]
 
 
 def moved_notch(tokens: int, by: int, settings: ControlSettings) -> int:
-    """`by` notches from `tokens`, within the bounds."""
+    """Return the value `by` notches from `tokens`, within the bounds."""
     allowed = notches(settings)
     index = max(0, bisect_right(allowed, tokens) - 1)
     return allowed[min(len(allowed) - 1, max(0, index + by))]
 
 
 def _mean_step_s(model: StepTime, n: float, prompt: float, generated: float) -> float:
-    """Batch time with `n` sequences in balance: each brings prompt/generated prefill tokens a step."""
+    """Return the batch time of `n` sequences in balance: each adds prompt/generated prefill tokens per step."""
     prefill = n * prompt / max(1.0, generated)
     return model.batch_time_s(prefill, n, n * (prompt + generated / 2))
 
@@ -63,7 +65,7 @@ def _mean_step_s(model: StepTime, n: float, prompt: float, generated: float) -> 
 def capacity_of(
     model: StepTime, settings: ControlSettings, prompt: float, generated: float, kv_capacity: float
 ) -> float:
-    """C*: bisection, for batch time grows with the number of sequences. 0 where even one is too many."""
+    """Return C* by bisection, as batch time grows with the sequences; 0 if even one is too many."""
     limit_s = OBJECTIVE_RATIO * settings.batch_time_objective_s
     if _mean_step_s(model, 1.0, prompt, generated) > limit_s:
         return 0.0
@@ -85,7 +87,7 @@ def capacity_of(
 
 
 def kv_sequences(prompt: float, generated: float, kv_capacity: float) -> float:
-    """Sequences that the KV cache holds in the worst minute; infinite while nothing is known."""
+    """Return the sequences that the KV cache holds in the worst minute; infinite if unknown."""
     resident = prompt + generated / 2
     if kv_capacity <= 0 or resident <= 0:
         return float("inf")
@@ -93,10 +95,10 @@ def kv_sequences(prompt: float, generated: float, kv_capacity: float) -> float:
 
 
 def decide_targets(model: StepModel, signals: Signals, settings: ControlSettings) -> Targets | None:
-    """The targets, or None while the model is doubted or not certain enough at them.
+    """Return the targets, or None while the model is doubted or too uncertain at them.
 
-    None too where no batch is small enough: fewer sequences would then cost throughput and shorten
-    nothing, so what is measured steers.
+    None, too, if no batch is small enough: fewer sequences would cost throughput and shorten nothing,
+    so the limits follow measurements.
     """
     prompt, generated = signals.prompt_tokens, signals.generation_tokens
     if not model.knows_decode or model.is_doubted or generated <= 0 or not signals.reporting_pods:

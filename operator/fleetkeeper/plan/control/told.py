@@ -1,4 +1,4 @@
-"""Transitions in plain words: the events that people read, and the list of decisions in the status."""
+"""Events for the transitions of the breakers and for restarts; `status.decisions` shows them too."""
 
 from __future__ import annotations
 
@@ -12,40 +12,46 @@ NORMAL = "Normal"
 WARNING = "Warning"
 
 _TIER_WORDS = {
-    BreakerState.OPEN: "refuses requests",
-    BreakerState.HALF_OPEN: "lets some requests in again",
-    BreakerState.CLOSED: "lets all requests in again",
+    BreakerState.OPEN: "sheds requests",
+    BreakerState.HALF_OPEN: "admits some requests again",
+    BreakerState.CLOSED: "admits all requests again",
 }
 _ADVISED_WORDS = {
-    BreakerState.OPEN: "would refuse requests",
-    BreakerState.HALF_OPEN: "would let some requests in again",
-    BreakerState.CLOSED: "would let all requests in again",
+    BreakerState.OPEN: "would shed requests",
+    BreakerState.HALF_OPEN: "would admit some requests again",
+    BreakerState.CLOSED: "would admit all requests again",
 }
 
 
 def notice_of_control(
     before: ControlBreaker, after: ControlBreaker, *, acts: bool
 ) -> Notice | None:
-    """The control breaker's transition, if there was one; `acts`: whether anything follows from it."""
+    """Return the event for a transition of the control breaker, or None if its state is unchanged.
+
+    `acts` is False if the breaker only reports.
+    """
     if before.state is after.state:
         return None
     if after.state is BreakerState.OPEN:
         follows = "safe limits, no scale-down" if acts else "reported only, breakers are disabled"
-        text = f"Control breaker open: {after.detail}; {follows}, next try in {after.wait_s:.0f} s"
+        text = f"Control breaker open: {after.detail}; {follows}, retry in {after.wait_s:.0f} s"
         return Notice(WARNING, "ControlBreakerOpen", text)
     if after.state is BreakerState.HALF_OPEN:
         return Notice(
             NORMAL,
             "ControlBreakerHalfOpen",
-            "Control breaker half-open: decisions are compared, then tried on one pod",
+            "Control breaker half-open: decisions are only computed, then tried on one pod",
         )
     return Notice(
-        NORMAL, "ControlBreakerClosed", "Control breaker closed: decisions are carried out again"
+        NORMAL, "ControlBreakerClosed", "Control breaker closed: decisions are applied again"
     )
 
 
 def notices_of_load(before: LoadBreaker, after: LoadBreaker, *, acts: bool) -> tuple[Notice, ...]:
-    """The load breaker's transitions, tier by tier; `acts`: whether they are sent to the engines."""
+    """Return the events for the load breaker's transitions, one for each tier that changed its state.
+
+    `acts` is False if the breaker only reports and engines keep admitting everything.
+    """
     if before is after:
         return ()
     words = _TIER_WORDS if acts else _ADVISED_WORDS
@@ -67,20 +73,24 @@ def notices_of_load(before: LoadBreaker, after: LoadBreaker, *, acts: bool) -> t
 
 
 def notice_of_source(before: SourceBreaker, after: SourceBreaker, *, known: bool) -> Notice | None:
-    """Prometheus falling silent or answering again."""
+    """Return the event for a loss of Prometheus or its return, or None if nothing changed."""
     if before.state is after.state:
         return None
     if not after.is_open:
-        return Notice(NORMAL, "PrometheusBack", "Prometheus answers again")
-    how = "replicas' metrics are read directly" if known else "replicas are held"
-    return Notice(WARNING, "PrometheusLost", f"Prometheus gives no fresh samples: {how}")
+        return Notice(NORMAL, "PrometheusBack", "Prometheus returns fresh samples again")
+    how = "replicas are read directly" if known else "the replica count is unchanged"
+    return Notice(WARNING, "PrometheusLost", f"Prometheus returns no fresh samples: {how}")
 
 
 def notices_of_restart(restart: Decision[tuple[str, ...]], *, acts: bool) -> tuple[Notice, ...]:
-    """A replica restarted because its allocator is fragmented; `acts`: whether it really goes."""
+    """Return the events for replicas that are restarted because their allocator is fragmented.
+
+    `acts` is False if the restart is only reported.
+    """
     if not restart.valid:
         return ()
     words = "is drained and restarted" if acts else "would be drained and restarted"
     return tuple(
-        Notice(NORMAL, restart.reason, f"{pod} {words}: {restart.detail}") for pod in restart.value
+        Notice(NORMAL, restart.reason, f"Pod {pod} {words}: {restart.detail}")
+        for pod in restart.value
     )

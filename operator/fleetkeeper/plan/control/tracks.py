@@ -1,4 +1,4 @@
-"""What is remembered of each pod's samples: the last half minute, and whether they are believed."""
+"""Recent samples of each pod: the last half minute, and whether they are plausible."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from fleetkeeper.plan.control.values import Grade, PodView
 
 @dataclass(frozen=True, slots=True)
 class PodTrack:
-    """One pod's accepted samples, oldest first, spanning at most RATE_S.
+    """A pod's accepted samples, oldest first, over at most RATE_S (plus half a tick).
 
-    `mark` is the sample at which the present window began. `rejected` counts impossible samples in
-    a row. `out_until` is when a pod whose counters were reset counts again.
+    `mark`: the sample at which the current window began. `rejected`: impossible samples in a row.
+    `rejection`: why the last one is impossible. `out_until`: when a pod whose counters were reset is used
+    again.
     """
 
     pod: str
@@ -47,26 +48,27 @@ class PodTrack:
 
     @property
     def span_s(self) -> float:
-        """Seconds between the oldest and the newest sample held."""
+        """Seconds between the oldest and the newest sample."""
         return self.history[-1].time - self.history[0].time if self.history else 0.0
 
     @property
     def edges(self) -> Edges | None:
-        """The bucket edges at which its samples were counted."""
+        """The bucket boundaries at which the samples were counted."""
         return self.history[-1].edges if self.history else None
 
 
 def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float) -> PodTrack:
-    """The track with one more sample: taken, refused as impossible, or the start after a reset.
+    """Return the track with one more sample: accepted, rejected as impossible, or the first after a reset.
 
-    Sums for the step-time model that a source left out this time are carried over, class by class. A sample that is not newer than the last (repeated, or the slower of two sources) changes nothing.
-    With other objectives fewer or more of the same requests and steps are within: that is no reset.
+    A sample that is not newer than the last (repeated, or the slower of two sources) changes nothing.
+    Sums for the step-time model that this sample leaves out are carried over, for each class. When the
+    objectives change, more or fewer of the same requests and steps are within: that is not a reset.
     """
     newest = track.newest
     if newest is not None and sample.time <= newest.time:
         return track
     if sample.time > now + FUTURE_S:
-        return _refuse(track, "its time lies in the future")
+        return _refuse(track, "the timestamp is in the future")
     before = track
     if newest is not None and sample.edges != newest.edges:
         track = _recounted(track, sample)
@@ -99,17 +101,20 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
 
 
 def _own_words(history: tuple[PodSample, ...]) -> tuple[PodSample, ...]:
-    """Return the direct samples alone once they span a window, else all.
+    """Return only the direct samples once they span a window, else all.
 
-    Two sources of one pod may tell different stories, and a rate between them is none.
-    Example: read directly every 5 s, rates rest on the pod's own words from its third reading on.
+    Two sources may disagree about a pod, and a rate between their samples would be meaningless.
+    Example: with a direct read every 5 s, rates use only direct samples from the third read on.
     """
     own = tuple(row for row in history if row.source is Source.DIRECT)
     return own if own[-1].time - own[0].time >= WINDOW_S - 0.5 else history
 
 
 def _recounted(track: PodTrack, sample: PodSample) -> PodTrack:
-    """The track at the edges of the sample: what was within them before it is not known, its window begins there."""
+    """Return the track with the bucket boundaries of the sample.
+
+    Counts within the new boundaries are unknown for earlier samples, so the window restarts at this one.
+    """
     within = {name: getattr(sample.counters, name) for name in WITHIN}
     history = tuple(
         replace(held, counters=held.counters._replace(**within), edges=sample.edges)
@@ -123,7 +128,7 @@ def _refuse(track: PodTrack, problem: str) -> PodTrack:
 
 
 def grade_of(track: PodTrack | None, now: float) -> Grade:
-    """FRESH up to 15 s, AGEING up to 60 s, else STALE; STALE after three impossible samples in a row."""
+    """Return FRESH up to 15 s, AGEING up to 60 s, else STALE; also STALE after three impossible samples."""
     newest = track.newest if track is not None else None
     if track is None or newest is None or track.rejected >= REJECTIONS_STALE:
         return Grade.STALE
@@ -134,15 +139,15 @@ def grade_of(track: PodTrack | None, now: float) -> Grade:
 
 
 def is_old(track: PodTrack | None, now: float) -> bool:
-    """Whether samples came and the newest is older than a minute."""
+    """Return whether there are samples and the newest is older than a minute."""
     newest = track.newest if track is not None else None
     return newest is not None and now - newest.time > AGEING_S
 
 
 def is_overdue(track: PodTrack, now: float) -> bool:
-    """Whether the next scrape should have come by now, or the last one was refused.
+    """Return whether the next scrape is late or the last sample was rejected.
 
-    Example: scraped every 5 s, a sample is overdue when the newest is older than 9.5 s.
+    Example: with a scrape every 5 s, a pod is overdue if its newest sample is older than 9.5 s.
     """
     if track.rejected or len(track.history) < 2:
         return True
@@ -151,7 +156,7 @@ def is_overdue(track: PodTrack, now: float) -> bool:
 
 
 def is_grown(pod: PodView, now: float) -> bool:
-    """Whether a pod is ready and has been for its first minute."""
+    """Return whether a pod is warmed up: ready for at least a minute."""
     if not pod.ready or pod.deleting or pod.ready_since is None:
         return False
     age_s = age_of(pod.ready_since, now)
@@ -159,14 +164,14 @@ def is_grown(pod: PodView, now: float) -> bool:
 
 
 def age_of(moment: float, now: float) -> float | None:
-    """Seconds since a moment that another machine wrote down; None when it lies in the future.
+    """Return the seconds since a time that another machine recorded; None if it is in the future.
 
-    Then that machine's clock is, or was, ahead of ours. The age is not known, and to wait until the
-    moment comes could take hours.
+    Then that machine's clock is or was ahead of this one. The age is unknown, and waiting for that time
+    could take hours.
     """
     return now - moment if moment <= now + FUTURE_S else None
 
 
 def has_rates(track: PodTrack, now: float) -> bool:
-    """Whether rates can be made of the samples held."""
+    """Return whether rates can be computed from the samples."""
     return now >= track.out_until and track.span_s >= MIN_SPAN_S

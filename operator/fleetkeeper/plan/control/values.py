@@ -1,4 +1,4 @@
-"""The values that decisions take and give: settings, pods, limits, decisions."""
+"""Values that decisions read and return: settings, pods, limits, decisions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class Grade(StrEnum):
-    """How far signals may be trusted."""
+    """The reliability of signals, by the age of their samples."""
 
     FRESH = "Fresh"
     AGEING = "Ageing"
@@ -21,7 +21,7 @@ class Grade(StrEnum):
 
 
 class BreakerState(StrEnum):
-    """Closed: all is well. Open: the safe state. HalfOpen: being tried."""
+    """The state of a circuit breaker. Closed: normal. Open: safe state. HalfOpen: on trial."""
 
     CLOSED = "Closed"
     OPEN = "Open"
@@ -30,10 +30,10 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[V]):
-    """What was decided and why. Not `valid` = HOLD: nothing is known that would justify a change.
+    """A decision and its reason. Not `valid`: unchanged, because nothing known justifies a change.
 
-    `value` of a hold is what is in force already; a hold is never a zero. `inputs` holds the
-    numbers that decided, for `fleetkeeper explain`.
+    The `value` of an unchanged decision is what is already in force, never a zero. `inputs`: the figures
+    that decided.
     """
 
     valid: bool
@@ -44,18 +44,22 @@ class Decision(Generic[V]):
 
 
 def hold(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
-    """The decision not to act: `value` stays in force."""
+    """Return an unchanged decision: `value` stays in force."""
     return Decision(False, value, reason, detail, tuple(inputs.items()))
 
 
 def act(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
-    """A decision with its numbers."""
+    """Return a valid decision with its figures."""
     return Decision(True, value, reason, detail, tuple(inputs.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """What the resource asks of the loop, in seconds and ratios."""
+    """The spec's settings for the control loop, in seconds and ratios.
+
+    `scale_down_delay_s`: the stabilization window of a scale-down. `batch_share_ratio`: the batch tier's
+    share of the sequences. `batch_floor_ratio`: that share, and the admitted share, while batch is shed.
+    """
 
     min_replicas: int = 1
     max_replicas: int = 8
@@ -81,7 +85,7 @@ class ControlSettings:
 
     @property
     def tunes_replicas(self) -> bool:
-        """Whether our want becomes an order."""
+        """Return whether the recommendation is applied to the Deployment."""
         return (
             self.pinned_replicas is None
             and self.scaling_mode is ScalingMode.AUTO
@@ -90,18 +94,18 @@ class ControlSettings:
 
     @property
     def gates(self) -> bool:
-        """Whether what the load breaker decides is sent to the engines."""
+        """Return whether the load breaker's decisions are sent to the engines."""
         advised = self.batching_mode is BatchingMode.ADVISORY
         return self.breakers_act and not advised and not self.paused
 
     @property
     def tunes_limits(self) -> bool:
-        """Whether our limits are sent to the engines."""
+        """Return whether batch limits are sent to the engines."""
         return self.batching_mode is BatchingMode.AUTO and not self.paused
 
     @property
     def restarts(self) -> bool:
-        """Whether a replica chosen for a restart really goes; in Advisory of either kind it is told only."""
+        """Return whether chosen replicas are restarted; with an Advisory mode they are only reported."""
         advised = (
             self.scaling_mode is ScalingMode.ADVISORY or self.batching_mode is BatchingMode.ADVISORY
         )
@@ -110,7 +114,7 @@ class ControlSettings:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """What the loop needs to know of an engine pod, from the watch cache."""
+    """The fields of an engine pod that the control loop reads, from the watch cache."""
 
     name: str
     uid: str
@@ -123,7 +127,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one engine: sequences in a batch, tokens of a step."""
+    """The batch limits of one engine: sequences per batch, tokens per step."""
 
     sequences: int
     tokens: int
@@ -131,23 +135,26 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What is let in. `admit` and `shares`: by tier (realtime, standard, batch), ratios of one."""
+    """The admission of an engine. `admit`: admitted share by tier (realtime, standard, batch), 0 to 1.
+
+    `batch_share`: the batch tier's share of the sequences.
+    """
 
     admit: tuple[float, float, float] = (1.0, 1.0, 1.0)
     batch_share: float = 0.3
 
     def admit_by_tier(self) -> dict[str, float]:
-        """The admitted share by tier name, as PUT /v1/limits takes it."""
+        """Return the admitted share by tier name, as PUT /v1/limits expects it."""
         return {str(tier): value for tier, value in zip(TIERS, self.admit, strict=True)}
 
     def shares_by_tier(self) -> dict[str, float]:
-        """The share of sequences by tier name, as PUT /v1/limits takes it."""
+        """Return the share of sequences by tier name, as PUT /v1/limits expects it."""
         return {str(Tier.BATCH): self.batch_share}
 
 
 @dataclass(frozen=True, slots=True)
 class PodOrder:
-    """One PUT /v1/limits that is due now."""
+    """A limits request (PUT /v1/limits) that is due now."""
 
     pod: str
     uid: str
@@ -160,7 +167,7 @@ class PodOrder:
 
 @dataclass(frozen=True, slots=True)
 class PutOutcome:
-    """How a PUT of the last tick ended. `newest_generation` is what a 409 named, else 0."""
+    """The result of a PUT of the last tick. `newest_generation`: the one in a 409 response, else 0."""
 
     pod: str
     generation: int
@@ -171,16 +178,16 @@ class PutOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ControlInputs:
-    """All that one decision about one service may know, besides its memory and the time.
+    """All inputs of one tick of one service, besides its memory and the time.
 
-    `replicas` is the live Deployment's number, `ordered_replicas` what was ordered last (None: not
-    yet), `failed_writes` the writes of replicas that failed in the last tick, `started` when this
-    process began to lead. `scale_up_blocked` says why more pods would not help (a bad revision).
-    `prometheus_lost`: a Prometheus is set up and has nothing fresh of this service. `rolling_out`: the
-    Deployment's template is not yet the spec's, or not yet every pod's. `gpus_per_replica` are the
-    accelerators that a pod of the live template asks for. `checks_directly`: samples come from
-    Prometheus, and the pods can be read before anything is taken away on its word.
-    `prometheus_disputed`: Prometheus has several series where a pod gives one.
+    `replicas`: the live Deployment's number. `ordered_replicas`: the last allocation (None: not yet).
+    `failed_writes`: failed writes of replicas in the last tick. `started`: when this process became the
+    leader. `scale_up_blocked`: why more pods would not help (a bad revision), else empty.
+    `prometheus_lost`: Prometheus is configured but has no fresh samples of this service. `rolling_out`:
+    the Deployment's template is not yet the spec's, or not yet that of every pod. `gpus_per_replica`:
+    accelerators that a pod of the live template requests. `checks_directly`: samples come from
+    Prometheus, and pods can be read directly before replicas or admission are reduced.
+    `prometheus_disputed`: Prometheus has several series where a pod exports one.
     """
 
     namespace: str

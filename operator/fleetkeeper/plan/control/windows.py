@@ -1,4 +1,4 @@
-"""Disjoint windows of 10 s, in which attainment is counted and judged."""
+"""Disjoint windows of 10 s in which SLO attainment is counted and judged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_STEPS = StepSums()
 
 @dataclass(frozen=True, slots=True)
 class PodWindow:
-    """Steps of one pod in a window, and how many of them were within the objective."""
+    """Steps of one pod in a window, and those of them within the batch time objective."""
 
     pod: str
     steps: float
@@ -24,10 +24,11 @@ class PodWindow:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What happened between `start` and `end` (scrape times, seconds).
+    """The counts of a service between `start` and `end` (scrape times, seconds).
 
-    `scheduled` counts requests of all tiers. `requests` and `waited_within` count the judged tiers: realtime and standard, or batch when there
-    was nothing else.
+    `scheduled`: requests of all tiers. `requests`, `waited_within`: requests of the judged tiers (realtime
+    and standard, or batch if it is alone), and those within the queue wait objective. `seconds`: sum of
+    batch times.
     """
 
     start: float
@@ -46,12 +47,12 @@ class Window:
 
     @property
     def wait_attainment(self) -> float | None:
-        """Share of requests scheduled within the objective; None below 20 requests."""
+        """The share of requests scheduled within the objective; None below 20 requests."""
         return self.waited_within / self.requests if self.requests >= MIN_REQUESTS else None
 
     @property
     def batch_attainment(self) -> float | None:
-        """Share of steps within the objective; None below 100 steps."""
+        """The share of steps within the objective; None below 100 steps."""
         return self.steps_within / self.steps if self.steps >= MIN_STEPS else None
 
 
@@ -60,7 +61,7 @@ def _difference(now: Iterable[float], before: Iterable[float]) -> tuple[float, .
 
 
 def judged_waits(delta: Counters) -> tuple[float, float, float]:
-    """Requests first scheduled, their waits' sum (seconds) and those within, of the judged tiers."""
+    """Return the requests first scheduled, the sum of their waits (s) and those within, for judged tiers."""
     count = delta.wait_count_realtime + delta.wait_count_standard
     if count > 0:
         return (
@@ -87,9 +88,9 @@ def _plus(a: StepSums, b: StepSums) -> StepSums:
 
 
 def close_window(tracks: Mapping[str, PodTrack], usable: Iterable[str]) -> Window | None:
-    """The window from each usable pod's mark to its newest sample; None when no pod has both.
+    """Return the window from each usable pod's mark to its newest sample; None if no pod has both.
 
-    Counts are summed over pods, so a pod weighs as much as it served.
+    Counts are summed over pods, so each pod is weighted by what it served.
     """
     total = [0.0] * len(Counters._fields)
     spans: list[tuple[PodSample, PodSample]] = []
