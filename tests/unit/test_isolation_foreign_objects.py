@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleetkeeper.adapters.kubernetes.pod_records import event_record
@@ -135,6 +135,7 @@ def changed(path: tuple[Any, ...], value: object) -> Live:
 
 @settings(max_examples=1500)
 @given(st.sampled_from(WATCHED), st.sampled_from(PATHS), JSON)
+@example(WATCHED[0], ("metadata", "namespace"), "²")
 def test_an_object_with_anything_in_any_field_is_seen_or_named(
     resource: Any, path: tuple[Any, ...], value: object
 ) -> None:
@@ -142,16 +143,19 @@ def test_an_object_with_anything_in_any_field_is_seen_or_named(
     live = changed(path, value)
     cache = Cache(now=lambda: 0.0, changed=lambda _: None)
     place = cache.take(resource.kind, live)
-    name = live["metadata"].get("name") if isinstance(live["metadata"], dict) else None
+    metadata = live["metadata"] if isinstance(live["metadata"], dict) else {}
+    name, namespace = metadata.get("name"), metadata.get("namespace")
     if place is None:
         assert path[:1] == ("metadata",)
         assert len(path) == 1 or path[1] in {"name", "namespace"}
         return
-    assert (place.namespace, place.name) == ("a", name)
+    assert (place.namespace, place.name) == (namespace, name)
     found = observe(resource.kind, live)
     assert isinstance(found, Seen | Unread)
     if isinstance(found, Unread) and found.service:
-        assert [item.name for item in cache.unreadable(Key("a", found.service))] == [name]
+        assert [item.name for item in cache.unreadable(Key(place.namespace, found.service))] == [
+            name
+        ]
     json.dumps(repr(found)).encode()
     event_record(live)
     cache.put_service(live)
