@@ -28,7 +28,7 @@ class Arbiter:
         return {key: granted[want.key] for key, want in wants if want.key in granted}
 
     def _sound(self, wants: Sequence[tuple[Key, Want]]) -> list[Want]:
-        """Return the recommendations for which allocation on their own succeeds."""
+        """Return the recommendations that can be allocated on their own."""
         sound = []
         for key, want in wants:
             with self._defects.contained("arbitrate", key):

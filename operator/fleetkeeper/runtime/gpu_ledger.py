@@ -1,4 +1,4 @@
-"""The accelerators that every service holds, as this process knows them, and may still request."""
+"""The accelerators that each service uses, as this process knows them, and may still request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Health, readiness and metrics on one port.
 
 The process is alive if the last full resync ended less than three periods ago and the event loop is
-not behind. An unreachable API server alone is not a reason: a restart would not help.
+not behind. The check does not ask the API server, because a restart would not help if it is down.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fields of a live object that one field manager owns, by server-side apply.
 
 `metadata.managedFields` of a live object shows which of its fields our last apply set and nobody has
-changed since. Reduced to those fields, the object has the digest of the applied manifest exactly if
+changed since. Reduced to those fields, the object has the digest of the applied manifest if and only if
 applying it again would change nothing. A field that another manager changed, or that was removed, is no
 longer in our set, so the digest differs. A field of others (an injected sidecar, an annotation by
 kubectl) was never in it, so the digest stays.
