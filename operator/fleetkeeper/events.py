@@ -1,8 +1,9 @@
-"""The one place that knows kopf: InferenceServices' events come in, and go on to the cache.
+"""The watch of InferenceServices by kopf, which passes their events to the cache.
 
-kopf only watches here. Its change-detecting handlers would write annotations and finalizers, and its
-timers cost a PATCH an object. A handler of `on.event` is never retried when it raises, so this one
-does nothing but hand over. Every registry and setting is explicit: nothing of kopf's is global.
+This is the only module that imports kopf, and kopf only watches. Its change-detecting handlers would
+write annotations and finalizers, and its timers cost one PATCH per object. kopf never retries an
+`on.event` handler that raises, so the handler here only passes events on. Every registry and setting
+is explicit: no global state of kopf is used.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from fleetkeeper.adapters.kubernetes.kopf_session import DecodableResponse
 from fleetkeeper.api.names import GROUP, PLURAL, VERSION
 
 SERVER_TIMEOUT_S: Final = 290
-"""A watch ends after this in good order, and goes on where it was."""
+"""The server ends a watch after this time, and kopf resumes it where it was."""
 INACTIVITY_S: Final = 70.0
-"""Bookmarks come about every minute: a watch that is silent for longer is dead."""
+"""Bookmarks arrive about every minute: a watch that is silent for longer is dead."""
 
 PAGE_SIZE: Final = 4
-"""Objects that kopf decodes at a time. Each may be 1.5 MiB, and 14 times that once it is decoded."""
+"""Objects that kopf decodes at a time. Each may take 1.5 MiB, and decoded 14 times as much."""
 _ADDRESS: Final = ("name", "namespace", "uid", "resourceVersion")
 
 
 class ServiceSink(Protocol):
-    """Where events go."""
+    """The receiver of events."""
 
     def changed(self, live: Mapping[str, Any]) -> None:
-        """The service is so now."""
+        """Handle an added or modified service."""
 
     def deleted(self, live: Mapping[str, Any]) -> None:
-        """The service is gone."""
+        """Handle a deleted service."""
 
     def relisted(self) -> None:
-        """A list was read: it says what is there, but never what is gone."""
+        """Handle a finished list, which does not show what was deleted."""
 
 
 async def watch_services(
@@ -49,18 +50,18 @@ async def watch_services(
     kubeconfig: Path | None,
     after_start: Callable[[], None],
 ) -> None:
-    """Watches InferenceServices until cancelled, in `namespaces` or, where there are none, in all.
+    """Watch InferenceServices until cancelled, in `namespaces` or, if there are none, in all.
 
-    `after_start` is called when kopf has taken the process's signal handlers, to take them back.
+    kopf replaces the signal handlers of the process. `after_start` is called then, to restore them.
 
     Raises:
-        Exception: whatever kopf ends with, an error inside a watch among it. Then nothing is watched
-            any more and the process must end: to stay would be to stay deaf.
+        Exception: the error with which kopf ended, for example one inside a watch. The process must
+            end too, otherwise it would run without receiving events.
     """
     tasks = await kopf.spawn_tasks(
         registry=_registry(sink, kubeconfig),
         settings=_settings(),
-        # Peering is off, yet kopf looks up a user name for it, which a container's user has not.
+        # Peering is off, but kopf looks up a user name for it, and a container's user has none.
         identity="fleetkeeper",  # type: ignore[arg-type] # a NewType of str that kopf does not export
         standalone=True,
         clusterwide=not namespaces,
@@ -72,11 +73,11 @@ async def watch_services(
 
 
 class WatchEnded(RuntimeError):
-    """kopf stopped without an error."""
+    """The end of kopf without an error."""
 
 
 class _Everything(Collection[asyncio.Task[Any]]):
-    """The tasks that kopf shall leave alone when it ends: all, since the process ends with it."""
+    """The tasks that kopf must not cancel when it ends: all, because the process ends with it."""
 
     def __contains__(self, task: object) -> bool:
         return True
@@ -93,7 +94,7 @@ def _registry(sink: ServiceSink, kubeconfig: Path | None) -> kopf.OperatorRegist
 
     @kopf.on.login(registry=registry)
     async def login(**kwargs: Any) -> kopf.AiohttpSession | None:  # noqa: ANN401 -- kopf's own kwargs
-        """A kubeconfig where one is set, else the pod's service account; again at each 401."""
+        """Log in with the kubeconfig if set, else the service account; kopf calls this at each 401."""
         if kubeconfig is not None:
             os.environ["KUBECONFIG"] = str(kubeconfig)
             return _session(kopf.login_with_kubeconfig(**kwargs))
@@ -116,7 +117,7 @@ def _registry(sink: ServiceSink, kubeconfig: Path | None) -> kopf.OperatorRegist
 
 
 def _session(info: kopf.ConnectionInfo | None) -> kopf.AiohttpSession | None:
-    """Return kopf's own session for these credentials, whose answers can all be decoded."""
+    """Return kopf's own session for these credentials, with responses that can all be decoded."""
     if info is None:
         return None
     session = aiohttp.ClientSession(
@@ -136,7 +137,7 @@ def _session(info: kopf.ConnectionInfo | None) -> kopf.AiohttpSession | None:
 
 
 def _shed(live: dict[str, Any]) -> None:
-    """Drop all of an object but its address: kopf holds it until its worker has been idle."""
+    """Drop everything but the address of an object: kopf keeps it until its worker has been idle."""
     metadata = live["metadata"]
     kept = {name: metadata[name] for name in _ADDRESS if name in metadata}
     for name in live.keys() - {"apiVersion", "kind"}:
@@ -145,7 +146,7 @@ def _shed(live: dict[str, Any]) -> None:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Compares nothing: kopf otherwise copies and compares every object at every event."""
+    """A diff storage that compares nothing: kopf otherwise copies every object at every event."""
 
     def build(self, *, body: kopf.Body, extra_fields: object = None) -> kopf.BodyEssence:
         del body, extra_fields
@@ -167,7 +168,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.inactivity_timeout = INACTIVITY_S
     settings.watching.connect_timeout = 10
     settings.watching.chunk_size = PAGE_SIZE
-    # An object that waits for a worker is held whole, and a worker that waits holds only its address.
+    # An object that waits for a worker stays in memory whole; a waiting worker keeps only its address.
     settings.queueing.worker_limit = None
     settings.queueing.idle_timeout = 0.1
     settings.persistence.diffbase_storage = _NoDiffs()

@@ -66,8 +66,10 @@ def install(world: World) -> Iterator[Install]:
 
 async def _refuses(operator: OperatorProcess, *words: str) -> None:
     assert await operator.start().ended() == 2
-    (line,) = [line for line in operator.log.read_text().splitlines() if '"refused"' in line]
-    for word in (*words, "another release was here first", "Uninstall one of them"):
+    (line,) = [
+        line for line in operator.log.read_text().splitlines() if '"namespaces refused"' in line
+    ]
+    for word in (*words, "Uninstall one of them"):
         assert word in line, line
 
 

@@ -1,1 +1,1 @@
-"""L2: one module a world outside."""
+"""L2: one module or package per external system."""

@@ -1,4 +1,4 @@
-"""The one place that reads a clock. Everything else is given the time."""
+"""The only module that reads a clock. Everything else gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from email.utils import parsedate_to_datetime
 from typing import Final, NoReturn
 
 CLOSE_S: Final = 5.0
-"""A machine's clock that is no further from the API server's at the start is as good as it."""
+"""A machine's clock within this distance of the API server's at the start counts as correct."""
 APART_S: Final = 30.0
-"""Further from the API server's time than this, times of Kubernetes objects would be misread."""
+"""Beyond this distance from the API server's time, times in Kubernetes objects would be misread."""
 APART_FOR_S: Final = 60.0
-"""For so long every answer has to say so: one of several API servers may have a wrong clock."""
+"""Every response must show the distance for this long: one of several API servers may be wrong."""
 
 
 class ClockApart(RuntimeError):
-    """The API server's clock was set: what this process remembers is of another time. It ends."""
+    """A change of the API server's clock. The times that this process remembers are invalid; it ends."""
 
 
 class SystemClock:
-    """The API server's time, carried on by the machine's monotonic clock, and some randomness.
+    """The API server's time, continued by the machine's monotonic clock, and jitter.
 
-    Times in Kubernetes objects are compared with it, so the machine's own wall clock, which may be
-    wrong and may be set at any moment, only serves until the first answer of the API server.
+    It is compared with times in Kubernetes objects. The machine's own wall clock may be wrong and may
+    be set at any moment, so it is used only until the first response of the API server.
     """
 
     def __init__(self) -> None:
@@ -34,26 +34,29 @@ class SystemClock:
         self._apart_s = 0.0
         self._apart = asyncio.Event()
         self.machine_off_s = 0.0
-        """How far the machine's wall clock was from the API server's at the start, 0 where it was close."""
+        """How far the machine's wall clock was ahead of the API server's at the start; 0 if close."""
 
     def now(self) -> float:
-        """Seconds since the epoch. It never jumps."""
+        """Return the seconds since the epoch. They never jump."""
         return self._offset_s + time.monotonic()
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment: for deadlines. It never jumps, and runs while stopped."""
+        """Return the seconds since some fixed moment, for deadlines.
+
+        They never jump, and also count while the process is stopped.
+        """
         return time.monotonic()
 
     def process_cpu_s(self) -> float:
-        """Seconds of processor time that this process has used."""
+        """Return the seconds of CPU time that this process has used."""
         return time.process_time()
 
     def jitter(self, seconds: float) -> float:
-        """Between half of `seconds` and all of it, so that many who wait do not return together."""
+        """Return between half of `seconds` and all of it, so that many waits do not end together."""
         return seconds * (0.5 + random.random() / 2)  # noqa: S311 -- spreads load, guards no secret
 
     def observe_date(self, date: str) -> None:
-        """Take the `Date` header of an answer of the API server; one that is no date is ignored."""
+        """Read the `Date` header of a response of the API server; ignore one that is not a date."""
         try:
             moment = parsedate_to_datetime(date).timestamp()
         except (ValueError, OverflowError):
@@ -72,10 +75,10 @@ class SystemClock:
             self._apart.set()
 
     async def keep(self) -> NoReturn:
-        """Wait until the API server's clock was set.
+        """Wait until the API server's clock is set.
 
         Raises:
-            ClockApart: it was. A new process begins with the right time and without memory.
+            ClockApart: it was set. A new process starts with the right time and without memory.
         """
         await self._apart.wait()
-        raise ClockApart(f"the API server's clock was set by {self._apart_s:+.0f} s")
+        raise ClockApart(f"the API server's clock changed by {self._apart_s:+.0f} s")

@@ -1,8 +1,9 @@
-"""Talks to the engines' control ports: signed orders for live limits, and metrics read directly.
+"""Client of the engines' control ports: signed limits requests, and direct reads of metrics.
 
-Only pods that the caller names are called, by IP and fixed port, never by a URL that came from a
-resource; no redirects, no proxies of the environment, no compression, 2 s a call. Orders and reads
-have connections and slots of their own: a pod that does not answer one delays nobody's other.
+Only pods that the caller names are called, by IP and fixed port, never by a URL from a resource. There
+are no redirects, no proxies from the environment and no compression; a call takes at most 2 s. Limits
+requests and reads have separate connections and slots: a pod that does not answer reads delays no
+limits request, and the reverse.
 """
 
 from __future__ import annotations
@@ -28,28 +29,29 @@ from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
 CONTROL_PORT: Final = 9090
 TIMEOUT_S: Final = 2.0
 METRICS_BYTES: Final = 4 * 1024 * 1024
-"""Of a metrics answer; what is not of the contract is dropped while it arrives."""
+"""Limit of a metrics response; lines outside the contract are dropped while it arrives."""
 ANSWER_BYTES: Final = 64 * 1024
-"""Of an answer to an order, which is parsed whole."""
+"""Limit of the response to a limits request, which is parsed whole."""
 CHUNK_BYTES: Final = 65_536
 ORDERS_IN_FLIGHT: Final = 64
 READS_IN_FLIGHT: Final = 64
-"""So many pods that begin to hang at once delay nobody; from the next tick on they are doubted."""
+"""Up to this many pods may start to hang at once without delaying others. From the next tick on, they
+use the slots of `DOUBTED_READS`."""
 DOUBTED_READS: Final = 32
-"""Reads at a time of pods that gave nothing usable at their last turn."""
+"""Concurrent reads of pods that gave no usable answer the last time."""
 DOUBTED_S: Final = 0.5
-"""How long those hold up the answer at most; a pod that works again answers in milliseconds."""
+"""Maximum time that the result waits for those. A pod that works again answers in milliseconds."""
 TOKEN_LIFE_S: Final = 60
 ISSUER: Final = "fleetkeeper"
 
 
 class EngineError(Exception):
-    """An engine did not give a usable answer; the message says what was wrong."""
+    """The lack of a usable answer from an engine; the message says what was wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Signs orders. `epoch` rises with each leader: an engine refuses an older one."""
+    """A signer of limits requests. `epoch` rises with each leader; engines refuse an older one."""
 
     key: Ed25519PrivateKey
     kid: str
@@ -57,7 +59,7 @@ class Signer:
     issuer: str = ISSUER
 
     def token(self, audience: str, now: float) -> str:
-        """A bearer token for one pod (by UID), for one use, at most 60 s."""
+        """Return a bearer token for one pod (by UID), for one use, valid for at most 60 s."""
         claims = {
             "iss": self.issuer,
             "aud": audience,
@@ -70,10 +72,11 @@ class Signer:
 
 
 def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
-    """The private key that signs orders.
+    """Return the private key that signs limits requests.
 
     Raises:
-        ValueError: when it is no Ed25519 key in PEM without a password.
+        TypeError: it is not an Ed25519 key, or has a password.
+        ValueError: it is not a private key in PEM.
     """
     key = load_pem_private_key(pem, password=None)
     if not isinstance(key, Ed25519PrivateKey):
@@ -82,7 +85,7 @@ def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
 
 
 def order_body(order: PodOrder) -> dict[str, Any]:
-    """The body of PUT /v1/limits."""
+    """Return the body of PUT /v1/limits."""
     return {
         "sequences": order.limits.sequences,
         "tokens": order.limits.tokens,
@@ -94,10 +97,10 @@ def order_body(order: PodOrder) -> dict[str, Any]:
 
 
 def address_of(ip: str, path: str, port: int) -> str:
-    """The URL of a pod's control port.
+    """Return the URL of a pod's control port.
 
     Raises:
-        EngineError: when `ip` is not an IP address.
+        EngineError: `ip` is not an IP address.
     """
     try:
         address = ip_address(ip)
@@ -114,7 +117,7 @@ class Engines:
     """The engines' control ports."""
 
     def __init__(self, clock: Callable[[], float], *, port: int = CONTROL_PORT) -> None:
-        """`clock` gives seconds since the epoch; `port` differs only in tests."""
+        """Use `clock` for seconds since the epoch; `port` differs only in tests."""
         self._clock = clock
         self._port = port
         self._order_slots = asyncio.Semaphore(ORDERS_IN_FLIGHT)
@@ -124,16 +127,16 @@ class Engines:
         self._reads = _session(READS_IN_FLIGHT + DOUBTED_READS)
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         await self._orders.close()
         await self._reads.close()
 
     async def put_limits(
         self, orders: Sequence[PodOrder], signer: Signer, may_send: Callable[[], bool]
     ) -> tuple[PutOutcome, ...]:
-        """Sends orders, 64 at a time; every order has an outcome, none raises.
+        """Send limits requests, 64 at a time; return an outcome for each, never raise.
 
-        `may_send` is asked just before each is sent: a leader that lost its lease sends nothing more.
+        `may_send` is called just before each request: a leader that lost its lease sends no more.
         """
         return tuple(
             await asyncio.gather(*(self._put(order, signer, may_send) for order in orders))
@@ -159,10 +162,10 @@ class Engines:
         return PutOutcome(order.pod, order.generation, False, _newest(status, answer), detail)
 
     async def get_limits(self, pod: PodView, signer: Signer) -> dict[str, Any]:
-        """What a pod says of its limits.
+        """Return the limits that a pod reports.
 
         Raises:
-            EngineError: when it gives no usable answer.
+            EngineError: there is no usable answer.
         """
         headers = {"Authorization": f"Bearer {signer.token(pod.uid, self._clock())}"}
         async with self._order_slots:
@@ -178,11 +181,11 @@ class Engines:
         deadline_s: float = TIMEOUT_S,
         doubted: Collection[str] = (),
     ) -> dict[str, PodSample | None]:
-        """Return what each pod that was called gave, by pod UID: a sample, None when it is not usable.
+        """Return the sample of each called pod by pod UID; None if its answer is not usable.
 
-        Pods are called in their order; those to which `deadline_s` left no time are not in the
-        answer. Pods named in `doubted` (by UID) are called in a lane of their own: they may all
-        hang, and the others' answers wait for them no longer than `DOUBTED_S`.
+        Pods are called in the order given; those for which `deadline_s` left no time are not in the
+        result. Pods in `doubted` (UIDs) have separate slots: they may all hang, and the result waits
+        for them no longer than `DOUBTED_S`.
         """
         found: dict[str, PodSample | None] = {}
         trusted: list[asyncio.Task[None]] = []
@@ -228,7 +231,7 @@ class Engines:
         """Return the lines of known series that a pod exposes.
 
         Raises:
-            EngineError: it gives no usable answer.
+            EngineError: there is no usable answer.
         """
         lines = ContractLines()
         status = await self._call(
@@ -264,7 +267,7 @@ class Engines:
         limit: int,
         **kwargs: Any,  # noqa: ANN401 - aiohttp's own keywords
     ) -> int:
-        """Hand the body to `take` as it arrives, and return the status."""
+        """Pass the body to `take` as it arrives, and return the status."""
         url = address_of(ip, path, self._port)
         size = 0
         try:
@@ -272,7 +275,7 @@ class Engines:
                 async for chunk in response.content.iter_chunked(CHUNK_BYTES):
                     size += len(chunk)
                     if size > limit:
-                        raise EngineError(f"{ip}: the answer is larger than {limit} bytes")
+                        raise EngineError(f"{ip}: the response is larger than {limit} bytes")
                     take(chunk)
                 return response.status
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -280,7 +283,7 @@ class Engines:
 
 
 def _session(connections: int) -> aiohttp.ClientSession:
-    """Return a session whose answers are never decompressed: a few bytes could stand for gigabytes."""
+    """Return a session that never decompresses: a few compressed bytes can become gigabytes."""
     return aiohttp.ClientSession(
         trust_env=False,
         auto_decompress=False,
@@ -295,14 +298,14 @@ def _object(body: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise EngineError("the answer is no JSON") from error
+        raise EngineError("the response is not JSON") from error
     if not isinstance(answer, dict):
-        raise EngineError("the answer is no JSON object")
+        raise EngineError("the response is not a JSON object")
     return answer
 
 
 def _newest(status: int, answer: Mapping[str, Any]) -> int:
-    """The generation that a 409 names; 0 for anything else, or when it is out of range."""
+    """Return the generation in a 409 response; 0 for anything else, or if it is out of range."""
     generation = answer.get("generation")
     if status != 409 or not isinstance(generation, int) or isinstance(generation, bool):
         return 0

@@ -1,7 +1,7 @@
-"""Reads the text that an engine's metrics port exposes: the contract's lines, and nothing else.
+"""Parser of the metrics that an engine exposes: the series of the contract, and nothing else.
 
-The text is hostile input. Lines are picked out while the bytes arrive, so that memory holds a
-contract's worth of them whatever is sent; the parser, which is slow, sees those lines alone.
+The text is untrusted. Known lines are selected while the bytes arrive, so memory use stays bounded
+whatever is sent, and the slow parser sees only those lines.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from fleetkeeper.plan.control.exposed import PREFIX, SERIES, sample_of
 from fleetkeeper.plan.control.samples import PodSample, Source
 
 LINES: Final = 2_000
-"""The contract has some 500 series; a pod that exposes four times as many of our prefix is not read."""
+"""The contract has about 500 series. A pod with four times as many lines of our prefix is not read."""
 LINE_BYTES: Final = 1_024
-"""A line of the contract takes about 100."""
+"""A line of the contract takes about 100 bytes."""
 _MARK: Final = b"\n" + PREFIX.encode()
 _NAMES: Final = frozenset(name.encode() for name in SERIES)
 
 
 class UnusableText(ValueError):
-    """The text is larger than any engine's could be; the message says in what."""
+    """Text that is larger than any engine's; the message says in what."""
 
 
 class ContractLines:
-    """Collects the lines of known series from chunks of text.
+    """The lines of known series, collected from chunks of text.
 
-    `find` searches at the speed of memory and a chunk is cut at its last line end, so megabytes of
-    other text cost milliseconds.
+    `find` searches at memory speed, and a chunk is cut at its last line end, so megabytes of other
+    text cost milliseconds.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ContractLines:
         self._count = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes.
+        """Read the next bytes.
 
         Raises:
             UnusableText: there are too many lines of our prefix, or one is too long.
@@ -53,12 +53,12 @@ class ContractLines:
         if len(rest) > LINE_BYTES:
             if _name(rest[1:]) in _NAMES:
                 raise UnusableText(f"a line is longer than {LINE_BYTES} bytes")
-            # What follows belongs to a line that is not ours: the mark needs a line end before it.
+            # The rest of this line is not a line of ours, because the mark starts with a line end.
             rest = b"-"
         self._rest = rest
 
     def text(self) -> str:
-        """Return the lines collected, with one that the last chunk left without an end.
+        """Return the collected lines, including a last one without a line end.
 
         Raises:
             UnusableText: there are too many of them.
@@ -75,7 +75,7 @@ class ContractLines:
             line = text[at + 1 : stop + 1]
             self._count += 1
             if self._count > LINES:
-                raise UnusableText(f"there are more than {LINES} lines of our prefix")
+                raise UnusableText(f"there are more than {LINES} lines with our metric prefix")
             if _name(line) in _NAMES:
                 if len(line) > LINE_BYTES:
                     raise UnusableText(f"a line is longer than {LINE_BYTES} bytes")
@@ -95,9 +95,9 @@ def _series(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def parse_text(pod: str, now: float, text: str, edges: Edges) -> PodSample | None:
-    """Return the sample in the lines of known series, None when there is none.
+    """Return the sample in the lines of known series; None if there is none.
 
-    NaN and the like are judged later.
+    Values such as NaN are checked later.
     """
     try:
         series = list(_series(text))
@@ -109,7 +109,7 @@ def parse_text(pod: str, now: float, text: str, edges: Edges) -> PodSample | Non
 
 
 def parse_sample(pod: str, now: float, body: bytes, edges: Edges) -> PodSample | None:
-    """Return the sample in a whole answer, None when there is no usable one."""
+    """Return the sample in a whole response; None if there is no usable one."""
     lines = ContractLines()
     try:
         lines.feed(body)

@@ -1,4 +1,4 @@
-"""Control keys: a pair of Ed25519 keys with which the operator signs and engines check its orders."""
+"""Control keys: the Ed25519 pair with which the operator signs and engines verify limits requests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ PUBLIC_FILE = "jwks.json"
 
 @dataclass(frozen=True, slots=True)
 class ControlKeys:
-    """The private key (PKCS 8, PEM) and the set of public keys (JWKS, JSON) that goes with it."""
+    """A private key (PKCS 8, PEM) and the matching set of public keys (JWKS, JSON)."""
 
     private_pem: str
     jwks: str
 
     def files(self) -> dict[str, str]:
-        """Both, by the names under which the operator looks for them."""
+        """Return both by the file names that the operator expects."""
         return {PRIVATE_FILE: self.private_pem, PUBLIC_FILE: self.jwks}
 
 
 def new_control_keys() -> ControlKeys:
-    """A new pair. The private half is nowhere but in the answer."""
+    """Return a new pair. The private key is stored nowhere else."""
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(
         serialization.Encoding.PEM,
@@ -39,9 +39,9 @@ def new_control_keys() -> ControlKeys:
 
 
 def public_jwk(key: Ed25519PublicKey) -> dict[str, str]:
-    """The public key as a JWK (RFC 8037); its `kid` is its thumbprint (RFC 7638).
+    """Return the public key as a JWK (RFC 8037); its `kid` is its thumbprint (RFC 7638).
 
-    So a signer that holds only the private key knows the `kid` that engines know it by.
+    So a signer that has only the private key can compute the `kid` that engines expect.
     """
     raw = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     members = {"crv": "Ed25519", "kty": "OKP", "x": _base64url(raw)}

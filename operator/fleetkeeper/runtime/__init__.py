@@ -1,1 +1,1 @@
-"""L3: glue between events, plans and adapters."""
+"""L3: the operator process, which connects events, plans and adapters."""

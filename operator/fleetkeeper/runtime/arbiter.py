@@ -1,4 +1,4 @@
-"""Orders for all services from their wants, within the settings' budgets."""
+"""Replica allocations of all services, within the configured GPU budgets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fleetkeeper.runtime.queue import Key
 
 
 class Arbiter:
-    """Arbitrates over all services at once; one whose want cannot be arbitrated is left out."""
+    """The allocator for all services at once. It skips a recommendation that makes allocation fail."""
 
     def __init__(self, ledger: GpuLedger, defects: Defects) -> None:
         self._ledger = ledger
         self._defects = defects
 
     def orders(self, wants: Sequence[tuple[Key, Want]]) -> dict[Key, Order]:
-        """Return the orders by service. A service without one keeps what it has."""
+        """Return the allocations by service. A service without one keeps what it has."""
         budget, holdings = self._ledger.budget, self._ledger.holdings()
         granted: dict[tuple[str, str], Order] = {}
         with self._defects.contained("arbitrate") as step:
@@ -28,7 +28,7 @@ class Arbiter:
         return {key: granted[want.key] for key, want in wants if want.key in granted}
 
     def _sound(self, wants: Sequence[tuple[Key, Want]]) -> list[Want]:
-        """Return the wants that can be arbitrated by themselves."""
+        """Return the recommendations that can be allocated on their own."""
         sound = []
         for key, want in wants:
             with self._defects.contained("arbitrate", key):

@@ -1,7 +1,7 @@
-"""What the operator knows of the cluster: lean records by service, the newest of each.
+"""Lean records of the cluster's objects by service, the newest version of each.
 
-Three sources write here: watches, lists, and the answers to our own writes, so that a decision made
-right after a write sees it. They arrive in any order; the greater resourceVersion wins.
+Three sources write here: watches, lists, and the responses to our own writes, so a decision right
+after a write sees its result. They arrive in any order; the greater resourceVersion wins.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fleetkeeper.runtime.unread import UnreadObjects
 log = structlog.get_logger(__name__)
 
 FOREIGN_WRITES_S: Final = 600.0
-"""For how long changes of replicas by others are remembered."""
+"""How long changes of replicas by others are remembered."""
 NAMED_S: Final = 20.0
-"""For how long an object that was read by name, and is in no watch, is believed."""
+"""How long an object that was read by name, and that no watch shows, counts as existing."""
 
 TOMBSTONES: Final = 2000
-"""Deleted objects remembered: a write is answered within 4 s, so few are needed."""
+"""Number of deleted objects remembered. A write is answered within 4 s, so few are needed."""
 
 Changed = Callable[[Key], None]
 
@@ -44,14 +44,14 @@ class _Members:
     by_name: dict[tuple[str, str], Seen] = field(default_factory=dict)
     foreign_replica_writes: list[tuple[float, str]] = field(default_factory=list)
     gpus: GpuShare | None = None
-    """Counted when it is asked for, forgotten when a member changes."""
+    """Counted on first use, reset when a member changes."""
 
 
 class Cache:
     """Records by service.
 
-    `changed` is called with every service that wants a look now, `stirred` with one that wants a
-    look soon, when what moves there has moved on.
+    `changed` is called with a service to reconcile now. `stirred` is called with a service to
+    reconcile soon: the status of its objects changed, and is likely to change again.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class Cache:
         self._gone: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         self._held: set[str] = set()
         self.gpu_version = 0
-        """Rises whenever `gpu_holdings` may be others than before."""
+        """Incremented whenever `gpu_holdings` may have changed."""
         self._unread = UnreadObjects(self._services.keys)
 
     # -- services ---------------------------------------------------------------------------------
 
     def put_service(self, live: Mapping[str, Any], *, by_us: bool = False) -> None:
-        """The service is so now; `by_us` when it is the answer to a status that we wrote."""
+        """Store a service; `by_us` if it is the response to our own status write."""
         try:
             place = place_of(KIND, live)
         except Unreadable as problem:
-            log.warning("service left out: it cannot be told which it is", why=str(problem))
+            log.warning("service skipped: no readable name or namespace", why=str(problem))
             return
         key = Key(place.namespace, place.name)
         entry = self._services.get(key)
@@ -91,14 +91,14 @@ class Cache:
             self.gpu_version += 1
         self._services[key] = found
         if found.unread and (entry is None or entry.unread != found.unread):
-            log.warning("service cannot be read", service=str(key), why=found.unread)
+            log.warning("service unreadable", service=str(key), why=found.unread)
         if by_us:
             self._stirred(key)
         else:
             self._changed(key)
 
     def drop_service(self, key: Key, *, uid: str = "", version: int | None = None) -> None:
-        """The service is gone: that one (`uid`), as of `version`, where they are given."""
+        """Remove a deleted service; if given, only the one with this `uid`, up to this `version`."""
         entry = self._services.get(key)
         if entry is None or (uid and entry.uid != uid):
             return
@@ -113,7 +113,7 @@ class Cache:
     def listed_services(
         self, namespace: str | None, found: Collection[Key], version: int
     ) -> list[Key]:
-        """Drops what a finished list as of `version` did not contain; answers which."""
+        """Remove and return the services that a finished list as of `version` did not contain."""
         ghosts = [
             key
             for key, entry in self._services.items()
@@ -126,11 +126,11 @@ class Cache:
         return ghosts
 
     def hold(self, namespace: str) -> None:
-        """From now on what is known of a namespace may be out of date: no decision rests on it."""
+        """Suspend decisions on a namespace: its records may be out of date from now on."""
         self._held.add(namespace)
 
     def resume(self, namespace: str) -> None:
-        """What is known of a namespace is complete again; its services are queued."""
+        """Resume decisions on a namespace whose records are complete again; queue its services."""
         self._held.discard(namespace)
         for key in self.services():
             if key.namespace == namespace:
@@ -141,39 +141,39 @@ class Cache:
         return key.namespace in self._held
 
     def service(self, key: Key) -> ServiceEntry | None:
-        """The service, where there is one."""
+        """Return the entry of a service, or None."""
         return self._services.get(key)
 
     def services(self) -> Iterable[Key]:
-        """All services."""
+        """Return the keys of all services."""
         return tuple(self._services)
 
     def __len__(self) -> int:
-        """How many services there are."""
+        """Return the number of services."""
         return len(self._services)
 
     @property
     def records(self) -> int:
-        """Children, ReplicaSets and pods held."""
+        """The number of children, ReplicaSets and pods in the cache."""
         return len(self._home)
 
-    # -- what belongs to services ------------------------------------------------------------------
+    # -- objects of services -----------------------------------------------------------------------
 
     def known(self, kind: str, namespace: str, name: str) -> Seen | None:
-        """What is held of an object now."""
+        """Return the cached state of an object, or None."""
         home = self._home.get((kind, namespace, name))
         return self._members[home].by_name[kind, name] if home else None
 
     def take(self, kind: str, live: Mapping[str, Any]) -> Place | None:
-        """An object is so now, whoever wrote it: read where it can be, else held as unreadable.
+        """Store an object, whoever wrote it; as unreadable if it cannot be read.
 
-        Returns which object it is, None where even that cannot be read.
+        Return which object it is, or None if not even its name can be read.
         """
         try:
             place = place_of(kind, live)
         except Unreadable as problem:
             log.warning(
-                "object left out: it cannot be told which it is", kind=kind, why=str(problem)
+                "object skipped: no readable name or namespace", kind=kind, why=str(problem)
             )
             return None
         before = self.known(kind, place.namespace, place.name)
@@ -187,7 +187,7 @@ class Cache:
         return place
 
     def put_unread(self, found: Unread) -> None:
-        """An object is there and cannot be read. What was read of it last stays."""
+        """Store that an object exists but cannot be read. Its last readable state stays."""
         address = (found.kind, found.namespace, found.name)
         if found.version <= self._gone.get(address, -1):
             return
@@ -198,10 +198,10 @@ class Cache:
             self._changed(key)
 
     def put(self, found: Seen) -> None:
-        """An object is so now. Its service is queued when a decision could differ.
+        """Store an object, and queue its service if a decision could change.
 
-        At once where something was done to what we ask for; else a moment later, since a Deployment
-        that starts changes a dozen times in a row.
+        The service is queued at once if a field that we set was edited. Otherwise it is queued a
+        moment later, because a starting Deployment changes a dozen times in a row.
         """
         address = (found.kind, found.namespace, found.name)
         if found.version <= self._gone.get(address, -1):
@@ -230,7 +230,7 @@ class Cache:
             self._stirred(key)
 
     def gone(self, found: Place) -> None:
-        """An object was deleted, or lost our label."""
+        """Remove an object that was deleted or lost our label."""
         address = (found.kind, found.namespace, found.name)
         if mended := self._unread.drop(address, found.version):
             self._changed(mended)
@@ -246,7 +246,7 @@ class Cache:
     def listed(
         self, kind: str, namespace: str | None, names: frozenset[tuple[str, str]], version: int
     ) -> None:
-        """Drops what a finished list did not contain, unless it was written after the list."""
+        """Remove what a finished list did not contain, unless it was written after the list."""
         for key in self._unread.absent(kind, namespace, names, version):
             self._changed(key)
         for address, home in list(self._home.items()):
@@ -258,12 +258,12 @@ class Cache:
                 self._remove(address, home)
 
     def put_named(self, key: Key, child: Child | Unread) -> None:
-        """An object that no watch shows was read by name; believed for a short while."""
+        """Store an object that was read by name and that no watch shows, for `NAMED_S`."""
         self._named.setdefault(key, {})[Kind(child.kind), child.name] = (self._now(), child)
         self._changed(key)
 
     def deleting(self, key: Key, kind: str, name: str) -> None:
-        """An object was deleted by us: until a watch says so, it counts as being deleted."""
+        """Mark an object that we deleted as being deleted until a watch confirms it."""
         members = self._members.get(key)
         found = members.by_name.get((kind, name)) if members else None
         if members is not None and found is not None and isinstance(found.record, Child | Pod):
@@ -272,16 +272,16 @@ class Cache:
             self._recount_gpus(members)
 
     def accept_digest(self, live: Child, asked: str) -> None:
-        """The server answers `asked` with what `live` holds: the two count as equal from now on.
+        """Treat the digest of `live` as equal to `asked` from now on: the server stores it so.
 
-        Without this, a webhook that rewrites a field of ours would be fought for ever.
+        Without this, the operator would fight forever against a webhook that rewrites a field.
         """
         self._same[live.uid] = (live.digest, asked)
 
     # -- views ------------------------------------------------------------------------------------
 
     def children(self, key: Key) -> dict[tuple[Kind, str], Child]:
-        """The children in view, and those read by name a moment ago."""
+        """Return the watched children, and those read by name within `NAMED_S`."""
         found = {
             (child.kind, child.name): child
             for child in self._fresh_named(key)
@@ -293,7 +293,7 @@ class Cache:
         return found
 
     def unreadable(self, key: Key) -> tuple[UnreadableObject, ...]:
-        """The objects of the service, itself among them, that are there and cannot be read."""
+        """Return the unreadable objects of a service; the service itself can be one of them."""
         entry = self._services.get(key)
         of_itself = (
             [UnreadableObject(KIND, key.name, entry.unread)] if entry and entry.unread else []
@@ -306,7 +306,7 @@ class Cache:
         return tuple(dict.fromkeys((*of_itself, *others)))
 
     def unreadable_counts(self) -> Counter[str]:
-        """How many objects cannot be read, by kind."""
+        """Return the number of unreadable objects by kind."""
         counts = self._unread.counts()
         counts[KIND] = sum(bool(entry.unread) for entry in self._services.values())
         return counts
@@ -328,17 +328,17 @@ class Cache:
         return child
 
     def revisions(self, key: Key) -> tuple[Revision, ...]:
-        """The ReplicaSets of the service, oldest first."""
+        """Return the ReplicaSets of a service, oldest first."""
         found = [record for record in self._records(key) if isinstance(record, Revision)]
         return tuple(sorted(found, key=lambda revision: (revision.created, revision.name)))
 
     def pods(self, key: Key) -> tuple[Pod, ...]:
-        """The pods of the service by name."""
+        """Return the pods of a service, sorted by name."""
         found = [record for record in self._records(key) if isinstance(record, Pod)]
         return tuple(sorted(found, key=lambda pod: pod.name))
 
     def gpu_holdings(self) -> Iterator[tuple[Key, Holding]]:
-        """Yield the accelerators of every service of which anything is left, the service itself or not."""
+        """Yield the accelerators of every service with objects left, even if it is deleted itself."""
         for key, members in self._members.items():
             if members.gpus is None:
                 members.gpus = count_gpus(key.name, self._records(key))
@@ -346,13 +346,13 @@ class Cache:
             yield key, members.gpus.holding(entry.uid if entry is not None else None)
 
     def version(self, key: Key, kind: str, name: str) -> int | None:
-        """The resourceVersion of an object as it was last seen; None when it is not in view."""
+        """Return the resourceVersion of a cached object, or None."""
         members = self._members.get(key)
         found = members.by_name.get((kind, name)) if members is not None else None
         return found.version if found is not None else None
 
     def foreign_replica_writes(self, key: Key) -> tuple[tuple[float, str], ...]:
-        """Changes of the engine Deployment's replicas by others in the last 10 minutes."""
+        """Return the changes by others to the engine Deployment's replicas in the last 10 minutes."""
         members = self._members.get(key)
         if members is None or not members.foreign_replica_writes:
             return ()
@@ -362,7 +362,7 @@ class Cache:
         ]
         return tuple(members.foreign_replica_writes)
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------
 
     def _records(self, key: Key) -> Iterator[Child | Revision | Pod]:
         members = self._members.get(key)
@@ -375,7 +375,7 @@ class Cache:
         self.gpu_version += 1
 
     def _bury(self, address: tuple[str, str, str], version: int) -> None:
-        """Remembers that it was gone as of `version`: an older answer of ours may still be under way."""
+        """Remember that an object was gone as of `version`: an older response may still arrive."""
         self._gone[address] = max(version, self._gone.get(address, 0))
         self._gone.move_to_end(address)
         if len(self._gone) > TOMBSTONES:

@@ -1,6 +1,7 @@
-"""Right after a start: services whose spec changed while nobody led do not wait for the whole fleet.
+"""Early reads, right after a start, for services whose spec changed while no operator was leading.
 
-To list all that a thousand services own takes seconds; what one of them owns is a few small lists.
+Listing the objects of a thousand services takes seconds. Those of one service are a few small lists,
+so the services that changed do not wait for the whole fleet.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.queue import Key
 
 MOST_SERVICES: Final = 20
-"""Where more of them changed, the lists of the whole fleet are the shorter way."""
+"""If more services than this changed, listing the whole fleet is faster."""
 
 
 def services_behind(cache: Cache) -> list[Key]:
-    """Services whose status does not tell of their spec; none where there are too many."""
+    """Return the services whose status is behind their spec; none if there are too many."""
     behind = []
     for key in cache.services():
         entry = cache.service(key)
@@ -30,10 +31,10 @@ def services_behind(cache: Cache) -> list[Key]:
 
 
 async def observe_service(client: KubernetesClient, cache: Cache, key: Key) -> None:
-    """Reads into the cache all that carries the labels of one service.
+    """Read all objects that carry the labels of one service into the cache.
 
     Raises:
-        ApiError: a list failed; what was read until then stands.
+        ApiError: a list failed; what was read before it stays in the cache.
     """
     async with asyncio.TaskGroup() as group:
         for resource in WATCHED:

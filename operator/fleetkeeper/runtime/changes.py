@@ -1,4 +1,4 @@
-"""What changed between two states of an object, as far as decisions go."""
+"""Changes between two states of an object that matter to decisions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fleetkeeper.plan.model import Child, Workload
 
 
 def was_edited(before: Seen, after: Seen) -> bool:
-    """Whether what we ask for was changed, by us or by others."""
+    """Return whether fields that we set were changed, by us or by others."""
     old, new = before.record, after.record
     if not isinstance(old, Child) or not isinstance(new, Child):
         return False
@@ -28,7 +28,7 @@ def was_edited(before: Seen, after: Seen) -> bool:
 
 
 def differs(before: Seen, after: Seen) -> bool:
-    """Whether more than the resourceVersion changed."""
+    """Return whether more than the resourceVersion changed."""
     old, new = before.record, after.record
     if isinstance(old, Child) and isinstance(new, Child):
         return replace(new, resource_version=old.resource_version) != old

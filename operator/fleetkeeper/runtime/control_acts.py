@@ -1,4 +1,4 @@
-"""What the control loop does to the cluster besides orders: pods replaced, events posted."""
+"""The control loop's own writes to the cluster: pod replacements and events."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fleetkeeper.runtime.queue import Key
 log = structlog.get_logger(__name__)
 
 ReadPod = Callable[[PodView], Awaitable[PodSample | None]]
-"""Reads one pod's metrics port now; None when it gives no usable answer."""
+"""Reads one pod's metrics port; returns None if there is no usable answer."""
 
 
 class ControlActs:
-    """Writes that no look of the planner makes."""
+    """Writes that are not part of a reconcile."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ControlActs:
         defects: Defects,
         lease: Key,
     ) -> None:
-        """`read_pod` is None where pods may not be read directly: then none is ever deleted."""
+        """With `read_pod=None` pods may not be read directly, and none is ever deleted."""
         self._writer = writer
         self._cache = cache
         self._metrics = metrics
@@ -49,14 +49,14 @@ class ControlActs:
         self._board = NoticeBoard(writer, metrics, now=now, instance=instance, defects=defects)
 
     async def replace_pod(self, key: Key, pod: PodView, removal: Removal) -> bool:
-        """Delete that very pod as it was last seen, with its own grace period, in which it drains.
+        """Delete exactly this pod in its last seen version; return whether it was deleted.
 
-        Only if the pod, read now, shows the cause itself; what it does not say or cannot say keeps it.
-        Its ReplicaSet makes another. A refusal is logged: a later tick decides afresh. Returns whether
-        the pod was deleted.
+        The pod drains within its own grace period, and its ReplicaSet creates another. It is deleted
+        only if a direct read confirms the cause; without a usable answer it is kept. A refusal is
+        logged, and a later tick decides again.
         """
         if self._cache.unreadable(key):
-            log.warning("pod kept: an object of its service cannot be read", service=str(key))
+            log.warning("pod kept: an object of its service is unreadable", service=str(key))
             return False
         version = self._cache.version(key, POD.kind, pod.name)
         if version is None:
@@ -64,7 +64,7 @@ class ControlActs:
         about = {"service": str(key), "pod": pod.name, "why": removal.why}
         sample = await self._read_pod(pod) if self._read_pod is not None else None
         if not removal.is_confirmed_by(sample):
-            said = "it gave no answer" if sample is None else "it does not show the cause itself"
+            said = "no usable answer" if sample is None else "its metrics do not show the cause"
             log.warning("pod kept: not confirmed by a direct read", **about, said=said)
             return False
         try:
@@ -73,19 +73,19 @@ class ControlActs:
             )
         except ApiError as problem:
             self._metrics.errors.labels(problem.reason).inc()
-            log.warning("pod not replaced", **about, error=str(problem))
+            log.warning("pod replacement failed", **about, error=str(problem))
             return False
         self._cache.deleting(key, POD.kind, pod.name)
-        log.info("replaced", **about)
+        log.info("pod replaced", **about)
         return True
 
     async def post_notice(self, key: Key, notice: Notice) -> None:
-        """Posts an event on the service, if it still exists."""
+        """Post an event on the service, if it still exists."""
         entry = self._cache.service(key)
         if entry is None:
             return
         await self._board.post(key, entry.unpack(), notice)
 
     async def post_fleet_notice(self, notice: Notice) -> None:
-        """Posts an event that concerns many services, on the operator's Lease."""
+        """Post an event that concerns many services on the operator's Lease."""
         await self._board.post_fleet(self._lease, notice)

@@ -1,4 +1,4 @@
-"""From the cache's records to what the control loop decides on."""
+"""Inputs of the control loop, read from the cache."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fleetkeeper.runtime.queue import Key
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The live side of one service: its engine Deployment's order and its pods.
+    """The live state of one service: the replicas of its engine Deployment, and its pods.
 
-    `out_of_memory_pods` names pods whose engine ran out of accelerator memory; `scale_up_blocked`
-    says why more replicas would not help, empty where they would. `rolling_out`: some pod is not of
-    the Deployment's template, or Kubernetes has not taken up its last change. `gpus_per_replica` are
-    the accelerators that a pod of the live template asks for.
+    `out_of_memory_pods` names pods whose engine ran out of accelerator memory. `scale_up_blocked`
+    says why more replicas would not help; it is empty if they would. `rolling_out`: some pod does
+    not have the Deployment's template, or Kubernetes has not observed the last change.
+    `gpus_per_replica`: accelerators that a pod of the live template requests.
     """
 
     replicas: int
@@ -39,7 +39,7 @@ class Fleet:
 
 
 def parsed_service(resource: Manifest, *, floating_revisions: bool) -> InferenceService | None:
-    """The service; None when it is invalid (the planner tells why)."""
+    """Return the service; None if it is invalid (the planner reports why)."""
     try:
         return parse_service(resource, allow_floating_revisions=floating_revisions)
     except InvalidService:
@@ -47,7 +47,7 @@ def parsed_service(resource: Manifest, *, floating_revisions: bool) -> Inference
 
 
 def read_settings(service: InferenceService, memory: ControlMemory) -> ControlSettings:
-    """The spec in the loop's units, with a remedy in force applied."""
+    """Return the spec in the loop's units, with a remedy in force applied."""
     plain = settings_of(service.spec, service.generation)
     remedy = remedy_in_force(memory.remedy, plain)
     if remedy is None:
@@ -61,14 +61,14 @@ def read_settings(service: InferenceService, memory: ControlMemory) -> ControlSe
 
 
 def starting_memory(service: InferenceService, now: float) -> ControlMemory:
-    """What a new leader knows of a service: what its status says."""
+    """Return the memory with which a new leader starts: what the status of the service holds."""
     return memory_from_status(
         service.status, service.generation, service.spec.memory.cap_percent, now
     )
 
 
 def observe_fleet(cache: Cache, key: Key, now: float) -> Fleet | None:
-    """The fleet as the cache has it; None while there is no engine Deployment."""
+    """Return the cached fleet; None while there is no engine Deployment."""
     children = cache.children(key)
     engine = children.get((Kind.DEPLOYMENT, engine_name(key.name)))
     if not isinstance(engine, Workload):
@@ -85,7 +85,7 @@ def observe_fleet(cache: Cache, key: Key, now: float) -> Fleet | None:
 
 
 def is_unseen(service: InferenceService | None) -> bool:
-    """Whether the planner has not yet said that it looked at this spec: what it asks is still to come."""
+    """Return whether the status does not show this spec as reconciled: its changes are to come."""
     return service is None or service.status.get("observedGeneration") != service.generation
 
 
@@ -99,7 +99,7 @@ def _is_rolling_out(engine: Workload, pods: Sequence[Pod]) -> bool:
 def _troubled_fleet(
     cache: Cache, key: Key, engine: Workload, views: tuple[PodView, ...], now: float
 ) -> Fleet:
-    """The same with what its pods that are not ready show."""
+    """Return the fleet with the problems that its unready pods show."""
     snapshot = Snapshot(
         resource={"metadata": {"namespace": key.namespace, "name": key.name}},
         children=cache.children(key),

@@ -1,12 +1,13 @@
-"""The control loop: every few seconds, what is measured becomes limits, replicas and admission.
+"""The control loop, which turns measurements into limits, replicas and admission every few seconds.
 
 One tick for all services:
 
-    samples of all pods (Prometheus; what it does not know is read from the pods themselves)
+    samples of all pods (from Prometheus; what it does not know, from the pods themselves)
       -> decide_service for each -> arbitrate over all -> conclude for each
-      -> limits and events to the outbox; orders and status to the planner's next look
+      -> limits and events to the outbox; allocations and status to the next reconcile
 
-Nothing here decides. A service whose decision fails keeps what it had; the others are decided.
+This module does not decide. A service whose decision fails keeps its last one; others are not
+affected.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ log = structlog.get_logger(__name__)
 
 Item = TypeVar("Item")
 TURN_SERVICES: Final = 20
-"""Services decided on in a row: 10 to 20 ms."""
+"""Services decided between two yields to other tasks: 10 to 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A service whose pods are to be measured: its objectives decide which bucket edges are read.
+    """A service whose pods are measured; its objectives decide which bucket edges are read.
 
-    `directly`: the pods are to be asked themselves, for something may be taken away.
+    `directly`: read the pods themselves, because replicas or admission may be reduced.
     """
 
     key: Key
@@ -84,10 +85,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Samples by service, and the services of which Prometheus has nothing fresh.
+    """Samples by service, and the services for which Prometheus has nothing fresh (`lost`).
 
-    `disputed`: services of whose pods Prometheus has several series where one is expected. `checks`:
-    what Prometheus says of the others can be checked against the pods.
+    `disputed`: services with pods for which Prometheus has several series where one is expected.
+    `checks`: Prometheus' samples of the other services can be checked against the pods.
     """
 
     samples: Mapping[Key, tuple[PodSample, ...]]
@@ -96,15 +97,15 @@ class Readings:
     checks: bool = False
 
     def checks_directly(self, key: Key) -> bool:
-        """Return whether a service's samples are those of Prometheus, and its pods can be asked."""
+        """Return whether a service's samples are from Prometheus and its pods can confirm them."""
         return self.checks and key not in self.lost and key not in self.disputed
 
 
 class Source(Protocol):
-    """Where samples come from; it never raises for an outage, it tells what is lost."""
+    """The source of samples. It does not raise for an outage, but returns what is lost."""
 
     async def observe(self, targets: Sequence[Target], now: float) -> Readings:
-        """The newest samples of the targets' pods."""
+        """Return the newest samples of the targets' pods."""
 
 
 PENDING: Final = ControlView(is_pending=True)
@@ -112,7 +113,7 @@ PENDING: Final = ControlView(is_pending=True)
 
 @dataclass(slots=True)
 class _Course:
-    """What the loop keeps of one service."""
+    """The loop's state of one service."""
 
     uid: str
     version: int
@@ -128,7 +129,10 @@ class _Course:
     settings_mark: tuple[int, Remedy | None] | None = None
 
     def take(self, outcome: PutOutcome) -> None:
-        """What came of an order, for the next tick; `doubted` are the pods that refused theirs last."""
+        """Record the outcome of a limits request for the next tick.
+
+        `doubted` are the pods whose last request failed.
+        """
         self.outcomes = (*self.outcomes, outcome)
         rest = self.doubted - {outcome.pod}
         self.doubted = rest if outcome.succeeded else rest | {outcome.pod}
@@ -136,7 +140,7 @@ class _Course:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One service in one tick."""
+    """The state of one service in one tick."""
 
     key: Key
     course: _Course
@@ -146,12 +150,12 @@ class _Case:
 
     @property
     def target(self) -> Target:
-        """What of it is to be measured."""
+        """The measurements that this service needs."""
         return Target(self.key, self.edges, self.fleet.pods, self.course.asks_pods)
 
 
 class ControlLoop:
-    """Ticks while this process leads. `view` is what the planner's snapshots take of it."""
+    """The control loop of the leader. The planner's snapshots include its `view`."""
 
     def __init__(
         self,
@@ -172,7 +176,7 @@ class ControlLoop:
         tick_s: float = TICK_S,
         ledger: GpuLedger | None = None,
     ) -> None:
-        """`can_steer` is False without a control key: limits and restarts are then computed and reported only."""
+        """With `can_steer=False` (no control key) limits and restarts are only computed and reported."""
         self._cache = cache
         self._queue = queue
         self._context = context
@@ -192,20 +196,20 @@ class ControlLoop:
         self._courses: dict[Key, _Course] = {}
         self._started = now()
 
-    # -- what the controller asks -----------------------------------------------------------------
+    # -- for the controller -----------------------------------------------------------------------
 
     def view(self, key: Key) -> ControlView:
-        """The newest word on this service; pending until it is judged."""
+        """Return the latest result for this service; pending until it is decided."""
         course = self._courses.get(key)
         return course.view if course is not None else PENDING
 
     def forget(self, key: Key) -> None:
-        """The service is gone."""
+        """Forget a deleted service."""
         self._courses.pop(key, None)
         self._metrics.forget(key)
 
     def refused_replicas(self, key: Key) -> None:
-        """The API server refused to write the engine Deployment: the control breaker counts it."""
+        """Count a refused write of the engine Deployment, for the control breaker."""
         course = self._courses.get(key)
         if course is not None:
             course.failed_writes += 1
@@ -213,10 +217,10 @@ class ControlLoop:
     # -- the loop ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Ticks until cancelled; a tick that takes too long delays the next, they never overlap.
+        """Tick until cancelled. A tick that takes too long delays the next; ticks never overlap.
 
         Raises:
-            ExceptionGroup: with LeaseLost, when this process may not write any more.
+            ExceptionGroup: with LeaseLost, when this process must not write anymore.
         """
         self._started = self._now()
         async with asyncio.TaskGroup() as group:
@@ -224,10 +228,10 @@ class ControlLoop:
             group.create_task(self._tick_on(), name="control ticks")
 
     async def drain(self) -> None:
-        """Post the events that still wait, at the end of the process: its successor knows of none.
+        """Post the events that still wait at the end of the process: its successor has none of them.
 
         Raises:
-            LeaseLost: this process may not write any more.
+            LeaseLost: this process must not write anymore.
         """
         self._notices.flush(math.inf)
         await self.outbox.drain_acts()
@@ -242,7 +246,7 @@ class ControlLoop:
             await asyncio.sleep(max(0.0, self._tick_s - took_s))
 
     async def tick(self) -> None:
-        """One tick for all services. What others have to be asked for is left to the outbox."""
+        """Run one tick for all services. The outbox sends the resulting requests later."""
         self._notices.flush(self._now())
         cases = [case async for case in self._cases()]
         if not cases:
@@ -262,10 +266,10 @@ class ControlLoop:
                     self._carry_over(case, orders[case.key], decision, memory, now)
 
     def _is_sure(self, case: _Case, decision: ControlDecision, now: float) -> bool:
-        """Whether this verdict replaces the one that the process before wrote.
+        """Return whether this result replaces the one that the previous process wrote.
 
-        Rates take a few samples. Until they are there, or have had the time to come, not to know them
-        is no news. An event is.
+        Rates need a few samples. Until they are known, or have had time to become known, a missing
+        rate does not replace the status. An event does.
         """
         return (
             not case.course.view.is_pending
@@ -296,7 +300,7 @@ class ControlLoop:
         return _Case(key, course, settings, fleet, edges_of(settings))
 
     def _settings(self, course: _Course, service: InferenceService) -> ControlSettings:
-        """Of the spec and the remedy in force; read anew when one of them changed."""
+        """Return the settings of the spec and the remedy in force; parse again if one changed."""
         mark = (course.version, course.memory.remedy)
         if course.settings is None or course.settings_mark != mark:
             settings = read_settings(service, course.memory)
@@ -325,7 +329,7 @@ class ControlLoop:
     def _decide(
         self, case: _Case, readings: Readings, now: float
     ) -> tuple[ControlDecision, ControlMemory]:
-        """The decision of one service."""
+        """Decide one service."""
         course, fleet = case.course, case.fleet
         inputs = ControlInputs(
             namespace=case.key.namespace,
@@ -357,7 +361,7 @@ class ControlLoop:
         memory: ControlMemory,
         now: float,
     ) -> None:
-        """What was decided becomes the planner's next view; a look follows where it differs."""
+        """Make the decision the planner's next view; queue a reconcile if it differs."""
         course = case.course
         conclusion, concluded = conclude(decision, order, memory, now)
         before = course.view
@@ -384,18 +388,18 @@ class ControlLoop:
 
 
 def _has_words(service: InferenceService | None) -> bool:
-    """Whether the status holds a verdict of the control loop."""
+    """Return whether the status holds a report of the control loop."""
     return service is not None and bool(service.status.get("breaker"))
 
 
 def _is_news(before: ControlView, after: ControlView) -> bool:
-    """Whether the planner would do something about it: the words of an order move all the time."""
+    """Return whether the planner would act on the change: an allocation's text always changes."""
     orders = [order and (order.replicas, order.reason) for order in (before.order, after.order)]
     return orders[0] != orders[1] or before.control_status != after.control_status
 
 
 async def _in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:
-    """The items, with a turn for everybody else after some: leases and probes wait for no tick."""
+    """Yield the items, and let other tasks run in between: leases and probes wait for no tick."""
     for number, item in enumerate(items):
         if number % TURN_SERVICES == TURN_SERVICES - 1:
             await asyncio.sleep(0)

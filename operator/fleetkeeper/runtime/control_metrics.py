@@ -1,4 +1,4 @@
-"""What the control loop decides and sees, as gauges by service, and how the loop itself fares."""
+"""Metrics of the control loop: gauges of its decisions and inputs by service, and its own health."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ Gauge = tuple[str, tuple[tuple[str, str], ...], float]
 
 
 class ControlMetrics(Collector):
-    """Gauges of every service, collected when somebody scrapes."""
+    """The gauges of every service, collected at each scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauges: dict[Key, tuple[Gauge, ...]] = {}
         self.tick_seconds = Histogram(
             "fleetkeeper_tick_seconds",
-            "How long one tick over all services took, its requests included.",
+            "Duration of one tick over all services, including its requests.",
             buckets=SECONDS,
             registry=registry,
         )
         self.puts = Counter(
             "fleetkeeper_limit_puts",
-            "Orders of limits sent to engines, by what came of them: ok, failed.",
+            "Limits requests sent to engines, by result: ok, failed.",
             ("result",),
             registry=registry,
         )
         registry.register(self)
 
     def show(self, key: Key, gauges: Iterable[Gauge]) -> None:
-        """These are the gauges of the service now."""
+        """Set the gauges of a service."""
         self._gauges[key] = tuple(gauges)
 
     def forget(self, key: Key) -> None:
-        """The service is gone, and its series with it."""
+        """Remove the series of a deleted service."""
         self._gauges.pop(key, None)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing beforehand: which gauges there are depends on the services."""
+        """Return nothing: which gauges exist depends on the services."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """One family a name, one sample a service and label set."""
+        """Yield one family per name, with one sample per service and label set."""
         families: dict[str, GaugeMetricFamily] = {}
         for key, gauges in self._gauges.items():
             for name, labels, value in gauges:
@@ -56,7 +56,7 @@ class ControlMetrics(Collector):
                 if family is None:
                     family = families[name] = GaugeMetricFamily(
                         f"fleetkeeper_{name}",
-                        "Of the control loop's last decision; see the reference of metrics.",
+                        "Value at the control loop's last decision; see the metrics reference.",
                         labels=(*SERVICE_LABELS, *(label for label, _ in labels)),
                     )
                 values = (key.namespace, key.name, *(text for _, text in labels))

@@ -1,8 +1,8 @@
-"""What a tick decided and others have to be asked for: limits to engines, events, pods replaced.
+"""A tick's requests to others: limits to engines, events, and pod replacements.
 
-None of it holds up the next tick: a tick leaves it here, and workers carry it out. A newer order to
-the same pod takes the place of one that was not sent yet. Pods that refused or did not answer wait
-in a lane of their own, so that a thousand dead ones do not delay the lease of one that serves.
+A tick leaves them here, and workers carry them out without delaying the next tick. A newer limits
+request to the same pod replaces one that is not sent yet. Pods that refused or did not answer have a
+lane of their own, so that a thousand dead pods do not delay the limits lease of a serving one.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from fleetkeeper.runtime.queue import Key
 log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 256
-"""Orders of one round to pods that answered last time; 64 of them are in flight."""
+"""Limits requests per batch to pods that answered last time; 64 of them are in flight."""
 DOUBTED_AT_ONCE: Final = 8
-"""To pods that did not: an eighth of the slots, so that the others always have theirs."""
+"""Limits requests per batch to other pods: an eighth of the slots, so the rest stay free."""
 ACTS_KEPT: Final = 4096
-"""Events that wait; beyond it the oldest are let go."""
+"""Events that can wait; beyond this the oldest are dropped."""
 
 
 class Engines(Protocol):
     """The engines' control ports."""
 
     async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
-        """Sends each order to its pod; an outcome each, whatever happened."""
+        """Send each request to its pod; return an outcome for each, whatever happens."""
 
 
 class ReplacePod(Protocol):
-    """Replaces one pod."""
+    """A function that replaces one pod."""
 
     async def __call__(self, key: Key, pod: PodView, removal: Removal) -> bool:
-        """Deletes it, this one only, if it confirms the cause; True when it was deleted."""
+        """Delete exactly this pod if it confirms the cause; return whether it was deleted."""
 
 
 class PostFleetNotice(Protocol):
-    """Posts one event about the fleet."""
+    """A function that posts one event about the fleet."""
 
     async def __call__(self, notice: Notice) -> None:
-        """For people; a refusal is logged and let go."""
+        """Post the event; a refusal is only logged, because events are for people."""
 
 
 class PostNotice(Protocol):
-    """Posts one event on a service."""
+    """A function that posts one event on a service."""
 
     async def __call__(self, key: Key, notice: Notice) -> None:
-        """For people; a refusal is logged and let go."""
+        """Post the event; a refusal is only logged, because events are for people."""
 
 
 Tell = Callable[[PutOutcome], None]
@@ -67,7 +67,7 @@ Waiting = tuple[Key, PodOrder, Tell]
 
 
 class Outbox:
-    """Orders and acts that wait, and the workers that carry them out."""
+    """Waiting limits requests, events and replacements, and the workers that carry them out."""
 
     def __init__(
         self,
@@ -95,7 +95,10 @@ class Outbox:
         self._removal_news = asyncio.Event()
 
     def send(self, key: Key, order: PodOrder, tell: Tell, *, doubted: bool) -> None:
-        """Limits for a pod of the service `key`; `tell` gets what came of it. `doubted`: its last order failed."""
+        """Queue limits for a pod of the service `key`; `tell` is called with the outcome.
+
+        `doubted`: the last request to this pod failed.
+        """
         self._orders.pop(order.uid, None)
         self._doubted.pop(order.uid, None)
         lane, news = (self._doubted, self._doubts) if doubted else (self._orders, self._news)
@@ -103,26 +106,26 @@ class Outbox:
         news.set()
 
     def post(self, key: Key, notice: Notice) -> None:
-        """An event on a service."""
+        """Queue an event on a service."""
         self._add(key, lambda: self._post_notice(key, notice))
 
     def post_fleet(self, notice: Notice) -> None:
-        """An event about the fleet."""
+        """Queue an event about the fleet."""
         self._add(None, lambda: self._post_fleet_notice(notice))
 
     def replace(self, key: Key, pod: PodView, removal: Removal) -> None:
-        """A pod goes, if it confirms the cause, and its ReplicaSet makes another.
+        """Queue the replacement of a pod that confirms the cause; its ReplicaSet creates another.
 
-        Removals have a worker of their own: each waits for a pod's answer, and events wait for none.
+        Removals have a worker of their own: each waits for a pod's answer, and events must not.
         """
         self._removals[pod.uid] = (key, pod, removal)
         self._removal_news.set()
 
     async def run(self) -> None:
-        """Works until cancelled.
+        """Carry out what is queued until cancelled.
 
         Raises:
-            ExceptionGroup: with LeaseLost, when this process may not write any more.
+            ExceptionGroup: with LeaseLost, when this process must not write anymore.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._work(self._news, self._send_some), name="limits")
@@ -131,7 +134,7 @@ class Outbox:
             group.create_task(self._work(self._removal_news, self._remove_once), name="removals")
 
     async def drain(self) -> None:
-        """Carries out all that waits now, and returns."""
+        """Carry out everything that is queued, then return."""
         while (
             await self._send_some()
             or await self._send_doubted()
@@ -141,7 +144,7 @@ class Outbox:
             continue
 
     async def drain_acts(self) -> None:
-        """Carries out the events and replacements that wait now, for `DRAIN_S` at most."""
+        """Carry out the queued events for at most `DRAIN_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 while await self._act_once():
@@ -149,7 +152,7 @@ class Outbox:
 
     def _add(self, key: Key | None, act: Act) -> None:
         if len(self._acts) == ACTS_KEPT:
-            log.warning("an event was let go: too many wait", waiting=ACTS_KEPT)
+            log.warning("event dropped: queue full", waiting=ACTS_KEPT)
         self._acts.append((key, act))
         self._act_news.set()
 
@@ -167,7 +170,7 @@ class Outbox:
         return await self._send_from(self._doubted, DOUBTED_AT_ONCE)
 
     async def _send_from(self, lane: dict[str, Waiting], count: int) -> bool:
-        """One round; whether there was anything to send."""
+        """Send one batch; return whether there was anything to send."""
         some = [lane.pop(uid) for uid in list(lane)[:count]]
         if not some:
             return False
@@ -175,7 +178,7 @@ class Outbox:
         return True
 
     async def _send(self, some: Sequence[Waiting]) -> None:
-        """Send a round of orders. Where one of them breaks the round, each is sent by itself."""
+        """Send a batch of limits requests. If the batch fails, send each of them on its own."""
         key = some[0][0] if len(some) == 1 else None
         with self._defects.contained("send_limits", key) as step:
             outcomes = await self._engines.put_limits([order for _, order, _ in some])

@@ -1,4 +1,4 @@
-"""The control loop, put together from the settings."""
+"""Construction of the control loop from the settings."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ControlParts:
-    """The loop and what has to be closed after it."""
+    """The control loop and what must be closed after it."""
 
     loop: ControlLoop
     engines: Engines
     prometheus: Prometheus | None
 
     async def close(self) -> None:
-        """Ends connections and threads."""
+        """Close connections and threads."""
         await self.engines.close()
         if self.prometheus is not None:
             self.prometheus.close()
@@ -62,7 +62,7 @@ def build_control(
     clock: SystemClock,
     ledger: GpuLedger,
 ) -> ControlParts:
-    """The control loop with Prometheus and the engines' ports behind it.
+    """Return the control loop, connected to Prometheus and the engines' control ports.
 
     Raises:
         SettingsError: The control key cannot be used.
@@ -81,11 +81,11 @@ def build_control(
 
     key = read_control_key(settings.control_key_file) if settings.control_key_file else None
     if key is None:
-        log.warning("no control key: limits are reported, not set", setting="controlKeyFile")
+        log.warning("no control key: limits are reported but not applied", setting="controlKeyFile")
     prometheus = _prometheus(settings, clock)
     if prometheus is None:
         how = "pods are read directly" if settings.direct_reads else "nothing is measured"
-        log.warning("no Prometheus", then=how, setting="prometheusUrl")
+        log.warning("no Prometheus configured", then=how, setting="prometheusUrl")
     engines = Engines(clock.now)
     acts = ControlActs(
         writer,

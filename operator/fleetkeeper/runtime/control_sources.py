@@ -1,4 +1,4 @@
-"""Where the control loop reads and writes: Prometheus, else the pods themselves; the engines' ports."""
+"""Sources and targets of the control loop: Prometheus, the pods' metrics, and the control ports."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from fleetkeeper.runtime.settings import SettingsError
 log = structlog.get_logger(__name__)
 
 SETTLED_S = 20.0
-"""A pod that has been ready for so long was scraped by a healthy Prometheus (its interval is 5 s)."""
+"""A healthy Prometheus has scraped a pod that was ready for this long (its interval is 5 s)."""
 
 SILENT_KEPT_S = 600.0
-"""A pod that was sent nothing for so long is gone, or its refusal may be logged once more."""
+"""How long a pod's failure is remembered. Then the pod is gone, or its next failure is logged again."""
 
 
 class MeasuredSource:
-    """Prometheus for all services at once; the pods themselves where it is not enough.
+    """Prometheus for all services at once, and the pods themselves where Prometheus is not enough.
 
-    Read directly are the pods of services that Prometheus does not know, that it has several series
-    of where one is expected, and from which something may be taken away. Without a Prometheus every
-    pod is read directly, and nothing counts as lost. Without `engines` no pod is ever called. Neither
-    takes longer than its deadline, however many services are lost: those whose turn did not come are
-    read first in the next tick.
+    A service's pods are read directly if Prometheus does not know them, if Prometheus has several
+    series where one is expected, or if replicas or admission may be reduced. Without Prometheus every
+    pod is read directly, and nothing counts as lost. Without `engines` no pod is ever called.
+    However many services are lost, neither source takes longer than its deadline. Services for which
+    no time was left are read first in the next tick.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class MeasuredSource:
         self._doubted: set[str] = set()
 
     async def observe(self, targets: Sequence[Target], now: float) -> Readings:
-        """Return the newest samples of the targets' pods, and what of them Prometheus does not know.
+        """Return the newest samples of the targets' pods, and the services that Prometheus lost.
 
-        Pods of which it is known before that they are to be read are read while Prometheus is asked:
-        one deadline, not two.
+        Pods that need a direct read anyway are read during the Prometheus queries. So both take one
+        deadline, not two.
         """
         self._forget_others(targets)
         if self._prometheus is None:
@@ -112,7 +112,10 @@ class MeasuredSource:
     async def _ask(
         self, prometheus: Prometheus, targets: Sequence[Target], now: float
     ) -> PrometheusReading:
-        """The step-time model's sums are asked for in turn, a class a tick: windows are two ticks long."""
+        """Query Prometheus, with the sums of one class of steps for the step-time model.
+
+        The classes take turns, one per tick: their windows are two ticks long.
+        """
         self._step_classes.rotate()
         pods: dict[PodKey, Edges] = {}
         for target in targets:
@@ -121,23 +124,23 @@ class MeasuredSource:
             reading = await prometheus.observe_samples(pods, now, step_class=self._step_classes[0])
         except PrometheusError as problem:
             if self._is_answering:
-                log.warning("Prometheus is lost", error=str(problem))
+                log.warning("Prometheus unavailable", error=str(problem))
             self._is_answering = False
             return PrometheusReading({})
         if not self._is_answering:
-            log.info("Prometheus answers again")
+            log.info("Prometheus available again")
         self._is_answering = True
         if reading.problems and not self._problems:
-            log.warning("Prometheus answers in part", errors=list(reading.problems[:5]))
+            log.warning("Prometheus queries failed", errors=list(reading.problems[:5]))
         elif self._problems and not reading.problems:
-            log.info("Prometheus answers whole again")
+            log.info("Prometheus queries succeed again")
         self._problems = reading.problems
         return reading
 
     def _note_disputes(self, targets: Sequence[Target], pods: frozenset[PodKey]) -> frozenset[Key]:
-        """Return the services of these pods; log when the first appear and when the last are gone.
+        """Return the services of these pods; log when the first appears and when the last is gone.
 
-        While Prometheus does not answer, nothing is known of disputes, and all services are lost.
+        While Prometheus does not answer, disputes are unknown, and all services are lost.
         """
         if not self._is_answering:
             return frozenset()
@@ -148,18 +151,18 @@ class MeasuredSource:
         )
         if disputed and not self._disputed:
             log.warning(
-                "Prometheus has several series of a pod: it is read directly",
+                "Prometheus has several series of a pod: reading it directly",
                 pods=len(pods),
                 example="/".join(min(pods)),
                 setting="prometheusSelector",
             )
         elif self._disputed and not disputed:
-            log.info("Prometheus has one series of each pod again")
+            log.info("Prometheus has one series per pod again")
         self._disputed = disputed
         return disputed
 
     async def _scrape(self, targets: Sequence[Target]) -> dict[Key, tuple[PodSample, ...]]:
-        """Samples of these services' pods, those first that were read the longest time ago."""
+        """Read the pods of these services, least recently read first, and return their samples."""
         if self._engines is None or not targets or not self._may_send():
             return {}
         turns = sorted(targets, key=lambda target: self._read_at.get(target.key, 0.0))
@@ -186,7 +189,7 @@ class MeasuredSource:
         return {key: tuple(samples) for key, samples in found.items()}
 
     def _forget_others(self, targets: Sequence[Target]) -> None:
-        """Keep only what is remembered of these services and their pods."""
+        """Forget all services and pods but these."""
         keys = {target.key for target in targets}
         self._read_at = {key: at for key, at in self._read_at.items() if key in keys}
         self._doubted &= {pod.uid for target in targets for pod in target.pods}
@@ -206,13 +209,13 @@ def _by_service(
 
 
 def _preferred(direct: Sequence[PodSample], others: Sequence[PodSample]) -> tuple[PodSample, ...]:
-    """Return the direct samples, and the others of pods that have none."""
+    """Return the direct samples, and the other samples of pods without a direct one."""
     known = {sample.pod for sample in direct}
     return (*direct, *(sample for sample in others if sample.pod not in known))
 
 
 def is_lost(target: Target, samples: Sequence[PodSample], now: float) -> bool:
-    """Whether Prometheus should know pods of this service and has nothing fresh of any of them."""
+    """Return whether Prometheus should know pods of this service but has no fresh sample of any."""
     settled = {
         pod.name
         for pod in target.pods
@@ -230,9 +233,9 @@ def is_lost(target: Target, samples: Sequence[PodSample], now: float) -> bool:
 
 
 async def read_pod(engines: Engines, pod: PodView) -> PodSample | None:
-    """Return what this very pod shows now; None when it gives no usable answer.
+    """Return a direct sample of this pod; None if there is no usable answer.
 
-    Counts within the objectives are of no use here, so any bucket edges do.
+    Counts within the objectives are not used here, so any bucket edges will do.
     """
     if not pod.ip:
         return None
@@ -241,9 +244,9 @@ async def read_pod(engines: Engines, pod: PodView) -> PodSample | None:
 
 
 class SignedEngines:
-    """The engines' control ports, with orders signed by the operator's key.
+    """The engines' control ports; limits requests are signed with the operator's key.
 
-    `epoch` is asked at every tick: it is known once this process leads.
+    `epoch` is called at every tick, because it is known only once this process leads.
     """
 
     def __init__(
@@ -264,7 +267,7 @@ class SignedEngines:
         self._silent: dict[str, float] = {}
 
     async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
-        """An outcome for every order; pods that begin to refuse are logged once."""
+        """Send the requests and return an outcome for each; log a pod's first failure only."""
         signer = Signer(self._key, self._kid, self._epoch())
         outcomes = await self._engines.put_limits(orders, signer, self._may_send)
         now = self._now()
@@ -274,16 +277,16 @@ class SignedEngines:
                 self._silent.pop(outcome.pod, None)
                 continue
             if outcome.pod not in self._silent:
-                log.warning("limits not taken", pod=outcome.pod, error=outcome.detail)
+                log.warning("limits request failed", pod=outcome.pod, error=outcome.detail)
             self._silent[outcome.pod] = now
         return outcomes
 
 
 class Keyless:
-    """No control key: engines keep their start-up limits, and nothing is sent."""
+    """The control ports without a control key: nothing is sent, engines keep their start-up limits."""
 
     async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
-        """Never asked: without a key no service is tuned."""
+        """Return a failure for each request. Never called: without a key no service is tuned."""
         return [
             PutOutcome(order.pod, order.generation, False, detail="no control key")
             for order in orders
@@ -291,15 +294,15 @@ class Keyless:
 
 
 def read_control_key(file: Path) -> Ed25519PrivateKey:
-    """The private key that signs orders.
+    """Return the private key that signs limits requests.
 
     Raises:
-        SettingsError: The file cannot be read, or holds no Ed25519 private key in PEM.
+        SettingsError: The file cannot be read, or is not an Ed25519 private key in PEM.
     """
     try:
         return read_signing_key(file.read_bytes())
     except (OSError, TypeError, ValueError) as problem:
         raise SettingsError(
-            f"the control key in {file} cannot be used: {problem}; "
-            "make a pair with `fleetkeeper keys`"
+            f"cannot use the control key in {file}: {problem}. "
+            "Create a key pair with `fleetkeeper keys`."
         ) from problem

@@ -1,4 +1,4 @@
-"""Takes a service, decides, and carries the decision out, until nothing is left to do."""
+"""The reconcile loop: take a service, plan, and execute the plan until nothing is left to do."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from fleetkeeper.runtime.queue import Key, KeyedQueue
 log = structlog.get_logger(__name__)
 
 PASSES: Final = 6
-"""Decisions in a row about one service before others get their turn."""
+"""Plans in a row for one service before it is requeued behind others."""
 EVENTS_KEPT_S: Final = 60.0
 TEMPLATES_KEPT: Final = 10
-"""Pod templates kept of a service; a ReplicaSet's never changes."""
+"""Pod templates kept per service; that of a ReplicaSet never changes."""
 EVENTS_READ: Final = 50
 POD_TEMPLATE_HASH: Final = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """What the control loop says of a service: see `Snapshot`.
+    """The control loop's result for a service; see `Snapshot`.
 
-    `is_pending`: it has not judged the service yet, and what its status says stands.
+    `is_pending`: the loop has not decided the service yet, and the status stays as it is.
     """
 
     order: ReplicaOrder | None = None
@@ -61,36 +61,36 @@ class ControlView:
 
 
 class Control(Protocol):
-    """The control loop, as far as plans need it."""
+    """The part of the control loop that plans need."""
 
     def view(self, key: Key) -> ControlView:
-        """Its newest word on this service."""
+        """Return its latest result for this service."""
 
     def forget(self, key: Key) -> None:
-        """The service is gone."""
+        """Forget a deleted service."""
 
     def refused_replicas(self, key: Key) -> None:
-        """An order of replicas was not taken by the API server."""
+        """Record that the API server refused an allocation of replicas."""
 
 
 class NoControl:
-    """Holds: no orders, nothing to report."""
+    """A control loop that allocates and reports nothing."""
 
     def view(self, key: Key) -> ControlView:
-        """Nothing is known of any service."""
+        """Return an empty result."""
         del key
         return ControlView()
 
     def forget(self, key: Key) -> None:
-        """There is nothing to forget."""
+        """Do nothing."""
 
     def refused_replicas(self, key: Key) -> None:
-        """There are no orders to be refused."""
+        """Do nothing."""
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What is remembered of a service between looks, and may be lost at any time."""
+    """What is remembered of a service between reconciles. It may be lost at any time."""
 
     uid: str
     failures: dict[tuple[str, str], WriteFailure] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class _Memory:
 
 
 class Controller:
-    """Looks at services as the queue hands them out."""
+    """The reconciler of the services that the queue hands out."""
 
     def __init__(
         self,
@@ -133,17 +133,17 @@ class Controller:
         self._memory: dict[Key, _Memory] = {}
         self._turn: Key | None = None
         self.settled_since: float | None = None
-        """Since when the caches have been complete."""
+        """When the caches became complete."""
         self.crd_missing: tuple[str, ...] = ()
         """Fields of our schema that the live CRD lacks."""
 
     async def run(self, workers: int) -> None:
-        """Hands keys to at most `workers` looks at a time, until the queue is closed.
+        """Reconcile at most `workers` services at a time until the queue is closed.
 
-        Then it waits for the looks under way.
+        Then wait for the reconciles in progress.
 
         Raises:
-            ExceptionGroup: with LeaseLost, when this process may not write any more.
+            ExceptionGroup: with LeaseLost, when this process must not write anymore.
         """
         slots = asyncio.Semaphore(workers)
         async with asyncio.TaskGroup() as group:
@@ -152,7 +152,7 @@ class Controller:
                 key = await self._queue.get()
                 if key is None:
                     return
-                group.create_task(self._look_in_turn(key, slots), name=f"look at {key}")
+                group.create_task(self._look_in_turn(key, slots), name=f"reconcile {key}")
 
     async def _look_in_turn(self, key: Key, slots: asyncio.Semaphore) -> None:
         try:
@@ -162,13 +162,13 @@ class Controller:
             slots.release()
 
     async def look(self, key: Key) -> None:
-        """One look; where it fails the key is queued again.
+        """Reconcile a service once; requeue it on failure.
 
         Raises:
-            LeaseLost: this process may not write any more.
+            LeaseLost: this process must not write anymore.
         """
         if self._cache.is_held(key):
-            return  # it is queued again when its namespace can be read
+            return  # requeued when its namespace can be read again
         began = self._monotonic()
         result = "failed"
         with self._defects.contained("reconcile", key) as step:
@@ -176,7 +176,7 @@ class Controller:
                 result = await self._reconcile(key)
             except ApiError as problem:
                 self._metrics.errors.labels(problem.reason).inc()
-                log.warning("look failed", service=str(key), error=str(problem))
+                log.warning("reconcile failed", service=str(key), error=str(problem))
                 self._queue.retry(key)
         if step.failed:
             self._queue.retry(key)
@@ -186,7 +186,7 @@ class Controller:
         self._metrics.reconcile_seconds.observe(self._monotonic() - began)
 
     async def _show_defect(self, key: Key) -> None:
-        """Write the defect into the status of a service for which no plan can be made."""
+        """Write the defect into the status of a service whose plan fails."""
         if self._turn == key:
             self._turn = None
         entry, defect = self._cache.service(key), self._defects.of(key)
@@ -197,7 +197,7 @@ class Controller:
         await self._executor.carry_out(key, resource, plan, {})
 
     async def _reconcile(self, key: Key) -> str:
-        """What came of the look: unchanged, written or failed."""
+        """Reconcile a service; return the result: unchanged, written or failed."""
         written = 0
         asked: set[str] = set()
         for _ in range(PASSES):
@@ -240,7 +240,7 @@ class Controller:
         return "written" if written else "unchanged"
 
     def _tell_refusal(self, key: Key, memory: _Memory) -> None:
-        """Each refused write of the engine Deployment counts once: the control breaker judges them."""
+        """Report each refused write of the engine Deployment once, for the control breaker."""
         failure = memory.failures.get((Kind.DEPLOYMENT.value, engine_name(key.name)))
         if failure is not None and failure.tried != memory.refusal_told:
             memory.refusal_told = failure.tried
@@ -288,7 +288,10 @@ class Controller:
     async def _read_what_is_wanted(
         self, key: Key, plan: Plan, memory: _Memory, asked: set[str]
     ) -> bool:
-        """Reads templates and events that the plan asks for, each once a look; whether it read any."""
+        """Read the templates and events that the plan asks for; return whether any was read.
+
+        Each is read at most once per reconcile.
+        """
         templates = [
             name
             for name in plan.wants_templates
@@ -308,7 +311,7 @@ class Controller:
             return
         template = as_map(as_map(live.get("spec")).get("template"))
         if not template:
-            log.warning("no pod template to go back to", service=str(key), replicaset=name)
+            log.warning("ReplicaSet has no pod template", service=str(key), replicaset=name)
             return
         meta = as_map(template.get("metadata"))
         labels = {k: v for k, v in as_map(meta.get("labels")).items() if k != POD_TEMPLATE_HASH}
@@ -347,7 +350,7 @@ class Controller:
             self._turn = None
 
     def _has_turn(self, key: Key, resource: Manifest) -> bool:
-        """One service at a time takes a newer engine; the turn ends when it is ready with it."""
+        """Return whether this service may update its engine: one at a time, until it is ready."""
         status = resource.get("status") or {}
         wants = bool((status.get("engine") or {}).get("updateAvailable"))
         if self._turn is not None and self._cache.is_held(self._turn):
@@ -368,7 +371,7 @@ def _updates_itself(resource: Manifest) -> bool:
 
 
 def _is_settled(status: Manifest) -> bool:
-    """Ready, and nothing of it under way."""
+    """Return whether the service is ready and no operation is in progress."""
     conditions = {c.get("type"): c.get("status") for c in status.get("conditions") or ()}
     return conditions.get("Ready") == "True" and conditions.get("Reconciling") != "True"
 

@@ -1,4 +1,4 @@
-"""Whether the CRD of the cluster is the one that this operator was built with."""
+"""Comparison of the cluster's CRD with the one that this operator was built with."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from fleetkeeper.plan.model import Manifest
 
 
 class CrdAbsent(LookupError):
-    """The cluster serves no InferenceService: the CRD is not installed (yet)."""
+    """The cluster does not serve InferenceService: the CRD is not installed (yet)."""
 
 
 async def observe_crd_missing(client: KubernetesClient) -> tuple[str, ...]:
-    """The fields of our schema that the cluster's CRD lacks; none when they agree.
+    """Return the fields of our schema that the cluster's CRD lacks; none if they agree.
 
-    Fields that only the cluster knows are those of a newer operator, and harmless.
+    Fields that only the cluster knows belong to a newer operator and are harmless.
 
     Raises:
-        CrdAbsent: there is no such resource at all.
+        CrdAbsent: the CRD is not installed.
         ApiError: the schema could not be read.
     """
     live = await observe_schema(client)
     if live is None:
-        raise CrdAbsent("the cluster has no inferenceservices.fleetkeeper.io: install the CRD")
+        raise CrdAbsent("CRD inferenceservices.fleetkeeper.io is not installed; install it")
     return missing_fields(_our_schema(), live)
 
 

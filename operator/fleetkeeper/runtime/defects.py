@@ -1,8 +1,7 @@
-"""Defects of Fleetkeeper itself: one rule for what they are, and what becomes of them.
+"""Containment of defects in Fleetkeeper itself.
 
-A defect is an exception that a step for one service raises and that step does not expect. It stays
-that service's own: it is logged and counted, the service's status shows it, and every other service
-goes on.
+A defect is an unexpected exception in a step for one service. It affects that service only: it is
+logged and counted, the service's status shows it, and all other services continue.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ KEPT_S: Final = 600.0
 
 @dataclass(slots=True)
 class _Occurrence:
-    """A step that failed: its first error, when it last failed, and when each error was logged."""
+    """A failed step: its first error, when it last failed, and when each error was logged."""
 
     error: str
     last: float
@@ -35,9 +34,9 @@ class _Occurrence:
 
 
 class Defects:
-    """Contains the exceptions of single steps, and remembers which services they concern.
+    """The recent defects by service and step.
 
-    `changed` is called with a service whose defect is new or another one than before.
+    `changed` is called with a service whose defect is new or different from the one before.
     """
 
     def __init__(
@@ -49,15 +48,15 @@ class Defects:
         self._known: dict[Key | None, dict[str, _Occurrence]] = {}
 
     def contained(self, where: str, key: Key | None = None) -> Contained:
-        """Return a context that ends quietly when the step in it raises.
+        """Return a context manager that suppresses an exception of its step and records it.
 
         `where` names the step in the metric, the log and the status. `key` is the service that the
-        step is for; None for a step that no single service can be named for.
+        step is for; None if it is not for a single service.
         """
         return Contained(self, where, key)
 
     def note(self, where: str, key: Key | None, problem: Exception) -> None:
-        """Count, log and remember a defect. An error is logged once in `KEPT_S`, not at every tick."""
+        """Count, log and remember a defect. Each error is logged once per `KEPT_S`, not every tick."""
         now, error = self._monotonic(), type(problem).__name__
         shown = self.of(key) if key is not None else None
         self._counter.labels(where).inc()
@@ -70,23 +69,23 @@ class Defects:
             self._changed(key)
 
     def of(self, key: Key) -> Defect | None:
-        """Return the defect that the status of the service shows: the first of those that last.
+        """Return the defect that the status of the service shows: the oldest that still counts.
 
-        One that comes and goes, or changes, does not change the status each time.
+        So the status does not change each time that a defect changes, or comes and goes.
         """
         found = self._current(key)
         where = next(iter(found), None)
         return Defect(where, found[where].error) if where is not None else None
 
     def left_s(self, key: Key) -> float | None:
-        """Return after how many seconds the status has to be looked at again; None: no defect."""
+        """Return the seconds until the status must be checked again; None if there is no defect."""
         found = self._current(key)
         if not found:
             return None
         return max(0.0, max(item.last for item in found.values()) + KEPT_S - self._monotonic())
 
     def forget(self, key: Key) -> None:
-        """Forget a service that is gone."""
+        """Forget a deleted service."""
         self._known.pop(key, None)
 
     def _current(self, key: Key) -> dict[str, _Occurrence]:
@@ -103,7 +102,7 @@ class Defects:
 
 
 class Contained:
-    """The context of one step. `failed` says, after it, whether the step raised."""
+    """The context of one step. After it, `failed` says whether the step raised."""
 
     __slots__ = ("_defects", "_key", "_where", "failed")
 
@@ -125,9 +124,9 @@ class Contained:
     ) -> bool:
         """Contain every `Exception`, as `except Exception` would.
 
-        This is the only place that does. A list of exception types is never complete, and one that
-        is missing in it takes the whole fleet down. Two things are no defects and pass: the loss of
-        the lease, which ends the process, and cancellation, which is no `Exception`.
+        This is the only place that does so. A list of exception types is never complete, and a
+        missing type would stop the whole fleet. Two exceptions are not defects and pass through: the
+        loss of the lease, which ends the process, and cancellation, which is not an `Exception`.
         """
         if not isinstance(problem, Exception) or _is_lease_lost(problem):
             return False

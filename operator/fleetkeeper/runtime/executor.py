@@ -1,4 +1,4 @@
-"""Carries a plan out: children first, then the status; its notices are handed on."""
+"""Execution of a plan: children first, then the status, then events, which are posted later."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a plan.
+    """The outcome of a plan.
 
-    `plan_again`: the plan rested on something that turned out otherwise (a child that was there, a
-    write that was refused): decide anew, now. `wait`: the cache is behind the server or the server
-    cannot; try again after a back-off, of `retry_after_s` at least. `gone`: the service is not there.
+    `plan_again`: an assumption of the plan was wrong (a child already exists, a write was refused);
+    plan again now. `wait`: the cache is behind the server, or the server is unavailable; retry after
+    a back-off of at least `retry_after_s`. `gone`: the service does not exist.
     """
 
     written: int = 0
@@ -58,12 +58,12 @@ class Outcome:
 
     @property
     def stopped(self) -> bool:
-        """Whether what follows in the plan must not be done."""
+        """Whether the rest of the plan must not be executed."""
         return self.plan_again or self.wait or self.gone
 
 
 class Executor:
-    """Writes what plans say, keeps the cache up with the answers and the failures in mind."""
+    """The executor of plans. It stores responses in the cache and remembers failures."""
 
     def __init__(
         self,
@@ -89,14 +89,14 @@ class Executor:
         plan: Plan,
         failures: dict[tuple[str, str], WriteFailure],
     ) -> Outcome:
-        """Does what the plan says, in its order; `failures` is kept up to date.
+        """Execute the plan in its order, and update `failures`.
 
-        After a refused write the other actions still run, but the status waits for a new plan, which
-        knows of the refusal. Where a name turns out to be taken nothing more is created: half a
-        service would only hold accelerators.
+        After a refused write the other actions still run, but the status waits for a new plan that
+        includes the refusal. If a name is already taken, nothing more is created: half a service
+        would only occupy accelerators.
 
         Raises:
-            LeaseLost: this process may not write any more.
+            LeaseLost: this process must not write anymore.
         """
         outcome = Outcome(failures=failures)
         first = next((item for item in plan.actions if _makes_pods(item)), None)
@@ -120,7 +120,7 @@ class Executor:
     async def _look_ahead(
         self, key: Key, resource: Manifest, actions: Sequence[Action], outcome: Outcome
     ) -> None:
-        """Whether the names of Services, which come last, are free, before pods hold accelerators."""
+        """Check that the names of Services, which come last, are free before pods take accelerators."""
         for action in actions:
             if _is_creation(action) and action.kind is Kind.SERVICE:
                 try:
@@ -163,7 +163,7 @@ class Executor:
         return True
 
     def _record_answer(self, key: Key, action: Apply, live: Manifest) -> None:
-        """Keep what the server answered to an apply: a decision made right after it sees it."""
+        """Store the response to an apply, so that a decision right after it sees the result."""
         found = self._observed(action.kind.value, live)
         if not isinstance(found, Seen):
             if found is not None:
@@ -173,7 +173,7 @@ class Executor:
             self._metrics.digest_mismatches.labels(action.kind.value).inc()
             self._cache.accept_digest(found.record, action.digest)
             log.warning(
-                "the API server holds something else than was applied",
+                "live object differs from the applied one",
                 service=str(key),
                 kind=action.kind.value,
                 child=action.name,
@@ -182,24 +182,24 @@ class Executor:
         self._cache.put(found)
 
     def _observed(self, kind: str, live: Manifest) -> Seen | Unread | None:
-        """Return what the answer shows; None where it does not say which object it is."""
+        """Return the object in a response; None if it does not say which object it is."""
         try:
             return observe(kind, live)
         except Unreadable as problem:
             self._metrics.errors.labels("Unreadable").inc()
             log.warning(
-                "answer left out: it cannot be told of which object", kind=kind, why=str(problem)
+                "response skipped: no readable name or namespace", kind=kind, why=str(problem)
             )
             return None
 
     async def _create(
         self, key: Key, resource: Manifest, action: Apply, outcome: Outcome
     ) -> Manifest | None:
-        """The new object; None where the name is taken or the service is gone.
+        """Create an object and return it; None if the name is taken or the service is gone.
 
-        Where a service is not new, it is first made sure that it still exists: its children vanish
-        with it, and the news of that may come before the news of its own end. A name that was found
-        taken is read before it is tried again, so that waiting for it writes nothing.
+        Check first that a service that is not new still exists: its children are deleted with it,
+        and their DELETED events may arrive before its own. Read a name that was found taken before
+        trying it again, so that waiting for it writes nothing.
         """
         if resource.get("status") and not await self._exists(key, resource):
             outcome.gone = True
@@ -216,13 +216,13 @@ class Executor:
                 raise
         if await self._is_taken(key, resource, action, outcome):
             return None
-        # Gone again by now, or a server that takes no version of what is absent.
+        # Deleted meanwhile, or a server that accepts no resourceVersion for an absent object.
         return await self._writer.apply_child(where, action.manifest, force=False)
 
     async def _is_taken(
         self, key: Key, resource: Manifest, action: Apply, outcome: Outcome
     ) -> bool:
-        """Whether there is an object of that name. It is planned with, or told as a conflict."""
+        """Return whether an object has that name: plan again if it is ours, else record a conflict."""
         live = await self._client.read(CHILDREN[action.kind], key.namespace, action.name)
         if live is None:
             return False
@@ -230,7 +230,7 @@ class Executor:
         if not isinstance(found, Seen):
             unread = found or _unread(key, action)
             self._cache.put_named(key, unread)
-            why = f"{action.kind} {action.name} exists already and cannot be read: {unread.why}"
+            why = f"{action.kind} {action.name} already exists and cannot be read: {unread.why}"
             self._fail(key, action, WriteProblem.CONFLICT, why, outcome)
         elif isinstance(found.record, Child) and _is_ours(found.record, key, resource):
             self._cache.put_named(key, found.record)
@@ -323,13 +323,13 @@ class Executor:
                 outcome.gone = not await self._exists_quietly(key, resource)
             outcome.wait = not outcome.gone
             outcome.retry_after_s = problem.retry_after_s or 0.0
-            log.warning("status not written", service=str(key), error=str(problem))
+            log.warning("status write failed", service=str(key), error=str(problem))
             return
         outcome.written += 1
         self._cache.put_service(live, by_us=True)
 
     async def _exists_quietly(self, key: Key, resource: Manifest) -> bool:
-        """Whether the service exists; when that cannot be known, it does."""
+        """Return whether the service exists; assume that it does if the lookup fails."""
         try:
             return await self._exists(key, resource)
         except ApiError:
@@ -337,14 +337,14 @@ class Executor:
 
 
 def _unread(key: Key, action: Apply) -> Unread:
-    """Return what stands for an object of this name that does not even tell its name."""
+    """Return the unreadable object under this name, if not even its own name can be read."""
     return Unread(
         action.kind.value,
         key.namespace,
         action.name,
         0,
         key.name,
-        "metadata is not that of an object",
+        "metadata is not valid object metadata",
     )
 
 
@@ -357,7 +357,7 @@ def _makes_pods(action: Action) -> bool:
 
 
 def _meets_conflict(outcome: Outcome) -> bool:
-    """Whether a name was found taken in this plan."""
+    """Return whether a name was found taken in this plan."""
     return outcome.plan_again and any(
         failure.problem is WriteProblem.CONFLICT for failure in outcome.failures.values()
     )
@@ -380,5 +380,5 @@ def _foreign(action: Apply, live: Manifest) -> str:
     owner = next(iter(maps(meta.get("ownerReferences"))), None)
     whose = f"; it belongs to {text(owner.get('kind'))} {text(owner.get('name'))}" if owner else ""
     label = text(as_map(meta.get("labels")).get(LABEL_SERVICE))
-    whose = whose or (f"; it is labelled as part of service {label}" if label else "")
-    return f"{action.kind} {action.name} exists already and is not of this service{whose}"
+    whose = whose or (f"; it is labeled as part of service {label}" if label else "")
+    return f"{action.kind} {action.name} already exists and is not part of this service{whose}"

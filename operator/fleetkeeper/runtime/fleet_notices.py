@@ -1,7 +1,6 @@
-"""What many services tell at the same time becomes one event for the fleet.
+"""Aggregation of the same event on many services into one event for the fleet.
 
-A Prometheus that falls silent is one fact. A hundred events about it hide the services that have
-something of their own to tell.
+A Prometheus outage is one fact. A hundred events about it hide the events that concern one service.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ SHARED: Final = frozenset(
         "ControlBreakerClosed",
     }
 )
-"""Reasons whose cause may lie outside of the services: only these are gathered."""
+"""Reasons whose cause may lie outside of the services. Only these are aggregated."""
 GATHER_S: Final = 15.0
-"""Services notice the same outage within three ticks, by the age of their samples."""
+"""Services detect the same outage within three ticks, by the age of their samples."""
 FEW: Final = 3
-"""So many services are told one by one."""
+"""Up to this many services get an event each."""
 AGAIN_S: Final = 600.0
-"""Between two events for the fleet with the same words: those that follow wait for the next one."""
+"""Time between two fleet events with the same text. Services added meanwhile wait for the next one."""
 NAMED: Final = 5
 
 
 @dataclass(slots=True)
 class _Group:
-    """Services with the same words, and when the fleet was last told them."""
+    """Services with the same event, and when it was last posted for the fleet."""
 
     since: float = 0.0
     keys: dict[Key, None] = field(default_factory=dict)
@@ -42,7 +41,7 @@ class _Group:
 
 
 class FleetNotices:
-    """Gathers notices with the same words for `GATHER_S`, then posts them by `post` or `post_fleet`."""
+    """Events with the same text, gathered for `GATHER_S`, then posted by `post` or `post_fleet`."""
 
     def __init__(
         self, post: Callable[[Key, Notice], None], post_fleet: Callable[[Notice], None]
@@ -52,7 +51,7 @@ class FleetNotices:
         self._groups: dict[Notice, _Group] = {}
 
     def add(self, key: Key, notice: Notice, now: float) -> None:
-        """Take a notice; one that only concerns its service is posted at once."""
+        """Gather an event; post it at once if it only concerns its service."""
         if notice.reason not in SHARED:
             self._post(key, notice)
             return
@@ -62,7 +61,7 @@ class FleetNotices:
         group.keys[key] = None
 
     def flush(self, now: float) -> None:
-        """Post what was gathered for long enough."""
+        """Post the events that were gathered for long enough."""
         for notice, group in list(self._groups.items()):
             is_recent = now - group.told < AGAIN_S
             if not group.keys and not is_recent:

@@ -1,4 +1,4 @@
-"""Which accelerators every service holds, as this process knows it, and what each may still create."""
+"""The accelerators that each service uses, as this process knows them, and may still request."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ NO_HOLDING: Final = Holding()
 
 
 class GpuLedger:
-    """The GPU budget over all services of the cache.
+    """The GPU budget over all services in the cache.
 
-    Two looks may be under way at once: what one is about to write is reserved until its next look,
-    when the cache has the answer. `limits` are the orders that arbitration cut short, so that an
-    accelerator that becomes free goes to the most urgent service and not to the first look.
+    Several reconciles may run at once. What one is about to write stays reserved until the next
+    reconcile of its service, when the cache has the response. `_limits` are the allocations that a
+    budget cut short: an accelerator that becomes free goes to the most urgent service, not to the
+    first reconcile.
     """
 
     def __init__(self, cache: Cache, budget: Budget) -> None:
@@ -41,7 +42,7 @@ class GpuLedger:
         self._usage: tuple[int, Usage] | None = None
 
     def holdings(self) -> dict[ServiceKey, Holding]:
-        """Return what every service holds, those included that are gone while their pods end."""
+        """Return what every service holds, including deleted services whose pods still terminate."""
         if not self.budget.is_bounded:
             return {}
         found = {(key.namespace, key.name): held for key, held in self._cache.gpu_holdings()}
@@ -51,7 +52,7 @@ class GpuLedger:
         return found
 
     def allowance(self, key: Key) -> Allowance:
-        """Return the most accelerators that the replicas of this service may ask for now."""
+        """Return the most accelerators that the replicas of this service may request now."""
         if not self.budget.is_bounded:
             return UNBOUNDED
         version = self._cache.gpu_version
@@ -61,7 +62,7 @@ class GpuLedger:
         return tighter(left, self._limits.get(key, UNBOUNDED))
 
     def reserve(self, key: Key, actions: Iterable[Action]) -> None:
-        """Count what the write of the engine Deployment among `actions` asks for; none frees the last one."""
+        """Reserve what a write of the engine Deployment in `actions` requests; free it without one."""
         before = self._reserved.pop(key, None)
         for action in actions:
             is_engine = action.name == engine_name(key.name)
@@ -72,13 +73,13 @@ class GpuLedger:
             self._usage = None
 
     def limit(self, key: Key, order: Order, gpus_per_replica: int) -> bool:
-        """Hold the service to an order that a budget cut short; return whether its limit changed."""
+        """Limit the service to an allocation that a budget cut; return whether its limit changed."""
         before = self._limits.pop(key, None)
         if order.limited_by:
             self._limits[key] = Allowance(order.replicas * gpus_per_replica, order.limited_by)
         return self._limits.get(key) != before
 
     def forget(self, key: Key) -> None:
-        """The service is gone; its pods count as long as the cache has them."""
+        """Forget a deleted service. Its pods count as long as they are in the cache."""
         self.reserve(key, ())
         self._limits.pop(key, None)

@@ -1,4 +1,4 @@
-"""What a service's records say of accelerators: counted once, and again when one of them differs."""
+"""Accelerators in a service's records, counted once and again when a record changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetkeeper.plan.model import Child, Pod, Revision, Workload
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """Accelerators of one service's engines: by the Deployment's number, and by pods on nodes."""
+    """Accelerators of one service's engines: by the Deployment's replicas, and by pods on nodes."""
 
     owner: str | None = None
     desired: int = 0
@@ -21,14 +21,14 @@ class GpuShare:
     ending: int = 0
 
     def holding(self, service_uid: str | None) -> Holding:
-        """Return what counts: a Deployment that is not the service's own is no claim of it."""
+        """Return the holding. A Deployment that the service does not own counts by its pods only."""
         is_own = service_uid is not None and self.owner in {None, service_uid}
         desired = self.desired if is_own else 0
         return Holding(desired, self.ending + max(0, self.living - desired))
 
 
 def share_of(record: Child | Revision | Pod | None) -> tuple[object, ...]:
-    """Return what of a record `count_gpus` rests on."""
+    """Return the fields of a record that `count_gpus` reads."""
     if isinstance(record, Pod):
         return record.accelerators if holds_accelerators(record) else 0, record.deleting
     if isinstance(record, Workload):

@@ -1,7 +1,7 @@
 """Health, readiness and metrics on one port.
 
-Alive means: the last full resync ended less than three periods ago and the event loop is not behind.
-It does not ask whether the API server answers: to be restarted would not help that.
+The process is alive if the last full resync ended less than three periods ago and the event loop is
+not behind. The check does not ask the API server, because a restart would not help if it is down.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fleetkeeper.runtime.metrics import OperatorMetrics
 
 LAG_PERIOD_S: Final = 1.0
 LONGEST_LAG_S: Final = 15.0
-"""A loop that is later than this has stopped serving; a long collection takes a tenth of a second."""
+"""An event loop this late no longer serves. A long garbage collection takes a tenth of a second."""
 PERIODS: Final = 3
 
 
 @dataclass(slots=True)
 class Vitals:
-    """What health is judged by; times by the monotonic clock."""
+    """The inputs of the health check. Times are of the monotonic clock."""
 
     started: float
     resync_period_s: float
@@ -33,19 +33,19 @@ class Vitals:
     synced: bool = False
 
     def ill(self, now: float) -> str:
-        """Why this process should be restarted; "" when it should not."""
+        """Return why this process should be restarted; "" if it should not."""
         silent_s = now - (self.started if self.last_resync is None else self.last_resync)
         if silent_s >= PERIODS * self.resync_period_s:
-            return f"no resync ended for {silent_s:.0f} s, {PERIODS} periods of {self.resync_period_s:.0f} s"
+            return f"no resync completed for {silent_s:.0f} s (limit: {PERIODS} periods of {self.resync_period_s:.0f} s)"
         if self.loop_lag_s >= LONGEST_LAG_S:
-            return f"the event loop is {self.loop_lag_s:.0f} s behind"
+            return f"event loop is {self.loop_lag_s:.0f} s behind"
         return ""
 
 
 async def watch_lag(
     vitals: Vitals, metrics: OperatorMetrics, monotonic: Callable[[], float]
 ) -> None:
-    """Measures how late the loop is, for ever."""
+    """Measure how late the event loop is; never return."""
     while True:
         before = monotonic()
         await asyncio.sleep(LAG_PERIOD_S)
@@ -54,7 +54,7 @@ async def watch_lag(
 
 
 class HealthServer:
-    """/healthz, /readyz and /metrics."""
+    """The HTTP server of /healthz, /readyz and /metrics."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class HealthServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self, address: str, port: int) -> int:
-        """Listens; the port, which 0 leaves to the system.
+        """Listen and return the port; with 0 the system chooses a free one.
 
         Raises:
             OSError: the port is taken.
@@ -87,7 +87,7 @@ class HealthServer:
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
-        """Listens no more."""
+        """Stop listening."""
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -101,7 +101,7 @@ class HealthServer:
         del request
         ready = self._vitals.synced
         return web.Response(
-            text="ok" if ready else "the caches are not complete yet", status=200 if ready else 503
+            text="ok" if ready else "caches are not synced yet", status=200 if ready else 503
         )
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
-"""The garbage collector, for a process whose large heap hardly changes.
+"""Garbage collector settings for a process whose large heap hardly changes.
 
-Reference counting frees what the operator drops; cycles are rare. So the collector may look seldom,
-and at what is new only.
+Reference counting frees what the operator drops, and cycles are rare. So the collector can run
+rarely, and on new objects only.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import gc
 from typing import Final
 
 YOUNG_OBJECTS: Final = 50_000
-"""Containers made and kept before the collector looks at them; Python's own value is 700.
+"""Net new container objects that trigger a collection; Python's default is 700.
 
-One answer of Prometheus for 1,000 services is 30,000 of them, all alive until it is read: at 700 the
-collector takes 40% of the time of reading it.
+One Prometheus response for 1,000 services is 30,000 of them, all alive until it is read. At 700, the
+collector takes 40% of the time to read it.
 """
 
 
 def look_seldom() -> None:
-    """At the start of the process."""
+    """Make collections rare. Call this at the start of the process."""
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def settle() -> None:
-    """Once the caches are full: what was read at the start stays, and is not looked at again."""
+    """Exclude existing objects from collection. Call this when the caches are synced: they stay."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Structured logs: JSON lines for machines, coloured text for people."""
+"""Structured logs: JSON lines for machines, colored text for people."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import structlog
 
 LogFormat = Literal["json", "console"]
 QUIET = ("kopf", "aiohttp", "asyncio", "kubernetes", "urllib3")
-"""Loggers of libraries that are heard from warnings on; kopf else writes a line an event."""
+"""Libraries that log warnings and errors only. Otherwise kopf writes a line per event."""
 SILENT = ("urllib3.connectionpool",)
-"""Heard from errors on: it warns of every retry of every query, twenty lines a tick without a Prometheus."""
+"""Loggers that log errors only: this one warns of each retry, 20 lines a tick without Prometheus."""
 
 
 def configure_logs(level: str, style: LogFormat) -> None:
-    """Sends all logs, also those of libraries, through one formatter to standard error."""
+    """Send all logs, including those of libraries, through one formatter to standard error."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -29,7 +29,7 @@ def configure_logs(level: str, style: LogFormat) -> None:
         if style == "json"
         else structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
-            # The default shows what variables held: credentials among them.
+            # The default shows the values of variables, which include credentials.
             exception_formatter=structlog.dev.plain_traceback,
         )
     )

@@ -1,7 +1,7 @@
-"""The operator process: everything put together, started in order and ended in order.
+"""The operator process: construction, start-up and shutdown.
 
-Start: credentials, health, the CRD, watches (also of a standby: its cache stays warm), the lease,
-then the first write. End: no new looks, looks under way finish, the lease is given back.
+Start-up: credentials, health, the CRD, watches (also in a standby, whose cache stays warm), the lease,
+then the first write. Shutdown: no new reconciles, those in progress finish, the lease is released.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from fleetkeeper.runtime.settings import Settings
 log = structlog.get_logger(__name__)
 
 DRAIN_S: Final = 5.0
-"""For looks under way at the end: a write takes 4 s at most."""
+"""Time for reconciles in progress at shutdown: a write takes 4 s at most."""
 CANCEL_S: Final = 2.0
-"""For tasks that were cancelled: they only close connections."""
+"""Time for cancelled tasks to end: they only close connections."""
 START_PAUSE_S: Final = 3.0
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -67,7 +67,7 @@ EXIT_USAGE: Final = 2
 
 
 class ServiceWatch(Protocol):
-    """How InferenceServices are watched: `fleetkeeper.events.watch_services`."""
+    """The watch of InferenceServices: `fleetkeeper.events.watch_services`."""
 
     def __call__(
         self,
@@ -77,28 +77,28 @@ class ServiceWatch(Protocol):
         kubeconfig: Path | None,
         after_start: Callable[[], None],
     ) -> Coroutine[Any, Any, None]:
-        """Watches until cancelled; raises when nothing is watched any more."""
+        """Watch until cancelled; raise if the watch ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceFeed:
-    """Takes what the service watch sees."""
+    """The sink of the service watch."""
 
     cache: Cache
     defects: Defects
     on_relist: Callable[[], None]
 
     def changed(self, live: Mapping[str, Any]) -> None:
-        """The service is so now."""
+        """Store an added or modified service."""
         with self.defects.contained("service_event", _key_of(live)):
             self.cache.put_service(live)
 
     def deleted(self, live: Mapping[str, Any]) -> None:
-        """The service is gone."""
+        """Remove a deleted service."""
         try:
             place = place_of(INFERENCE_SERVICE.kind, live)
         except Unreadable as problem:
-            log.warning("a service is gone, it cannot be told which", why=str(problem))
+            log.warning("deleted service has no readable name: resync queued", why=str(problem))
             self.on_relist()
             return
         key = Key(place.namespace, place.name)
@@ -107,12 +107,12 @@ class ServiceFeed:
             self.cache.drop_service(key, uid=uid, version=place.version)
 
     def relisted(self) -> None:
-        """A list was read, which forgets nothing."""
+        """Handle a finished list, which does not show what was deleted."""
         self.on_relist()
 
 
 class Operator:
-    """One process."""
+    """The parts of one operator process."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Operator:
             control=control if self._control is None else self._control.loop,
             ledger=ledger,
         )
-        # Before all services are known, nobody can say what the GPU budget leaves.
+        # What the GPU budget leaves is unknown until all services are known.
         self._is_budgeted = context.gpu_budget.is_bounded
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
         self.reads = NamespaceReads(
@@ -227,14 +227,14 @@ class Operator:
         ]
         self.vitals = Vitals(started=clock.monotonic(), resync_period_s=settings.resync_s)
         self.taken: NamespacesTaken | None = None
-        """Set where `run` ended because an older release serves namespaces of this one."""
+        """Set if `run` ended because an older release serves namespaces of this one."""
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Runs until told to stop.
+        """Run until SIGTERM or SIGINT.
 
         Raises:
-            BaseException: what ended it otherwise; then the process must end too, with a failure.
+            BaseException: the error that ended it. The process must then end too, with a failure.
         """
         health = HealthServer(
             self.vitals, self.metrics, monotonic=self._clock.monotonic, refresh=self._refresh
@@ -259,7 +259,7 @@ class Operator:
             await health.stop()
 
     async def _work(self) -> None:
-        """Everything that runs; it ends when one part of it fails, or with the queue."""
+        """Run all tasks. End when one of them fails or the queue is closed."""
         async with asyncio.TaskGroup() as group:
             helpers = [
                 group.create_task(watch_lag(self.vitals, self.metrics, self._clock.monotonic)),
@@ -274,7 +274,7 @@ class Operator:
                 return
             if self._clock.machine_off_s:
                 off_s = round(self._clock.machine_off_s)
-                log.warning("the node's clock is wrong", off_s=off_s, used="the API server's")
+                log.warning("the node's clock is wrong", off_s=off_s, used="the API server's clock")
             await self._until_done(self.resync.once)
             if not self._is_budgeted and (behind := services_behind(self.cache)):
                 helpers += await self._catch_up(behind, group)
@@ -283,7 +283,7 @@ class Operator:
             await self.reads.wait_for_one()
             self.vitals.synced = True
             heap.settle()
-            log.info("caches complete", services=len(self.cache), records=self.cache.records)
+            log.info("caches synced", services=len(self.cache), records=self.cache.records)
             helpers.append(group.create_task(self.resync.run(), name="resync"))
             helpers.append(group.create_task(self.resync.retry_denied(), name="denied namespaces"))
             helpers += await self._lead(group)
@@ -320,7 +320,7 @@ class Operator:
     async def _catch_up(
         self, behind: list[Key], group: asyncio.TaskGroup
     ) -> list[asyncio.Task[None]]:
-        """Looks at services whose spec changed while nobody led, if this process leads at once."""
+        """Reconcile services whose spec changed without a leader, if the lease is free now."""
         if not self._settings.leader.enabled:
             helpers = await self._lead(group)
         elif await self.lease.acquire_if_free():
@@ -336,12 +336,14 @@ class Operator:
         try:
             await observe_service(self._client, self.cache, key)
         except* ApiError as problems:
-            log.warning("not looked at early", service=str(key), error=str(problems.exceptions[0]))
+            log.warning(
+                "early reconcile skipped", service=str(key), error=str(problems.exceptions[0])
+            )
         else:
             await self.controller.look(key)
 
     def _changed(self, key: Key) -> None:
-        """What is read at the start is no news: it is looked at after what changes now."""
+        """Queue a service; those read at start-up come after those that change now."""
         settled = self.controller.settled_since is not None
         self.queue.add(key, Urgency.CHANGED if settled else Urgency.RESYNC)
 
@@ -352,7 +354,7 @@ class Operator:
             self.queue.add_soon(key)
 
     def _settle(self) -> None:
-        """From now on there are looks; first at specs that changed while nobody led."""
+        """Start reconciles, with the services first whose spec changed without a leader."""
         self.controller.settled_since = self._clock.now()
         for key in self.cache.services():
             entry = self.cache.service(key)
@@ -360,7 +362,7 @@ class Operator:
                 self.queue.add(key)
 
     async def _lead(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Waits for the lease; the task that keeps it."""
+        """Wait for the lease; return the task that renews it."""
         if not self._settings.leader.enabled:
             self.metrics.leader.set(1)
             return []
@@ -370,17 +372,17 @@ class Operator:
         return self._led(group)
 
     def _led(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        log.info("leading", lease=self._settings.leader.lease_name)
+        log.info("became leader", lease=self._settings.leader.lease_name)
         self.metrics.leader.set(1)
         return [group.create_task(self.lease.keep(), name="lease")]
 
     async def _no_more_writes(self, work: asyncio.Task[None]) -> None:
-        """Wait until what was cancelled has ended and no write of it can be applied any more."""
+        """Wait until cancelled tasks have ended and none of their writes can still be applied."""
         await asyncio.wait({work}, timeout=CANCEL_S)
         await self._writer.settled()
 
     async def _end(self, work: asyncio.Task[None]) -> None:
-        """No new looks; those under way finish or are cut off."""
+        """Stop new reconciles; let those in progress finish, or cancel them after `DRAIN_S`."""
         log.info("stopping", looks_under_way=self.queue.working)
         self.queue.close()
         _, late = await asyncio.wait({work}, timeout=DRAIN_S)
@@ -388,7 +390,7 @@ class Operator:
             work.cancel()
 
     async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Tries a step of the start until it succeeds: the CRD or the API server may come later.
+        """Retry a start-up step until it succeeds: the CRD or the API server may come later.
 
         Raises:
             ApiError: 401 or 403: waiting would hide that rights are missing.
@@ -397,17 +399,17 @@ class Operator:
             try:
                 await step()
             except CrdAbsent as problem:
-                log.warning("waiting", reason=str(problem))
+                log.warning("start-up waiting", reason=str(problem))
             except ApiError as problem:
                 if problem.is_denial:
                     raise
-                log.warning("waiting", reason=str(problem))
+                log.warning("start-up waiting", reason=str(problem))
             else:
                 return
             await asyncio.sleep(self._clock.jitter(START_PAUSE_S))
 
     def _recovered(self) -> None:
-        """A namespace can be read again: what was deleted meanwhile shows in a list alone."""
+        """Queue a resync for a namespace that can be read again: only a list shows deletions."""
         self.resync.want()
 
     async def _observe_releases(self) -> None:
@@ -419,7 +421,7 @@ class Operator:
     async def _observe_crd(self) -> None:
         missing = await observe_crd_missing(self._client)
         if missing and missing != self.controller.crd_missing:
-            log.error("the CRD is older than this operator", missing=list(missing))
+            log.error("CRD is older than this operator", missing=list(missing))
         self.controller.crd_missing = missing
 
     def _take_signals(self) -> None:
@@ -436,7 +438,7 @@ class Operator:
         return count
 
     def _refresh(self) -> None:
-        """Gauges that are read only when somebody scrapes."""
+        """Update the gauges that are only needed at a scrape."""
         self.vitals.last_resync = self.resync.last_ended
         self.metrics.queue.labels("ready").set(len(self.queue))
         self.metrics.queue.labels("working").set(self.queue.working)
@@ -456,11 +458,11 @@ async def run_operator(
     hook: WriteHook = no_hook,
     control: Control | None = None,
 ) -> int:
-    """Runs the operator until SIGTERM or a failure; the exit code of the process.
+    """Run the operator until SIGTERM or a failure; return the exit code of the process.
 
-    0 after SIGTERM or SIGINT. 1 when it lost the lease, when a watch ended for good, or at a defect:
-    it is to be restarted. 2 when it could never have run: no credentials, no right to read, or an
-    older release serves all its namespaces.
+    0 after SIGTERM or SIGINT. 1 if it lost the lease, a watch ended for good, or a defect occurred:
+    it must be restarted. 2 if it cannot run at all: no credentials, no right to read, or an older
+    release serves all its namespaces.
     """
     log.info("starting", settings=settings.shown)
     try:
@@ -486,16 +488,16 @@ async def run_operator(
     try:
         code = await _run_where_free(settings, build)
     except* LeaseLost as lost:
-        log.error("not the leader any more", error=str(_first_of(lost)))  # noqa: TRY400 -- expected
+        log.error("leader lease lost", error=str(_first_of(lost)))  # noqa: TRY400 -- expected
         code = EXIT_FAILED
     except* ClockApart as set_clock:
-        log.error("restart needed", error=str(set_clock.exceptions[0]))  # noqa: TRY400 -- no defect
+        log.error("restart required", error=str(set_clock.exceptions[0]))  # noqa: TRY400 -- not a defect
         code = EXIT_FAILED
     except* ApiError as refused:
-        log.error("cannot run", error=str(_first_of(refused)))  # noqa: TRY400 -- no defect of ours
+        log.error("operator cannot run", error=str(_first_of(refused)))  # noqa: TRY400 -- not a defect
         code = EXIT_USAGE
     except* Exception:
-        log.exception("the operator failed")
+        log.exception("operator failed")
         code = EXIT_FAILED
     finally:
         await client.close()
@@ -505,22 +507,22 @@ async def run_operator(
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error itself, however deep the groups of its tasks are."""
+    """Return the first error that is not a group, at any depth."""
     first = group.exceptions[0]
     return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _run_where_free(settings: Settings, build: Callable[[Settings], Operator]) -> int:
-    """Runs the operator, again without the namespaces that older releases serve; the exit code.
+    """Run the operator, if needed again without namespaces of older releases; return the exit code.
 
-    Namespaces fail one by one: whoever may write in one of them could forge a marker there.
+    Each namespace is refused on its own, because anyone with write access to it could forge a marker.
     """
     while True:
         operator = build(settings)
         await operator.run()
         if operator.taken is None:
             return EXIT_OK
-        log.error("refused", error=str(operator.taken))
+        log.error("namespaces refused", error=str(operator.taken))
         free = tuple(n for n in settings.namespaces if n not in operator.taken.by_namespace)
         if not free:
             return EXIT_USAGE
@@ -533,4 +535,4 @@ def _key_of(live: Mapping[str, Any]) -> Key:
 
 
 def _no_fence() -> None:
-    """A lone process without leader election may always write."""
+    """Allow every write: without leader election this is the only process."""

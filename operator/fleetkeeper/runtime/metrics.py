@@ -1,6 +1,6 @@
-"""The operator's own metrics. Names and labels are a promise to dashboards and alerts.
+"""The operator's own metrics. Names and labels are stable, for dashboards and alerts.
 
-Labels never hold a service's name: their number would grow with the fleet.
+Labels never contain a service's name: the number of series would grow with the fleet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class OperatorMetrics:
-    """All of them, in a registry of their own."""
+    """All metrics of the operator, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
@@ -26,19 +26,19 @@ class OperatorMetrics:
         PlatformCollector(registry=self.registry)
         self.reconciles = Counter(
             "fleetkeeper_reconciles",
-            "Looks at a service, by what came of them: unchanged, written, failed.",
+            "Reconciles of a service, by result: unchanged, written, failed.",
             ("result",),
             registry=self.registry,
         )
         self.reconcile_seconds = Histogram(
             "fleetkeeper_reconcile_seconds",
-            "How long a look at a service took, its writes included.",
+            "Duration of one reconcile, including its writes.",
             buckets=SECONDS,
             registry=self.registry,
         )
         self.decision_seconds = Histogram(
             "fleetkeeper_decision_seconds",
-            "How long the pure decision took.",
+            "Duration of planning within a reconcile, without reads and writes.",
             buckets=SECONDS,
             registry=self.registry,
         )
@@ -56,19 +56,19 @@ class OperatorMetrics:
         )
         self.errors = Counter(
             "fleetkeeper_errors",
-            "Requests that failed, by reason.",
+            "Failed requests to the Kubernetes API, by reason.",
             ("reason",),
             registry=self.registry,
         )
         self.defects = Counter(
             "fleetkeeper_defects",
-            "Steps that failed by a defect of Fleetkeeper, by the step. The service concerned keeps what it had and is Degraded with the reason InternalError.",
+            "Steps that failed because of a defect in Fleetkeeper, by step. The affected service keeps its last state and is Degraded with reason InternalError.",
             ("where",),
             registry=self.registry,
         )
         self.digest_mismatches = Counter(
             "fleetkeeper_digest_mismatches",
-            "Applies whose answer differs from what was asked in a field that we own: admission changed it, or a builder does not write the API server's own form.",
+            "Applies whose live object differs in a field that Fleetkeeper owns: admission changed it, or Fleetkeeper did not write it in the API server's canonical form.",
             ("kind",),
             registry=self.registry,
         )
@@ -88,36 +88,36 @@ class OperatorMetrics:
         )
         self.unreadable = Gauge(
             "fleetkeeper_unreadable_objects",
-            "Objects that are there and cannot be read, by kind: their services get no create, delete or scale.",
+            "Objects that exist but cannot be read, by kind. Nothing of their services is created, deleted or scaled.",
             ("kind",),
             registry=self.registry,
         )
         self.leader = Gauge(
             "fleetkeeper_leader",
-            "1 where this process leads, 0 where it stands by.",
+            "1 if this process is the leader, 0 if it is a standby.",
             registry=self.registry,
         )
         self.lists = Counter(
-            "fleetkeeper_lists", "Lists finished, by kind.", ("kind",), registry=self.registry
+            "fleetkeeper_lists", "Completed lists, by kind.", ("kind",), registry=self.registry
         )
         self.ghosts = Counter(
             "fleetkeeper_ghosts",
-            "Services that a plain list showed to be gone although no event had said so.",
+            "Deleted services that the watch missed and a resync found.",
             registry=self.registry,
         )
         self.namespace_unreadable = Gauge(
             "fleetkeeper_namespace_unreadable",
-            "1 where one of several served namespaces cannot be read: its services are left as they are.",
+            "1 if the namespace cannot be read, so that its services are not reconciled. Only if several namespaces are served.",
             ("namespace",),
             registry=self.registry,
         )
         self.loop_lag_seconds = Gauge(
             "fleetkeeper_loop_lag_seconds",
-            "How late the event loop was at its last check.",
+            "Delay of the event loop at its last check.",
             registry=self.registry,
         )
         self.last_resync_seconds = Gauge(
             "fleetkeeper_last_resync_timestamp_seconds",
-            "When the last full resync ended.",
+            "Time at which the last full resync ended.",
             registry=self.registry,
         )

@@ -1,12 +1,12 @@
-"""Which of the served namespaces can be read; of several, one that cannot fails alone.
+"""Isolation of served namespaces that cannot be read.
 
-A namespace that was deleted, or whose RoleBinding is gone, is *held*: what is known of its services
-is kept, nothing is written to them and control leaves them as they are, because a decision would rest
-on missing knowledge. Everything that reads it tries again. Once all of that has succeeded, each of
-its services is reconciled.
+Decisions on a namespace that was deleted, or whose RoleBinding is gone, are suspended: its records
+stay in the cache, but its services are neither reconciled nor controlled, because a decision would
+rest on incomplete records. All reads of the namespace are retried. Once all of them have succeeded,
+each of its services is reconciled.
 
-Where the operator serves the whole cluster, or one namespace, nothing of this applies: a refusal
-there ends the process.
+None of this applies if the operator serves the whole cluster or one namespace: there, a refusal ends
+the process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
-"""Between two tries to watch the services of a namespace."""
+"""Time between two attempts to watch the services of a namespace."""
 
 
 class NamespaceReads:
-    """What failed to be read, by namespace and resource."""
+    """The failed reads by namespace and resource."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class NamespaceReads:
         *,
         recovered: Callable[[], None],
     ) -> None:
-        """`recovered` is called whenever something can be read again."""
+        """With `recovered`, a function that is called whenever something can be read again."""
         self._names = names
         self._cache = cache
         self._metrics = metrics
@@ -53,11 +53,11 @@ class NamespaceReads:
 
     @property
     def are_isolated(self) -> bool:
-        """Whether a namespace may fail alone."""
+        """Whether a namespace that cannot be read leaves the others unaffected."""
         return len(self._names) > 1
 
     def report_of(self, namespace: str | None, what: str) -> Report | None:
-        """Return what takes the reports of one reader; None where its failures end the process."""
+        """Return the function to which one reader reports; None if its failures end the process."""
         if namespace is None or not self.are_isolated:
             return None
 
@@ -67,7 +67,7 @@ class NamespaceReads:
         return report
 
     def note(self, namespace: str, what: str, problem: ApiError | None) -> None:
-        """Take note that `what` could not be read in a namespace, or (None) that it could."""
+        """Record that `what` could not be read in a namespace, or that it could (`problem=None`)."""
         failed = self._failed.setdefault(namespace, {})
         was_held = bool(failed)
         if problem is not None:
@@ -75,14 +75,14 @@ class NamespaceReads:
         elif failed.pop(what, None) is not None:
             self._recovered()
         self._changed.set()
-        self._changed = asyncio.Event()  # who waits looks once a change
+        self._changed = asyncio.Event()  # so each waiter checks once per change
         if bool(failed) == was_held:
             return
         self._metrics.namespace_unreadable.labels(namespace).set(bool(failed))
         if failed:
             self._cache.hold(namespace)
             log.warning(
-                "namespace cannot be read: its services are left as they are until it can",
+                "namespace cannot be read: its services are not reconciled",
                 namespace=namespace,
                 resource=what,
                 error=str(problem),
@@ -100,7 +100,7 @@ class NamespaceReads:
         """Wait until at least one namespace can be read.
 
         Raises:
-            ApiError: none of them may be read (401, 403): waiting would hide it.
+            ApiError: all reads are denied (401, 403): waiting would hide it.
         """
         while self.are_isolated and (problem := self._common_problem()) is not None:
             if problem.is_denial:
@@ -108,7 +108,7 @@ class NamespaceReads:
             await self._changed.wait()
 
     def _common_problem(self) -> ApiError | None:
-        """Why no namespace at all can be read, a denial only where all are denied; else None."""
+        """Return why no namespace can be read; a denial only if all are denied. Else return None."""
         worst = []
         for name in self._names:
             problems = list(self._failed.get(name, {}).values())
@@ -124,12 +124,12 @@ async def watch_each(
     reads: NamespaceReads,
     jitter: Callable[[float], float],
 ) -> None:
-    """Run `watch` once for all, or once for each of several namespaces, which then fail alone.
+    """Run one `watch` for all, or one for each of several namespaces, which then fail separately.
 
-    A namespace that cannot be read is watched once it can.
+    A namespace that cannot be read is watched once it can be.
 
     Raises:
-        Exception: what the only watch, or the last of several that still ran, ended with.
+        Exception: the error of the only watch, or of the last of several that still ran.
     """
     if len(names) <= 1:
         await _watch_anew(watch, names, jitter)
@@ -145,7 +145,7 @@ async def watch_each(
             down.discard(name)
             try:
                 await _watch_anew(watch, (name,), jitter)
-            except Exception as problem:  # the event source ends with errors of any type
+            except Exception as problem:  # the event source raises errors of any type
                 down.add(name)
                 if len(down) == len(names):
                     raise
@@ -166,9 +166,9 @@ async def _watch_anew(
     names: tuple[str, ...],
     jitter: Callable[[float], float],
 ) -> None:
-    """Run `watch`, and again when the API server answers that what it asks for has expired (410).
+    """Run `watch`, and restart it when the API server responds that it has expired (410).
 
-    kopf lists anew when an event of the watch says so, and ends when the answer itself does.
+    kopf lists again if an event in the watch says 410, but ends if the response itself does.
     """
     while True:
         try:
@@ -176,7 +176,7 @@ async def _watch_anew(
         except Exception as problem:
             if getattr(problem, "status", None) != HTTPStatus.GONE:
                 raise
-            log.info("watch of services expired: started again", namespaces=list(names))
+            log.info("watch of services expired: restarting", namespaces=list(names))
             await asyncio.sleep(jitter(FIRST_PAUSE_S))
         else:
             return

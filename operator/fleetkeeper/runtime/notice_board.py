@@ -1,7 +1,7 @@
-"""Events on a service: the one place that posts what the planner and the control loop have to tell.
+"""The recorder of Kubernetes Events: all events of the planner and the control loop are posted here.
 
-An event costs the API server as much as a Deployment, and no pod waits for it: what the planner has
-to tell is posted one at a time, when no service wants a look, and a few seconds later anyhow.
+An event costs the API server as much as a Deployment, and no pod waits for it. So the planner's
+events are posted one at a time, when the queue is idle, or after a few seconds at the latest.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = structlog.get_logger(__name__)
 
 
 LONGEST_WAIT_S: Final = 5.0
-"""After this a notice is posted whatever else is under way."""
+"""After this an event is posted even if the queue is busy."""
 DRAIN_S: Final = 2.0
-"""For what is left to post when the process ends."""
+"""Time to post the remaining events when the process ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A notice as the event that it will be, and until when it may wait (the loop's clock)."""
+    """An event, and until when it may wait (time of the event loop)."""
 
     key: Key
     manifest: Manifest
@@ -43,7 +43,7 @@ class _Waiting:
 
 
 class NoticeBoard:
-    """Posts notices; they are for people, so one that the server does not take is logged and let go."""
+    """The event recorder. Events are for people, so a refused one is logged and dropped."""
 
     def __init__(
         self,
@@ -63,21 +63,21 @@ class NoticeBoard:
         self._added = asyncio.Event()
 
     def __len__(self) -> int:
-        """Notices that wait to be posted."""
+        """Return the number of events that wait to be posted."""
         return len(self._waiting)
 
     def tell(self, key: Key, resource: Manifest, notice: Notice) -> None:
-        """Takes a notice of this moment on the service whose manifest `resource` is; `run` posts it."""
+        """Queue an event, as of now, on the service with the manifest `resource`; `run` posts it."""
         manifest = event_manifest(key, resource, notice, self._now(), self._instance)
         due = asyncio.get_running_loop().time() + LONGEST_WAIT_S
         self._waiting.append(_Waiting(key, manifest, due))
         self._added.set()
 
     async def run(self, calm: Callable[[], Awaitable[None]]) -> None:
-        """Posts what was told, in order; never ends. `calm` returns when no service wants a look.
+        """Post the queued events in order; never return. `calm` returns when the queue is idle.
 
         Raises:
-            LeaseLost: this process may not write any more.
+            LeaseLost: this process must not write anymore.
         """
         while True:
             await self._added.wait()
@@ -89,10 +89,10 @@ class NoticeBoard:
                 await self._post_first()
 
     async def drain(self) -> None:
-        """Posts what is left, for `DRAIN_S` at most. Not beside `run`.
+        """Post the remaining events for at most `DRAIN_S`. Do not call this while `run` runs.
 
         Raises:
-            LeaseLost: this process may not write any more.
+            LeaseLost: this process must not write anymore.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
@@ -100,24 +100,27 @@ class NoticeBoard:
                     await self._post_first()
 
     async def _post_first(self) -> None:
-        """Taken off only when posted: one that was cut off is sent again, and its name makes it one."""
+        """Post the first event, then remove it.
+
+        If the post is cancelled, the event is sent again; its name prevents a duplicate.
+        """
         first = self._waiting[0]
         await self._send(first.key, first.manifest)
         self._waiting.popleft()
 
     async def post(self, key: Key, resource: Manifest, notice: Notice) -> None:
-        """One event, at once, on the service whose manifest `resource` is.
+        """Post one event at once on the service with the manifest `resource`.
 
         Raises:
-            LeaseLost: this process may not write any more.
+            LeaseLost: this process must not write anymore.
         """
         await self._send(key, event_manifest(key, resource, notice, self._now(), self._instance))
 
     async def post_fleet(self, lease: Key, notice: Notice) -> None:
-        """Post one event about the fleet, on the operator's Lease.
+        """Post one event about the fleet on the operator's Lease.
 
         Raises:
-            LeaseLost: this process may not write any more.
+            LeaseLost: this process must not write anymore.
         """
         about = {"apiVersion": LEASE.api_version, "kind": LEASE.kind}
         manifest = _event(lease, about, notice, self._now(), self._instance)
@@ -135,7 +138,7 @@ class NoticeBoard:
 def event_manifest(
     key: Key, resource: Manifest, notice: Notice, moment: float, instance: str
 ) -> dict[str, Any]:
-    """A Kubernetes event on the InferenceService. Its name makes it one, however often it is sent."""
+    """Return a Kubernetes Event on the InferenceService. Its name makes a repeated post harmless."""
     about = {
         "apiVersion": INFERENCE_SERVICE.api_version,
         "kind": INFERENCE_SERVICE.kind,

@@ -1,4 +1,4 @@
-"""The queue of services to look at: each at most once, by one worker at a time, changed ones first."""
+"""The queue of services to reconcile: each at most once, by one worker at a time, edited ones first."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from enum import IntEnum
 from typing import Final
 
 SOON_S: Final = 0.2
-"""A pod that starts moves a dozen objects within a second: that many looks would say nothing more."""
+"""A starting pod changes a dozen objects within a second: one reconcile for all of them is enough."""
 TURN_OF_MOVED: Final = 4
-"""Every so many keys one that merely moved goes first: a long burst of changes keeps no status back."""
+"""Every fourth key is one with a status change only, so that a burst of edits delays no status."""
 CALM_S: Final = 0.5
-"""Pods that start in a burst have one look after another: only a pause of this length is calm."""
+"""Pods that start in a burst cause one reconcile after another: only a longer pause counts as idle."""
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
-"""After a fault of the API server everything is tried again within this time."""
+"""After a failure of the API server everything is retried within this time."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """A service's place: what the queue holds instead of objects."""
+    """The namespace and name of a service. The queue holds these instead of objects."""
 
     namespace: str
     name: str
 
     def __str__(self) -> str:
-        """As kubectl users write it."""
+        """Return NAMESPACE/NAME, as kubectl users write it."""
         return f"{self.namespace}/{self.name}"
 
 
 class Urgency(IntEnum):
-    """Why a key is queued. Lower is sooner."""
+    """The reason why a key is queued. Lower is sooner."""
 
     CHANGED = 0
-    """The service itself, or what it asks for."""
+    """The service itself, or a field that we set on its objects, was edited."""
     MOVED = 1
-    """What it owns moved on, or a moment came that was asked for."""
+    """The status of its objects changed, or a requested time came."""
     RESYNC = 2
 
 
 class _ByNamespace:
-    """Keys in the order they came, where namespaces take turns.
+    """Keys in the order they came; namespaces take turns.
 
     A thousand services that one tenant creates at once delay the service of another by one of them.
     """
@@ -58,7 +58,7 @@ class _ByNamespace:
         return sum(map(len, self._keys.values()))
 
     def __bool__(self) -> bool:
-        """Return whether there is a key."""
+        """Return whether there are keys."""
         return bool(self._keys)
 
     def __contains__(self, key: Key) -> bool:
@@ -66,7 +66,7 @@ class _ByNamespace:
         return key in self._keys.get(key.namespace, ())
 
     def add(self, key: Key) -> None:
-        """Add the key behind those of its namespace."""
+        """Add the key after those of its namespace."""
         self._keys.setdefault(key.namespace, OrderedDict())[key] = None
 
     def discard(self, key: Key) -> None:
@@ -89,11 +89,11 @@ class _ByNamespace:
 
 
 class KeyedQueue:
-    """Keys that want a look.
+    """Keys of services to reconcile.
 
-    A key queued while a worker has it is handed out again after `done`. A key that waits for a later
-    moment is handed out at the earliest of all moments asked for; a change hands it out at once. In a
-    burst new services come before those that start, whose movements so become one look.
+    A key queued while a worker has it is handed out again after `done`. A key with several due times
+    is handed out at the earliest of them; an edit hands it out at once. In a burst, new services come
+    before starting ones, so that several changes of a starting service become one reconcile.
     """
 
     def __init__(self, *, monotonic: Callable[[], float], jitter: Callable[[float], float]) -> None:
@@ -114,21 +114,21 @@ class KeyedQueue:
         self._closed = False
 
     def __len__(self) -> int:
-        """Keys that could be handed out now."""
+        """Return the number of keys that could be handed out now."""
         return sum(map(len, self._ready.values()))
 
     @property
     def waiting(self) -> int:
-        """Keys that wait for a moment."""
+        """The number of keys that wait for a later time."""
         return len(self._due)
 
     @property
     def working(self) -> int:
-        """Keys that workers have."""
+        """The number of keys that workers have."""
         return len(self._working)
 
     def add(self, key: Key, urgency: Urgency = Urgency.CHANGED) -> None:
-        """Queues the key now. What is queued as more urgent stays so."""
+        """Queue the key now. A key that is already queued as more urgent stays so."""
         if key in self._working:
             self._again[key] = min(urgency, self._again.get(key, urgency))
             return
@@ -142,11 +142,11 @@ class KeyedQueue:
         self._note_work()
 
     def add_soon(self, key: Key) -> None:
-        """Queues the key in a moment, so that changes in a row are one look."""
+        """Queue the key after `SOON_S`, so that several changes become one reconcile."""
         self.add_after(key, SOON_S)
 
     def add_after(self, key: Key, delay_s: float) -> None:
-        """Queues the key after `delay_s` seconds, or sooner where that was asked for."""
+        """Queue the key after `delay_s` seconds, or sooner if a sooner time is already set."""
         due = self._monotonic() + max(delay_s, 0.0)
         if due < self._due.get(key, float("inf")):
             self._due[key] = due
@@ -154,7 +154,7 @@ class KeyedQueue:
             self._added.set()
 
     def retry(self, key: Key) -> float:
-        """Queues the key after its next back-off, in seconds returned: doubling, with jitter."""
+        """Queue the key after its next back-off; return it in seconds. It doubles, with jitter."""
         tries = self._tries.get(key, 0)
         self._tries[key] = tries + 1
         delay_s = self._jitter(min(FIRST_RETRY_S * 2 ** min(tries, 16), LONGEST_RETRY_S))
@@ -162,11 +162,11 @@ class KeyedQueue:
         return delay_s
 
     def succeeded(self, key: Key) -> None:
-        """Forgets the key's failures."""
+        """Reset the key's back-off."""
         self._tries.pop(key, None)
 
     def forget(self, key: Key) -> None:
-        """Drops the key and all that is known of it: the service is gone."""
+        """Forget the key of a deleted service."""
         self._tries.pop(key, None)
         self._due.pop(key, None)
         for ready in self._ready.values():
@@ -175,12 +175,15 @@ class KeyedQueue:
         self._note_work()
 
     def close(self) -> None:
-        """Hands out nothing more."""
+        """Hand out no more keys."""
         self._closed = True
         self._added.set()
 
     async def get(self) -> Key | None:
-        """The next key, the worker's until `done`; None once closed. For one caller at a time."""
+        """Return the next key, which the worker has until `done`; None once the queue is closed.
+
+        Only one caller may wait at a time.
+        """
         while not self._closed:
             self._release_due()
             if (ready := self._next()) is not None:
@@ -199,7 +202,7 @@ class KeyedQueue:
         return next((ready for ready in self._ready.values() if ready), None)
 
     def done(self, key: Key) -> None:
-        """The worker is through with the key."""
+        """Take the key back from its worker."""
         self._working.discard(key)
         urgency = self._again.pop(key, None)
         if urgency is not None:
@@ -207,7 +210,7 @@ class KeyedQueue:
         self._note_work()
 
     async def calm(self) -> None:
-        """Returns once no key has been handed out or been ready to be for `CALM_S`."""
+        """Return once the queue has been idle for `CALM_S`: no key ready, none with a worker."""
         while True:
             await self._idle.wait()
             left_s = self._idle_since + CALM_S - self._monotonic()
@@ -218,7 +221,7 @@ class KeyedQueue:
                     await self._busy.wait()
 
     def _note_work(self) -> None:
-        """Keeps what `calm` waits for: the two events are never both set."""
+        """Update the two events that `calm` waits for; never are both set."""
         if self._working or any(self._ready.values()):
             self._idle.clear()
             self._busy.set()
@@ -236,7 +239,7 @@ class KeyedQueue:
                 self.add(key, Urgency.MOVED)
 
     async def _wait(self) -> None:
-        """Until something is added or due."""
+        """Wait until a key is added or due."""
         self._added.clear()
         delay_s = self._heap[0][0] - self._monotonic() if self._heap else None
         with contextlib.suppress(TimeoutError):

@@ -1,9 +1,10 @@
-"""Whether another release of Fleetkeeper serves the same namespaces.
+"""Detection of another Fleetkeeper release that serves the same namespaces.
 
-Two releases with different leases would both write to the same services. What gives a release its
-rights also shows it to the others: a namespaced release is a labelled RoleBinding in each namespace
-that it serves, a cluster-wide one a ConfigMap in kube-public that every service account may read. The
-chart makes both, and they go with the release. The older release of two keeps its namespaces.
+Two releases with different leases would both write to the same services. So each release has markers
+that the others can read. The marker of a namespaced release is a labeled RoleBinding in each of its
+namespaces. That of a cluster-wide release is a ConfigMap in kube-public that every service account may
+read. The chart creates them, and they are deleted with the release. Of two releases, the older one
+keeps its namespaces.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from fleetkeeper.plan.model import Kind
 log = structlog.get_logger(__name__)
 
 ANNOTATION_RELEASE: Final = "fleetkeeper.io/release"
-"""NAMESPACE/NAME of a release, on the objects that show it."""
+"""NAMESPACE/NAME of a release, on its markers."""
 OPERATOR_SELECTOR: Final = "fleetkeeper.io/component=operator"
 MARKER_NAMESPACE: Final = "kube-public"
 MARKER_NAME: Final = "fleetkeeper-release"
 NOT_YET: Final = "9999"
-"""Later than every timestamp: a release without a marker of its own yields to any other."""
+"""Later than every timestamp: a release without its own marker yields to every other release."""
 
 
 class NamespacesTaken(Exception):
-    """Other releases serve namespaces that this one shall serve; `by_namespace` says which.
+    """Other releases serve namespaces that this release is configured for.
 
-    The key "" stands for the whole cluster.
+    `by_namespace` holds the release by namespace; the key "" is the whole cluster.
     """
 
     def __init__(self, by_namespace: Mapping[str, str]) -> None:
@@ -43,14 +44,14 @@ class NamespacesTaken(Exception):
             for namespace, release in sorted(self.by_namespace.items())
         ]
         super().__init__(
-            f"another release was here first: {'; '.join(where)}. "
-            "Uninstall one of them, or give each its own `namespaces`, and restart this operator."
+            f"an older release is installed: {'; '.join(where)}. "
+            "Uninstall one of them, or give each its own `namespaces`. Then restart this operator."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """One release in one place. `namespace` is "" for a release that serves the whole cluster."""
+    """A release in one namespace. `namespace` is "" for a release that serves the whole cluster."""
 
     release: str
     since: str
@@ -58,16 +59,16 @@ class Marker:
 
     @property
     def age(self) -> tuple[str, str]:
-        """Orders markers of one place, the oldest first."""
+        """The sort key of markers in one namespace, oldest first."""
         return self.since, self.release
 
 
 async def refuse_taken(client: KubernetesClient, own: str, namespaces: tuple[str, ...]) -> None:
-    """Returns when no older release serves what the release `own` (NAMESPACE/NAME) shall serve.
+    """Check that no older release serves these namespaces of the release `own` (NAMESPACE/NAME).
 
     Raises:
-        NamespacesTaken: one does.
-        ApiError: the API server could not be asked.
+        NamespacesTaken: an older release does.
+        ApiError: a request to the API server failed.
     """
     cluster = await _cluster_marker(client)
     found = [
@@ -86,7 +87,7 @@ async def refuse_taken(client: KubernetesClient, own: str, namespaces: tuple[str
 def _taken_namespaces(
     own: str, namespaces: Iterable[str], markers: Iterable[Marker]
 ) -> dict[str, str]:
-    """Of a namespaced release: each namespace whose oldest marker is another's."""
+    """Return, for a namespaced release, each namespace whose oldest marker is another release's."""
     taken = {}
     for namespace in namespaces:
         here = [marker for marker in markers if marker.namespace in {namespace, ""}]
@@ -96,9 +97,9 @@ def _taken_namespaces(
 
 
 def _taken_cluster(own: str, found: Iterable[Marker], cluster: list[Marker]) -> dict[str, str]:
-    """Of a cluster-wide release: any older one, wherever it is.
+    """Return, for a cluster-wide release, every older release and where it is.
 
-    A younger namespaced one refuses by itself; a marker that a tenant forged is one of those.
+    A newer namespaced release refuses to start itself. A forged marker of a tenant looks like one.
     """
     taken = {marker.namespace: _in_words(marker) for marker in cluster if marker.release != own}
     for marker in found:
@@ -107,7 +108,7 @@ def _taken_cluster(own: str, found: Iterable[Marker], cluster: list[Marker]) -> 
             taken[marker.namespace] = _in_words(older)
         elif marker.release != own:
             log.error(
-                "a younger release serves a namespace too",
+                "newer release serves the same namespace",
                 namespace=marker.namespace,
                 release=marker.release,
             )
@@ -115,7 +116,7 @@ def _taken_cluster(own: str, found: Iterable[Marker], cluster: list[Marker]) -> 
 
 
 def _older(own: str, markers: Iterable[Marker]) -> Marker | None:
-    """The oldest marker of another release, unless this release's own is older."""
+    """Return the oldest marker of another release, unless this release's own is older."""
     mine = min((item.age for item in markers if item.release == own), default=(NOT_YET, own))
     others = [item for item in markers if item.release != own and item.age < mine]
     return min(others, key=lambda item: item.age, default=None)
@@ -127,7 +128,10 @@ def _in_words(marker: Marker) -> str:
 
 
 async def _cluster_marker(client: KubernetesClient) -> list[Marker]:
-    """The cluster-wide release, if there is one: without it nobody may read its marker."""
+    """Return the marker of the cluster-wide release, if there is one.
+
+    Without such a release, reading its marker is forbidden.
+    """
     try:
         live = await client.read(CHILDREN[Kind.CONFIG_MAP], MARKER_NAMESPACE, MARKER_NAME)
     except ApiError as problem:
@@ -138,7 +142,7 @@ async def _cluster_marker(client: KubernetesClient) -> list[Marker]:
 
 
 async def _markers(client: KubernetesClient, namespace: str | None) -> list[Marker]:
-    """The namespaced releases; none where the RoleBindings of a namespace cannot be read."""
+    """Return the namespaced releases; none if the RoleBindings of a namespace cannot be read."""
     found: list[Marker] = []
     try:
         async for page in client.list_pages(
@@ -148,7 +152,7 @@ async def _markers(client: KubernetesClient, namespace: str | None) -> list[Mark
     except ApiError as problem:
         if namespace is None or problem.status not in {403, 404}:
             raise
-        log.warning("other releases cannot be seen", namespace=namespace, error=str(problem))
+        log.warning("other releases not checked", namespace=namespace, error=str(problem))
     return found
 
 

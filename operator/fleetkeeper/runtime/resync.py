@@ -1,4 +1,4 @@
-"""One scheduler for all services: a plain list now and then, against what events never told."""
+"""Periodic resync: a plain list of all services finds what the watch missed."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 log = structlog.get_logger(__name__)
 
 SETTLE_S: Final = 1.0
-"""A relist of the event source arrives as many events: one comparison for all of them."""
+"""A relist of the event source arrives as many events: one resync covers all of them."""
 RETRY_S: Final = 5.0
 DENIED_RETRY_S: Final = 20.0
-"""Between two reads of a namespace that may not be read: rights come back by hand."""
+"""Time between two reads of a denied namespace: somebody must restore the rights."""
 
 
 class ResyncClock(Protocol):
     """The clocks that a resync needs."""
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment."""
+        """Return the seconds since some fixed moment."""
 
     def jitter(self, seconds: float) -> float:
-        """Somewhat less than `seconds`."""
+        """Return somewhat less than `seconds`."""
 
 
 class Resync:
-    """Compares the cache with a plain list of services, and has every service looked at."""
+    """The resync: it compares the cache with a plain list of services and requeues every service."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Resync:
     ) -> None:
         self.period_s = period_s
         self.last_ended: float | None = None
-        """When the last one ended, by the monotonic clock."""
+        """When the last resync ended, by the monotonic clock."""
         self._client = client
         self._cache = cache
         self._queue = queue
@@ -78,14 +78,14 @@ class Resync:
         self._wanted = asyncio.Event()
 
     def want(self) -> None:
-        """Asks for a resync soon: the event source has listed anew, and a relist forgets nothing."""
+        """Request a resync soon: the event source relisted, which does not show what was deleted."""
         self._wanted.set()
 
     async def once(self) -> None:
-        """One resync.
+        """Run one resync. Nothing is removed because of a list that did not finish.
 
         Raises:
-            ApiError: no namespace could be read; nothing is dropped on a list that did not finish.
+            ApiError: no namespace could be read.
         """
         problems = [await self._read(namespace) for namespace in self._namespaces]
         passing = [problem for problem in problems if problem and not problem.is_denial]
@@ -98,7 +98,7 @@ class Resync:
         self._metrics.last_resync_seconds.set(self._clock.now())
 
     async def run(self) -> None:
-        """Never ends."""
+        """Resync periodically and on request; never return."""
         pause_s = self.period_s
         while True:
             await self._wait(pause_s)
@@ -112,14 +112,14 @@ class Resync:
                 pause_s = self._clock.jitter(RETRY_S)
 
     async def retry_denied(self) -> None:
-        """Read the namespaces that were denied again and again; never ends."""
+        """Retry the namespaces whose reads are denied; never return."""
         while True:
             await asyncio.sleep(self._clock.jitter(DENIED_RETRY_S))
             for namespace in tuple(self._denied):
                 await self._read(namespace)
 
     async def _wait(self, pause_s: float) -> None:
-        """Until the pause is over or a resync is wanted; then until no more of it is heard."""
+        """Wait until the pause is over or a resync is requested, then until requests stop coming."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._wanted.wait()
@@ -128,7 +128,7 @@ class Resync:
             await asyncio.sleep(SETTLE_S)
 
     async def _read(self, namespace: str | None) -> ApiError | None:
-        """Compare one namespace; return why it could not be read, where it fails alone.
+        """Compare one namespace; return why it could not be read, if others are unaffected.
 
         Raises:
             ApiError: it could not be read, and is all that is served.
@@ -144,7 +144,7 @@ class Resync:
                 self._denied.add(namespace)
                 report(problem)
             else:
-                log.warning("services not listed", namespace=namespace, error=str(problem))
+                log.warning("list of services failed", namespace=namespace, error=str(problem))
             return problem
         self._denied.discard(namespace)
         if report is not None:
@@ -163,7 +163,7 @@ class Resync:
                 try:
                     place = place_of(INFERENCE_SERVICE.kind, live)
                 except Unreadable as problem:
-                    log.warning("service left out: it cannot be told which", why=str(problem))
+                    log.warning("service skipped: no readable name or namespace", why=str(problem))
                     is_whole = False
                     continue
                 key = Key(place.namespace, place.name)
@@ -173,4 +173,6 @@ class Resync:
         ghosts = self._cache.listed_services(namespace, found, version) if is_whole else []
         if ghosts:
             self._metrics.ghosts.inc(len(ghosts))
-            log.warning("services were gone unnoticed", services=[str(key) for key in ghosts])
+            log.warning(
+                "removed services missed by the watch", services=[str(key) for key in ghosts]
+            )

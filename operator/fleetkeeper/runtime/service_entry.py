@@ -1,4 +1,4 @@
-"""An InferenceService as the cache keeps it: what decisions need, packed."""
+"""The cached form of an InferenceService: the fields that decisions need, compressed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fleetkeeper.adapters.kubernetes.reading import UNREAD, as_map, text, versio
 from fleetkeeper.plan.model import Manifest
 
 LARGEST_SPEC_BYTES: Final = 32 * 1024
-"""Of a spec as JSON. A usual one takes 1 to 4 KiB; a parsed one takes up to 17 times its JSON, and is
-kept by the control loop."""
+"""Limit of a spec as JSON. A usual one takes 1 to 4 KiB. The control loop keeps it parsed, which takes
+up to 17 times as much."""
 LARGEST_STATUS_BYTES: Final = 64 * 1024
-"""Of a status; the schema allows some 36 KiB."""
+"""Limit of a status as JSON; the schema allows about 36 KiB."""
 METADATA: Final = (
     "name",
     "namespace",
@@ -25,21 +25,21 @@ METADATA: Final = (
     "creationTimestamp",
     "deletionTimestamp",
 )
-"""What decisions need of the metadata. Labels, annotations, finalizers, owners and managedFields may
-be a megabyte, and decide nothing."""
+"""The metadata fields that decisions need. Labels, annotations, finalizers, owners and managedFields
+may take a megabyte, and no decision needs them."""
 
 
 @dataclass(slots=True)
 class ServiceEntry:
-    """One InferenceService, packed: as dicts it would take five times the room."""
+    """One InferenceService, compressed: as dicts it would take five times the memory."""
 
     uid: str
     version: int
     packed: bytes
     is_observed: bool = True
-    """Whether the status tells of the current spec."""
+    """Whether the status is up to date with the spec."""
     unread: str = ""
-    """Why the spec was not read; empty where it was."""
+    """Why the spec was not read; empty if it was."""
 
     def unpack(self) -> Manifest:
         """Return the object as the API server holds it, reduced to what decisions need."""
@@ -50,8 +50,8 @@ class ServiceEntry:
 def pack_service(live: Mapping[str, Any]) -> ServiceEntry:
     """Return the entry of a live service, whoever wrote it.
 
-    A spec that cannot be read, or is too large to be, is left out, and the entry says why: what runs
-    of the service goes on.
+    A spec that is unreadable or too large is left out, and the entry says why. The service's pods
+    keep running.
     """
     meta = as_map(live.get("metadata"))
     spec, status = live.get("spec"), as_map(live.get("status"))
@@ -82,7 +82,7 @@ def _why_not(spec: object) -> str:
     size = _size(spec)
     if size <= LARGEST_SPEC_BYTES:
         return ""
-    return f"spec takes {size} bytes as JSON, more than the {LARGEST_SPEC_BYTES} that are read"
+    return f"spec takes {size} bytes as JSON; the limit is {LARGEST_SPEC_BYTES} bytes"
 
 
 def _size(value: object) -> int:

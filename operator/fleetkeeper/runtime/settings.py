@@ -1,6 +1,6 @@
-"""The operator's settings: typed, from a YAML file and from the environment, the latter first.
+"""The operator's typed settings, from a YAML file and from the environment, which takes precedence.
 
-The file is named by `--config` or FLEETKEEPER_CONFIG; every setting has a variable too:
+`--config` or FLEETKEEPER_CONFIG names the file. Every setting has a variable too:
 FLEETKEEPER_LOG_LEVEL, FLEETKEEPER_ROUTER__IMAGE, FLEETKEEPER_NAMESPACES='["a","b"]'. Keys in the
 file are camelCase, as everywhere in Kubernetes.
 """
@@ -48,16 +48,16 @@ from fleetkeeper.plan.context import (
 
 ENV_CONFIG: Final = "FLEETKEEPER_CONFIG"
 ENV_PREFIX: Final = "FLEETKEEPER_"
-"""Of every variable."""
+"""Prefix of every environment variable."""
 _ROUTER: Final = RouterSettings()
 
 
 class SettingsError(ValueError):
-    """The settings cannot be used; the message names every mistake, with its place."""
+    """Invalid settings; the message names every mistake and its place."""
 
 
 class _Section(BaseModel):
-    """Camel case in files, snake case in code, nothing unknown."""
+    """A group of settings: camelCase in files, snake_case in code, no unknown keys."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True
@@ -65,15 +65,17 @@ class _Section(BaseModel):
 
 
 class PeerSettings(_Section):
-    """Who may talk to pods, or be talked to: by labels, or by addresses."""
+    """A source or destination of network traffic, by labels or by addresses."""
 
-    namespace_labels: dict[str, str] = Field(default_factory=dict, description="Of the namespace.")
-    pod_labels: dict[str, str] = Field(default_factory=dict, description="Of the pods.")
-    cidr: str = Field("", description="An address range; labels are not used with it.")
-    cidr_except: tuple[str, ...] = Field((), description="Ranges in `cidr` that are left out.")
+    namespace_labels: dict[str, str] = Field(
+        default_factory=dict, description="Labels of the namespace."
+    )
+    pod_labels: dict[str, str] = Field(default_factory=dict, description="Labels of the pods.")
+    cidr: str = Field("", description="Address range. If set, labels are not used.")
+    cidr_except: tuple[str, ...] = Field((), description="Ranges in `cidr` to exclude.")
 
     def peer(self) -> NetworkPeer:
-        """The same as a value of plans."""
+        """Return the peer as plans use it."""
         return NetworkPeer(
             namespace_labels=MappingProxyType(dict(self.namespace_labels)),
             pod_labels=MappingProxyType(dict(self.pod_labels)),
@@ -85,12 +87,14 @@ class PeerSettings(_Section):
 class RuleSettings(_Section):
     """Peers and their ports."""
 
-    peers: tuple[PeerSettings, ...] = Field((), description="Any of these.")
-    tcp_ports: tuple[int, ...] = Field((), description="TCP ports; none at all means every port.")
+    peers: tuple[PeerSettings, ...] = Field((), description="Peers; any of them matches.")
+    tcp_ports: tuple[int, ...] = Field(
+        (), description="TCP ports. Without TCP and UDP ports: every port."
+    )
     udp_ports: tuple[int, ...] = Field((), description="UDP ports.")
 
     def rule(self) -> NetworkRule:
-        """The same as a value of plans."""
+        """Return the rule as plans use it."""
         return NetworkRule(
             peers=tuple(peer.peer() for peer in self.peers),
             tcp_ports=self.tcp_ports,
@@ -101,46 +105,52 @@ class RuleSettings(_Section):
 class RouterConfig(_Section):
     """The router of each service."""
 
-    image: str = Field(_ROUTER.image, description="The image with vllm-router.")
-    cpu: str = Field(_ROUTER.cpu, description="Requested cores.")
-    memory: str = Field(_ROUTER.memory, description="Request and limit.")
+    image: str = Field(_ROUTER.image, description="Image of vllm-router.")
+    cpu: str = Field(_ROUTER.cpu, description="CPU request.")
+    memory: str = Field(_ROUTER.memory, description="Memory request and limit.")
     role_kind: Literal["ClusterRole", "Role"] = Field(
         "ClusterRole", description="Kind of the fixed role that lets a router watch its pods."
     )
-    role_name: str = Field(_ROUTER.role_name, description="Its name.")
+    role_name: str = Field(_ROUTER.role_name, description="Name of this role.")
     request_timeout_s: int = Field(
-        _ROUTER.request_timeout_s, ge=1, description="The longest that one request may take."
+        _ROUTER.request_timeout_s, ge=1, description="Maximum duration of one request."
     )
 
 
 class SecurityConfig(_Section):
-    """Who engine and router pods run as; null leaves it to the platform."""
+    """The user and group of engine and router pods."""
 
-    user: int | None = Field(65532, description="User id.")
-    group: int | None = Field(65532, description="Group id.")
+    user: int | None = Field(
+        65532, description="User ID of engine and router pods. Null: chosen by the platform."
+    )
+    group: int | None = Field(
+        65532, description="Group ID of engine and router pods. Null: chosen by the platform."
+    )
 
 
 class LeaderConfig(_Section):
     """Leader election."""
 
-    enabled: bool = Field(True, description="Whether to wait for the lease before the first write.")
+    enabled: bool = Field(True, description="Wait for the Lease before the first write.")
     lease_name: str = Field("fleetkeeper", description="Name of the Lease.")
     duration_s: float = Field(
         15.0,
         gt=0,
         le=LONGEST_DURATION_S,
-        description="Without a renewal for so long it is free; a longer duration in the Lease itself counts too.",
+        description="Time without a renewal after which the Lease is free. A longer duration in the Lease itself takes precedence.",
     )
     renew_deadline_s: float = Field(
-        10.0, gt=0, description="A write needs a renewal younger than this."
+        10.0, gt=0, description="Maximum age of the last renewal for a write to be sent."
     )
-    retry_s: float = Field(2.0, gt=0, description="Between renewals, and between tries.")
+    retry_s: float = Field(
+        2.0, gt=0, description="Time between renewals, and between attempts to acquire the Lease."
+    )
 
     @model_validator(mode="after")
     def _fences(self) -> Self:
         if self.renew_deadline_s + 4.0 >= self.duration_s:
             raise ValueError(
-                "durationS must exceed renewDeadlineS by more than 4 s, the time a write may take"
+                "durationS must exceed renewDeadlineS by more than 4 s, the time that a write can take"
             )
         return self
 
@@ -159,105 +169,121 @@ class Settings(BaseSettings):
     )
 
     namespaces: tuple[str, ...] = Field(
-        (), description="Namespaces to serve. Empty: all of the cluster."
+        (), description="Namespaces to serve. Empty: all namespaces of the cluster."
     )
     operator_namespace: str = Field(
-        "fleetkeeper-system", description="Where the operator runs and its Lease is."
+        "fleetkeeper-system", description="Namespace of the operator and its Lease."
     )
     identity: str = Field(
         "",
         validation_alias=AliasChoices("identity", "FLEETKEEPER_IDENTITY", "POD_UID"),
-        description="Who this process is: the pod's UID. A restarted container is the same.",
+        description="Identity of this process in the Lease: the pod's UID, which a restarted container keeps.",
     )
     kubeconfig: Path | None = Field(
         None,
         validation_alias=AliasChoices("kubeconfig", "FLEETKEEPER_KUBECONFIG", "KUBECONFIG"),
-        description="Outside a cluster: the kubeconfig to use.",
+        description="The kubeconfig to use outside a cluster. Null: the pod's service account.",
     )
-    listen_address: str = Field("0.0.0.0", description="Where health and metrics are served.")  # noqa: S104 -- probes and Prometheus come from other addresses
-    listen_port: int = Field(8080, ge=0, le=65535, description="Its port; 0 takes any free one.")
+    listen_address: str = Field("0.0.0.0", description="Address that serves health and metrics.")  # noqa: S104 -- probes and Prometheus come from other addresses
+    listen_port: int = Field(
+        8080, ge=0, le=65535, description="Port that serves health and metrics; 0: any free port."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The least that is logged."
+        "info", description="Minimum level that is logged."
     )
-    log_format: Literal["json", "console"] = Field("json", description="For machines or people.")
+    log_format: Literal["json", "console"] = Field(
+        "json", description="Log format: `json` for machines, `console` for people."
+    )
     workers: int = Field(
         64,
         ge=1,
         le=256,
-        description="Services looked at at a time. More than requests: some wait for their cluster address.",
+        description="Services reconciled at a time. More than `requestsInFlight`, because some wait for the cluster IP of a Service.",
     )
     requests_in_flight: int = Field(
         24, ge=1, le=256, description="Requests to the Kubernetes API at a time."
     )
     resync_s: float = Field(
-        300.0, ge=5.0, description="Between full resyncs, each with a plain list of all services."
+        300.0, ge=5.0, description="Time between full resyncs, each of which lists all services."
     )
-    list_page_size: int = Field(200, ge=10, le=1000, description="Objects a page of a list.")
+    list_page_size: int = Field(
+        200, ge=10, le=1000, description="Maximum number of objects per page of a list."
+    )
     leader: LeaderConfig = Field(LeaderConfig(), description="Leader election.")
     prometheus_url: SecretStr = Field(
         SecretStr(""),
-        description="Address of Prometheus, also with a user and a password, which are never logged. Empty: none.",
+        description="URL of Prometheus. It may contain a user and a password, which are never logged. Empty: no Prometheus.",
     )
     prometheus_selector: str = Field(
         "",
-        description='Label matchers that are added to every query, for example `job="fleetkeeper-engines"`: only these series are believed.',
+        description='Label matchers that are added to every query, for example `job="fleetkeeper-engines"`. Only matching series are used.',
     )
     prometheus_ca_file: Path | None = Field(
-        None, description="The CA that signed Prometheus' certificate; none: the system's."
+        None, description="CA that signed Prometheus' certificate. Null: the system's CAs."
     )
     prometheus_token_file: Path | None = Field(
-        None, description="A bearer token for Prometheus, read anew at every tick."
+        None, description="File with a bearer token for Prometheus, read again at every tick."
     )
     control_enabled: bool = Field(
         True,
-        description="Whether the control loop runs. False: services are kept as asked, nothing is measured or steered.",
+        description="Run the control loop. If false, services are kept as specified, and nothing is measured or controlled.",
     )
     direct_reads: bool = Field(
         True,
-        description="Whether replicas' metrics ports are read directly where Prometheus knows nothing of them. False: they are never called to be read, and none is deleted as hung or fragmented.",
+        description="Read the metrics ports of replicas directly where Prometheus does not know them. If false, they are never read, and no replica is deleted as hung or fragmented.",
     )
     tick_s: float = Field(
-        5.0, ge=1.0, le=60.0, description="Between two control decisions; the scrape interval."
+        5.0, ge=1.0, le=60.0, description="Time between two control decisions: the scrape interval."
     )
     control_key_file: Path | None = Field(
-        None, description="The private key that signs orders to engines."
+        None, description="Private key that signs limits requests to engines."
     )
     control_jwks_file: Path | None = Field(
-        None, description="The public keys (JWKS) that engines shall trust."
+        None, description="Public keys (JWKS) that engines trust."
     )
     profiles_file: Path | None = Field(
-        None, description="The engine profiles; none: those built in."
+        None, description="Engine profiles. Null: the built-in profiles."
     )
     router: RouterConfig = Field(RouterConfig(), description="The router of each service.")
-    security: SecurityConfig = Field(SecurityConfig(), description="Who pods run as.")
-    image_pull_secrets: tuple[str, ...] = Field((), description="For our own images.")
+    security: SecurityConfig = Field(
+        SecurityConfig(), description="User and group of engine and router pods."
+    )
+    image_pull_secrets: tuple[str, ...] = Field(
+        (), description="Image pull secrets for Fleetkeeper's own images."
+    )
     operator_peers: tuple[PeerSettings, ...] | None = Field(
-        None, description="Who steers engines; null: the operator's own pods."
+        None, description="Peers that may control engines. Null: the operator's own pods."
     )
     prometheus_peers: tuple[PeerSettings, ...] | None = Field(
-        None, description="Who scrapes; null: the namespace `monitoring`."
+        None, description="Peers that may scrape metrics. Null: the namespace `monitoring`."
     )
     dns_rule: RuleSettings | None = Field(
-        None, description="Where names are resolved; null: kube-dns and NodeLocal DNSCache."
+        None, description="DNS servers of pods. Null: kube-dns and NodeLocal DNSCache."
     )
-    api_server_rule: RuleSettings | None = Field(None, description="Where routers find the API.")
+    api_server_rule: RuleSettings | None = Field(
+        None,
+        description="API server, as routers reach it. Null: TCP ports 443 and 6443 of any address.",
+    )
     model_hub_rule: RuleSettings | None = Field(
-        None, description="Where engines download hf:// models; null: the internet by HTTPS."
+        None,
+        description="Hosts from which engines download hf:// models. Null: the internet over HTTPS.",
     )
-    max_accelerators: int | None = Field(None, ge=0, description="GPUs of all services together.")
+    max_accelerators: int | None = Field(
+        None, ge=0, description="Maximum GPUs of all services together. Null: no limit."
+    )
     max_accelerators_by_namespace: dict[str, int] = Field(
-        default_factory=dict, description="GPUs by namespace; `*` for those not named."
+        default_factory=dict,
+        description="Maximum GPUs per namespace; `*` is for namespaces not listed.",
     )
     floating_revisions: bool = Field(
-        False, description="Whether hf:// models may name a branch, a tag or nothing."
+        False, description="Allow hf:// models with a branch, a tag or no revision."
     )
     refuse_second_release: bool = Field(
-        True,
-        description="Whether to refuse namespaces that an older release of Fleetkeeper serves.",
+        True, description="Refuse namespaces that an older release of Fleetkeeper serves."
     )
     system_priority_classes: bool = Field(
         False,
-        description="Whether services may use Kubernetes' own PriorityClasses (system-...), whose pods evict all others.",
+        description="Allow services to use Kubernetes' own PriorityClasses (system-...), whose pods preempt all others.",
     )
 
     @classmethod
@@ -269,13 +295,13 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment goes before the file, which arrives as keyword arguments."""
+        """Prefer the environment to the file, which arrives as keyword arguments."""
         del settings_cls, dotenv_settings, file_secret_settings
         return env_settings, init_settings
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Return everything for the log at start; keys are named by file, an address without its credentials."""
+        """All settings for the start-up log: keys as file names, URLs without credentials."""
         url = self.prometheus_url.get_secret_value()
         address = parse_address(url).url if url else ""
         return {**self.model_dump(mode="json"), "prometheus_url": address}
@@ -283,7 +309,7 @@ class Settings(BaseSettings):
     @field_validator("prometheus_url")
     @classmethod
     def _is_address(cls, url: SecretStr) -> SecretStr:
-        """Refuse what is no address, in words that do not repeat it."""
+        """Refuse an invalid URL with a message that does not repeat it."""
         if url.get_secret_value():
             parse_address(url.get_secret_value())
         return url
@@ -295,20 +321,20 @@ class Settings(BaseSettings):
 
     @property
     def release(self) -> str:
-        """NAMESPACE/NAME of the release, the same for all its replicas."""
+        """NAMESPACE/NAME of the release, the same for all replicas of the operator."""
         return f"{self.operator_namespace}/{self.leader.lease_name}"
 
     @property
     def process_identity(self) -> str:
-        """Who this process is in the lease: never that of another process."""
+        """The identity of this process in the Lease, unique to it."""
         return self.identity or f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def load_settings(file: Path | None = None, **overrides: object) -> Settings:
-    """The settings from `file` (else from the one that FLEETKEEPER_CONFIG names) and the environment.
+    """Return the settings from `file` (default: FLEETKEEPER_CONFIG) and the environment.
 
     Raises:
-        SettingsError: the file cannot be read, or values are wrong.
+        SettingsError: the file cannot be read, or a value is invalid.
     """
     named = file or (Path(os.environ[ENV_CONFIG]) if os.environ.get(ENV_CONFIG) else None)
     values: dict[str, Any] = _read(named) if named else {}
@@ -319,7 +345,7 @@ def load_settings(file: Path | None = None, **overrides: object) -> Settings:
             f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in problem.errors()
         ]
         raise SettingsError(
-            f"settings from {named or 'the environment'}: " + "; ".join(mistakes)
+            f"invalid settings in {named or 'the environment'}: " + "; ".join(mistakes)
         ) from problem
 
 
@@ -327,7 +353,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as problem:
-        # The error's own text quotes the line, which may hold credentials.
+        # The error's own text quotes the line, which may contain credentials.
         line = problem.problem_mark.line + 1 if problem.problem_mark else "?"
         raise SettingsError(
             f"cannot read the settings in {file}: {problem.problem} in line {line}"
@@ -343,10 +369,10 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def plan_context(settings: Settings) -> PlanContext:
-    """What every plan may know of the installation.
+    """Return the context of the installation for every plan.
 
     Raises:
-        SettingsError: a file named in the settings, or a quantity in them, cannot be used.
+        SettingsError: a file named in the settings is unusable, or a quantity is invalid.
     """
     default = default_context()
     return PlanContext(
@@ -373,7 +399,7 @@ def plan_context(settings: Settings) -> PlanContext:
 
 
 def _router(config: RouterConfig) -> RouterSettings:
-    """The router's settings; its quantities would else fail in the plan of every service."""
+    """Return the router's settings. Check its quantities here, not in the plan of every service."""
     for name in ("cpu", "memory"):
         try:
             parse_quantity(getattr(config, name))
@@ -403,4 +429,4 @@ def _catalog(file: Path | None) -> ProfileCatalog | None:
     try:
         return ProfileCatalog.model_validate(yaml.safe_load(_text(file)))
     except (yaml.YAMLError, ValidationError) as problem:
-        raise SettingsError(f"engine profiles in {file}: {problem}") from problem
+        raise SettingsError(f"invalid engine profiles in {file}: {problem}") from problem

@@ -1,4 +1,4 @@
-"""Objects that are there and cannot be read, each held against the one service that it belongs to."""
+"""Objects that exist but cannot be read, by the service that they belong to."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def address_of(place: Place) -> Address:
 
 
 class UnreadObjects:
-    """The newest unreadable state of each object, until the object is read or gone.
+    """The newest unreadable state of each object, until the object is read or deleted.
 
-    An object that does not say whose it is belongs to the service after which it is named: children
-    are called NAME and NAME-...; it may be none.
+    An object without a readable service belongs to the service after which it is named, if any:
+    children are called NAME and NAME-....
     """
 
     def __init__(self, services: Callable[[], Collection[Key]]) -> None:
@@ -35,7 +35,7 @@ class UnreadObjects:
         self._by_home: dict[Key | None, dict[Address, Unread]] = {}
 
     def put(self, found: Unread, home: Key | None) -> Key | None:
-        """Hold an object against a service; the service that has to know of it, if there is one.
+        """Record an unreadable object; return the service to reconcile for it, if there is one.
 
         `home` is the service that it belonged to when it was last read.
         """
@@ -51,32 +51,32 @@ class UnreadObjects:
         home = home or self._named_after(found)
         if before is None or before.why != found.why:
             log.warning(
-                "object cannot be read",
+                "object unreadable",
                 kind=found.kind,
                 namespace=found.namespace,
                 name=found.name,
                 service=str(home) if home else "",
                 why=found.why,
-                hint="repair or delete it; its service gets no create, delete or scale until then",
+                hint="repair or delete it; until then nothing of its service is created, deleted or scaled",
             )
         return home
 
     def drop(self, address: Address, version: int) -> Key | None:
-        """Forget an object that was read, or was gone, as of `version`; its service if it was held."""
+        """Forget an object that was read or deleted as of `version`; return its service, if any."""
         found = self._found(address)
         if found is None or found.version > version:
             return None
         home = self._homes[address] or self._named_after(found)
         self._drop(address)
         log.info(
-            "object is readable or gone", kind=address[0], namespace=address[1], name=address[2]
+            "object readable or deleted", kind=address[0], namespace=address[1], name=address[2]
         )
         return home
 
     def absent(
         self, kind: str, namespace: str | None, names: frozenset[tuple[str, str]], version: int
     ) -> list[Key]:
-        """Forget what a finished list did not contain; the services that it was held against."""
+        """Forget the objects that a finished list did not contain; return their services."""
         lost = [
             address
             for address in self._homes
@@ -88,14 +88,14 @@ class UnreadObjects:
         return [home for home in homes if home is not None]
 
     def of(self, key: Key) -> list[Unread]:
-        """Return what is held against a service, by kind and name."""
+        """Return the unreadable objects of a service, sorted by kind and name."""
         found = list(self._by_home.get(key, _NONE).values())
         unclaimed = self._by_home.get(None, _NONE).values()
         found += [unread for unread in unclaimed if self._named_after(unread) == key]
         return sorted(found, key=address_of)
 
     def counts(self) -> Counter[str]:
-        """Return how many objects are unreadable, by kind."""
+        """Return the number of unreadable objects by kind."""
         return Counter(kind for kind, _, _ in self._homes)
 
     def _named_after(self, found: Unread) -> Key | None:

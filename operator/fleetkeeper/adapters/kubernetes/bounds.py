@@ -1,9 +1,9 @@
-"""Bounds on what one answer of the API server may take, and what is known of an object beyond them.
+"""Size limits of the API server's responses, and stand-ins for objects beyond them.
 
-Anybody who may write objects decides how large they are, and a decoded answer takes up to 30 times
-its JSON. An object that is too large, or that cannot be decoded, is handed on as a stand-in with its
-name. The API server writes the metadata of its own kinds first and begins it with the name; that of
-custom resources is sorted by field, and ends with the name and the UID.
+Whoever may write objects decides how large they are, and a decoded response takes up to 30 times the
+memory of its JSON. An object that is too large or cannot be decoded is replaced by a stand-in with its
+name. The API server writes the metadata of built-in kinds first, starting with the name. The metadata
+of custom resources is sorted by field, and ends with the name and the UID.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper.plan.model import Manifest
 
 ANSWER_BYTES: Final = 2 * 1024 * 1024
-"""Of one answer and of one line of a watch. etcd takes objects of up to 1.5 MiB."""
+"""Limit of one response and of one line of a watch. etcd accepts objects of up to 1.5 MiB."""
 PAGE_BYTES: Final = 1024 * 1024
-"""What a page of a list is to take."""
+"""Target size of a page of a list."""
 FIRST_PAGE: Final = 20
-"""Objects in the first page, whose sizes nobody knows."""
+"""Objects in the first page, whose sizes are unknown."""
 LIST_HEAD_BYTES: Final = 16 * 1024
-"""Where the metadata of a list ends, or begins: it holds a continue token of a few hundred bytes."""
+"""List metadata is within this distance of the start or the end. It has a continue token of a few
+hundred bytes."""
 GROWTH: Final = 4
-"""A page holds at most so many times the objects of the one before."""
+"""A page has at most this many times the objects of the page before."""
 _BUILT_IN: Final = re.compile(
     rb'\{(?:"kind":"\w+","apiVersion":"[\w./]+",)?"metadata":\{"name":"([^"\\]{1,253})",(?:"generateName":"[^"\\]*",)?'
     rb'"namespace":"([^"\\]{1,63})",(?:"selfLink":"[^"\\]*",)?'
@@ -55,9 +56,9 @@ _EVENT: Final = re.compile(rb'\{"type":"(ADDED|MODIFIED|DELETED)","object":')
 
 
 class NotTaken(ApiError):
-    """An answer was larger than may be, or is JSON that cannot be decoded.
+    """A response that is too large, or that is JSON but cannot be decoded.
 
-    `content` is as much of it as was read.
+    `content` is the part that was read.
     """
 
     def __init__(self, reason: str, message: str, content: bytes) -> None:
@@ -66,25 +67,25 @@ class NotTaken(ApiError):
 
 
 def decoded(content: bytes) -> dict[str, Any]:
-    """Return the object that an answer is.
+    """Return the decoded object of a response.
 
     Raises:
-        BrokenAnswer: it is not JSON, or no object.
-        NotTaken: it is nested too deeply, or holds a number that is too long.
+        BrokenAnswer: it is not JSON, or not an object.
+        NotTaken: it is nested too deeply, or contains a number that is too long.
     """
     try:
         value = json.loads(content)
     except json.JSONDecodeError as problem:
-        raise BrokenAnswer(f"the answer is not JSON: {content[:120]!r}") from problem
+        raise BrokenAnswer(f"the response is not JSON: {content[:120]!r}") from problem
     except (RecursionError, ValueError) as problem:
         raise NotTaken("Undecodable", f"cannot be decoded: {problem}", content) from problem
     if not isinstance(value, dict):
-        raise BrokenAnswer(f"the answer is no object: {content[:120]!r}")
+        raise BrokenAnswer(f"the response is not an object: {content[:120]!r}")
     return value
 
 
 async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an answer.
+    """Return the body of a response.
 
     Raises:
         NotTaken: it is larger than `ANSWER_BYTES`; the rest is not read.
@@ -104,7 +105,7 @@ async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def bounded_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines of a watch, each whole; of one beyond `ANSWER_BYTES` its beginning."""
+    """Yield the whole lines of a watch; of a line beyond `ANSWER_BYTES`, its beginning."""
     line = bytearray()
     async for chunk in content.iter_any():
         *ends, rest = chunk.split(b"\n")
@@ -117,15 +118,15 @@ async def bounded_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _extend(line: bytearray, more: bytes) -> None:
-    """One byte beyond the bound is kept, so that the line shows that it was cut."""
+    """Extend a line up to one byte beyond the limit, which shows that it was cut."""
     line += more[: max(0, ANSWER_BYTES + 1 - len(line))]
 
 
 def decoded_event(line: bytes) -> dict[str, Any]:
-    """Return the event that a line of a watch is; with a stand-in where its object was not taken.
+    """Return the event in a line of a watch, with a stand-in for an object that is not read.
 
     Raises:
-        BrokenAnswer: it is no event, and does not say of which object.
+        BrokenAnswer: the line is not an event, or does not say which object it is about.
     """
     try:
         return decoded(whole(line))
@@ -149,10 +150,10 @@ def whole(content: bytes) -> bytes:
 
 
 def page_of_one(problem: NotTaken) -> dict[str, Any]:
-    """Return the page whose only object was not taken, with its stand-in.
+    """Return a page with a stand-in for its only object, which was not read.
 
     Raises:
-        NotTaken: `problem` itself, where its beginning does not say which object it is.
+        NotTaken: `problem` itself, if its content does not say which object it is.
     """
     metadata = page_metadata(problem)
     first = _ITEMS.search(problem.content, 0, LIST_HEAD_BYTES)
@@ -163,7 +164,7 @@ def page_of_one(problem: NotTaken) -> dict[str, Any]:
 
 
 def page_metadata(problem: NotTaken) -> Manifest | None:
-    """Return the metadata of a list that was not taken; None where it cannot be found."""
+    """Return the metadata of a list that was not read; None if it cannot be found."""
     if found := _LIST.search(problem.content, 0, LIST_HEAD_BYTES):
         version, following = found[1], found[2]
     elif found := _CUSTOM_LIST.search(
@@ -176,12 +177,11 @@ def page_metadata(problem: NotTaken) -> Manifest | None:
 
 
 def _stand_in_of(problem: NotTaken, start: int) -> Manifest | None:
-    """Return the stand-in for the object that begins at `start`; None where it is not found.
+    """Return the stand-in for the object that begins at `start`; None if its metadata is not found.
 
-    The owner of an object may write what looks like the metadata of another one into its
-    managedFields. Metadata of built-in kinds is therefore read at the beginning alone, and of what
-    looks like the end of a custom resource's metadata the last is taken: the schema allows nothing
-    like it behind.
+    Whoever may write an object can put text into its managedFields that looks like the metadata of
+    another one. So metadata of built-in kinds is only read at the beginning. For custom resources
+    the last match is used, because the schema allows nothing similar after it.
     """
     if found := _BUILT_IN.match(problem.content, start):
         name, namespace, uid, version = (part.decode(errors="replace") for part in found.groups())
@@ -200,9 +200,9 @@ def _stand_in_of(problem: NotTaken, start: int) -> Manifest | None:
 
 
 def next_limit(limit: int, most: int, items: int, size: int) -> int:
-    """Return how many objects the next page is to hold: as many as `PAGE_BYTES` has room for.
+    """Return the number of objects for the next page: as many as fit into `PAGE_BYTES`.
 
-    Worked example: 20 objects in 400 KiB, at most 200: 51 fit in 1 MiB. 20 in 40 KiB: 80, not 524.
+    Example: 20 objects in 400 KiB, at most 200: 51 fit in 1 MiB. 20 in 40 KiB: 80, not 524.
     """
     fitting = PAGE_BYTES * items // size if items and size else most
     return max(1, min(most, fitting, limit * GROWTH))

@@ -1,11 +1,11 @@
-"""HTTP to the API server: one session, reused connections, few in flight, every wait bounded.
+"""HTTP client of the API server: one session, reused connections, few in flight, bounded waits.
 
-Retried here is only what costs nobody anything: a request on a kept connection that the server had
-closed meanwhile, and 429 after the seconds that it names. Everything else goes to the caller, whose
-queue backs off: two layers that retry multiply.
+Only two failures are retried here: a request on a kept-alive connection that the server had closed, and
+429 after the number of seconds in the response. All other failures go to the caller, whose queue backs
+off: the retries of two layers would multiply.
 
-A 429 pauses the whole client: the server asked for fewer requests, so the others wait too, and none
-of them holds a slot meanwhile. What must not wait (the lease) has a client of its own.
+A 429 pauses the whole client: the server asked for fewer requests, so all others wait too, without
+taking a slot. Requests that must not wait (for the lease) use a separate client.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from fleetkeeper.adapters.kubernetes.resources import Resource
 from fleetkeeper.plan.model import WriteProblem
 
 REQUEST_TIMEOUT_S: Final = 4.0
-"""With the 10 s within which a lease must have been renewed: a write is taken by 14 s, or never."""
+"""Together with the renewal deadline of 10 s: a write is applied within 14 s of a renewal, or never."""
 LIST_TIMEOUT_S: Final = 30.0
 IN_FLIGHT: Final = 24
-"""Requests at a time. Peers lost their throughput to one worker or to 20 requests a second."""
+"""Concurrent requests. Comparable operators are slow with one worker or 20 requests a second."""
 CONTINUE_LIMIT: Final = 16 * 1024
 RETRIES_429: Final = 3
 DEFAULT_RETRY_AFTER_S: Final = 1.0
@@ -57,25 +57,25 @@ CONNECT_TIMEOUT_S: Final = 4.0
 USER_AGENT: Final = "fleetkeeper"
 
 Checkpoint = Callable[[], None]
-"""Called just before a request is sent, each time that it is sent; raises to prevent it."""
+"""Called just before each sending of a request, retries included; raises to prevent it."""
 
 
 class NoCredentials(RuntimeError):
-    """Neither a kubeconfig nor a service account is there."""
+    """The lack of a usable kubeconfig or service account."""
 
 
 class AnswerObserver(Protocol):
-    """Told when the status line of an answer arrived: the server did what it did."""
+    """A function that is called when the status line of a response arrived: the server is done."""
 
     def __call__(self) -> None:
-        """The answer's headers are here, its body is not."""
+        """Handle a response whose headers have arrived, but not its body."""
 
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
-    """Where the API server is and who we are: a kubeconfig if given, else the service account.
+    """Return the API server's address and our credentials, from a kubeconfig or the service account.
 
     Raises:
-        NoCredentials: neither works; the message says what was tried.
+        NoCredentials: they cannot be loaded; the message says what was tried.
     """
     configuration = Configuration()
     try:
@@ -92,14 +92,14 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
         0  # watches hold connections; requests have their own limit
     )
     configuration.retries = None
-    # Else aiohttp reads ~/.netrc and the environment again, each in a thread, for every request.
+    # Otherwise aiohttp reads ~/.netrc and the environment for every request, each in a thread.
     configuration.client_session_kwargs = {"trust_env": False}
     configuration.proxy = configuration.proxy or _proxy_of_environment(configuration.host)
     return configuration
 
 
 def _proxy_of_environment(server: str) -> str | None:
-    """The proxy that HTTPS_PROXY and its kin name for the server, unless NO_PROXY excepts it."""
+    """Return the proxy for the server from HTTPS_PROXY or HTTP_PROXY, unless NO_PROXY excludes it."""
     address = urlsplit(server)
     if proxy_bypass(address.netloc):
         return None
@@ -107,7 +107,7 @@ def _proxy_of_environment(server: str) -> str | None:
 
 
 class KubernetesClient:
-    """Requests to one API server. Safe to share between tasks of one event loop."""
+    """A client of one API server. The tasks of one event loop can share it."""
 
     def __init__(
         self,
@@ -116,17 +116,17 @@ class KubernetesClient:
         in_flight: int = IN_FLIGHT,
         retries_429: int = RETRIES_429,
     ) -> None:
-        """With `retries_429=0` a 429 is raised at once, and nothing waits for it."""
+        """With `retries_429=0` a 429 is raised at once and does not pause other requests."""
         self._api = ApiClient(configuration)
         self._api.user_agent = USER_AGENT
         self._slots = asyncio.Semaphore(in_flight)
         self._retries_429 = retries_429
         self._paused_until = 0.0
         self.on_date: Callable[[str], None] | None = None
-        """Called with the `Date` header of every answer: the API server's time."""
+        """Called with the `Date` header of every response: the API server's time."""
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         await self._api.close()
 
     async def request(
@@ -142,10 +142,10 @@ class KubernetesClient:
         on_answer: AnswerObserver | None = None,
         on_size: Callable[[int], None] | None = None,
     ) -> dict[str, Any]:
-        """The decoded answer.
+        """Send a request and return the decoded response.
 
         Raises:
-            ApiError: the server refused, or no usable answer came (status 0).
+            ApiError: the server refused, or there was no usable response (status 0).
         """
         url = self._url(path, params)
         limited = 0
@@ -178,7 +178,7 @@ class KubernetesClient:
 
     @contextlib.asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """Hold one of the slots, taken while no pause is on."""
+        """Take one of the slots once no pause is in effect."""
         while True:
             await self._pause_over()
             async with self._slots:
@@ -187,13 +187,13 @@ class KubernetesClient:
                     return
 
     def _pause(self, retry_after_s: float | None) -> None:
-        """Pause every request of this client that is not sent yet."""
+        """Pause all requests of this client that are not sent yet."""
         pause_s = min(retry_after_s or DEFAULT_RETRY_AFTER_S, LONGEST_RETRY_AFTER_S)
         until = asyncio.get_running_loop().time() + pause_s
         self._paused_until = max(self._paused_until, until)
 
     async def _pause_over(self) -> None:
-        """Wait until the pause ends that is on now; a later 429 may prolong it."""
+        """Wait until the current pause ends; a later 429 may extend it."""
         await asyncio.sleep(self._paused_until - asyncio.get_running_loop().time())
 
     async def _once(
@@ -226,7 +226,7 @@ class KubernetesClient:
                     on_size(len(content))
         except TimeoutError as problem:
             raise ApiError(
-                0, "Timeout", f"no answer to {method} {url} in {timeout_s} s"
+                0, "Timeout", f"no response to {method} {url} in {timeout_s} s"
             ) from problem
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as problem:
             raise _StaleConnection(f"{method} {url}: {problem}") from problem
@@ -237,7 +237,7 @@ class KubernetesClient:
         return decoded(content)
 
     async def read(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
-        """The object, or None where there is none; a stand-in where it is too large to be read.
+        """Return an object; None if it does not exist, a stand-in if it is too large to be read.
 
         Raises:
             ApiError: as `request`.
@@ -260,13 +260,13 @@ class KubernetesClient:
         field_selector: str = "",
         page_size: int = 200,
     ) -> AsyncIterator[dict[str, Any]]:
-        """The pages of a list, one at a time; a page is dropped before the next is read.
+        """Yield the pages of a list, one at a time; a page is freed before the next is read.
 
-        Pages are small while objects are large, `page_size` objects at most. In the place of an object
-        that is too large by itself stands its stand-in.
+        A page has fewer objects the larger they are, and `page_size` at most. A single object that is
+        too large is replaced by a stand-in.
 
         Raises:
-            ApiError: as `request`; 410 when the list grew too old between two pages.
+            ApiError: as `request`; 410 if the list expired between two pages.
         """
         params: dict[str, str] = {}
         limit, sizes = min(FIRST_PAGE, page_size), [0]
@@ -308,7 +308,7 @@ class KubernetesClient:
         selector: str = "",
         server_timeout_s: int,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a watch, from just after `resource_version`.
+        """Return the lines of a watch that starts just after `resource_version`.
 
         Raises:
             ApiError: the watch was refused or broke.
@@ -343,7 +343,9 @@ class KubernetesClient:
                     raise refused
             yield bounded_lines(answer.response.content)
         except TimeoutError as problem:
-            raise ApiError(0, "Timeout", f"no answer to a watch of {resource.plural}") from problem
+            raise ApiError(
+                0, "Timeout", f"no response to a watch of {resource.plural}"
+            ) from problem
         except aiohttp.ClientError as problem:
             raise ApiError(0, "WatchCut", f"watch of {resource.plural}: {problem}") from problem
         finally:
@@ -355,10 +357,10 @@ class KubernetesClient:
         return f"{self._api.configuration.host}{path}{query}"
 
     async def _headers(self, content_type: str) -> dict[str, str]:
-        """Fresh for each request: the client refreshes a service account's token while it asks."""
+        """Return new headers for each request: the client refreshes the service account token here."""
         headers = {
             "Accept": "application/json",
-            "Accept-Encoding": "identity",  # compression of a long list costs both sides more than it saves
+            "Accept-Encoding": "identity",  # compressing a long list costs both sides more than it saves
             "Content-Type": content_type,
             "User-Agent": self._api.user_agent,
         }
@@ -369,10 +371,10 @@ class KubernetesClient:
 def _is_overload(problem: ApiError) -> bool:
     """Return whether the API server itself asked for fewer requests.
 
-    A webhook that answers 429 speaks for one object, and must not pause the requests of all others.
+    A 429 from a webhook concerns one object and must not pause the requests for all others.
     """
     return problem.status == 429 and problem_of(problem) is not WriteProblem.ADMISSION
 
 
 class _StaleConnection(Exception):
-    """A connection broke before an answer came, as kept ones do when the server closed them."""
+    """A connection that broke before the response, as a kept-alive one does if the server closed it."""

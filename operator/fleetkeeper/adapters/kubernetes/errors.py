@@ -1,4 +1,4 @@
-"""What a failed request to the API server means."""
+"""Classification of failed requests to the API server."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from fleetkeeper.plan.model import WriteProblem
 
 MESSAGE_LIMIT = 1000
-"""Characters kept of the server's message: answers may be of any size, also HTML from a proxy."""
+"""Characters kept of the server's message: a response may have any size, or be a proxy's HTML."""
 
 
 class ApiError(Exception):
-    """The API server, or something before it, did not do what was asked.
+    """A request that the API server, or something in front of it, did not fulfill.
 
-    `status` is the HTTP status, 0 where no answer came: then a write may have happened.
+    `status` is the HTTP status, or 0 if no response came; then a write may have been applied.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class ApiError(Exception):
         causes: tuple[str, ...] = (),
         retry_after_s: float | None = None,
     ) -> None:
-        super().__init__(f"{status or 'no answer'} {reason}: {message}".strip())
+        super().__init__(f"{status or 'no response'} {reason}: {message}".strip())
         self.status = status
         self.reason = reason
         self.message = message
@@ -36,39 +36,39 @@ class ApiError(Exception):
 
     @property
     def is_absent(self) -> bool:
-        """Whether the object is not there."""
+        """Whether the object does not exist."""
         return self.status == 404
 
     @property
     def is_denial(self) -> bool:
-        """Return whether the server does not know us, or does not let us."""
+        """Whether the server denied access (401 or 403)."""
         return self.status in {401, 403}
 
     @property
     def is_stale(self) -> bool:
-        """Whether a precondition did not hold: the object moved on, or is another one by now."""
+        """Whether a precondition failed: the object changed, or is a different one now."""
         return self.status == 409
 
     @property
     def is_expired(self) -> bool:
-        """Whether a resourceVersion or a continue token is too old: list again."""
+        """Whether a resourceVersion or a continue token has expired, so that a new list is needed."""
         return self.status == 410
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed later with nobody changing anything."""
+        """Whether the same request may succeed later without any change."""
         return self.status in {0, 408, 425, 429} or self.status >= 500
 
 
 class BrokenAnswer(ApiError):
-    """The answer was cut off or is not JSON. A write may have happened."""
+    """A response that was cut off or is not JSON. A write may have been applied."""
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "BrokenAnswer", message)
 
 
 def parse_failure(status: int, body: bytes, retry_after: str | None = None) -> ApiError:
-    """The error that an answer other than 2xx stands for. The body may be anything."""
+    """Return the error for a response other than 2xx. The body may be anything."""
     try:
         told: Any = json.loads(body)
     except ValueError:
@@ -82,7 +82,7 @@ def parse_failure(status: int, body: bytes, retry_after: str | None = None) -> A
 def failure_of(
     told: dict[str, Any], *, status: int = 0, retry_after: str | None = None
 ) -> ApiError:
-    """The error that a Status object stands for, also one inside a watch."""
+    """Return the error for a Status object, also for one in a watch."""
     details = told.get("details") if isinstance(told.get("details"), dict) else {}
     found = details.get("causes") if isinstance(details, dict) else None
     causes = tuple(str(cause.get("reason", "")) for cause in found or () if isinstance(cause, dict))
@@ -97,12 +97,12 @@ def failure_of(
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Retry-After in seconds; the form with a date is not used by the API server."""
+    """Return Retry-After in seconds; the API server does not use the form with a date."""
     return float(retry_after) if retry_after and re.fullmatch(r"\d{1,6}", retry_after) else None
 
 
 def problem_of(error: ApiError) -> WriteProblem:
-    """Why a write was not taken, from the closed list that plans know."""
+    """Return why a write was refused, as one of the problems that plans know."""
     said = error.message
     if _is_namespace_ending(error):
         return WriteProblem.NAMESPACE_TERMINATING
@@ -119,7 +119,7 @@ _ADMISSION = (
     "violates PodSecurity",
     "failed calling webhook",
 )
-"""What webhooks, admission policies, Pod Security and an unreachable webhook say."""
+"""Parts of the messages of webhooks, admission policies, Pod Security and unreachable webhooks."""
 
 _BY_STATUS = {
     400: WriteProblem.INVALID,
@@ -135,6 +135,6 @@ _BY_STATUS = {
 
 
 def _is_namespace_ending(error: ApiError) -> bool:
-    """Also a namespace already gone: a write into it is answered 404 on the namespace itself."""
+    """Return whether the namespace terminates or is gone; then a write gets 404 for the namespace."""
     gone = error.status == 404 and error.message.startswith("namespaces ")
     return gone or "NamespaceTerminating" in error.causes

@@ -1,13 +1,13 @@
 """The fields of a live object that one field manager owns, by server-side apply.
 
-`metadata.managedFields` of a live object says which of its fields our last apply set and nobody
-changed since. The object reduced to those fields has the digest of the manifest that we applied
-exactly when applying it again would change nothing. A field that another manager changed, or that
-was removed, has left our set, so the digest differs; a field of others (an injected sidecar, an
-annotation by kubectl) was never in it, so the digest stays.
+`metadata.managedFields` of a live object shows which of its fields our last apply set and nobody has
+changed since. Reduced to those fields, the object has the digest of the applied manifest if and only if
+applying it again would change nothing. A field that another manager changed, or that was removed, is no
+longer in our set, so the digest differs. A field of others (an injected sidecar, an annotation by
+kubectl) was never in it, so the digest stays.
 
-The notation (fieldsV1): `f:NAME` a map entry, `k:{...}` a list item by its keys, `v:VALUE` an item of
-a set, `.` the entry itself; an empty map below a name stands for all that is under it.
+The notation (fieldsV1): `f:NAME` is a map entry, `k:{...}` a list item by its keys, `v:VALUE` an item
+of a set, and `.` the entry itself. An empty map below a name means everything under it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ADDRESS = ("apiVersion", "kind")
 
 
 def owned_fields(live: Mapping[str, Any], manager: str = FIELD_MANAGER) -> Manifest:
-    """The live object reduced to what `manager` applied, with apiVersion and kind where present."""
+    """Return the live object reduced to what `manager` applied, with apiVersion and kind if present."""
     fields = _fields_of(live, manager)
     owned = project(live, fields) if fields else {}
     if not isinstance(owned, dict):
@@ -34,19 +34,19 @@ def owned_fields(live: Mapping[str, Any], manager: str = FIELD_MANAGER) -> Manif
 
 
 def owned_digest(live: Mapping[str, Any], manager: str = FIELD_MANAGER) -> str:
-    """The digest to compare with that of a desired manifest; "" when `manager` owns nothing."""
+    """Return the digest to compare with that of a desired manifest; "" if `manager` owns nothing."""
     owned = owned_fields(live, manager)
     return digest_of(owned) if owned.keys() - set(_ADDRESS) else ""
 
 
 def project(value: object, fields: Mapping[str, Any]) -> object:
-    """`value` reduced to `fields`; all of it where `fields` is empty.
+    """Return `value` reduced to `fields`; all of it if `fields` is empty.
 
     Raises:
         TypeError, ValueError, RecursionError: `fields` is not as the API server writes it.
     """
     if not isinstance(fields, Mapping):
-        raise TypeError("fieldsV1 holds something else than objects")
+        raise TypeError("fieldsV1 contains something other than objects")
     if not fields:
         return value
     if isinstance(value, Mapping):
@@ -61,7 +61,7 @@ def project(value: object, fields: Mapping[str, Any]) -> object:
 
 
 def _project_list(items: list[object], fields: Mapping[str, Any]) -> list[object]:
-    """The owned items in the order of the live list, which keeps the order they were applied in."""
+    """Return the owned items in the order of the live list, which keeps the order of the apply."""
     by_keys = [(json.loads(name[2:]), below) for name, below in fields.items() if name[:2] == "k:"]
     values = [json.loads(name[2:]) for name in fields if name[:2] == "v:"]
     if not by_keys and not values:
@@ -94,7 +94,7 @@ def _fields_of(live: Mapping[str, Any], manager: str) -> Mapping[str, Any]:
 
 
 def manager_of_replicas(live: Mapping[str, Any], ours: str = FIELD_MANAGER) -> str:
-    """Who set `spec.replicas` last: `ours` where we own it too, "" where nobody does."""
+    """Return the manager of `spec.replicas`: `ours` if we own it too, "" if nobody does."""
     owners = [
         text(entry.get("manager"))
         for entry in _entries(live)

@@ -1,8 +1,8 @@
-"""The HTTP session that kopf watches InferenceServices with: what it decodes is decoded here first.
+"""Responses of kopf's HTTP session for InferenceServices, checked so that kopf can decode them.
 
-kopf ends, and the operator with it, at the first answer that cannot be decoded, and anybody who may
-create an InferenceService can nest its managedFields deeper than Python decodes. Such an object is
-replaced by its stand-in in a watch, and left to the next resync in a list.
+kopf, and the operator with it, ends at the first response that cannot be decoded. Whoever may create an
+InferenceService can nest its managedFields deeper than Python can decode. In a watch, such an object is
+replaced by a stand-in; in a list, its page is left to the next resync.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class DecodableResponse(aiohttp.ClientResponse):
-    """An answer whose JSON, and whose lines, can be decoded."""
+    """A response whose JSON and lines can be decoded."""
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:  # noqa: ANN401 -- aiohttp's own
         """Read the headers; the content is read through `_Lines`."""
@@ -38,12 +38,12 @@ class DecodableResponse(aiohttp.ClientResponse):
         return self
 
     async def json(self, **_: Any) -> Any:  # noqa: ANN401 -- as aiohttp declares it
-        """Return the object; a list that cannot be decoded without its items.
+        """Return the object; a list that cannot be decoded has no items.
 
         Raises:
-            json.JSONDecodeError: an error's body is not JSON, as that of a proxy that answers 503 in
-                plain words. kopf then takes the words.
-            aiohttp.ClientPayloadError: an answer was cut off or is not JSON. kopf then asks again.
+            json.JSONDecodeError: an error's body is not JSON, for example a proxy's 503 in plain
+                text. kopf then uses the text.
+            aiohttp.ClientPayloadError: the response was cut off or is not JSON. kopf then retries.
             NotTaken: it cannot be decoded, and is not a list.
         """
         try:
@@ -56,12 +56,12 @@ class DecodableResponse(aiohttp.ClientResponse):
             metadata = page_metadata(problem)
             if metadata is None:
                 raise
-            log.warning("a page of services is left to the next resync", why=problem.message)
+            log.warning("page of services skipped until the next resync", why=problem.message)
             return {"metadata": metadata, "items": []}
 
 
 class _Lines:
-    """A stream of lines, each of which can be decoded; of everything else the stream itself."""
+    """A wrapper of a stream whose lines can all be decoded; otherwise the stream itself."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
@@ -77,10 +77,10 @@ class _Lines:
 
 
 def _decodable(line: bytes) -> bytes | None:
-    """Return the line, or one with a stand-in; None where it does not say of which object.
+    """Return the line, or one with a stand-in; None if it does not say which object it is about.
 
     Raises:
-        aiohttp.ClientPayloadError: it is not JSON, as where a connection was cut; kopf connects again.
+        aiohttp.ClientPayloadError: it is not JSON, as after a cut connection; kopf reconnects.
     """
     try:
         decoded(whole(line))
@@ -95,5 +95,5 @@ def _stand_in_line(line: bytes) -> bytes | None:
     try:
         return json.dumps(decoded_event(line)).encode() + b"\n"
     except BrokenAnswer as problem:
-        log.warning("an event of a service is left to the next resync", why=problem.message)
+        log.warning("service event skipped until the next resync", why=problem.message)
         return None

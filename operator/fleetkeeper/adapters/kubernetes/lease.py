@@ -1,20 +1,20 @@
-"""Leader election by a Lease, and the fence that makes it count.
+"""Leader election by a Lease, and the fence that enforces it.
 
-A Lease fences nothing by itself: the API server takes a write from anybody. So the leader holds
-itself to its deadline: a write may be sent only within `renew_deadline_s` of the last renewal that
-was *sent* (not answered), by the monotonic clock, and times out 4 s later; no other process takes
-the lease before `duration_s` passed without a renewal seen, again by its own monotonic clock. With
-10 + 4 < 15, no write of an old leader meets one of the new, whatever the wall clocks say.
+A Lease alone fences nothing: the API server accepts writes from any process. So the leader enforces its
+own deadline. It sends a write only within `renew_deadline_s` of the last renewal that was *sent* (not
+answered), by its monotonic clock, and the write times out 4 s later. No other process takes the lease
+until it has seen no renewal for `duration_s`, by its own monotonic clock. Because 10 + 4 < 15, no write
+of an old leader overlaps one of the new leader, whatever the wall clocks show.
 
-Nobody can shorten that time: a standby waits for its own duration or for the one written in the
-Lease, whichever is longer, and for its own also where the Lease was deleted. Nor can anybody
-prolong it without end: a written duration counts for `LONGEST_DURATION_S` at most, which no
-operator's own setting exceeds. Whoever may write the Lease can still hold it, by renewing it.
+Nobody can shorten that time: a standby waits for its own duration or for that in the Lease, whichever
+is longer, and for its own also if the Lease was deleted. Nor can anybody extend it without limit: a
+duration in the Lease counts as `LONGEST_DURATION_S` at most, which no operator's own setting exceeds.
+Whoever may write the Lease can still hold it by renewing it.
 
-The client must be the lease's own: a renewal waits for no other request, and for no 429.
+The lease needs a separate client, so that a renewal never waits for another request or after a 429.
 
-The holder's identity is its pod's UID: a container that was restarted in the same pod goes on at
-once, since the process that held the lease before it is known to be gone.
+The holder's identity is the UID of its pod. So a container that was restarted in the same pod continues
+at once, because the process that held the lease before is known to be gone.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from fleetkeeper.adapters.kubernetes.resources import LEASE
 
 SEND_TIMEOUT_S: Final = 4.0
 LONGEST_DURATION_S: Final = 300.0
-"""The upper bound of the setting, and so of what a Lease's holder can have meant."""
+"""The upper bound of the setting, and so of any duration that a holder can have configured."""
 
 ANNOTATION_EPOCH = "fleetkeeper.io/epoch"
-"""Where the Lease keeps the leader's epoch, which signs orders to engines."""
+"""The annotation of the Lease with the leader's epoch, which is part of signed limits requests."""
 EPOCH_DIGITS = 15
 
 
 class LeaseLost(RuntimeError):
-    """This process does not lead, or not any more. It writes nothing and ends."""
+    """The loss or lack of the lease. This process writes nothing and ends."""
 
 
 class LeaseClock(Protocol):
     """The clocks that a lease needs."""
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment."""
+        """Return the seconds since some fixed moment."""
 
     def jitter(self, seconds: float) -> float:
-        """Somewhat less than `seconds`."""
+        """Return somewhat less than `seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """Who wants which lease, and its times in seconds."""
+    """The name of the lease, the identity of the candidate, and the times in seconds."""
 
     namespace: str
     name: str
@@ -71,16 +71,16 @@ class LeaseTerms:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What of a Lease object shows that its holder lives."""
+    """The fields of a Lease whose changes show that its holder is alive."""
 
     holder: str
     renewed: str
     transitions: int
     duration_s: float = field(compare=False)
-    """A change of it alone shows no life."""
+    """A change of this field alone shows nothing."""
 
     def with_longest_duration(self, before: _Held | None) -> _Held:
-        """Return this state with the longest duration seen of the same holder."""
+        """Return this state with the longest duration seen from the same holder."""
         if before is None or before.holder != self.holder:
             return self
         return replace(self, duration_s=max(self.duration_s, before.duration_s))
@@ -116,14 +116,14 @@ class LeaderLease:
 
     @property
     def epoch(self) -> int:
-        """A number that rises with each new leader, also when the Lease was deleted in between.
+        """A number that rises with each new leader, even if the Lease was deleted in between.
 
-        It is kept in the Lease: one more than the last leader's, and never below the clock.
+        It is stored in the Lease: one more than the last leader's, and never below the clock.
         """
         return _epoch(self._lease)
 
     def check(self) -> None:
-        """The fence.
+        """Check that a write may be sent now: the fence.
 
         Raises:
             LeaseLost: the last renewal is too old, or there was none.
@@ -134,13 +134,13 @@ class LeaderLease:
             )
 
     async def acquire(self) -> None:
-        """Waits until this process holds the lease.
+        """Wait until this process holds the lease.
 
-        Others' expiry is judged by changes seen, never by the time written in the lease: clocks of
-        two nodes may differ by any amount.
+        Whether another holder has expired is decided by the changes seen, never by the time in the
+        Lease: the clocks of two nodes may differ by any amount.
 
         Raises:
-            ApiError: the lease may not be read or written (401, 403).
+            ApiError: reading or writing the lease is denied (401, 403).
         """
         last: _Held | None = None
         changed_at = self._clock.monotonic()
@@ -148,7 +148,7 @@ class LeaderLease:
             try:
                 found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
                 held = _held(found)
-                if held is not None:  # a Lease that was deleted has not ended its holder
+                if held is not None:  # the holder of a deleted Lease may still be alive
                     if held != last:
                         changed_at = self._clock.monotonic()
                     last = held.with_longest_duration(last)
@@ -161,10 +161,10 @@ class LeaderLease:
             await asyncio.sleep(self._clock.jitter(self._terms.retry_s))
 
     async def acquire_if_free(self) -> bool:
-        """Whether this process holds the lease now; nobody is waited for.
+        """Take the lease if it is free; return at once whether this process holds it.
 
         Raises:
-            ApiError: the lease may not be read or written (401, 403).
+            ApiError: reading or writing the lease is denied (401, 403).
         """
         try:
             found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
@@ -175,14 +175,14 @@ class LeaderLease:
             return False
 
     async def keep(self) -> None:
-        """Renews until it cannot.
+        """Renew the lease until that fails.
 
         Raises:
-            LeaseLost: another holds it, or renewals failed until the deadline.
+            LeaseLost: another process holds it, or renewals failed until the deadline.
         """
         sent = self._clock.monotonic()
         while True:
-            # From one send to the next: a renewal that timed out is followed by another at once.
+            # Measured from send to send, so a renewal that timed out is followed by another at once.
             await asyncio.sleep(self._terms.retry_s - (self._clock.monotonic() - sent))
             self.check()
             sent = self._clock.monotonic()
@@ -193,12 +193,12 @@ class LeaderLease:
                     await self._reread()
 
     async def release(self, *, after: Callable[[], Awaitable[None]]) -> None:
-        """Give the lease up, so that a standby need not wait for it to run out.
+        """Release the lease, so that a standby does not have to wait for it to expire.
 
-        The fence closes at once. `after` is then awaited: it returns when no write of this process
-        can be applied any more. A lease that ran out meanwhile is not touched.
+        The fence closes at once. Then `after` is awaited, which returns when no write of this process
+        can be applied anymore. A lease that expired meanwhile is not written.
 
-        Nothing is raised: who cannot release it lets it run out.
+        Nothing is raised: if the release fails, the lease expires.
         """
         if not self.holds:
             return
@@ -209,7 +209,7 @@ class LeaderLease:
         except ApiError as problem:
             if not problem.is_stale:
                 return
-            # A renewal that was cut off at the end had been taken all the same.
+            # A renewal that was cancelled at the end may have been applied nevertheless.
             with contextlib.suppress(ApiError):
                 found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
                 held = _held(found)
@@ -229,7 +229,7 @@ class LeaderLease:
         )
 
     async def _take(self, found: Mapping[str, Any] | None) -> bool:
-        """Whether it is ours now; False when another was quicker."""
+        """Take the lease; return whether it is ours now. False if another process was faster."""
         sent = self._clock.monotonic()
         try:
             if found is None:
@@ -244,7 +244,7 @@ class LeaderLease:
         return True
 
     async def _reread(self) -> None:
-        """After a conflict: somebody edited the lease, or our own renewal was taken unseen."""
+        """Read the lease after a conflict: somebody edited it, or our renewal was applied unnoticed."""
         try:
             found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
         except ApiError:
@@ -255,7 +255,7 @@ class LeaderLease:
             return
         self._renewed = None
         holder = held.holder if held and held.holder else "nobody"
-        raise LeaseLost(f"lease {self._terms.namespace}/{self._terms.name} is held by {holder} now")
+        raise LeaseLost(f"lease {self._terms.namespace}/{self._terms.name} is now held by {holder}")
 
     async def _put(self, sent: float, lease: Mapping[str, Any]) -> None:
         self._lease = await self._send(
@@ -273,7 +273,7 @@ class LeaderLease:
         )
 
     def _body(self, lease: Mapping[str, Any], holder: str) -> dict[str, Any]:
-        """The lease as it shall be: everything that others wrote in it stays."""
+        """Return the Lease to write; everything that others wrote in it stays."""
         meta = {
             **(lease.get("metadata") or {}),
             "name": self._terms.name,
@@ -305,7 +305,7 @@ class LeaderLease:
 
 
 def _epoch(lease: Mapping[str, Any]) -> int:
-    """The epoch that a Lease holds; 0 where there is none, or where somebody wrote nonsense."""
+    """Return the epoch in a Lease; 0 if there is none, or if it is not a valid number."""
     annotations = (lease.get("metadata") or {}).get("annotations") or {}
     text = str(annotations.get(ANNOTATION_EPOCH, ""))
     return int(text) if text.isdecimal() and len(text) <= EPOCH_DIGITS else 0

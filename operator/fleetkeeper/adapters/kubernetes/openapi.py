@@ -1,7 +1,7 @@
-"""Which fields of our schema the API server knows: read from what it publishes.
+"""The fields of our schema that the API server knows, from its published OpenAPI document.
 
-An operator with a newer schema than the CRD would have its fields pruned silently. The published
-OpenAPI of our own group tells, and needs no right on CRDs.
+With an older CRD, the API server silently prunes the fields that are new in the operator's schema.
+The published OpenAPI of our own group shows this without any permission on CRDs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fleetkeeper.api.names import GROUP, KIND, VERSION
 
 
 async def observe_schema(client: KubernetesClient) -> Mapping[str, Any] | None:
-    """The published schema of InferenceService; None where the group is not served at all.
+    """Return the published schema of InferenceService; None if the group is not served.
 
     Raises:
         ApiError: the document could not be read.
@@ -37,7 +37,7 @@ async def observe_schema(client: KubernetesClient) -> Mapping[str, Any] | None:
 
 
 def missing_fields(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[str, ...]:
-    """The property paths of `wanted` that `live` lacks, sorted: `spec.batching.minTokens`."""
+    """Return the sorted property paths of `wanted` that `live` lacks: `spec.batching.minTokens`."""
     there = set(_paths(live))
     return tuple(sorted(path for path in _paths(wanted) if path not in there))
 

@@ -1,4 +1,4 @@
-"""Pods and the events about them as lean records. Pure."""
+"""Lean records of pods and of the events about them. Pure."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from fleetkeeper.plan.model import Container, ObjectEvent, Pod, Termination
 from fleetkeeper.plan.reasons import engine_line
 
 MOST_CONTAINERS = 32
-"""Containers kept of a pod, of each sort."""
+"""Containers and init containers kept of a pod, this many of each."""
 TERMINATION_LIMIT = 8192
-"""Characters looked at of a termination message; a kubelet writes 4096 bytes at most."""
+"""Characters read of a termination message; a kubelet writes at most 4096 bytes."""
 
 
 def pod_record(live: Mapping[str, Any]) -> Pod:
-    """A pod.
+    """Return the record of a pod.
 
     Raises:
         Unreadable: its metadata, spec or status cannot be read.
@@ -73,9 +73,10 @@ def pod_record(live: Mapping[str, Any]) -> Pod:
 
 
 def _ejected_since(status: Mapping[str, Any], ready: Mapping[str, Any]) -> float | None:
-    """When a started container that still runs stopped being ready; a starting one never was ready.
+    """Return when a started container that still runs stopped being ready, or None.
 
-    Ready turned False after the container's present run began: only its own readiness does that.
+    Ready turned False after the container's current run began, so its own readiness probe caused it.
+    A container that is still starting was never ready.
     """
     turned = seconds_of(ready.get("lastTransitionTime"))
     if turned is None:
@@ -90,7 +91,7 @@ def _ejected_since(status: Mapping[str, Any], ready: Mapping[str, Any]) -> float
 
 
 def event_record(live: Mapping[str, Any]) -> ObjectEvent:
-    """An event of either API, as `v1` shows it."""
+    """Return the record of an event of either events API, as `v1` shows it."""
     series = as_map(live.get("series"))
     seen_at = (
         series.get("lastObservedTime")
@@ -135,7 +136,7 @@ def _termination(found: object) -> Termination | None:
 
 
 def _last_word(found: object) -> str:
-    """The engine's termination line without the output that it quotes; of other words the end."""
+    """Return the engine's termination line without the output it quotes; of other text, the end."""
     words = found[-TERMINATION_LIMIT:] if isinstance(found, str) else ""
     line = engine_line(words)
     if not line:

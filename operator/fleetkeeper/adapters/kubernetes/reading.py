@@ -1,8 +1,8 @@
-"""Reading fields of live objects that anybody may have written.
+"""Readers of fields of live objects, which anybody may have written.
 
-Two kinds of field are told apart. An optional field that cannot be read has a default. A field that
-says which object this is, or how many of something there are, has none: then the whole object is
-`Unreadable`, and what was known of it before stays.
+There are two kinds of fields. An optional field that cannot be read gets a default. A field that
+identifies the object, or counts something, has no default: without it the whole object is
+`Unreadable`, and its last readable state stays.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import Any, Final
 from fleetkeeper.plan.model import Manifest
 
 TEXT_LIMIT: Final = 256
-"""Characters kept of names, hashes, reasons and the like: Kubernetes' own are at most 253."""
+"""Characters kept of names, hashes, reasons and similar texts: Kubernetes' own are at most 253."""
 MESSAGE_LIMIT: Final = 1024
-"""Characters kept of messages of others."""
+"""Characters kept of messages in objects."""
 LARGEST_COUNT: Final = 2**63 - 1
 UNREAD: Final = "fleetkeeper.io/unread"
-"""The top-level field of a stand-in for an object whose content was not read. No object has it."""
+"""The top-level field that marks a stand-in for an object that was not read. No object has it."""
 _DIGITS: Final = re.compile(r"[0-9]{1,19}")
 _COST: Final = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 class Unreadable(ValueError):
-    """Something of an object that has no default cannot be read; the message says what."""
+    """An unreadable field without a default; the message says which."""
 
 
 def stand_in(why: str, **metadata: str) -> Manifest:
-    """Return the stand-in for an object that was not read, with the metadata that is known."""
+    """Return the stand-in for an object that was not read, with its known metadata."""
     return {"metadata": metadata, UNREAD: why}
 
 
 def required_map(value: object, where: str) -> Mapping[str, Any]:
-    """Return the mapping; empty where there is none.
+    """Return the mapping; empty if there is none.
 
     Raises:
-        Unreadable: it is something else.
+        Unreadable: the value is something else.
     """
     if value is None:
         return {}
@@ -51,48 +51,48 @@ def required_name(value: object, where: str) -> str:
     """Return a name, UID or namespace.
 
     Raises:
-        Unreadable: it is missing, is not a string, or is longer than any of Kubernetes.
+        Unreadable: it is missing, is not a string, or is longer than any in Kubernetes.
     """
     if not isinstance(value, str) or not 0 < len(value) <= TEXT_LIMIT:
-        raise Unreadable(f"{where} is not a name")
+        raise Unreadable(f"{where} is not a valid name")
     return value
 
 
 def required_count(value: object, where: str, default: int = 0) -> int:
-    """Return a number of things; `default` where there is none.
+    """Return a count; `default` if there is none.
 
     Raises:
-        Unreadable: it is not a whole number of 64 bits that is zero or more.
+        Unreadable: it is not a non-negative 64-bit integer.
     """
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_COUNT:
-        raise Unreadable(f"{where} is not a count")
+        raise Unreadable(f"{where} is not a non-negative integer")
     return value
 
 
 def version_of(live: Mapping[str, Any]) -> int:
     """Return the resourceVersion as a number: Kubernetes promises that greater is newer (KEP-5504).
 
-    0 where it is missing or is not a number.
+    It is 0 if it is missing or not a number.
     """
     return digits(as_map(live.get("metadata")).get("resourceVersion"))
 
 
 def digits(value: object) -> int:
-    """Return the number that ASCII digits stand for; 0 for anything else, other scripts included."""
+    """Return the number in a string of ASCII digits; 0 for anything else, even other digits."""
     text = value if isinstance(value, str) else ""
     return int(text) if _DIGITS.fullmatch(text) else 0
 
 
 def cost(annotation: object) -> int:
-    """Return a pod's deletion cost; 0 where it is not a number or one that leaves no room below."""
+    """Return a pod's deletion cost; 0 if it is not a number or has more than nine digits."""
     text = annotation if isinstance(annotation, str) else ""
     return int(text) if _COST.fullmatch(text) else 0
 
 
 def count(value: object) -> int:
-    """Return a number of things; 0 where it cannot be read."""
+    """Return a count; 0 if it cannot be read."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST_COUNT:
         return 0
     return value
@@ -109,7 +109,7 @@ def maps(value: object) -> list[Mapping[str, Any]]:
 
 
 def text(value: object, limit: int = TEXT_LIMIT) -> str:
-    """Return the beginning of a string that can be encoded; empty for anything else."""
+    """Return the beginning of a string in a form that can be encoded; empty for anything else."""
     if not isinstance(value, str):
         return ""
     kept = value[:limit]
@@ -122,7 +122,7 @@ def message(value: object) -> str:
 
 
 def seconds_of(timestamp: object) -> float | None:
-    """Return the seconds since the epoch of an RFC 3339 time; None where there is no readable one."""
+    """Return the seconds since the epoch of an RFC 3339 time; None if it cannot be read."""
     if not isinstance(timestamp, str):
         return None
     try:
@@ -132,7 +132,7 @@ def seconds_of(timestamp: object) -> float | None:
 
 
 def controller_uid(meta: Mapping[str, Any]) -> str | None:
-    """Return the UID of the controller in the owner references, None where there is none."""
+    """Return the UID of the controller in the owner references; None if there is none."""
     for owner in maps(meta.get("ownerReferences")):
         if owner.get("controller"):
             return text(owner.get("uid")) or None

@@ -1,7 +1,7 @@
-"""From live objects to the lean records that decisions need. Pure.
+"""Lean records of live objects, with the fields that decisions need. Pure.
 
-What is missing is unknown. What cannot be read has a default where decisions can do without it;
-where it says which object this is or how many of something there are, the object is `Unread`.
+A missing field is unknown. An unreadable field gets a default if decisions can do without it. If it
+identifies the object or counts something, the object is `Unread`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from fleetkeeper.plan.model import (
 
 ANNOTATION_REVISION = "deployment.kubernetes.io/revision"
 MOST_CONDITIONS = 8
-"""Kept of a Deployment's conditions; Kubernetes writes three."""
+"""Conditions kept of a Deployment; Kubernetes writes three."""
 
 Record = Child | Revision | Pod
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which object was seen, and how new it is."""
+    """The identity and the version of an object that was seen."""
 
     kind: str
     namespace: str
@@ -65,19 +65,19 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Seen(Place):
-    """A record, and where it was seen."""
+    """The record of an object that was seen."""
 
     service: str | None
     record: Record
     mark: int = 0
-    """Of a Deployment: equal as long as its digest cannot have changed."""
+    """For a Deployment: unchanged as long as its digest cannot have changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread(Place):
-    """An object that is there and cannot be read.
+    """An object that exists but cannot be read.
 
-    `service` is the one that it says it belongs to, None where that cannot be read either.
+    `service` is the one that it claims to belong to; None if that cannot be read either.
     """
 
     service: str | None
@@ -85,7 +85,7 @@ class Unread(Place):
 
 
 def place_of(kind: str, live: Mapping[str, Any]) -> Place:
-    """Return which object of a namespace this is.
+    """Return the identity of a namespaced object.
 
     Raises:
         Unreadable: its name or namespace cannot be read.
@@ -100,17 +100,17 @@ def place_of(kind: str, live: Mapping[str, Any]) -> Place:
 
 
 def observe(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> Seen | Unread:
-    """Return what is seen of an object that anybody may have written.
+    """Return the readable or unreadable state of an object, whoever wrote it.
 
     Raises:
-        Unreadable: its name or namespace cannot be read, so it is no object that can be told of.
+        Unreadable: its name or namespace cannot be read, so it cannot be identified.
     """
     place = place_of(kind, live)
     try:
         return seen(kind, live, before)
     except Unreadable as problem:
         why = str(problem)
-    except Exception as defect:  # noqa: BLE001 -- one object's trouble never stops a watch of all
+    except Exception as defect:  # noqa: BLE001 -- one object must never stop the watch of all
         why = f"{type(defect).__name__}: {text(str(defect))}"
     service = _service_of(as_map(live.get("metadata")))
     return Unread(place.kind, place.namespace, place.name, place.version, service, why)
@@ -119,12 +119,12 @@ def observe(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> S
 def seen(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> Seen:
     """Return the record of a live object of this kind, with the service that it belongs to.
 
-    The owner reference decides to whom it belongs; where there is none, the label does. `before` is
-    what was seen of it last: a Deployment changes its status a dozen times for one change of its
-    spec, and a digest is most of the work.
+    The owner reference decides which service that is; without one, the label does. `before` is the
+    last state, which saves computing the digest again: that is most of the work, and a Deployment
+    changes its status a dozen times for one change of its spec.
 
     Raises:
-        Unreadable: its identity or its counts cannot be read.
+        Unreadable: its identity or a count cannot be read.
     """
     if UNREAD in live:
         raise Unreadable(text(live[UNREAD]))
@@ -153,10 +153,10 @@ def seen(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> Seen
 
 
 def _identity(live: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the metadata, once what says whose object this is can be read.
+    """Return the metadata, after checking that the fields that identify the object are readable.
 
     Raises:
-        Unreadable: it cannot.
+        Unreadable: one of them is not.
     """
     meta = required_map(live.get("metadata"), "metadata")
     for field in ("name", "namespace", "uid"):
@@ -175,10 +175,10 @@ def _identity(live: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _mark(meta: Mapping[str, Any]) -> int:
-    """Changes with everything that the digest is made of.
+    """Return a hash that changes with every input of the digest.
 
-    The spec moves the generation. Of the metadata, labels, annotations and owners are taken as they
-    are; our own apply, which may give a field up without changing it, moves its entry's time.
+    The generation covers the spec. Labels, annotations and owners are included as they are. The time
+    of our entry in managedFields covers our own apply, which may give up a field without changing it.
     """
     annotations = as_map(meta.get("annotations"))
     owners = [(o.get("uid"), o.get("controller")) for o in maps(meta.get("ownerReferences"))]
@@ -201,12 +201,12 @@ def _mark(meta: Mapping[str, Any]) -> int:
 
 
 def child_record(kind: Kind, live: Mapping[str, Any]) -> Child:
-    """A child of any kind but Deployment."""
+    """Return the record of a child of any kind but Deployment."""
     return Child(**_child_fields(kind, live))
 
 
 def workload_record(live: Mapping[str, Any], known_digest: str | None = None) -> Workload:
-    """A Deployment.
+    """Return the record of a Deployment.
 
     Raises:
         Unreadable: a count of it cannot be read.
@@ -258,19 +258,19 @@ def _child_fields(
 
 
 def _digest(kind: Kind, live: Mapping[str, Any]) -> str:
-    """Return the digest of our fields; "" where managedFields cannot be read, as where we own none.
+    """Return the digest of our fields; "" if we own none or managedFields cannot be read.
 
-    An apply writes our entry of managedFields anew, so the one repair that follows is the remedy.
+    The digest then differs, and the apply that follows writes our entry of managedFields again.
     """
     try:
-        # Items of a list carry no kind, and the digest of a Deployment leaves its replicas out.
+        # Items of a list have no kind, and the digest of a Deployment needs it to omit the replicas.
         return owned_digest({**live, "kind": kind.value})
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return ""
 
 
 def revision_record(live: Mapping[str, Any]) -> Revision:
-    """A ReplicaSet.
+    """Return the record of a ReplicaSet.
 
     Raises:
         Unreadable: a count of it cannot be read.
@@ -302,7 +302,7 @@ def _conditions(found: object) -> Iterable[ObjectCondition]:
 
 
 def _service_of(meta: Mapping[str, Any]) -> str | None:
-    """Return the service that an object says it belongs to."""
+    """Return the service that an object claims to belong to."""
     for owner in maps(meta.get("ownerReferences")):
         group = text(owner.get("apiVersion")).partition("/")[0]
         if owner.get("controller") and group == GROUP and owner.get("kind") == KIND:

@@ -1,8 +1,8 @@
-"""Keeps one kind in view: list, watch, and list again when the watch lost its place.
+"""List and watch of one kind, with a new list when the watch cannot be resumed.
 
-What a finished list did not contain is gone, also when its DELETED event was never seen (the watch
-was cut, and the server forgot that far back). A watch that says nothing for longer than bookmarks
-take is cut and taken up again where it was.
+An object that a finished list did not contain is gone, even if its DELETED event was never seen (the
+watch was cut, and the server's history does not reach back that far). A watch that is silent for longer
+than the interval of bookmarks is cut and resumed where it was.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from fleetkeeper.api.names import LABEL_MANAGED_BY, MANAGED_BY
 
 SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 SILENCE_S: Final = 70.0
-"""The API server sends a bookmark about every minute: a watch without one is dead."""
+"""The API server sends a bookmark about every minute: a watch without any is dead."""
 SERVER_TIMEOUT_S: Final = 290
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 3.0
 LONGEST_DENIED_PAUSE_S: Final = 30.0
-"""Where the server refuses: rights come back by hand."""
+"""The pause after a denial: somebody must restore the rights."""
 TRIES_BEFORE_LIST: Final = 3
-"""Watches in a row that broke without an event, before the list is read again."""
+"""Watches in a row that may break without an event before the list is read again."""
 
 
 Report = Callable[[ApiError | None], None]
-"""Takes why a kind cannot be read; None when it was read."""
+"""Called with the reason why a kind cannot be read, or None after it was read."""
 
 
 class Sink(Protocol):
-    """Where a reflector puts what it sees. Called in order, from one task."""
+    """The receiver of a reflector's objects. It is called in order, from one task."""
 
     def take(self, kind: str, live: Mapping[str, Any]) -> Place | None:
-        """An object is so now, and may be anything: whoever may write it must not stop the watch.
+        """Store an object, which may be anything: whoever may write it must not stop the watch.
 
-        Returns which object it is, None where even that cannot be read.
+        Return which object it is, or None if not even that can be read.
         """
 
     def gone(self, found: Place) -> None:
-        """An object was deleted, or lost our label; `found` is its last state."""
+        """Remove an object that was deleted or lost our label; `found` is its last state."""
 
     def listed(
         self, kind: str, namespace: str | None, names: frozenset[tuple[str, str]], version: int
     ) -> None:
-        """A list is finished: what is not among `names` (namespace, name) is gone.
+        """Remove what a finished list did not contain: all but `names` (namespace, name).
 
-        An object written after `version` may be missing in the list and there all the same.
+        An object written after `version` may exist although the list does not contain it.
         """
 
 
@@ -60,14 +60,14 @@ class ReflectorClock(Protocol):
     """The clocks that a reflector needs."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment."""
+        """Return the seconds since some fixed moment."""
 
     def jitter(self, seconds: float) -> float:
-        """Somewhat less than `seconds`."""
+        """Return somewhat less than `seconds`."""
 
 
 class Reflector:
-    """One kind, in one namespace or in all."""
+    """The list and watch of one kind, in one namespace or in all."""
 
     def __init__(
         self,
@@ -80,15 +80,15 @@ class Reflector:
         silence_s: float = SILENCE_S,
         report: Report | None = None,
     ) -> None:
-        """With `report` a refusal is reported and tried again; without, it ends the reflector."""
+        """With `report` a denial is reported and retried; without it, a denial ends the reflector."""
         self.resource = resource
         self.namespace = namespace
         self.epoch = 0
-        """How many lists were finished."""
+        """Number of finished lists."""
         self.synced = asyncio.Event()
         """Set when the first list is finished."""
         self.failures = 0
-        """How many lists and watches failed, ever."""
+        """Number of failed lists and watches since the start."""
         self._client = client
         self._sink = sink
         self._clock = clock
@@ -99,11 +99,11 @@ class Reflector:
         self._version = ""
 
     async def run(self) -> None:
-        """Never ends. Everything that the server may answer is survived.
+        """List and watch; never return. No response of the server ends it, with one exception.
 
         Raises:
-            ApiError: the kind may not be read at all (401, 403) and nobody takes reports: waiting
-                would hide it.
+            ApiError: reading the kind is denied (401, 403) before the first list, and there is no
+                `report`: waiting would hide it.
         """
         pause_s, broken = FIRST_PAUSE_S, 0
         while True:
@@ -124,7 +124,7 @@ class Reflector:
             pause_s = min(pause_s * 2, longest_s)
 
     def _tell(self, problem: ApiError) -> float:
-        """Report a failure that leaves the kind unread; the longest pause before the next try."""
+        """Report a failure that leaves the kind unread; return the longest pause before a retry."""
         is_synced = self.synced.is_set()
         if self._report is None:
             if problem.is_denial and not is_synced:
@@ -133,7 +133,7 @@ class Reflector:
             self._report(problem)
             self.settled.set()
             if problem.is_denial:
-                self._version = ""  # only a list shows what is there once it may be read again
+                self._version = ""  # once access is back, only a list shows what exists
                 return LONGEST_DENIED_PAUSE_S
         return LONGEST_PAUSE_S
 
@@ -152,7 +152,7 @@ class Reflector:
                     is_whole = False
                 else:
                     names.add((place.namespace, place.name))
-        if is_whole:  # else what is missing may be what could not be told
+        if is_whole:  # otherwise a missing object may be the one that could not be identified
             self._sink.listed(self.resource.kind, self.namespace, frozenset(names), digits(version))
         self._version = version
         self.epoch += 1
@@ -167,13 +167,17 @@ class Reflector:
     def _place_of(self, live: Mapping[str, Any]) -> Place:
         try:
             return place_of(self.resource.kind, live)
-        except Unreadable as problem:  # a list tells what is gone
+        except Unreadable as problem:  # 410, because a new list shows what is gone
             raise ApiError(
                 410, "Unreadable", f"a deleted {self.resource.kind}: {problem}"
             ) from problem
 
     async def _watch(self) -> bool:
-        """Whether anything was seen before the watch ended in good order or fell silent."""
+        """Watch until the server ends it; return whether anything was received.
+
+        Raises:
+            ApiError: the watch failed, fell silent, or ended without any event.
+        """
         heard = False
         async with self._client.watch(
             self.resource,
@@ -192,10 +196,12 @@ class Reflector:
                 raise ApiError(
                     0,
                     "SilentWatch",
-                    f"nothing from {self.resource.plural} for {self._silence_s:g} s",
+                    f"no event or bookmark of {self.resource.plural} for {self._silence_s:g} s",
                 ) from problem
         if not heard:
-            raise ApiError(0, "WatchCut", f"the watch of {self.resource.plural} ended at once")
+            raise ApiError(
+                0, "WatchCut", f"the watch of {self.resource.plural} ended without events"
+            )
         return heard
 
     def _take(self, event: Mapping[str, Any]) -> None:
@@ -210,7 +216,7 @@ class Reflector:
         elif kind == "DELETED":
             self._sink.gone(self._place_of(live))
         elif kind != "BOOKMARK":
-            raise BrokenAnswer(f"a watch event of {self.resource.plural} is of type {kind!r}")
+            raise BrokenAnswer(f"a watch event of {self.resource.plural} has type {kind!r}")
         self._version = version or self._version
 
 

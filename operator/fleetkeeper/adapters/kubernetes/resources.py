@@ -1,4 +1,4 @@
-"""The resources that Fleetkeeper touches, and their places in the API."""
+"""The resources that Fleetkeeper reads or writes, and their paths in the API."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """As manifests write it: `apps/v1`, or `v1` for the core group."""
+        """The apiVersion of manifests: `apps/v1`, or `v1` for the core group."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """The path of the collection, of one object, or of its subresource. None: all namespaces."""
+        """Return the path of the collection, an object, or its subresource. None: all namespaces."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root]
         if namespace is not None:
@@ -50,16 +50,16 @@ CHILDREN: dict[Kind, Resource] = {
     Kind.CONFIG_MAP: Resource("ConfigMap", "configmaps", "v1"),
     Kind.NETWORK_POLICY: Resource("NetworkPolicy", "networkpolicies", "v1", "networking.k8s.io"),
 }
-"""Where each kind of child lives."""
+"""The resource of each kind of child."""
 
 WATCHED: tuple[Resource, ...] = (*CHILDREN.values(), REPLICA_SET, POD)
-"""What the reflectors keep in view, selected by our managed-by label."""
+"""The resources that the reflectors watch, selected by our managed-by label."""
 
 
 def resource_of(kind: str) -> Resource:
-    """The resource of a kind that a plan may name: a child's, or Pod.
+    """Return the resource of a kind that a plan may name: a child's kind, or Pod.
 
     Raises:
-        ValueError: for any other kind.
+        ValueError: it is any other kind.
     """
     return POD if kind == POD.kind else CHILDREN[Kind(kind)]

@@ -1,8 +1,8 @@
-"""Every write to the Kubernetes API. There is no other: all pass the fence and the hook.
+"""All writes to the Kubernetes API except those of the Lease. Each passes the fence and the hook.
 
-The fence is asked just before a request is sent, each time: a process that no longer leads sends
-nothing, also when it was stopped between a decision and its write. The hook sees each write at three
-points; it counts, and it is where a test kills the process.
+The fence is checked just before each sending of a request. So a process that no longer leads sends
+nothing, even if it was suspended between a decision and its write. The hook is called at three points
+of each write. It counts writes, and tests use it to kill the process.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fleetkeeper.plan.model import Kind, Manifest
 
 APPLY: Final = "application/apply-patch+yaml"
 NO_VERSION: Final = "1"
-"""A resourceVersion that no object has: the first write of a cluster has a greater one."""
+"""A resourceVersion that no object has: the first write in a cluster has a greater one."""
 ADDRESSES_IN_FLIGHT: Final = 6
-"""New Services at a time: the API server allots their addresses one after another, and more of them
-would wait there until their time is out."""
+"""Services created at a time. The API server allocates their cluster IPs one after another, so more
+requests would wait there until they time out."""
 
 
 class WritePoint(StrEnum):
-    """The moments of a write between which a crash makes a difference."""
+    """The points of a write between which a crash makes a difference."""
 
     BEFORE = "before"
     APPLIED = "applied"
@@ -61,14 +61,14 @@ WriteHook = Callable[[WritePoint, Write], None]
 
 
 def no_hook(point: WritePoint, write: Write) -> None:
-    """Looks at nothing."""
+    """Do nothing."""
 
 
 class KubernetesWriter:
-    """Writes under one field manager.
+    """A writer under one field manager.
 
-    Every method raises ApiError when the server did not take the write, and what the fence raises
-    when this process may not write.
+    Every method raises ApiError if the server refused the write, and the fence's error if this
+    process must not write.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class KubernetesWriter:
         self._hook = hook
         self._addresses = asyncio.Semaphore(ADDRESSES_IN_FLIGHT)
         self._under_way: dict[object, float] = {}
-        """Until when each write that was sent and not answered may be applied."""
+        """Until when each write that was sent but not answered may still be applied."""
         self._uncertain_until = 0.0
-        """The same of writes that nobody waits for any more: cancelled, or without an answer."""
+        """The same for writes that nobody waits for anymore: cancelled, or without a response."""
 
     async def settled(self) -> None:
-        """Wait until no write that was sent can be applied any more.
+        """Wait until no write that was sent can be applied anymore.
 
-        A write is taken within `REQUEST_TIMEOUT_S` of being sent, or never; to close its connection
-        does not take it back.
+        A write is applied within `REQUEST_TIMEOUT_S` of being sent, or never. Closing its connection
+        does not revoke it.
         """
         until = max(self._uncertain_until, *self._under_way.values(), 0.0)
         await asyncio.sleep(until - asyncio.get_running_loop().time())
@@ -100,9 +100,9 @@ class KubernetesWriter:
         force: bool,
         resource_version: str | None = None,
     ) -> dict[str, Any]:
-        """Server-side apply of a child; the live object as the server has it now.
+        """Apply a child server-side; return the live object.
 
-        With `resource_version` the server answers 409 when the object moved on since.
+        With `resource_version` the server responds 409 if the object has changed since.
         """
         body = manifest
         if resource_version is not None:
@@ -114,11 +114,11 @@ class KubernetesWriter:
         return await self._apply(resource, meta["namespace"], meta["name"], body, force=force)
 
     async def create_child(self, resource: Resource, manifest: Manifest) -> dict[str, Any]:
-        """Server-side apply of a child that is not there yet; the live object.
+        """Create a child by server-side apply; return the live object.
 
-        Whatever has that name already, ours or not, is answered 409 and stays as it is: it never has
-        the version that is asked for, while an absent object has none to compare. One request, and no
-        moment between a look and a write.
+        If an object has that name already, ours or not, the server responds 409 and the object stays
+        as it is: it never has the requested version, and an absent object has none to compare. So it
+        is one request, without a gap between a check and a write.
         """
         turn = self._addresses if resource == CHILDREN[Kind.SERVICE] else contextlib.nullcontext()
         async with turn:
@@ -129,9 +129,9 @@ class KubernetesWriter:
     async def apply_status(
         self, namespace: str, name: str, uid: str, status: Manifest
     ) -> dict[str, Any]:
-        """Server-side apply of the whole status of that very InferenceService, and of it alone.
+        """Apply the whole status of exactly the InferenceService with this UID, server-side.
 
-        A service that was deleted, or made anew under the same name, is answered 404 or 409.
+        The server responds 404 or 409 if the service was deleted or recreated under the same name.
         """
         body = {
             "apiVersion": INFERENCE_SERVICE.api_version,
@@ -146,7 +146,7 @@ class KubernetesWriter:
     async def mark_pod(
         self, namespace: str, name: str, uid: str, deletion_cost: int
     ) -> dict[str, Any]:
-        """Sets the deletion cost of that very pod."""
+        """Set the deletion cost of exactly the pod with this UID."""
         body = {
             "apiVersion": POD.api_version,
             "kind": POD.kind,
@@ -162,9 +162,9 @@ class KubernetesWriter:
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str
     ) -> bool:
-        """Deletes that very object as it was seen; False when it was gone already.
+        """Delete exactly this object in this version; return False if it was already gone.
 
-        Its dependents go in the background, as Kubernetes' garbage collector finds them.
+        Kubernetes' garbage collector deletes its dependents in the background.
         """
         options: dict[str, Any] = {
             "apiVersion": "v1",
@@ -184,7 +184,7 @@ class KubernetesWriter:
         return True
 
     async def post_event(self, namespace: str, manifest: Manifest) -> None:
-        """Posts an event. The same one twice is one: its name is the caller's."""
+        """Post an event. A repeated post has no effect, because the caller sets the name."""
         write = Write("create", EVENT.kind, namespace, manifest["metadata"]["name"])
         try:
             await self._request("POST", EVENT.path(namespace), write, manifest, "application/json")

@@ -1,4 +1,4 @@
-"""Prometheus: its queries, a bounded session, and what its answers say of each pod."""
+"""Client of Prometheus: the queries, a bounded session, and the samples of each pod."""
 
 from fleetkeeper.adapters.prometheus.answers import PodKey, PrometheusReading
 from fleetkeeper.adapters.prometheus.client import Prometheus, PrometheusSettings

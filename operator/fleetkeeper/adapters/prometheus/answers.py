@@ -1,4 +1,4 @@
-"""Fans the answers of one tick out to their pods, as they come, from several threads."""
+"""Distribution of one tick's query results to their pods, as they arrive, from several threads."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PodKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PrometheusReading:
-    """What Prometheus knows now.
+    """The samples that Prometheus has now.
 
-    `disputed`: pods of which it has more than one series where one is expected; they have no sample.
-    `problems`: what was wrong with the queries that gave nothing for some pods, a text each.
+    `disputed`: pods with more than one series where one is expected; they have no sample.
+    `problems`: one message for each query that gave nothing for some pods.
     """
 
     samples: Mapping[PodKey, PodSample]
@@ -30,10 +30,10 @@ class PrometheusReading:
 
 
 class Fan:
-    """Collects the answers of one tick by pod.
+    """The query results of one tick by pod.
 
-    Rows that are no series, and series of pods not asked for, are dropped. NaN is kept: it is judged
-    later. An answer that comes after `reading` was called is dropped too.
+    Rows that are not series, and series of other pods, are dropped. NaN is kept; it is checked
+    later. A result that arrives after the call of `reading` is dropped too.
     """
 
     def __init__(self, pods: Mapping[PodKey, Edges]) -> None:
@@ -44,7 +44,7 @@ class Fan:
         self._is_open = True
 
     def take(self, name: str, rows: list[Any]) -> None:
-        """Take the answer to the query of this name."""
+        """Add the result of the query with this name."""
         with self._turn:
             if not self._is_open:
                 return
@@ -62,9 +62,9 @@ class Fan:
     def reading(
         self, incomplete: Collection[str] = (), problems: tuple[str, ...] = ()
     ) -> PrometheusReading:
-        """Return what was collected.
+        """Return the collected samples.
 
-        Pods of `incomplete` namespaces have no sample, nor has one without a time or a known series.
+        A pod has no sample if its namespace is in `incomplete`, or without a time or a known series.
         """
         with self._turn:
             self._is_open = False
@@ -82,7 +82,7 @@ class Fan:
 def _add(series: PodSeries, labels: Mapping[str, str], value: float) -> None:
     try:
         series.add(labels.get("__name__", ""), labels, value)
-    except TypeError:  # a label that is no text
+    except TypeError:  # a label value that is not a string
         return
 
 

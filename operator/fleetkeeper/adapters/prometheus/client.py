@@ -1,12 +1,12 @@
-"""Reads the engines' metrics from Prometheus: about ten queries a tick for all services together.
+"""Reader of the engines' metrics in Prometheus: about ten queries per tick for all services together.
 
-Raw series come back, a scrape's own time with them; rates are made by the control loop. All queries
-of a tick are evaluated at one instant, so a pod's values belong to one scrape. What Prometheus
-answers is hostile input: size, time, shape and every number are bounded. A query that gives nothing
-costs its own values alone, and one that is too large is put again for parts of the fleet.
+The queries return raw series and the time of each scrape; the control loop computes rates. All queries
+of a tick are evaluated at one instant, so a pod's values belong to one scrape. Responses are untrusted:
+their size, time, shape and every number are bounded. A failed query costs only its own values, and one
+with too large a result is repeated for parts of the fleet.
 
-A thousand services are a hundred thousand series a tick, so series bear the labels that tell them
-apart and no others, and each answer is fanned out and let go while the next is under way.
+A thousand services have a hundred thousand series per tick. So series carry only the labels that tell
+them apart, and each response is distributed and freed while the next is in progress.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ from fleetkeeper.adapters.prometheus.session import (
 from fleetkeeper.plan.control.edges import Edges
 
 ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""An answer may have these and POD_BYTES for each pod: other fleets' series may be among them."""
+"""Limit of a response, plus POD_BYTES per pod: it may contain series of other fleets."""
 POD_BYTES: Final = 8 * 1024
-"""Of 15 series, the most that a query returns of a pod; one takes some 200 bytes."""
+"""Limit per pod: a query returns at most 15 series of a pod, and a series takes about 200 bytes."""
 PARTS: Final = 32
-"""Times that a query which was too much is put for a part of the fleet: enough for one namespace of ten thousand."""
+"""How often a query with too large a result is repeated for parts of the fleet. This is enough to
+isolate one namespace of ten thousand."""
 UNPROCESSABLE: Final = "HTTP Status Code 422 "
-"""How the client tells that a query could not be carried out: too many samples, a timeout."""
+"""Start of the client's message if a query could not be executed: too many samples, or a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrometheusSettings:
-    """Where Prometheus is and how far it is trusted.
+    """The address, the credentials and the limits of Prometheus.
 
-    `ca_file` and `token_file` are read anew at each tick (they rotate); a token goes before a user in
-    `url`. `deadline_s` holds for all queries of a tick together, `response_bytes` for each answer.
-    `selector` is added to every query, as `parse_selector` gives it.
+    `ca_file` and `token_file` are read again at each tick, because they rotate. A token takes
+    precedence over a user in `url`. `deadline_s` is the limit of all queries of a tick together,
+    `response_bytes` that of each response. `selector` (from `parse_selector`) is added to every query.
     """
 
     url: str = field(repr=False)
@@ -68,7 +69,7 @@ class PrometheusSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Miss:
-    """What a query did not give: of which namespaces, and why."""
+    """A failed query: for which namespaces, and why."""
 
     query: Query
     namespaces: frozenset[str]
@@ -76,15 +77,15 @@ class _Miss:
 
 
 def answer_bytes(pods: int, most: int) -> int:
-    """Return how large an answer about so many pods may be."""
+    """Return the maximum size of a response about this many pods; never more than `most`."""
     return min(most, ANSWER_BYTES + POD_BYTES * pods)
 
 
 class Prometheus:
-    """One Prometheus server. Blocking work runs in threads of its own."""
+    """One Prometheus server. Blocking work runs in its own threads."""
 
     def __init__(self, settings: PrometheusSettings, monotonic: Callable[[], float]) -> None:
-        """`monotonic` gives seconds that never jump, for the deadline."""
+        """Use `monotonic`, in seconds that never jump, for the deadline."""
         self._settings = settings
         self._monotonic = monotonic
         self._address = parse_address(settings.url)
@@ -93,7 +94,7 @@ class Prometheus:
         self._threads = ThreadPoolExecutor(settings.parallel, thread_name_prefix="prometheus")
         retry = Retry(
             total=settings.retries,
-            read=0,  # an answer that did not come in time would hold its thread once more
+            read=0,  # a retry after a timeout would block the thread once more
             backoff_factor=0.1,
             status_forcelist=(502, 503, 504),
             respect_retry_after_header=False,
@@ -106,7 +107,7 @@ class Prometheus:
         self._session.mount(url, HTTPAdapter(max_retries=retry, pool_maxsize=settings.parallel))
 
     def close(self) -> None:
-        """End connections and threads; a query under way is waited for by nobody."""
+        """Close connections and threads, without waiting for queries in progress."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._session.close()
 
@@ -116,7 +117,7 @@ class Prometheus:
         """Return the newest sample of each of these pods that Prometheus knows.
 
         Raises:
-            PrometheusError: when no pod can have a sample, for a required query failed for all.
+            PrometheusError: a required query failed for all pods, so none has a sample.
         """
         if not pods:
             return PrometheusReading({})
@@ -142,12 +143,12 @@ class Prometheus:
             for job in late:
                 job.cancel()
         misses = [miss for job in jobs if job not in late for miss in job.result()]
-        silence = f"no answer within {self._settings.deadline_s:.0f} s"
+        silence = f"no response within {self._settings.deadline_s:.0f} s"
         misses += [_Miss(jobs[job], frozenset(tick.namespaces), silence) for job in late]
         return tick.reading(misses)
 
     def _refresh(self) -> None:
-        """Take over the credentials and the CA for this tick."""
+        """Read the credentials and the CA for this tick."""
         settings = self._settings
         headers = dict(settings.headers)
         if settings.token_file is not None:
@@ -160,7 +161,7 @@ class Prometheus:
             self._session.verify = str(settings.ca_file)
 
     def _ask(self, query: Query, tick: _Tick) -> list[_Miss]:
-        """Put a query, in parts where the whole is too much; return what it did not give."""
+        """Run a query, in parts if the whole result is too large; return what failed."""
         left = PARTS
 
         def ask(namespaces: Sequence[str], scope: Sequence[str]) -> list[_Miss]:
@@ -183,35 +184,35 @@ class Prometheus:
         return ask(names, names if len("|".join(names)) <= NAMESPACES_TEXT else ())
 
     def _query(self, text: str, tick: _Tick) -> list[Any]:
-        """Return the answer to one instant query, checked for shape.
+        """Return the result of one instant query, checked for shape.
 
-        Causes are cut off: their texts and frames may hold credentials.
+        Errors are raised without their causes, whose texts and frames may contain credentials.
         """
         self._session.set_bounds(tick.deadline, tick.size)
         try:
             rows = self._client.custom_query(text, params={"time": f"{tick.now:.3f}"})
         except PrometheusApiClientException as error:
             kind = TooMuch if str(error).startswith(UNPROCESSABLE) else PrometheusError
-            raise kind(f"answers {self._told(error)}") from None
+            raise kind(f"error response: {self._told(error)}") from None
         except (requests.JSONDecodeError, UnicodeError):
-            raise PrometheusError("gives no usable answer: no JSON") from None
+            raise PrometheusError("unusable response: not JSON") from None
         except (requests.RequestException, HTTPError) as error:
-            raise PrometheusError(f"cannot be reached: {self._told(error)}") from None
+            raise PrometheusError(f"unreachable: {self._told(error)}") from None
         except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-            raise PrometheusError(f"gives no usable answer: {self._told(error)}") from None
+            raise PrometheusError(f"unusable response: {self._told(error)}") from None
         if not isinstance(rows, list):
-            raise PrometheusError("gives no list of series")
+            raise PrometheusError("unusable response: not a list of series")
         return rows
 
     def _told(self, error: Exception) -> str:
-        """Return what was wrong, without the query that urllib3 puts before the reason."""
+        """Return the error as text, without the query that urllib3 puts before the reason."""
         reason = getattr(error.args[0] if error.args else None, "reason", None) or error
         return hidden(f"{type(reason).__name__}: {reason}", self._secrets)[:200]
 
 
 @dataclass(frozen=True, slots=True)
 class _Tick:
-    """What all queries of one tick share."""
+    """The state that all queries of one tick share."""
 
     now: float
     deadline: float
@@ -220,10 +221,10 @@ class _Tick:
     fan: Fan
 
     def reading(self, misses: Sequence[_Miss]) -> PrometheusReading:
-        """Return what the good queries gave.
+        """Return the samples of the successful queries.
 
         Raises:
-            PrometheusError: when that is nothing.
+            PrometheusError: a required query failed for all namespaces.
         """
         required = [miss for miss in misses if miss.query.required]
         incomplete = {namespace for miss in required for namespace in miss.namespaces}

@@ -1,8 +1,8 @@
 """The queries of one tick. Their number does not depend on the number of services.
 
-Every label that is grouped by is matched too, so that values of a pod's own making are not returned:
-tiers, kinds, classes of steps and bucket edges by their known values, namespaces by those of the
-fleet. What is left is one row for each pod and known series.
+Every label in a grouping is matched too, so that values invented by a pod are not returned: tiers,
+kinds, step classes and bucket edges by their known values, namespaces by those of the fleet. The result
+is one row per pod and known series.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ OURS: Final = f'{SERVICE_LABEL}!=""'
 TIER: Final = f', tier=~"{"|".join(TIERS)}"'
 KIND: Final = ', kind=~"effective|applied"'
 NAMESPACES_TEXT: Final = 2_000
-"""Characters of namespaces in a query of the whole fleet; more are left out, for URLs have their limits."""
+"""Maximum length of the namespaces in a query of the whole fleet. Longer lists are left out, because
+the length of URLs is limited."""
 _NAMES: Final = "|".join(sorted({name.removeprefix("fleetkeeper_") for name, _ in PLACES}))
 _SELECTOR: Final = re.compile(
     r"""\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*"((?:[^"\\\n]|\\[\\"n])*)"\s*(?:,|$)"""
@@ -31,10 +32,10 @@ _SELECTOR: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query. `build` takes further matchers, each with a comma before it.
+    """One query. `build` takes further matchers, each with a leading comma.
 
-    Without the answer to a `required` query no sample is made: zeros in place of counters would
-    look like a restart.
+    Without the result of a `required` query there is no sample: zeros instead of counters would look
+    like a restart.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Query:
     required: bool = True
 
     def text(self, namespaces: Sequence[str] = ()) -> str:
-        """Return the PromQL for these namespaces; none: for all."""
+        """Return the PromQL for these namespaces; without namespaces, for all."""
         scope = f", {self.selector}" if self.selector else ""
         if namespaces:
             scope += f', namespace=~"{label_value("|".join(namespaces))}"'
@@ -51,12 +52,12 @@ class Query:
 
 
 def parse_selector(text: str) -> str:
-    """Return the label matchers in `text` as they are added to every query.
+    """Return the label matchers in `text` in the form that is added to every query.
 
     Example: `{job="fleetkeeper-engines"}` gives `job="fleetkeeper-engines"`.
 
     Raises:
-        ValueError: it is not a list of label matchers and nothing more.
+        ValueError: `text` is anything but a list of label matchers.
     """
     inner = text.strip()
     if inner.startswith("{") and inner.endswith("}"):
@@ -74,12 +75,12 @@ def parse_selector(text: str) -> str:
 
 
 def label_value(value: str) -> str:
-    r"""Return a label's value as it stands between double quotes: backslash, quote, newline escaped."""
+    r"""Return a label value for use in double quotes, with backslash, quote and newline escaped."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def bucket_matcher(edges: Iterable[float]) -> str:
-    """Return the values of `le` for some edges: "1" and "1.0" both, for releases differ."""
+    """Return a matcher of `le` for these edges, in both forms, "1" and "1.0": releases differ."""
     texts = {text for edge in edges for text in (f"{edge:g}", repr(float(edge)), str(edge))}
     return "|".join(sorted(text.replace(".", "\\\\.").replace("+", "\\\\+") for text in texts))
 
@@ -98,7 +99,7 @@ def _times(scope: str) -> str:
 
 
 def _disputed(edges: str) -> Callable[[str], str]:
-    """Return the query for pods of which more than one series has the same name and known labels."""
+    """Return the query for pods with more than one series of the same name and known labels."""
     known = (
         f', tier=~"|{"|".join(TIERS)}", kind=~"|effective|applied"'
         f', step_class=~"|{"|".join(STEP_CLASSES)}", le=~"|{edges}"'
@@ -120,11 +121,11 @@ DISPUTED: Final = "disputed"
 def queries_for(
     edges: Iterable[Edges], *, step_class: str = "", selector: str = ""
 ) -> tuple[Query, ...]:
-    """Return the queries of one tick, those named TIMES and DISPUTED first.
+    """Return the queries of one tick, required ones first.
 
-    `max by` rather than `sum by`: of a pod that two jobs scrape no value counts twice. Such a pod is
-    in the answer to DISPUTED. `step_class`: the class of steps whose sums for the step-time model are
-    asked for, if any. `selector`: as `parse_selector` gives it.
+    They use `max by`, not `sum by`, so that no value counts twice if two jobs scrape a pod. Such a
+    pod is in the result of DISPUTED. `step_class`: the step class whose sums for the step-time model
+    are queried, if any. `selector`: from `parse_selector`.
     """
     listed = list(edges)
     waits = bucket_matcher({edge.queue_wait_s for edge in listed})

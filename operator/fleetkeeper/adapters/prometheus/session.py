@@ -1,4 +1,4 @@
-"""A session whose answers end at a size and a deadline, and whose errors name no secret."""
+"""An HTTP session with limits on response size and time, and without secrets in its errors."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import requests
 
 CHUNK_BYTES: Final = 65_536
 LEAST_S: Final = 0.01
-"""With less time left there is none."""
+"""With less time left than this, the deadline has passed."""
 
 
 class PrometheusError(Exception):
-    """Prometheus did not give a usable answer; the message says what was wrong."""
+    """The lack of a usable response from Prometheus; the message says what was wrong."""
 
 
 class TooMuch(PrometheusError):
-    """An answer has more than one may have: a part of the query may do."""
+    """A response that is too large. A query for a part of the fleet may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where Prometheus is: the URL without credentials, and these."""
+    """The URL of Prometheus without its credentials, and the credentials."""
 
     url: str
     auth: tuple[str, str] | None = None
 
 
 def parse_address(url: str) -> Address:
-    """Return the address in a URL that may hold a user and a password.
+    """Return the address in a URL that may contain a user and a password.
 
     Raises:
-        ValueError: it is no http or https URL with a host; the message does not repeat it.
+        ValueError: it is not an http or https URL with a host; the message does not repeat it.
     """
     try:
         parts = urlsplit(url.rstrip("/"))
@@ -44,7 +44,7 @@ def parse_address(url: str) -> Address:
     except ValueError:
         is_whole = False
     if not is_whole or parts.query or parts.fragment:
-        raise ValueError("must be an address such as http://prometheus.monitoring:9090") from None
+        raise ValueError("must be a URL such as http://prometheus.monitoring:9090") from None
     if "@" not in parts.netloc:
         return Address(url.rstrip("/"))
     host = parts.netloc.rpartition("@")[2]
@@ -53,7 +53,7 @@ def parse_address(url: str) -> Address:
 
 
 def secret_forms(auth: tuple[str, str] | None, token: str) -> frozenset[str]:
-    """Return every text by which a message could give credentials away."""
+    """Return every form in which credentials could appear in a message."""
     forms = {token}
     if auth is not None:
         pair = ":".join(auth)
@@ -70,7 +70,7 @@ def hidden(text: str, secrets: Collection[str]) -> str:
 
 
 class BoundedSession(requests.Session):
-    """A session whose answers end at a size and a deadline, without redirects or proxies of the environment."""
+    """A session with limits on response size and time, without redirects or environment proxies."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         super().__init__()
@@ -80,17 +80,17 @@ class BoundedSession(requests.Session):
         self._monotonic = monotonic
 
     def set_bounds(self, deadline: float, size: int) -> None:
-        """Set until when this thread's requests may take, and how many bytes an answer may have."""
+        """Set the deadline of this thread's requests, and the maximum size of a response in bytes."""
         self._bounds.deadline, self._bounds.size = deadline, size
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:  # noqa: ANN401 - requests' own signature
-        """Return the answer to one request, its body read within the bounds.
+        """Return the response to one request, its body read within the limits.
 
         Raises:
-            PrometheusError: when the body is larger or slower than allowed, or a redirect.
+            PrometheusError: the body is larger or slower than allowed, or the response is a redirect.
         """
         if self._left_s() <= LEAST_S:
-            raise PrometheusError("no answer before the deadline")
+            raise PrometheusError("no response before the deadline")
         kwargs |= {"stream": True, "allow_redirects": False, "timeout": self._left_s()}
         response = super().request(*args, **kwargs)
         try:
@@ -103,14 +103,14 @@ class BoundedSession(requests.Session):
     def _body(self, response: requests.Response) -> bytes:
         if response.is_redirect:
             host = urlsplit(response.headers.get("Location", "")).hostname
-            raise PrometheusError(f"redirects to {str(host)[:200]!r}")
+            raise PrometheusError(f"redirect to {str(host)[:200]!r} refused")
         body, size = bytearray(), int(self._bounds.size)
         while chunk := response.raw.read1(CHUNK_BYTES, decode_content=True):
             body += chunk
             if len(body) > size:
-                raise TooMuch(f"an answer is larger than {size} bytes")
+                raise TooMuch(f"response is larger than {size} bytes")
             if self._left_s() <= LEAST_S:
-                raise PrometheusError("an answer did not end before the deadline")
+                raise PrometheusError("response did not end before the deadline")
         return bytes(body)
 
     def _left_s(self) -> float:
