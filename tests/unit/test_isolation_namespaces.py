@@ -208,6 +208,18 @@ async def test_a_namespace_that_was_denied_is_read_again_by_itself() -> None:
     assert world.lists.asked.count("b") == 1
 
 
+async def test_a_resync_that_fails_has_ended_as_well() -> None:
+    """The liveness check must not restart the operator because the API server is down."""
+    world = World((), all=DENIED)
+    running = asyncio.create_task(world.resync.run())
+    world.resync.want()
+    async with asyncio.timeout(GUARD_S):
+        while world.resync.last_ended is None:  # noqa: ASYNC110 - a time, not an event
+            await asyncio.sleep(0.01)
+    assert world.lists.asked
+    running.cancel()
+
+
 # -- watches ------------------------------------------------------------------------------------------
 
 

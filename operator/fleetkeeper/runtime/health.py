@@ -1,7 +1,7 @@
 """Health, readiness and metrics on one port.
 
-The process is alive if the last full resync ended less than three periods ago and the event loop is
-not behind. The check does not ask the API server, because a restart would not help if it is down.
+The process is alive if the last full resync ended, with or without success, less than three periods
+ago and the event loop is not behind. A restart does not help if the API server is down.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Vitals:
         """Return why this process should be restarted; "" if it should not."""
         silent_s = now - (self.started if self.last_resync is None else self.last_resync)
         if silent_s >= PERIODS * self.resync_period_s:
-            return f"no resync completed for {silent_s:.0f} s (limit: {PERIODS} periods of {self.resync_period_s:.0f} s)"
+            return f"no resync ended for {silent_s:.0f} s (limit: {PERIODS} periods of {self.resync_period_s:.0f} s)"
         if self.loop_lag_s >= LONGEST_LAG_S:
             return f"event loop is {self.loop_lag_s:.0f} s behind"
         return ""

@@ -97,9 +97,6 @@ class OperatorMetrics:
             "1 if this process is the leader, 0 if it is a standby.",
             registry=self.registry,
         )
-        self.lists = Counter(
-            "fleetkeeper_lists", "Completed lists, by kind.", ("kind",), registry=self.registry
-        )
         self.ghosts = Counter(
             "fleetkeeper_ghosts",
             "Deleted services that the watch missed and a resync found.",

@@ -62,7 +62,7 @@ class Resync:
     ) -> None:
         self.period_s = period_s
         self.last_ended: float | None = None
-        """When the last resync ended, by the monotonic clock."""
+        """When the last resync succeeded or failed, by the monotonic clock."""
         self._client = client
         self._cache = cache
         self._queue = queue
@@ -110,6 +110,7 @@ class Resync:
                 self._metrics.errors.labels(problem.reason).inc()
                 log.warning("resync failed", error=str(problem))
                 pause_s = self._clock.jitter(RETRY_S)
+                self.last_ended = self._clock.monotonic()
 
     async def retry_denied(self) -> None:
         """Retry the namespaces whose reads are denied; never return."""
