@@ -22,7 +22,6 @@ from fleetkeeper_engine.admission_rules import (
 )
 from fleetkeeper_engine.arrivals import Arrivals
 from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.priority import PriorityRule, Turn, microseconds
 from fleetkeeper_engine.scheduler_limits import (
     RESERVE_KEPT_S,
@@ -32,6 +31,7 @@ from fleetkeeper_engine.scheduler_limits import (
     limits_change_at,
     limits_in_force,
 )
+from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
 
 _REOPEN_RATIO = 0.5
 _OUTCOMES = len(Outcome)

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from fleetkeeper_engine.admission import Refusal
 from fleetkeeper_engine.asgi import Headers, Message, Send, answer, error_body, first_headers
-from fleetkeeper_engine.page_layout import Outcome, Tier
 from fleetkeeper_engine.request_bounds import RefusedBodyError
+from fleetkeeper_engine.shm.layout import Outcome, Tier
 
 TIER_HEADER = "X-Inference-Tier"
 CLOSE: Headers = [(b"connection", b"close")]

@@ -22,7 +22,7 @@ from fleetkeeper_engine.inside import (
     InsideSettings,
 )
 from fleetkeeper_engine.memoryplan import MemoryPlan
-from fleetkeeper_engine.page import ENVIRONMENT as PAGE_ENVIRONMENT
+from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE_ENVIRONMENT
 
 PREFILL_QUANTUM_TOKENS = 256
 """One prefill chunk that always finds room in a step."""

@@ -16,10 +16,12 @@ from prometheus_client.registry import Collector
 
 from fleetkeeper_engine.document import CONTRACT
 from fleetkeeper_engine.health import stalled_s
-from fleetkeeper_engine.histogram import cumulative
 from fleetkeeper_engine.memorywatch import FRESH_S
 from fleetkeeper_engine.metrictable import METRICS_BY_NAME
-from fleetkeeper_engine.page_layout import (
+from fleetkeeper_engine.pod import PodState
+from fleetkeeper_engine.scheduler_limits import LimitRange, limits_in_force
+from fleetkeeper_engine.shm.histogram import cumulative
+from fleetkeeper_engine.shm.layout import (
     CapBlock,
     MiddlewareBlock,
     Outcome,
@@ -28,9 +30,7 @@ from fleetkeeper_engine.page_layout import (
     SupervisorBlock,
     Tier,
 )
-from fleetkeeper_engine.pod import PodState
-from fleetkeeper_engine.scheduler_limits import LimitRange, limits_in_force
-from fleetkeeper_engine.step_model import TERMS, StepClass
+from fleetkeeper_engine.shm.step_sums import TERMS, StepClass
 
 
 @dataclass(frozen=True, slots=True)

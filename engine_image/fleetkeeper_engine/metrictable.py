@@ -6,14 +6,14 @@ import json
 from dataclasses import dataclass
 
 from fleetkeeper_engine.document import CONTRACT
-from fleetkeeper_engine.histogram import (
+from fleetkeeper_engine.shm.histogram import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
     QUEUE_WAIT_EDGES_S,
 )
-from fleetkeeper_engine.page_layout import Outcome, Tier
-from fleetkeeper_engine.step_model import TERMS, StepClass
+from fleetkeeper_engine.shm.layout import Outcome, Tier
+from fleetkeeper_engine.shm.step_sums import TERMS, StepClass
 
 TIERS = tuple(tier.label for tier in Tier)
 OUTCOMES = tuple(outcome.label for outcome in Outcome)

@@ -45,8 +45,6 @@ from fleetkeeper_engine.bodies import BodyBudget, BodyLimits, Intake
 from fleetkeeper_engine.inside import INTERNAL_HEADER, InsideSettings
 from fleetkeeper_engine.lane import Lane, Place
 from fleetkeeper_engine.middleware_page import MiddlewarePage
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import Outcome, Tier
 from fleetkeeper_engine.request_bounds import RefusedBodyError
 from fleetkeeper_engine.request_shape import (
     Route,
@@ -57,6 +55,8 @@ from fleetkeeper_engine.request_shape import (
     shape_of,
     with_priority,
 )
+from fleetkeeper_engine.shm.layout import Outcome, Tier
+from fleetkeeper_engine.shm.region import Page
 
 logger = logging.getLogger("vllm.fleetkeeper")
 

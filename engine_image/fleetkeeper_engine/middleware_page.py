@@ -6,8 +6,8 @@ import os
 from array import array
 
 from fleetkeeper_engine.admission import Admission
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import MIDDLEWARE, Cells, Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.region import Page
 
 _NO_ARRIVALS = (0.0, 0.0, 0.0)
 _AT = MIDDLEWARE.cells

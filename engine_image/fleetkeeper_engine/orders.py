@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from fleetkeeper_engine.document import Batching
-from fleetkeeper_engine.page_layout import Tier
+from fleetkeeper_engine.shm.layout import Tier
 
 MOST_LEASE_S = 600
 MOST_GENERATION = 2**63 - 1

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import CapBlock
+from fleetkeeper_engine.shm.layout import CapBlock
+from fleetkeeper_engine.shm.region import Page
 
 logger = logging.getLogger("vllm.fleetkeeper")
 

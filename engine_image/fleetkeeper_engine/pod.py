@@ -19,15 +19,15 @@ from fleetkeeper_engine.health import (
 from fleetkeeper_engine.memorywatch import MemoryState, MemoryUse, decide_memory
 from fleetkeeper_engine.orders import LimitsOrder, Orders, allowed_ranges, decide_orders
 from fleetkeeper_engine.outlet import Outlet
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import (
+from fleetkeeper_engine.policy import start_policy
+from fleetkeeper_engine.shm.layout import (
     CapBlock,
     MiddlewareBlock,
     PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
 )
-from fleetkeeper_engine.policy import start_policy
+from fleetkeeper_engine.shm.region import Page
 
 SERVER_PATIENCE_S = 20.0
 """Not ready when vLLM's API server has not answered for so long after its turn."""

@@ -27,8 +27,6 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import SupervisorBlock, Tier
 from fleetkeeper_engine.priority import PriorityRule, goes_first, is_realtime, microseconds
 from fleetkeeper_engine.scheduler_limits import (
     PREFILL_QUANTUM_TOKENS,
@@ -47,6 +45,8 @@ from fleetkeeper_engine.scheduler_record import (
     Waiting,
     prefill_tokens_of,
 )
+from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
+from fleetkeeper_engine.shm.region import Page
 
 logger = logging.getLogger("vllm.fleetkeeper")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fleetkeeper_engine.page_layout import SupervisorBlock
+from fleetkeeper_engine.shm.layout import SupervisorBlock
 
 RETURN_S = 30.0
 """After the lease has ended, limits are back at their start-up values after so long."""

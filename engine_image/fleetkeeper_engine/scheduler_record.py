@@ -11,15 +11,15 @@ from collections import deque
 from collections.abc import Collection, Sequence, Sized
 from dataclasses import dataclass
 
-from fleetkeeper_engine.histogram import (
+from fleetkeeper_engine.priority import Origin, request_of
+from fleetkeeper_engine.shm.histogram import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
     QUEUE_WAIT_EDGES_S,
 )
-from fleetkeeper_engine.page_layout import PULSE, SCHEDULER, TIERS, Cells
-from fleetkeeper_engine.priority import Origin, request_of
-from fleetkeeper_engine.step_model import TERMS, StepClass, products
+from fleetkeeper_engine.shm.layout import PULSE, SCHEDULER, TIERS, Cells
+from fleetkeeper_engine.shm.step_sums import TERMS, StepClass, products
 
 _SEEN_REQUESTS = 8192
 _MOST_FLIGHTS = 64

@@ -32,13 +32,13 @@ from fleetkeeper_engine.memorywatch import (
     process_reader,
 )
 from fleetkeeper_engine.outlet import Outlet
-from fleetkeeper_engine.page import Page
 from fleetkeeper_engine.pod import PodState
 from fleetkeeper_engine.policy import POLICY_FILE, read_policy
 from fleetkeeper_engine.prepare import Prepared, pod_limit_bytes, prepare
 from fleetkeeper_engine.refusal import StartRefusedError
 from fleetkeeper_engine.remembered import write_measured
 from fleetkeeper_engine.selfrequest import EngineClient
+from fleetkeeper_engine.shm.region import Page
 
 logger = logging.getLogger("fleetkeeper.supervisor")
 

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from fleetkeeper_engine.histogram import BATCH_SEQUENCES_EDGES
-from fleetkeeper_engine.page_layout import SchedulerBlock, Tier
+from fleetkeeper_engine.shm.histogram import BATCH_SEQUENCES_EDGES
+from fleetkeeper_engine.shm.layout import SchedulerBlock, Tier
 from inside_engine import PYTHON, InsideEngine, client, shared_engine
 
 STREAMS = 64

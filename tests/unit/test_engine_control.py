@@ -16,12 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from fleetkeeper_engine.auth import Verifier, read_keys
 from fleetkeeper_engine.control import ControlPort
 from fleetkeeper_engine.document import parse_document
-from fleetkeeper_engine.histogram import BATCH_TIME_EDGES_S
 from fleetkeeper_engine.memorywatch import MemoryState, MemoryUse
 from fleetkeeper_engine.metrictable import METRICS
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import CapBlock, MiddlewareBlock, PulseBlock, SchedulerBlock
 from fleetkeeper_engine.pod import PodState
+from fleetkeeper_engine.shm.histogram import BATCH_TIME_EDGES_S
+from fleetkeeper_engine.shm.layout import CapBlock, MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.region import Page
 from supervised_engine import ISSUER, Signer
 
 POD = "pod-uid-of-a-test"

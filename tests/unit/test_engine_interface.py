@@ -30,9 +30,9 @@ from fleetkeeper_engine.inside import INTERNAL_HEADER, MIDDLEWARE, SCHEDULER_FAC
 from fleetkeeper_engine.install import LAUNCHER
 from fleetkeeper_engine.metrictable import METRICS, TIERS
 from fleetkeeper_engine.orders import LimitsOrder
-from fleetkeeper_engine.page import ENVIRONMENT as PAGE
 from fleetkeeper_engine.policy import POLICY_FILE
 from fleetkeeper_engine.prepare import PACKAGE_PATH
+from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE
 from fleetkeeper_engine.supervisor import DRAIN_SOCKET
 
 ROOT = Path(__file__).resolve().parents[2]

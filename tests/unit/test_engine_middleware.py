@@ -17,8 +17,6 @@ from fleetkeeper_engine import middleware
 from fleetkeeper_engine.asgi import Message, Receive, Scope, Send
 from fleetkeeper_engine.inside import INTERNAL_HEADER, InsideSettings
 from fleetkeeper_engine.middleware import TierMiddleware
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import MiddlewareBlock, Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.priority import PriorityRule
 from fleetkeeper_engine.request_shape import (
     Route,
@@ -28,6 +26,8 @@ from fleetkeeper_engine.request_shape import (
     shape_of,
     with_priority,
 )
+from fleetkeeper_engine.shm.layout import MiddlewareBlock, Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.region import Page
 
 COMPLETIONS = "/v1/completions"
 BODY = b'{"model": "tiny", "prompt": "hello"}'

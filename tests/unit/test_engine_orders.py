@@ -28,8 +28,8 @@ from fleetkeeper_engine.orders import (
     decide_orders,
     parse_order,
 )
-from fleetkeeper_engine.page_layout import MiddlewareBlock, PulseBlock, SchedulerBlock
-from fleetkeeper_engine.step_model import TERMS
+from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.step_sums import TERMS
 
 RANGES = allowed_ranges(Batching(max_sequences=64, min_sequences=2, max_tokens=2048))
 

@@ -19,10 +19,10 @@ from fleetkeeper_engine.admission_rules import Policy
 from fleetkeeper_engine.document import parse_document
 from fleetkeeper_engine.inside import InsideSettings
 from fleetkeeper_engine.memorywatch import MemoryState
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.pod import PodState
 from fleetkeeper_engine.policy import POLICY_FILE, parse_policy, read_policy, start_policy
+from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.region import Page
 from random_specs import random_spec
 
 DOCUMENT = parse_document(

@@ -15,11 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper_engine import plugin
-from fleetkeeper_engine.histogram import QUEUE_WAIT_EDGES_S
 from fleetkeeper_engine.inside import ENVIRONMENT, InsideSettings
-from fleetkeeper_engine.page import ENVIRONMENT as PAGE_ENVIRONMENT
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import SCHEDULER, CapBlock, SupervisorBlock, Tier
 from fleetkeeper_engine.priority import PriorityRule
 from fleetkeeper_engine.scheduler import (
     NEEDED,
@@ -45,7 +41,11 @@ from fleetkeeper_engine.scheduler_record import (
     SchedulerRecord,
     prefill_tokens_of,
 )
-from fleetkeeper_engine.step_model import TERMS
+from fleetkeeper_engine.shm.histogram import QUEUE_WAIT_EDGES_S
+from fleetkeeper_engine.shm.layout import SCHEDULER, CapBlock, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE_ENVIRONMENT
+from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.step_sums import TERMS
 
 RULE = PriorityRule(0, 30_000_000)
 SEQUENCES, TOKENS = LimitRange(4, 64), LimitRange(256, 2048)

@@ -19,8 +19,8 @@ from fleetkeeper_engine.control import ControlPort, serve_control
 from fleetkeeper_engine.document import parse_document
 from fleetkeeper_engine.memorywatch import MemoryState
 from fleetkeeper_engine.outlet import MOST_BYTES, Outlet, logging_through
-from fleetkeeper_engine.page import Page
 from fleetkeeper_engine.pod import PodState
+from fleetkeeper_engine.shm.region import Page
 
 WORDY = "import sys\nfor _ in range(64): sys.stdout.write('x' * 65535 + chr(10))\nprint('the end')"
 DOCUMENT = '{"contract": 1, "accelerator": "cpu", "model": {"source": "/m", "servedName": "m"}}'

@@ -12,9 +12,9 @@ import pytest
 
 from fleetkeeper_engine.health import Progress, decide_progress, is_live, is_moving, stalled_s
 from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import MiddlewareBlock, PulseBlock, SchedulerBlock
 from fleetkeeper_engine.scheduler import LiveScheduling
+from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.region import Page
 
 Status = IntEnum(
     "Status",

@@ -13,7 +13,18 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleetkeeper_engine.page_layout import (
+from fleetkeeper_engine.shm.codec import (
+    HEADER,
+    MOST_RANKS,
+    PULSE_AT,
+    pack_header,
+    places,
+    seal,
+    slot_size,
+    unpack_header,
+    unseal,
+)
+from fleetkeeper_engine.shm.layout import (
     CAP,
     MIDDLEWARE,
     PULSE,
@@ -27,17 +38,6 @@ from fleetkeeper_engine.page_layout import (
     PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
-)
-from fleetkeeper_engine.page_slots import (
-    HEADER,
-    MOST_RANKS,
-    PULSE_AT,
-    pack_header,
-    places,
-    seal,
-    slot_size,
-    unpack_header,
-    unseal,
 )
 
 ENVIRONMENT = "FLEETKEEPER_PAGE"

@@ -13,13 +13,13 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Generic, TypeVar, cast
 
-from fleetkeeper_engine.histogram import (
+from fleetkeeper_engine.shm.histogram import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
     QUEUE_WAIT_EDGES_S,
 )
-from fleetkeeper_engine.step_model import TERMS
+from fleetkeeper_engine.shm.step_sums import TERMS
 
 
 class Tier(IntEnum):

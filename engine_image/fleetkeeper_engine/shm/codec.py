@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fleetkeeper_engine.page_layout import CAP, MIDDLEWARE, PULSE, SCHEDULER, SUPERVISOR
+from fleetkeeper_engine.shm.layout import CAP, MIDDLEWARE, PULSE, SCHEDULER, SUPERVISOR
 
 VERSION = 4
 """Of slots and tables together; a process with another one takes the page for none."""
