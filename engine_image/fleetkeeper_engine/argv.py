@@ -13,10 +13,10 @@ from fleetkeeper_engine.document import (
     DType,
     EngineDocument,
 )
-from fleetkeeper_engine.inside import (
+from fleetkeeper_engine.in_vllm.settings import (
     ENVIRONMENT as INSIDE_ENVIRONMENT,
 )
-from fleetkeeper_engine.inside import (
+from fleetkeeper_engine.in_vllm.settings import (
     MIDDLEWARE,
     SCHEDULER_FACTORY,
     InsideSettings,

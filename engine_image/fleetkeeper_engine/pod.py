@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleetkeeper_engine.admission_rules import Policy
 from fleetkeeper_engine.document import Accelerator, EngineDocument
 from fleetkeeper_engine.health import (
     SERVER_PERIOD_S,
@@ -16,6 +15,7 @@ from fleetkeeper_engine.health import (
     is_moving,
     work_of,
 )
+from fleetkeeper_engine.in_vllm.http.admission.rules import Policy
 from fleetkeeper_engine.memorywatch import MemoryState, MemoryUse, decide_memory
 from fleetkeeper_engine.orders import LimitsOrder, Orders, allowed_ranges, decide_orders
 from fleetkeeper_engine.outlet import Outlet

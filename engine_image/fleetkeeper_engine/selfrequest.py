@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from fleetkeeper_engine.document import EngineDocument
-from fleetkeeper_engine.inside import INTERNAL_HEADER
+from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER
 
 GENERATION_TIMEOUT_S = 600.0
 """The first token may wait for compilation; the startup deadline of the document comes on top."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleetkeeper_engine.inside import (
+from fleetkeeper_engine.in_vllm.settings import (
     ENVIRONMENT,
     INTERNAL_HEADER,
     MIDDLEWARE,

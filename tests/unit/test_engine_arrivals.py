@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetkeeper_engine.arrivals import RETRY_MEMORY_S, Arrivals
+from fleetkeeper_engine.in_vllm.http.admission.arrivals import RETRY_MEMORY_S, Arrivals
 from fleetkeeper_engine.shm.layout import Tier
 
 

@@ -25,8 +25,8 @@ from fleetkeeper_engine.cli import TERMINATION_ENVIRONMENT as TERMINATION
 from fleetkeeper_engine.death import Death
 from fleetkeeper_engine.document import ENVIRONMENT as DOCUMENT
 from fleetkeeper_engine.exitcodes import EXIT_CODES, DeathClass
-from fleetkeeper_engine.inside import ENVIRONMENT as INSIDE
-from fleetkeeper_engine.inside import INTERNAL_HEADER, MIDDLEWARE, SCHEDULER_FACTORY
+from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as INSIDE
+from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, MIDDLEWARE, SCHEDULER_FACTORY
 from fleetkeeper_engine.install import LAUNCHER
 from fleetkeeper_engine.metrictable import METRICS, TIERS
 from fleetkeeper_engine.orders import LimitsOrder
@@ -40,9 +40,9 @@ CONTRACT = ROOT / "engine_image" / "contract"
 
 NAMED_TO_OTHERS = {
     "console script": "fleetkeeper_engine.cli:main",
-    "vLLM plugin": "fleetkeeper_engine.plugin:register",
-    "--scheduler-cls": "fleetkeeper_engine.scheduler.live_scheduler",
-    "--middleware": "fleetkeeper_engine.middleware.TierMiddleware",
+    "vLLM plugin": "fleetkeeper_engine.in_vllm.plugin:register",
+    "--scheduler-cls": "fleetkeeper_engine.in_vllm.scheduler.live_scheduler",
+    "--middleware": "fleetkeeper_engine.in_vllm.http.middleware.TierMiddleware",
 }
 """Dotted paths that pip and vLLM resolve. This is the one place that spells them out."""
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.plan.manifests.control_config import POLICY_FILE as OPERATORS_FILE
 from fleetkeeper.plan.manifests.engine_document import desired_policy, document_text
-from fleetkeeper_engine.admission import Admission, Refusal, Ticket
-from fleetkeeper_engine.admission_rules import Policy
 from fleetkeeper_engine.document import parse_document
-from fleetkeeper_engine.inside import InsideSettings
+from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
+from fleetkeeper_engine.in_vllm.http.admission.rules import Policy
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
 from fleetkeeper_engine.memorywatch import MemoryState
 from fleetkeeper_engine.pod import PodState
 from fleetkeeper_engine.policy import POLICY_FILE, parse_policy, read_policy, start_policy

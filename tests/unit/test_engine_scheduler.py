@@ -14,15 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine import plugin
-from fleetkeeper_engine.inside import ENVIRONMENT, InsideSettings
-from fleetkeeper_engine.priority import PriorityRule
-from fleetkeeper_engine.scheduler import (
+from fleetkeeper_engine.in_vllm import plugin
+from fleetkeeper_engine.in_vllm.priority import PriorityRule
+from fleetkeeper_engine.in_vllm.scheduler import (
     NEEDED,
     LiveScheduling,
     chosen_class,
     live_scheduler,
     mixed_into,
+)
+from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, InsideSettings
+from fleetkeeper_engine.in_vllm.stats import (
+    Flight,
+    SchedulerRecord,
+    prefill_tokens_of,
 )
 from fleetkeeper_engine.scheduler_limits import (
     NOTCHES,
@@ -35,11 +40,6 @@ from fleetkeeper_engine.scheduler_limits import (
     limits_in_force,
     progressing_tokens,
     reserve_of,
-)
-from fleetkeeper_engine.scheduler_record import (
-    Flight,
-    SchedulerRecord,
-    prefill_tokens_of,
 )
 from fleetkeeper_engine.shm.histogram import QUEUE_WAIT_EDGES_S
 from fleetkeeper_engine.shm.layout import SCHEDULER, CapBlock, SupervisorBlock, Tier

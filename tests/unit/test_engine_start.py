@@ -22,7 +22,7 @@ from fleetkeeper_engine.child import Reaper
 from fleetkeeper_engine.document import DType, EngineDocument, parse_document
 from fleetkeeper_engine.exitcodes import DeathClass
 from fleetkeeper_engine.features import find_features, numbers_of
-from fleetkeeper_engine.inside import ENVIRONMENT as INSIDE
+from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as INSIDE
 from fleetkeeper_engine.install import requirements_of
 from fleetkeeper_engine.memoryplan import MemoryPlan
 from fleetkeeper_engine.memorywatch import device_reader, process_reader
@@ -71,8 +71,8 @@ def test_every_option_is_one_token_and_the_plan_is_in_it() -> None:
     for expected in (
         "--model=/models/m",
         "--scheduling-policy=priority",
-        "--scheduler-cls=fleetkeeper_engine.scheduler.live_scheduler",
-        "--middleware=fleetkeeper_engine.middleware.TierMiddleware",
+        "--scheduler-cls=fleetkeeper_engine.in_vllm.scheduler.live_scheduler",
+        "--middleware=fleetkeeper_engine.in_vllm.http.middleware.TierMiddleware",
         "--api-server-count=1",
         "--shutdown-timeout=0",
         f"--kv-cache-memory-bytes={GIB // 2}",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from fleetkeeper_engine.request_bounds import (
+from fleetkeeper_engine.in_vllm.http.request_bounds import (
     SMALL_BYTES,
     Outline,
     RefusedBodyError,

@@ -16,20 +16,8 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from fleetkeeper_engine.admission import Admission, Refusal, Ticket
-from fleetkeeper_engine.answers import (
-    CLOSE,
-    DRAINED,
-    NO_BACKGROUND,
-    TIER_HEADER,
-    UNAUTHORIZED,
-    Reply,
-    refuse_body,
-    refused_body,
-    unknown_path,
-    unknown_tier,
-)
-from fleetkeeper_engine.asgi import (
+from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
+from fleetkeeper_engine.in_vllm.http.asgi import (
     App,
     ClientGone,
     Headers,
@@ -41,12 +29,22 @@ from fleetkeeper_engine.asgi import (
     first_headers,
     without_headers,
 )
-from fleetkeeper_engine.bodies import BodyBudget, BodyLimits, Intake
-from fleetkeeper_engine.inside import INTERNAL_HEADER, InsideSettings
-from fleetkeeper_engine.lane import Lane, Place
-from fleetkeeper_engine.middleware_page import MiddlewarePage
-from fleetkeeper_engine.request_bounds import RefusedBodyError
-from fleetkeeper_engine.request_shape import (
+from fleetkeeper_engine.in_vllm.http.bodies import BodyBudget, BodyLimits, Intake
+from fleetkeeper_engine.in_vllm.http.lane import Lane, Place
+from fleetkeeper_engine.in_vllm.http.replies import (
+    CLOSE,
+    DRAINED,
+    NO_BACKGROUND,
+    TIER_HEADER,
+    UNAUTHORIZED,
+    Reply,
+    refuse_body,
+    refused_body,
+    unknown_path,
+    unknown_tier,
+)
+from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
+from fleetkeeper_engine.in_vllm.http.request_shape import (
     Route,
     Shape,
     allows_background,
@@ -55,6 +53,8 @@ from fleetkeeper_engine.request_shape import (
     shape_of,
     with_priority,
 )
+from fleetkeeper_engine.in_vllm.http.shared_state import MiddlewarePage
+from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, InsideSettings
 from fleetkeeper_engine.shm.layout import Outcome, Tier
 from fleetkeeper_engine.shm.region import Page
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from fleetkeeper_engine.priority import PriorityRule, Turn
+from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn
 from fleetkeeper_engine.scheduler_limits import look_ahead_of, reserve_of
 from fleetkeeper_engine.shm.layout import TIERS, Tier
 

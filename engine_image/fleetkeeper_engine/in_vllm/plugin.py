@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from fleetkeeper_engine.inside import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
 from fleetkeeper_engine.shm.layout import CapBlock
 from fleetkeeper_engine.shm.region import Page
 

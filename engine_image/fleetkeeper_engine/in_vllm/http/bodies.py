@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from fleetkeeper_engine.asgi import ClientGone, Message, Receive
-from fleetkeeper_engine.request_bounds import SMALL_BYTES, Outline, RefusedBodyError
+from fleetkeeper_engine.in_vllm.http.asgi import ClientGone, Message, Receive
+from fleetkeeper_engine.in_vllm.http.request_bounds import SMALL_BYTES, Outline, RefusedBodyError
 
 MIB: Final = 1024**2
 _GRACE_S = 10.0

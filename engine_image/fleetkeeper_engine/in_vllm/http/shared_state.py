@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 
-from fleetkeeper_engine.admission import Admission
+from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.shm.region import Page
 

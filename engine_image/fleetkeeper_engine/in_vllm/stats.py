@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Sequence, Sized
 from dataclasses import dataclass
 
-from fleetkeeper_engine.priority import Origin, request_of
+from fleetkeeper_engine.in_vllm.priority import Origin, request_of
 from fleetkeeper_engine.shm.histogram import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from fleetkeeper_engine.admission import Refusal
-from fleetkeeper_engine.asgi import Headers, Message, Send, answer, error_body, first_headers
-from fleetkeeper_engine.request_bounds import RefusedBodyError
+from fleetkeeper_engine.in_vllm.http.admission.queue import Refusal
+from fleetkeeper_engine.in_vllm.http.asgi import (
+    Headers,
+    Message,
+    Send,
+    answer,
+    error_body,
+    first_headers,
+)
+from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
 from fleetkeeper_engine.shm.layout import Outcome, Tier
 
 TIER_HEADER = "X-Inference-Tier"

@@ -14,9 +14,9 @@ ENVIRONMENT = "FLEETKEEPER_INSIDE"
 INTERNAL_HEADER = "x-fleetkeeper-internal"
 """Carries `internal_token`: the supervisor's own requests skip queue, tiers and counting."""
 
-SCHEDULER_FACTORY = "fleetkeeper_engine.scheduler.live_scheduler"
+SCHEDULER_FACTORY = "fleetkeeper_engine.in_vllm.scheduler.live_scheduler"
 """Value of vLLM's --scheduler-cls."""
-MIDDLEWARE = "fleetkeeper_engine.middleware.TierMiddleware"
+MIDDLEWARE = "fleetkeeper_engine.in_vllm.http.middleware.TierMiddleware"
 """Value of vLLM's --middleware."""
 
 

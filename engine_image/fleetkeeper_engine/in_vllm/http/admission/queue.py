@@ -11,7 +11,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fleetkeeper_engine.admission_rules import (
+from fleetkeeper_engine.in_vllm.http.admission.arrivals import Arrivals
+from fleetkeeper_engine.in_vllm.http.admission.rules import (
     Candidate,
     DrainRate,
     Head,
@@ -20,9 +21,8 @@ from fleetkeeper_engine.admission_rules import (
     decide_next,
     fits_alone,
 )
-from fleetkeeper_engine.arrivals import Arrivals
-from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.priority import PriorityRule, Turn, microseconds
+from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn, microseconds
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
 from fleetkeeper_engine.scheduler_limits import (
     RESERVE_KEPT_S,
     LimitRange,

@@ -26,8 +26,14 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any, TypeVar
 
-from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.priority import PriorityRule, goes_first, is_realtime, microseconds
+from fleetkeeper_engine.in_vllm.priority import PriorityRule, goes_first, is_realtime, microseconds
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.stats import (
+    Flight,
+    SchedulerRecord,
+    Waiting,
+    prefill_tokens_of,
+)
 from fleetkeeper_engine.scheduler_limits import (
     PREFILL_QUANTUM_TOKENS,
     RESERVE_KEPT_S,
@@ -38,12 +44,6 @@ from fleetkeeper_engine.scheduler_limits import (
     limits_change_at,
     limits_in_force,
     progressing_tokens,
-)
-from fleetkeeper_engine.scheduler_record import (
-    Flight,
-    SchedulerRecord,
-    Waiting,
-    prefill_tokens_of,
 )
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
 from fleetkeeper_engine.shm.region import Page

@@ -1,0 +1,1 @@
+"""The ASGI middleware that runs in vLLM's API server process."""

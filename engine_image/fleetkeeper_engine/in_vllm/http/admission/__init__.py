@@ -1,0 +1,1 @@
+"""Which requests may enter vLLM, and in which order. Pure."""
