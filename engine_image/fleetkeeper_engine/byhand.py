@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetkeeper_engine.document import CONTRACT
-from fleetkeeper_engine.nvml import load_nvml
+from fleetkeeper_engine.supervisor.memory.nvml import load_nvml
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the page is memory that processes share
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fleetkeeper_engine import byhand, doctor, install, ordering
-from fleetkeeper_engine.death import Death
 from fleetkeeper_engine.document import InvalidDocumentError, parse_document, read_document
 from fleetkeeper_engine.exitcodes import DeathClass
-from fleetkeeper_engine.outlet import Outlet, logging_through
-from fleetkeeper_engine.supervisor import DRAIN_SOCKET, Supervisor
+from fleetkeeper_engine.supervisor.output import Outlet, logging_through
+from fleetkeeper_engine.supervisor.supervisor import DRAIN_SOCKET, Supervisor
+from fleetkeeper_engine.supervisor.termination import Death
 
 RUN_ENVIRONMENT = "FLEETKEEPER_RUN"
 DEFAULT_RUN = "/dev/shm/fleetkeeper"  # noqa: S108 - memory shared by the processes of one pod, 0700

@@ -13,19 +13,19 @@ from importlib import metadata
 from pathlib import Path
 
 from fleetkeeper_engine import byhand
-from fleetkeeper_engine.cgroup import Cgroup, read_cpu_quota
-from fleetkeeper_engine.child import Reaper
 from fleetkeeper_engine.document import (
     ENVIRONMENT,
     EngineDocument,
     InvalidDocumentError,
     parse_document,
 )
-from fleetkeeper_engine.features import find_features
-from fleetkeeper_engine.memoryplan import GIB
-from fleetkeeper_engine.nvml import DeviceReader, load_nvml
-from fleetkeeper_engine.prepare import pod_limit_bytes, prepare
-from fleetkeeper_engine.refusal import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.features import find_features
+from fleetkeeper_engine.supervisor.launch.memory_plan import GIB
+from fleetkeeper_engine.supervisor.launch.prepare import pod_limit_bytes, prepare
+from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
+from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, load_nvml
+from fleetkeeper_engine.supervisor.process import Reaper
 
 Say = Callable[[str], object]
 NAMES_SHOWN = ("PATH", "OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "HF_HUB_OFFLINE")

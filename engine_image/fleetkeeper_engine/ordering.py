@@ -15,7 +15,7 @@ import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fleetkeeper_engine.auth import KEYS_FILE
+from fleetkeeper_engine.supervisor.control_api.auth import KEYS_FILE
 
 PRIVATE_FILE = "private.pem"
 KID = "by-hand"

@@ -12,7 +12,12 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fleetkeeper_engine.auth import UnauthorizedError, Verifier, parse_keys, read_keys
+from fleetkeeper_engine.supervisor.control_api.auth import (
+    UnauthorizedError,
+    Verifier,
+    parse_keys,
+    read_keys,
+)
 from supervised_engine import ISSUER, Signer
 
 POD = "1b1c-uid"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper_engine.inspected import brought, cache_directory, lay_out
+from fleetkeeper_engine.supervisor.launch.model_info_cache import brought, cache_directory, lay_out
 
 
 @pytest.mark.parametrize(

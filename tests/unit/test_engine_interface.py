@@ -18,22 +18,22 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper_engine import fetch
-from fleetkeeper_engine.auth import KEYS_FILE
 from fleetkeeper_engine.cli import DEFAULT_RUN, DEFAULT_TERMINATION, RUN_ENVIRONMENT
 from fleetkeeper_engine.cli import TERMINATION_ENVIRONMENT as TERMINATION
-from fleetkeeper_engine.death import Death
 from fleetkeeper_engine.document import ENVIRONMENT as DOCUMENT
 from fleetkeeper_engine.exitcodes import EXIT_CODES, DeathClass
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as INSIDE
 from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, MIDDLEWARE, SCHEDULER_FACTORY
 from fleetkeeper_engine.install import LAUNCHER
-from fleetkeeper_engine.metrictable import METRICS, TIERS
-from fleetkeeper_engine.orders import LimitsOrder
 from fleetkeeper_engine.policy import POLICY_FILE
-from fleetkeeper_engine.prepare import PACKAGE_PATH
 from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE
-from fleetkeeper_engine.supervisor import DRAIN_SOCKET
+from fleetkeeper_engine.supervisor.control_api.auth import KEYS_FILE
+from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS, TIERS
+from fleetkeeper_engine.supervisor.launch import fetch
+from fleetkeeper_engine.supervisor.launch.prepare import PACKAGE_PATH
+from fleetkeeper_engine.supervisor.limits_requests import LimitsOrder
+from fleetkeeper_engine.supervisor.supervisor import DRAIN_SOCKET
+from fleetkeeper_engine.supervisor.termination import Death
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = ROOT / "engine_image" / "contract"
@@ -48,8 +48,8 @@ NAMED_TO_OTHERS = {
 
 RUN_AS_MODULES = (
     "fleetkeeper_engine.cli",
-    "fleetkeeper_engine.fetch",
-    "fleetkeeper_engine.probe_cpu",
+    "fleetkeeper_engine.supervisor.launch.fetch",
+    "fleetkeeper_engine.supervisor.launch.cpu_probe",
     "fleetkeeper_engine.inspect_models",
 )
 """Started with `python -m`."""

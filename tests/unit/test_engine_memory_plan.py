@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from fleetkeeper_engine.document import DType
 from fleetkeeper_engine.exitcodes import DeathClass
-from fleetkeeper_engine.memoryplan import (
+from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.memory_plan import (
     CUDA_LEAST_UTILIZATION,
     GIB,
     MIB,
@@ -26,8 +27,7 @@ from fleetkeeper_engine.memoryplan import (
     plan_cuda,
     sequence_bytes,
 )
-from fleetkeeper_engine.modelfacts import lora_rank, read_facts
-from fleetkeeper_engine.refusal import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.model_files import lora_rank, read_facts
 
 SIZES = st.integers(0, 200 * GIB)
 

@@ -18,11 +18,11 @@ from fleetkeeper_engine.document import parse_document
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
 from fleetkeeper_engine.in_vllm.http.admission.rules import Policy
 from fleetkeeper_engine.in_vllm.settings import InsideSettings
-from fleetkeeper_engine.memorywatch import MemoryState
-from fleetkeeper_engine.pod import PodState
 from fleetkeeper_engine.policy import POLICY_FILE, parse_policy, read_policy, start_policy
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState
+from fleetkeeper_engine.supervisor.state import PodState
 from random_specs import random_spec
 
 DOCUMENT = parse_document(

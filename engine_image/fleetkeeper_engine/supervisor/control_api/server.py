@@ -11,10 +11,10 @@ from typing import Any
 
 from aiohttp import web
 
-from fleetkeeper_engine.auth import UnauthorizedError, Verifier
-from fleetkeeper_engine.exposition import render_metrics
-from fleetkeeper_engine.orders import RefusedOrderError, parse_order
-from fleetkeeper_engine.pod import PodState
+from fleetkeeper_engine.supervisor.control_api.auth import UnauthorizedError, Verifier
+from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
+from fleetkeeper_engine.supervisor.limits_requests import RefusedOrderError, parse_order
+from fleetkeeper_engine.supervisor.state import PodState
 
 logger = logging.getLogger("fleetkeeper.control")
 

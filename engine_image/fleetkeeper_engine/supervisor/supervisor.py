@@ -12,17 +12,21 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper_engine.auth import Verifier, read_keys
-from fleetkeeper_engine.cgroup import Cgroup
-from fleetkeeper_engine.child import Child, Reaper
-from fleetkeeper_engine.control import ControlPort, serve_control
-from fleetkeeper_engine.death import Death, classify_death
 from fleetkeeper_engine.document import EngineDocument
-from fleetkeeper_engine.drain import DrainClock, DrainPhase, decide_drain
 from fleetkeeper_engine.exitcodes import DeathClass
-from fleetkeeper_engine.footprint import give_back
-from fleetkeeper_engine.health import SERVER_PERIOD_S
-from fleetkeeper_engine.memorywatch import (
+from fleetkeeper_engine.policy import POLICY_FILE, read_policy
+from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
+from fleetkeeper_engine.supervisor.control_api.server import ControlPort, serve_control
+from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain
+from fleetkeeper_engine.supervisor.engine_client import EngineClient
+from fleetkeeper_engine.supervisor.health import SERVER_PERIOD_S
+from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.prepare import Prepared, pod_limit_bytes, prepare
+from fleetkeeper_engine.supervisor.launch.start_measurements import write_measured
+from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup
+from fleetkeeper_engine.supervisor.memory.trim import give_back
+from fleetkeeper_engine.supervisor.memory.watch import (
     SAMPLE_PERIOD_S,
     MemoryState,
     MemoryUse,
@@ -31,14 +35,10 @@ from fleetkeeper_engine.memorywatch import (
     device_reader,
     process_reader,
 )
-from fleetkeeper_engine.outlet import Outlet
-from fleetkeeper_engine.pod import PodState
-from fleetkeeper_engine.policy import POLICY_FILE, read_policy
-from fleetkeeper_engine.prepare import Prepared, pod_limit_bytes, prepare
-from fleetkeeper_engine.refusal import StartRefusedError
-from fleetkeeper_engine.remembered import write_measured
-from fleetkeeper_engine.selfrequest import EngineClient
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.supervisor.output import Outlet
+from fleetkeeper_engine.supervisor.process import Child, Reaper
+from fleetkeeper_engine.supervisor.state import PodState
+from fleetkeeper_engine.supervisor.termination import Death, classify_death
 
 logger = logging.getLogger("fleetkeeper.supervisor")
 

@@ -21,8 +21,8 @@ from fleetkeeper_engine.in_vllm.settings import (
     SCHEDULER_FACTORY,
     InsideSettings,
 )
-from fleetkeeper_engine.memoryplan import MemoryPlan
 from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE_ENVIRONMENT
+from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
 
 PREFILL_QUANTUM_TOKENS = 256
 """One prefill chunk that always finds room in a step."""

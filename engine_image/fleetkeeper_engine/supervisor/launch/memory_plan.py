@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from fleetkeeper_engine.exitcodes import DeathClass
-from fleetkeeper_engine.refusal import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 
 MIB = 1024**2
 GIB = 1024**3

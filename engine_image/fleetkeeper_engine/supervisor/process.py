@@ -11,7 +11,7 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from fleetkeeper_engine.outlet import Outlet
+from fleetkeeper_engine.supervisor.output import Outlet
 
 KEPT_LINES = 400
 KEPT_LINE_BYTES = 2000

@@ -14,15 +14,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetkeeper_engine import fetch, inspected
-from fleetkeeper_engine.argv import Launch, desired_argv, desired_environment
-from fleetkeeper_engine.cgroup import Cgroup, read_cpu_quota
-from fleetkeeper_engine.child import Child
-from fleetkeeper_engine.death import classify_death
 from fleetkeeper_engine.document import Accelerator, DType, EngineDocument
 from fleetkeeper_engine.exitcodes import DeathClass
-from fleetkeeper_engine.features import Features, find_features
-from fleetkeeper_engine.memoryplan import (
+from fleetkeeper_engine.supervisor.launch import fetch, model_info_cache
+from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
+from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.features import Features, find_features
+from fleetkeeper_engine.supervisor.launch.memory_plan import (
     CpuNeeds,
     MemoryPlan,
     activations_bytes,
@@ -32,14 +30,16 @@ from fleetkeeper_engine.memoryplan import (
     plan_cuda,
     sequence_bytes,
 )
-from fleetkeeper_engine.modelfacts import ModelFacts, lora_rank, read_facts
-from fleetkeeper_engine.nvml import DeviceReader, load_nvml
-from fleetkeeper_engine.refusal import StartRefusedError
-from fleetkeeper_engine.remembered import read_measured
+from fleetkeeper_engine.supervisor.launch.model_files import ModelFacts, lora_rank, read_facts
+from fleetkeeper_engine.supervisor.launch.start_measurements import read_measured
+from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
+from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, load_nvml
+from fleetkeeper_engine.supervisor.process import Child
+from fleetkeeper_engine.supervisor.termination import classify_death
 
 logger = logging.getLogger("fleetkeeper.prepare")
 
-PACKAGE_PATH = str(Path(__file__).resolve().parent.parent)
+PACKAGE_PATH = str(Path(__file__).resolve().parents[3])
 """Where fleetkeeper_engine lies, for the processes that are started."""
 
 Spawn = Callable[[list[str], Mapping[str, str]], Awaitable[Child]]
@@ -101,7 +101,7 @@ async def prepare(
         threads=desired_threads(read_cpu_quota(), len(os.sched_getaffinity(0))),
     )
     of_child = desired_environment(document, launch, environment)
-    inspected.lay_out(of_child, inspected.brought())
+    model_info_cache.lay_out(of_child, model_info_cache.brought())
     return Prepared(
         argv=desired_argv(document, plan, launch),
         environment=of_child,
@@ -157,7 +157,7 @@ async def _decided_dtype(
     if dtype is DType.FLOAT32:
         return dtype
     child = await spawn(
-        [sys.executable, "-m", "fleetkeeper_engine.probe_cpu", dtype.value],
+        [sys.executable, "-m", "fleetkeeper_engine.supervisor.launch.cpu_probe", dtype.value],
         _own_environment(environment),
     )
     status = await child.ended

@@ -6,19 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleetkeeper_engine.document import Accelerator, EngineDocument
-from fleetkeeper_engine.health import (
-    SERVER_PERIOD_S,
-    Progress,
-    Readiness,
-    decide_progress,
-    is_live,
-    is_moving,
-    work_of,
-)
 from fleetkeeper_engine.in_vllm.http.admission.rules import Policy
-from fleetkeeper_engine.memorywatch import MemoryState, MemoryUse, decide_memory
-from fleetkeeper_engine.orders import LimitsOrder, Orders, allowed_ranges, decide_orders
-from fleetkeeper_engine.outlet import Outlet
 from fleetkeeper_engine.policy import start_policy
 from fleetkeeper_engine.shm.layout import (
     CapBlock,
@@ -28,6 +16,23 @@ from fleetkeeper_engine.shm.layout import (
     SupervisorBlock,
 )
 from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.supervisor.health import (
+    SERVER_PERIOD_S,
+    Progress,
+    Readiness,
+    decide_progress,
+    is_live,
+    is_moving,
+    work_of,
+)
+from fleetkeeper_engine.supervisor.limits_requests import (
+    LimitsOrder,
+    Orders,
+    allowed_ranges,
+    decide_orders,
+)
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse, decide_memory
+from fleetkeeper_engine.supervisor.output import Outlet
 
 SERVER_PATIENCE_S = 20.0
 """Not ready when vLLM's API server has not answered for so long after its turn."""

