@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fleetkeeper_engine import byhand, doctor, install, ordering
-from fleetkeeper_engine.document import InvalidDocumentError, parse_document, read_document
-from fleetkeeper_engine.exitcodes import DeathClass
+from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_engine.spec import InvalidDocumentError, parse_document, read_document
 from fleetkeeper_engine.supervisor.output import Outlet, logging_through
 from fleetkeeper_engine.supervisor.supervisor import DRAIN_SOCKET, Supervisor
 from fleetkeeper_engine.supervisor.termination import Death
+from fleetkeeper_engine.tools import doctor, install, signing_tool, standalone
 
 RUN_ENVIRONMENT = "FLEETKEEPER_RUN"
 DEFAULT_RUN = "/dev/shm/fleetkeeper"  # noqa: S108 - memory shared by the processes of one pod, 0700
@@ -30,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> None:
     commands.add_parser(
         "run", help="supervise the engine of the document in FLEETKEEPER_ENGINE (default)"
     )
-    byhand.add_arguments(commands.add_parser("serve", help="supervise an engine by hand"))
+    standalone.add_arguments(commands.add_parser("serve", help="supervise an engine by hand"))
     commands.add_parser(
         "drain", help="let the engine of this pod finish its work and stop (preStop)"
     )
@@ -38,8 +38,10 @@ def main(words: Sequence[str] | None = None) -> None:
         commands.add_parser("doctor", help="say what is here and what would be started")
     )
     install.add_arguments(commands.add_parser("install", help="copy this package into a directory"))
-    ordering.add_keys_arguments(commands.add_parser("keys", help="make a key for orders by hand"))
-    ordering.add_order_arguments(
+    signing_tool.add_keys_arguments(
+        commands.add_parser("keys", help="make a key for orders by hand")
+    )
+    signing_tool.add_order_arguments(
         commands.add_parser("order", help="order live limits, signed with that key")
     )
     given = parser.parse_args(words)
@@ -57,8 +59,8 @@ def _run(given: argparse.Namespace) -> int:
         "drain": _ask_to_drain,
         "doctor": doctor.run,
         "install": install.run,
-        "keys": ordering.make_keys,
-        "order": ordering.send_order,
+        "keys": signing_tool.make_keys,
+        "order": signing_tool.send_order,
     }
     return commands.get(given.command, _run_pod)(given)
 
@@ -68,8 +70,8 @@ def _run_pod(_given: argparse.Namespace) -> int:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    with byhand.run_directory() as directory:
-        return supervise(byhand.desired_document_text(given), os.environ, directory)
+    with standalone.run_directory() as directory:
+        return supervise(standalone.desired_document_text(given), os.environ, directory)
 
 
 def _ask_to_drain(_given: argparse.Namespace) -> int:

@@ -12,8 +12,8 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from fleetkeeper_engine.document import EngineDocument, Objectives, Tiers
 from fleetkeeper_engine.in_vllm.http.admission.rules import Policy
+from fleetkeeper_engine.spec import EngineDocument, Objectives, Tiers
 
 POLICY_FILE: Final = "policy.json"
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from fleetkeeper_engine.document import parse_document
 from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState

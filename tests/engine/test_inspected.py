@@ -11,7 +11,7 @@ from inside_engine import PYTHON, ROOT
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from fleetkeeper_engine.inspect_models import ARCHITECTURES, inspect_all
+from fleetkeeper_engine.tools.inspect_models import ARCHITECTURES, inspect_all
 from fleetkeeper_engine.supervisor.launch.model_info_cache import FOLDER, lay_out
 
 image, home = map(Path, sys.argv[1:])

@@ -28,7 +28,7 @@ from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.exposed import PLACES
 from fleetkeeper.plan.control.samples import Source, StepSums
 from fleetkeeper.plan.control.values import Admission, Limits, PodOrder, PodView
-from fleetkeeper_engine.document import Batching
+from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, parse_keys
 from fleetkeeper_engine.supervisor.limits_requests import allowed_ranges, parse_order
 

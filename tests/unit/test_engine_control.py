@@ -13,10 +13,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetkeeper_engine.document import parse_document
 from fleetkeeper_engine.shm.histogram import BATCH_TIME_EDGES_S
 from fleetkeeper_engine.shm.layout import CapBlock, MiddlewareBlock, PulseBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort

@@ -20,13 +20,12 @@ import pytest
 
 from fleetkeeper_engine.cli import DEFAULT_RUN, DEFAULT_TERMINATION, RUN_ENVIRONMENT
 from fleetkeeper_engine.cli import TERMINATION_ENVIRONMENT as TERMINATION
-from fleetkeeper_engine.document import ENVIRONMENT as DOCUMENT
-from fleetkeeper_engine.exitcodes import EXIT_CODES, DeathClass
+from fleetkeeper_engine.exit_codes import EXIT_CODES, DeathClass
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as INSIDE
 from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, MIDDLEWARE, SCHEDULER_FACTORY
-from fleetkeeper_engine.install import LAUNCHER
 from fleetkeeper_engine.policy import POLICY_FILE
 from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE
+from fleetkeeper_engine.spec import ENVIRONMENT as DOCUMENT
 from fleetkeeper_engine.supervisor.control_api.auth import KEYS_FILE
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS, TIERS
 from fleetkeeper_engine.supervisor.launch import fetch
@@ -34,6 +33,7 @@ from fleetkeeper_engine.supervisor.launch.prepare import PACKAGE_PATH
 from fleetkeeper_engine.supervisor.limits_requests import LimitsOrder
 from fleetkeeper_engine.supervisor.supervisor import DRAIN_SOCKET
 from fleetkeeper_engine.supervisor.termination import Death
+from fleetkeeper_engine.tools.install import LAUNCHER
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = ROOT / "engine_image" / "contract"
@@ -50,7 +50,7 @@ RUN_AS_MODULES = (
     "fleetkeeper_engine.cli",
     "fleetkeeper_engine.supervisor.launch.fetch",
     "fleetkeeper_engine.supervisor.launch.cpu_probe",
-    "fleetkeeper_engine.inspect_models",
+    "fleetkeeper_engine.tools.inspect_models",
 )
 """Started with `python -m`."""
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.document import Batching
 from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
 from fleetkeeper_engine.shm.step_sums import TERMS
+from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain
 from fleetkeeper_engine.supervisor.health import (
     PRIOR_TOKEN_S,

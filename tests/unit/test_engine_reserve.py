@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Ticket
 from fleetkeeper_engine.in_vllm.settings import InsideSettings
-from fleetkeeper_engine.scheduler_limits import (
+from fleetkeeper_engine.limits import (
     RESERVE_KEPT_S,
     RecentPeak,
     active_sequences,

@@ -29,7 +29,7 @@ from fleetkeeper_engine.in_vllm.stats import (
     SchedulerRecord,
     prefill_tokens_of,
 )
-from fleetkeeper_engine.scheduler_limits import (
+from fleetkeeper_engine.limits import (
     NOTCHES,
     RESERVE_KEPT_S,
     RETURN_S,

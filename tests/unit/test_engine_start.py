@@ -16,10 +16,9 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from fleetkeeper_engine.document import DType, EngineDocument, parse_document
-from fleetkeeper_engine.exitcodes import DeathClass
+from fleetkeeper_engine.exit_codes import DeathClass
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as INSIDE
-from fleetkeeper_engine.install import requirements_of
+from fleetkeeper_engine.spec import DType, EngineDocument, parse_document
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.features import find_features, numbers_of
@@ -31,6 +30,7 @@ from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
 from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader
 from fleetkeeper_engine.supervisor.memory.watch import device_reader, process_reader
 from fleetkeeper_engine.supervisor.process import Reaper
+from fleetkeeper_engine.tools.install import requirements_of
 
 GIB = 1024**3
 

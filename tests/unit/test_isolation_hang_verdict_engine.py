@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper_engine.document import parse_document
 from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse
 from fleetkeeper_engine.supervisor.state import PodState

@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleetkeeper_engine.document import parse_document
 from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort, serve_control
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState

@@ -34,7 +34,7 @@ from fleetkeeper_engine.in_vllm.stats import (
     Waiting,
     prefill_tokens_of,
 )
-from fleetkeeper_engine.scheduler_limits import (
+from fleetkeeper_engine.limits import (
     PREFILL_QUANTUM_TOKENS,
     RESERVE_KEPT_S,
     LimitRange,

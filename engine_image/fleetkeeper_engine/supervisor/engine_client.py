@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from fleetkeeper_engine.document import EngineDocument
 from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER
+from fleetkeeper_engine.spec import EngineDocument
 
 GENERATION_TIMEOUT_S = 600.0
 """The first token may wait for compilation; the startup deadline of the document comes on top."""

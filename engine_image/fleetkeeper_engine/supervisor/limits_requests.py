@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from fleetkeeper_engine.document import Batching
 from fleetkeeper_engine.shm.layout import Tier
+from fleetkeeper_engine.spec import Batching
 
 MOST_LEASE_S = 600
 MOST_GENERATION = 2**63 - 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleetkeeper_engine.document import Accelerator, EngineDocument
 from fleetkeeper_engine.in_vllm.http.admission.rules import Policy
 from fleetkeeper_engine.policy import start_policy
 from fleetkeeper_engine.shm.layout import (
@@ -16,6 +15,7 @@ from fleetkeeper_engine.shm.layout import (
     SupervisorBlock,
 )
 from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import Accelerator, EngineDocument
 from fleetkeeper_engine.supervisor.health import (
     SERVER_PERIOD_S,
     Progress,

@@ -12,10 +12,10 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper_engine.document import EngineDocument
-from fleetkeeper_engine.exitcodes import DeathClass
+from fleetkeeper_engine.exit_codes import DeathClass
 from fleetkeeper_engine.policy import POLICY_FILE, read_policy
 from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import EngineDocument
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort, serve_control
 from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain

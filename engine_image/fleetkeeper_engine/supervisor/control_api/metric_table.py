@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from fleetkeeper_engine.document import CONTRACT
 from fleetkeeper_engine.shm.histogram import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
@@ -14,6 +13,7 @@ from fleetkeeper_engine.shm.histogram import (
 )
 from fleetkeeper_engine.shm.layout import Outcome, Tier
 from fleetkeeper_engine.shm.step_sums import TERMS, StepClass
+from fleetkeeper_engine.spec import CONTRACT
 
 TIERS = tuple(tier.label for tier in Tier)
 OUTCOMES = tuple(outcome.label for outcome in Outcome)

@@ -14,8 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from fleetkeeper_engine.document import CONTRACT
-from fleetkeeper_engine.scheduler_limits import LimitRange, limits_in_force
+from fleetkeeper_engine.limits import LimitRange, limits_in_force
 from fleetkeeper_engine.shm.histogram import cumulative
 from fleetkeeper_engine.shm.layout import (
     CapBlock,
@@ -27,6 +26,7 @@ from fleetkeeper_engine.shm.layout import (
     Tier,
 )
 from fleetkeeper_engine.shm.step_sums import TERMS, StepClass
+from fleetkeeper_engine.spec import CONTRACT
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS_BY_NAME
 from fleetkeeper_engine.supervisor.health import stalled_s
 from fleetkeeper_engine.supervisor.memory.watch import FRESH_S

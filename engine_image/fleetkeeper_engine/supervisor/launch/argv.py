@@ -5,14 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleetkeeper_engine.document import (
-    ENVIRONMENT as DOCUMENT_ENVIRONMENT,
-)
-from fleetkeeper_engine.document import (
-    Accelerator,
-    DType,
-    EngineDocument,
-)
 from fleetkeeper_engine.in_vllm.settings import (
     ENVIRONMENT as INSIDE_ENVIRONMENT,
 )
@@ -22,6 +14,14 @@ from fleetkeeper_engine.in_vllm.settings import (
     InsideSettings,
 )
 from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE_ENVIRONMENT
+from fleetkeeper_engine.spec import (
+    ENVIRONMENT as DOCUMENT_ENVIRONMENT,
+)
+from fleetkeeper_engine.spec import (
+    Accelerator,
+    DType,
+    EngineDocument,
+)
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
 
 PREFILL_QUANTUM_TOKENS = 256

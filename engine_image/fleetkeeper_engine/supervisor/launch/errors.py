@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetkeeper_engine.exitcodes import DeathClass
+from fleetkeeper_engine.exit_codes import DeathClass
 
 
 class StartRefusedError(Exception):

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetkeeper_engine.document import Accelerator, DType, EngineDocument
-from fleetkeeper_engine.exitcodes import DeathClass
+from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_engine.spec import Accelerator, DType, EngineDocument
 from fleetkeeper_engine.supervisor.launch import fetch, model_info_cache
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError

@@ -23,7 +23,7 @@ from fleetkeeper_engine.in_vllm.http.admission.rules import (
 )
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn, microseconds
 from fleetkeeper_engine.in_vllm.settings import InsideSettings
-from fleetkeeper_engine.scheduler_limits import (
+from fleetkeeper_engine.limits import (
     RESERVE_KEPT_S,
     LimitRange,
     RecentPeak,

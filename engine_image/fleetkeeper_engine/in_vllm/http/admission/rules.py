@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn
-from fleetkeeper_engine.scheduler_limits import look_ahead_of, reserve_of
+from fleetkeeper_engine.limits import look_ahead_of, reserve_of
 from fleetkeeper_engine.shm.layout import TIERS, Tier
 
 _LONG = 4

@@ -1,4 +1,4 @@
-"""`python -m fleetkeeper_engine.inspect_models DIR`: what vLLM knows of model classes, for an image.
+"""`python -m fleetkeeper_engine.tools.inspect_models DIR`: what vLLM knows of model classes, for an image.
 
 Run where vLLM is installed, while an image is made; see `inspected`.
 """

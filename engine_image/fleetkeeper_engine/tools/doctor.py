@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from fleetkeeper_engine import byhand
-from fleetkeeper_engine.document import (
+from fleetkeeper_engine.spec import (
     ENVIRONMENT,
     EngineDocument,
     InvalidDocumentError,
@@ -26,6 +25,7 @@ from fleetkeeper_engine.supervisor.launch.prepare import pod_limit_bytes, prepar
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
 from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, load_nvml
 from fleetkeeper_engine.supervisor.process import Reaper
+from fleetkeeper_engine.tools import standalone
 
 Say = Callable[[str], object]
 NAMES_SHOWN = ("PATH", "OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "HF_HUB_OFFLINE")
@@ -33,7 +33,7 @@ NAMES_SHOWN = ("PATH", "OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "HF_HUB_O
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words of `doctor`: those of `serve`, the model being optional."""
-    byhand.add_arguments(parser)
+    standalone.add_arguments(parser)
     for action in parser._actions:  # noqa: SLF001 - argparse has no public way to relax an option
         if action.dest == "model":
             action.required = False
@@ -46,7 +46,7 @@ def run(given: argparse.Namespace) -> int:
         sys.stdout.write(f"{line}\n")
 
     healthy = _say_machine(say)
-    text = byhand.desired_document_text(given) if given.model else os.environ.get(ENVIRONMENT)
+    text = standalone.desired_document_text(given) if given.model else os.environ.get(ENVIRONMENT)
     if not text:
         say(
             "document     none: give --model, or set FLEETKEEPER_ENGINE, to see what would be started"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 
-from fleetkeeper_engine.document import CONTRACT
+from fleetkeeper_engine.spec import CONTRACT
 
 
 class DeathClass(StrEnum):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper_engine.document import CONTRACT
+from fleetkeeper_engine.spec import CONTRACT
 from fleetkeeper_engine.supervisor.memory.nvml import load_nvml
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the page is memory that processes share

@@ -62,7 +62,7 @@ def install(directory: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(__file__).resolve().parent, own / PACKAGE, ignore=ignore)
+    shutil.copytree(Path(__file__).resolve().parents[1], own / PACKAGE, ignore=ignore)
     _write_metadata(metadata.distribution(DISTRIBUTION), own)
     for name in sorted(requirements_of(DISTRIBUTION) - {DISTRIBUTION}):
         _copy_distribution(metadata.distribution(name), dependencies)

@@ -1,0 +1,1 @@
+"""Commands of `fleetkeeper-engine` besides supervising a pod, and the program that an image build runs."""
