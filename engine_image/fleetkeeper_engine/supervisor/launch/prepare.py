@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fleetkeeper_engine.exit_codes import DeathClass
 from fleetkeeper_engine.spec import Accelerator, DType, EngineDocument
-from fleetkeeper_engine.supervisor.launch import fetch, model_info_cache
+from fleetkeeper_engine.supervisor.launch import cpu_probe, fetch, model_info_cache
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.features import Features, find_features
@@ -157,7 +157,7 @@ async def _decided_dtype(
     if dtype is DType.FLOAT32:
         return dtype
     child = await spawn(
-        [sys.executable, "-m", "fleetkeeper_engine.supervisor.launch.cpu_probe", dtype.value],
+        [sys.executable, "-m", cpu_probe.__name__, dtype.value],
         _own_environment(environment),
     )
     status = await child.ended
