@@ -208,11 +208,12 @@ CHOICES = """
 from types import SimpleNamespace
 from vllm.config import SchedulerConfig
 from fleetkeeper_engine.in_vllm.scheduler import chosen_class, live_scheduler, mixed_into
+from fleetkeeper_engine.in_vllm.settings import SCHEDULER_FACTORY
 import json
 found = {}
 for name, asynchronous, diffusion in (("sync", False, None), ("async", True, None), ("diffusion", True, 1)):
     config = SchedulerConfig.default_factory(
-        async_scheduling=asynchronous, scheduler_cls="fleetkeeper_engine.in_vllm.scheduler.live_scheduler"
+        async_scheduling=asynchronous, scheduler_cls=SCHEDULER_FACTORY
     )
     assert config.get_scheduler_cls() is live_scheduler
     chosen = chosen_class(SimpleNamespace(scheduler_config=config, diffusion_config=diffusion))

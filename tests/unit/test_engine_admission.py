@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
+from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, look_ahead_of
 from fleetkeeper_engine.in_vllm.settings import InsideSettings
-from fleetkeeper_engine.limits import RESERVE_KEPT_S, look_ahead_of
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
 
 SECOND = 1_000_000

@@ -17,7 +17,7 @@ from fleetkeeper_engine.in_vllm.http.admission.rules import (
     fits_alone,
 )
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn
-from fleetkeeper_engine.limits import reserve_of
+from fleetkeeper_engine.in_vllm.realtime_reserve import reserve_of
 from fleetkeeper_engine.shm.layout import Tier
 
 RULE = PriorityRule(standard_offset_us=0, batch_ageing_us=30_000_000)

@@ -23,7 +23,6 @@ from fleetkeeper_engine.cli import TERMINATION_ENVIRONMENT as TERMINATION
 from fleetkeeper_engine.exit_codes import EXIT_CODES, DeathClass
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as INSIDE
 from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, MIDDLEWARE, SCHEDULER_FACTORY
-from fleetkeeper_engine.policy import POLICY_FILE
 from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE
 from fleetkeeper_engine.spec import ENVIRONMENT as DOCUMENT
 from fleetkeeper_engine.supervisor.control_api.auth import KEYS_FILE
@@ -31,6 +30,7 @@ from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS, TIER
 from fleetkeeper_engine.supervisor.launch import fetch
 from fleetkeeper_engine.supervisor.launch.prepare import PACKAGE_PATH
 from fleetkeeper_engine.supervisor.limits_requests import LimitsOrder
+from fleetkeeper_engine.supervisor.policy_file import POLICY_FILE
 from fleetkeeper_engine.supervisor.supervisor import DRAIN_SOCKET
 from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_engine.tools.install import LAUNCHER

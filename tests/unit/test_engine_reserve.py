@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Ticket
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
-from fleetkeeper_engine.limits import (
+from fleetkeeper_engine.in_vllm.realtime_reserve import (
     RESERVE_KEPT_S,
     RecentPeak,
     active_sequences,
     reserve_of,
 )
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
 
 STEP_S = 0.02

@@ -16,6 +16,12 @@ from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm import plugin
 from fleetkeeper_engine.in_vllm.priority import PriorityRule
+from fleetkeeper_engine.in_vllm.realtime_reserve import (
+    RESERVE_KEPT_S,
+    active_sequences,
+    progressing_tokens,
+    reserve_of,
+)
 from fleetkeeper_engine.in_vllm.scheduler import (
     NEEDED,
     LiveScheduling,
@@ -31,15 +37,11 @@ from fleetkeeper_engine.in_vllm.stats import (
 )
 from fleetkeeper_engine.limits import (
     NOTCHES,
-    RESERVE_KEPT_S,
     RETURN_S,
     LimitRange,
-    active_sequences,
     lease_holds,
     limits_change_at,
     limits_in_force,
-    progressing_tokens,
-    reserve_of,
 )
 from fleetkeeper_engine.shm.histogram import QUEUE_WAIT_EDGES_S
 from fleetkeeper_engine.shm.layout import SCHEDULER, CapBlock, SupervisorBlock, Tier

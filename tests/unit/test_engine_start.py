@@ -18,6 +18,7 @@ import pytest
 
 from fleetkeeper_engine.exit_codes import DeathClass
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as INSIDE
+from fleetkeeper_engine.in_vllm.settings import MIDDLEWARE, SCHEDULER_FACTORY
 from fleetkeeper_engine.spec import DType, EngineDocument, parse_document
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
@@ -71,8 +72,8 @@ def test_every_option_is_one_token_and_the_plan_is_in_it() -> None:
     for expected in (
         "--model=/models/m",
         "--scheduling-policy=priority",
-        "--scheduler-cls=fleetkeeper_engine.in_vllm.scheduler.live_scheduler",
-        "--middleware=fleetkeeper_engine.in_vllm.http.middleware.TierMiddleware",
+        f"--scheduler-cls={SCHEDULER_FACTORY}",
+        f"--middleware={MIDDLEWARE}",
         "--api-server-count=1",
         "--shutdown-timeout=0",
         f"--kv-cache-memory-bytes={GIB // 2}",

@@ -27,6 +27,13 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, goes_first, is_realtime, microseconds
+from fleetkeeper_engine.in_vllm.realtime_reserve import (
+    PREFILL_QUANTUM_TOKENS,
+    RESERVE_KEPT_S,
+    RecentPeak,
+    active_sequences,
+    progressing_tokens,
+)
 from fleetkeeper_engine.in_vllm.settings import InsideSettings
 from fleetkeeper_engine.in_vllm.stats import (
     Flight,
@@ -34,17 +41,7 @@ from fleetkeeper_engine.in_vllm.stats import (
     Waiting,
     prefill_tokens_of,
 )
-from fleetkeeper_engine.limits import (
-    PREFILL_QUANTUM_TOKENS,
-    RESERVE_KEPT_S,
-    LimitRange,
-    Limits,
-    RecentPeak,
-    active_sequences,
-    limits_change_at,
-    limits_in_force,
-    progressing_tokens,
-)
+from fleetkeeper_engine.limits import LimitRange, Limits, limits_change_at, limits_in_force
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
 from fleetkeeper_engine.shm.region import Page
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleetkeeper_engine.in_vllm.http.admission.rules import Policy
-from fleetkeeper_engine.policy import start_policy
+from fleetkeeper_engine.policy import Policy
 from fleetkeeper_engine.shm.layout import (
     CapBlock,
     MiddlewareBlock,
@@ -33,6 +32,7 @@ from fleetkeeper_engine.supervisor.limits_requests import (
 )
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse, decide_memory
 from fleetkeeper_engine.supervisor.output import Outlet
+from fleetkeeper_engine.supervisor.policy_file import start_policy
 
 SERVER_PATIENCE_S = 20.0
 """Not ready when vLLM's API server has not answered for so long after its turn."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from fleetkeeper_engine.exit_codes import DeathClass
-from fleetkeeper_engine.policy import POLICY_FILE, read_policy
 from fleetkeeper_engine.shm.region import Page
 from fleetkeeper_engine.spec import EngineDocument
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
@@ -36,6 +35,7 @@ from fleetkeeper_engine.supervisor.memory.watch import (
     process_reader,
 )
 from fleetkeeper_engine.supervisor.output import Outlet
+from fleetkeeper_engine.supervisor.policy_file import POLICY_FILE, read_policy
 from fleetkeeper_engine.supervisor.process import Child, Reaper
 from fleetkeeper_engine.supervisor.state import PodState
 from fleetkeeper_engine.supervisor.termination import Death, classify_death

@@ -16,21 +16,15 @@ from fleetkeeper_engine.in_vllm.http.admission.rules import (
     Candidate,
     DrainRate,
     Head,
-    Policy,
     Room,
     decide_next,
     fits_alone,
 )
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn, microseconds
+from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, RecentPeak
 from fleetkeeper_engine.in_vllm.settings import InsideSettings
-from fleetkeeper_engine.limits import (
-    RESERVE_KEPT_S,
-    LimitRange,
-    RecentPeak,
-    lease_holds,
-    limits_change_at,
-    limits_in_force,
-)
+from fleetkeeper_engine.limits import LimitRange, lease_holds, limits_change_at, limits_in_force
+from fleetkeeper_engine.policy import Policy
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
 
 _REOPEN_RATIO = 0.5

@@ -16,23 +16,10 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn
-from fleetkeeper_engine.limits import look_ahead_of, reserve_of
+from fleetkeeper_engine.in_vllm.realtime_reserve import look_ahead_of, reserve_of
 from fleetkeeper_engine.shm.layout import TIERS, Tier
 
 _LONG = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Rules of admission in force."""
-
-    queue_limits: tuple[int, int, int]
-    """Requests that may wait, by tier in the page's order."""
-    batch_share_ratio: float
-    """Of the sequences, the most that batch may hold while others wait."""
-    batch_floor_ratio: float
-    """Of the sequences, what batch may hold always."""
-    queue_wait_objective_s: float
 
 
 class Head(Protocol):
