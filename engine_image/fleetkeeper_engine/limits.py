@@ -1,4 +1,4 @@
-"""Which batch limits are in force. Pure: the scheduler, the middleware and the supervisor all ask here."""
+"""Batch limits in force. Pure; shared by the scheduler, the middleware and pid 1."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from dataclasses import dataclass
 from fleetkeeper_engine.shm.layout import SupervisorBlock
 
 RETURN_S = 30.0
-"""After the lease has ended, limits are back at their start-up values after so long."""
+"""Limits are back at their start-up values this long after the lease has ended."""
 NOTCHES = 10
-"""In so many steps, equal in ratio: a dead operator causes no cliff."""
+"""Number of steps on the way back, equal in ratio, so that a dead operator causes no sudden change."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRange:
-    """What a limit may be. The ceiling is the start-up value: buffers are sized by it."""
+    """The range of a limit. The ceiling is the start-up value, by which buffers are sized."""
 
     floor: int
     ceiling: int
 
     def clamp(self, wanted: int) -> int:
-        """`wanted` within the range; 0 means nothing was wanted: the ceiling."""
+        """Return `wanted` within the range. 0 means no request: the ceiling."""
         return self.ceiling if wanted <= 0 else min(max(wanted, self.floor), self.ceiling)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sequences and tokens of a step."""
+    """The maximum sequences and tokens of a step."""
 
     sequences: int
     tokens: int
 
 
 def lease_holds(orders: SupervisorBlock | None, now: float) -> bool:
-    """Whether there are orders and their lease has not ended."""
+    """Return whether there is a limits lease that has not ended."""
     return orders is not None and now < orders.lease_deadline
 
 
 def limits_in_force(
     orders: SupervisorBlock | None, sequences: LimitRange, tokens: LimitRange, now: float
 ) -> Limits:
-    """What was ordered while the lease holds; from there back to the ceiling in 10 notches over 30 s.
+    """Return the requested limits during the lease, then back to the ceiling in 10 steps over 30 s.
 
     >>> orders = SupervisorBlock(sequences=16, tokens=512, lease_deadline=100.0)
     >>> limits_in_force(orders, LimitRange(4, 64), LimitRange(256, 2048), now=115.0)
@@ -58,7 +58,9 @@ def limits_in_force(
 
 
 def limits_change_at(orders: SupervisorBlock | None, now: float) -> float:
-    """Until when `limits_in_force` says the same for these orders: no step need work it out again before.
+    """Return the time until which `limits_in_force` stays the same for this lease.
+
+    No step needs to compute the limits again before that time.
 
     >>> limits_change_at(SupervisorBlock(sequences=16, lease_deadline=100.0), now=40.0)
     100.0

@@ -1,4 +1,4 @@
-"""Rules of admission that may change while an engine runs, shared by pid 1 and the middleware. Pure."""
+"""Admission policy, shared by pid 1 and the middleware. It may change while an engine runs. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Policy:
     """Rules of admission in force."""
 
     queue_limits: tuple[int, int, int]
-    """Requests that may wait, by tier in the page's order."""
+    """Maximum number of waiting requests, by tier in the order of shared memory."""
     batch_share_ratio: float
-    """Of the sequences, the most that batch may hold while others wait."""
+    """The most of the sequences that batch may hold while others wait."""
     batch_floor_ratio: float
-    """Of the sequences, what batch may hold always."""
+    """The share of the sequences that batch may always hold."""
     queue_wait_objective_s: float

@@ -1,1 +1,1 @@
-"""Memory that the processes of an engine pod share: regions, their layout, and their bytes. Pure but for `region`."""
+"""Memory that the processes of an engine pod share: the region, its layout, and its encoding."""

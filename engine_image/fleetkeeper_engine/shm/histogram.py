@@ -1,4 +1,4 @@
-"""Bucket edges of the exported histograms, and which bucket a value falls into."""
+"""Bucket edges of the exported histograms."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 MOST_RATIO = 1.25
-"""No edge is more than this factor above the one before it (integers below 5 excepted)."""
+"""No edge is more than this factor above the previous one, except for integers below 5."""
 
 _DIVISIONS = ((1.0, 2.0, 4), (2.0, 5.0, 5), (5.0, 10.0, 4))
 
 
 def edges_between(lowest: float, highest: float) -> tuple[float, ...]:
-    """Edges from `lowest` to `highest`, each at most 1.25 times the one before.
+    """Return edges from `lowest` to `highest`, each at most 1.25 times the previous one.
 
-    Within a decade the way 1 -> 2 -> 5 -> 10 is divided geometrically into 4, 5 and 4 steps (ratios
-    1.189, 1.201, 1.189), so that objectives of 20, 50, 100, 200, 500 ms ... are edges exactly and
-    snapping an objective down to an edge changes nothing. Values are rounded to 4 digits.
+    Within a decade, 1 -> 2 -> 5 -> 10 is divided geometrically into 4, 5 and 4 steps (ratios 1.189,
+    1.201, 1.189). Objectives of 20, 50, 100, 200, 500 ms ... are therefore exact edges, and
+    snapping such an objective down to an edge changes nothing. Values are rounded to 4 digits.
     """
     edges = {lowest, highest}
     decade = 1e-6
@@ -31,7 +31,7 @@ def edges_between(lowest: float, highest: float) -> tuple[float, ...]:
 
 
 def whole_edges_between(lowest: int, highest: int) -> tuple[float, ...]:
-    """The same for counts: rounded to whole numbers, each once."""
+    """Return edges for counts: rounded to whole numbers, without duplicates."""
     return tuple(sorted({float(round(edge)) for edge in edges_between(lowest, highest)}))
 
 
@@ -42,10 +42,10 @@ BATCH_TOKENS_EDGES = whole_edges_between(1, 65536)
 
 
 def cumulative(buckets: Sequence[int]) -> tuple[int, ...]:
-    """Counts of values <= each edge, the last one being all: what Prometheus calls `le`."""
+    """Return the counts of values <= each edge, as Prometheus' `le`. The last is the total."""
     return tuple(accumulate(buckets))
 
 
 def snap_down(edges: Iterable[float], value: float) -> float | None:
-    """The highest edge that is not above `value`; None when all are."""
+    """Return the highest edge that is not above `value`, or None if all are above it."""
     return max((edge for edge in edges if edge <= value), default=None)

@@ -1,9 +1,8 @@
-"""What stands where in the page that supervisor, middleware and scheduler share. Pure.
+"""Blocks of the memory that supervisor, middleware and scheduler share, and their cells. Pure.
 
-A block is a table of 8-byte little-endian cells, so that a writer on a hot path can
-keep its block in one buffer and change single cells in place (`Cells`). Times are seconds of
-CLOCK_MONOTONIC, which all processes of a pod share. Change a table and raise
-`page_slots.VERSION`.
+A block is a table of 8-byte little-endian cells. A writer on a hot path can keep its block in one
+buffer and change single cells in place (`Cells`). Times are seconds of CLOCK_MONOTONIC, which all
+processes of a pod share. A change of a table requires a new `codec.VERSION`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fleetkeeper_engine.shm.step_sums import TERMS
 
 
 class Tier(IntEnum):
-    """A tier of requests, in falling order of precedence. The number is the place in the page."""
+    """A tier of requests, in falling order of precedence. The number is its index in shared memory."""
 
     REALTIME = 0
     STANDARD = 1
@@ -31,7 +30,7 @@ class Tier(IntEnum):
 
     @property
     def label(self) -> str:
-        """The value of the request header and of the label `tier`."""
+        """Return the value of the request header and of the label `tier`."""
         return self.name.lower()
 
 
@@ -40,7 +39,7 @@ TIERS = tuple(Tier)
 
 
 class Outcome(IntEnum):
-    """How a request for generation left admission. The number is the place in the page."""
+    """The result of admission for a generation request. The number is its index in shared memory."""
 
     ADMITTED = 0
     QUEUE_FULL = 1
@@ -50,83 +49,85 @@ class Outcome(IntEnum):
 
     @property
     def label(self) -> str:
-        """The value of the label `outcome`."""
+        """Return the value of the label `outcome`."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorBlock:
-    """What the supervisor orders. Readers apply the lease themselves (`scheduler_limits`)."""
+    """The limits and states that the supervisor sets. Readers apply the lease themselves (`limits`)."""
 
     generation: int = 0
-    """Of the last accepted PUT; 0 before the first."""
+    """Generation of the last accepted PUT; 0 before the first."""
     sequences: int = 0
-    """Wanted sequences; 0: the start-up value."""
+    """Requested sequences; 0 means the start-up value."""
     tokens: int = 0
-    """Wanted tokens of a step; 0: the start-up value."""
+    """Requested tokens of a step; 0 means the start-up value."""
     lease_deadline: float = 0.0
-    """Until when the orders hold; 0: there are none, start-up values and the pod's own rule hold."""
+    """End of the limits lease. 0 means no lease: start-up values and the pod's own rule apply."""
     admit: tuple[float, ...] = (1.0, 1.0, 1.0)
-    """Share of arrivals that is let in, by tier; 0 closes the tier."""
+    """Share of arrivals that is admitted, by tier; 0 closes the tier."""
     shares: tuple[float, ...] = (1.0, 1.0, 0.0)
-    """Most of the sequences a tier may hold while others wait; 0: what the settings say."""
+    """Maximum share of the sequences that a tier may hold while others wait; 0 means the start-up
+    settings."""
     draining: bool = False
     drain_deadline: float = 0.0
-    """While draining: when what is still queued is answered 503 and what still streams is ended."""
+    """While draining: when queued requests get 503 and running streams are ended."""
     cap_exceeded: bool = False
-    """Memory is above its cap: nothing new is scheduled until it is below."""
+    """Memory is above its cap: no new sequence is scheduled until it is below."""
     closed: tuple[bool, ...] = (False, False, False)
-    """Tiers closed by the pod itself, beyond what `admit` says."""
+    """Tiers closed by the pod itself, in addition to `admit`."""
     queue_limits: tuple[int, ...] = (0, 0, 0)
-    """Requests that may wait, by tier."""
+    """Maximum number of waiting requests, by tier."""
     batch_share_ratio: float = 0.0
     batch_floor_ratio: float = 0.0
     queue_wait_objective_s: float = 0.0
-    """0: there is no policy (this and the three before it), start-up values hold."""
+    """0 means that there is no policy (this and the three fields before it): start-up values apply."""
     written: float = 0.0
-    """When this block was written."""
+    """Time of this write."""
 
 
 @dataclass(frozen=True, slots=True)
 class MiddlewareBlock:
-    """What stands in front of the engine. Tuples are by tier."""
+    """The requests in front of the engine. Tuples are by tier."""
 
     pid: int = 0
     generation: int = 0
-    """Of the orders read last."""
+    """Generation of the limits lease that was read last."""
     waiting: tuple[int, ...] = (0, 0, 0)
     """Requests in the queue."""
     waiting_sequences: tuple[int, ...] = (0, 0, 0)
     oldest_arrival: tuple[float, ...] = (0.0, 0.0, 0.0)
-    """Arrival of the oldest request in the queue; 0: the queue is empty."""
+    """Arrival of the oldest request in the queue; 0 means an empty queue."""
     released: tuple[int, ...] = (0, 0, 0)
-    """Requests handed to vLLM and not finished."""
+    """Requests that were passed to vLLM and have not finished."""
     released_sequences: tuple[int, ...] = (0, 0, 0)
     arrivals: tuple[int, ...] = (0, 0, 0)
-    """Distinct requests; the same X-Request-Id again within 60 s is a retry and not counted."""
+    """Distinct requests. The same X-Request-Id again within 60 s is a retry and is not counted."""
     arrivals_squared: tuple[int, ...] = (0, 0, 0)
     """Sum over finished 1 s bins of the square of their arrivals."""
     outcomes: tuple[int, ...] = (0,) * 15
     """Requests by tier and outcome: [5 * tier + outcome]."""
     unauthorized: int = 0
-    """Requests refused for want of the API key."""
+    """Requests refused because the API key was missing or wrong."""
     rejected: int = 0
     """Requests refused for an unknown tier or path or an unreadable body."""
     own_rule_closed: bool = False
-    """Without orders: the oldest wait is above the objective, batch is closed."""
+    """Without a lease: the oldest wait is above the objective, so batch is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerBlock:
-    """What the engine does. Counters start at 0 with the engine."""
+    """The state and the counters of the engine. Counters start at 0 with the engine."""
 
     pid: int = 0
     supported: bool = False
     """The scheduler has the attributes that live limits need."""
     blind: bool = False
-    """Our code in the scheduler ended itself after a fault: the engine goes on, nothing here moves any more."""
+    """Instrumentation disabled itself after a fault. The engine continues, and no value here
+    changes any more."""
     generation: int = 0
-    """Of the orders read last."""
+    """Generation of the limits lease that was read last."""
     limit_sequences: int = 0
     """In force at the last schedule call that was counted."""
     limit_tokens: int = 0
@@ -135,15 +136,16 @@ class SchedulerBlock:
     ceiling_tokens: int = 0
     floor_sequences: int = 0
     floor_tokens: int = 0
-    """The least that lets every sequence of the ceiling progress; above it at most what was wanted."""
+    """The lowest limit that can be in force; without chunked prefill it is the ceiling."""
     worked_steps: int = 0
-    """Steps with tokens in them whose output came back."""
+    """Steps with tokens whose output came back."""
     running: tuple[int, ...] = (0, 0, 0)
-    """Sequences by tier; refreshed every 200 ms, every 50 while any wait, and when nothing is left."""
+    """Sequences by tier. Refreshed every 200 ms, every 50 ms while any waits, and when none is left."""
     waiting: tuple[int, ...] = (0, 0, 0)
     """Sequences inside vLLM that no step has held yet, or that were preempted."""
     blocked: int = 0
-    """Of those that wait: not runnable yet, since their grammar compiles, or KV or input is still to come."""
+    """Waiting sequences that are not runnable yet: their grammar compiles, or KV or input is still
+    to come."""
     kv_capacity_tokens: int = 0
     kv_resident_tokens: int = 0
     preemptions: int = 0
@@ -151,7 +153,8 @@ class SchedulerBlock:
     """Prefill tokens computed."""
     generation_tokens: int = 0
     queue_wait_buckets: tuple[int, ...] = (0,) * (3 * (len(QUEUE_WAIT_EDGES_S) + 1))
-    """By tier, one after the other; not cumulative, the last of each is above the highest edge."""
+    """By tier, one after the other. Not cumulative; the last bucket of each tier is above the
+    highest edge."""
     queue_wait_sum: tuple[float, ...] = (0.0, 0.0, 0.0)
     batch_time_buckets: tuple[int, ...] = (0,) * (len(BATCH_TIME_EDGES_S) + 1)
     batch_time_sum: float = 0.0
@@ -160,52 +163,53 @@ class SchedulerBlock:
     batch_tokens_buckets: tuple[int, ...] = (0,) * (len(BATCH_TOKENS_EDGES) + 1)
     batch_tokens_sum: float = 0.0
     step_model: tuple[float, ...] = (0.0,) * (2 * len(TERMS))
-    """Sums by step class, then by `step_model.TERMS`."""
+    """Sums by step class, then by `step_sums.TERMS`."""
 
     def queue_wait_of(self, tier: Tier) -> tuple[int, ...]:
-        """Buckets of one tier's queue wait."""
+        """Return the buckets of one tier's queue wait."""
         width = len(QUEUE_WAIT_EDGES_S) + 1
         return self.queue_wait_buckets[tier * width : (tier + 1) * width]
 
 
 @dataclass(frozen=True, slots=True)
 class PulseBlock:
-    """What the scheduler says before each step, cell by cell: the accelerator waits for it.
+    """The heartbeat that the scheduler writes before each step, cell by cell, while the accelerator waits.
 
-    Each number is whole; two of them may be of two steps.
+    Each cell is consistent by itself; two cells may be of two steps.
     """
 
     schedule_calls: int = 0
     steps: int = 0
-    """Steps sent to the workers whose output is not back."""
+    """Steps that were sent to the workers and whose output is not back."""
     tokens: int = 0
     """Tokens in these steps."""
     oldest_arrival: tuple[float, ...] = (0.0, 0.0, 0.0)
-    """Arrival (in the middleware) of the oldest of those that wait in vLLM, by tier; 0: none."""
+    """Arrival (in the middleware) of the oldest request that waits in vLLM, by tier; 0 means none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapBlock:
-    """What one worker says about its allocator's cap. One block a rank."""
+    """The memory cap of one worker's allocator. There is one block for each rank."""
 
     pid: int = 0
     armed: bool = False
     device: int = 0
     fraction: float = 0.0
-    """Of the device's memory that torch's allocator may take."""
+    """Fraction of the device's memory that torch's allocator may take."""
     total_bytes: int = 0
     non_torch_bytes: int = 0
-    """Taken on the device when the cap was set, outside the allocator."""
+    """Memory in use outside the allocator when the cap was set."""
     allocated_bytes: int = 0
     reserved_bytes: int = 0
-    """Reserved and not allocated is fragmentation: 1 - allocated / reserved."""
+    """The reserved memory that is not allocated is fragmentation: 1 - allocated / reserved."""
     written: float = 0.0
 
     @property
     def fragmentation_ratio(self) -> float:
-        """Share of what is reserved that holds nothing; 0 while nothing is reserved.
+        """Return the share of the reserved memory that is not allocated; 0 if nothing is reserved.
 
-        The two are read one after the other, so the allocator may give memory back in between: never below 0.
+        The two values are read one after the other, and the allocator may free memory in between.
+        The result is therefore clamped to 0.
         """
         if not self.reserved_bytes:
             return 0.0
@@ -296,11 +300,11 @@ TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
         ("written", "d", 1),
     ),
 }
-"""Field, kind (Q unsigned, d float, ? truth) and number of cells, in the page's order."""
+"""Field, type (Q unsigned, d float, ? boolean) and number of cells, in the order of shared memory."""
 
 
 class Layout(Generic[Block]):
-    """Turns one kind of block into bytes and back."""
+    """Converter between one kind of block and its bytes."""
 
     def __init__(self, kind: type[Block]) -> None:
         self.kind = kind
@@ -318,10 +322,10 @@ class Layout(Generic[Block]):
             place += count
 
     def pack(self, block: Block) -> bytes:
-        """The payload of a block.
+        """Return the payload of a block.
 
         Raises:
-            struct.error: when a value does not fit its cell or a tuple has another length.
+            struct.error: if a value does not fit its cell or a tuple has the wrong length.
         """
         values: list[Any] = []
         for name, _, count in self._table:
@@ -335,7 +339,7 @@ class Layout(Generic[Block]):
         return self._struct.pack(*values)
 
     def unpack(self, payload: bytes) -> Block:
-        """The block in a payload of exactly `size` bytes."""
+        """Return the block in a payload of exactly `size` bytes."""
         values = self._struct.unpack(payload)
         found: dict[str, Any] = {}
         place = 0
@@ -351,12 +355,13 @@ class Layout(Generic[Block]):
 class Cells:
     """A block that its writer keeps in one buffer and changes cell by cell.
 
-    `whole` and `real` are the same memory seen as unsigned numbers and as floats; the place of a
-    field is `layout.cells[name]`. Changing a cell costs a store, publishing the block one CRC and one copy.
+    `whole` and `real` are views of the same memory as unsigned numbers and as floats. The index of
+    a field is `layout.cells[name]`. Changing a cell costs a store, publishing the block one CRC and
+    one copy.
     """
 
     def __init__(self, layout: Layout[Any], memory: memoryview | None = None) -> None:
-        """With `memory` the cells stand there, as they are; else in one of their own, as defaults."""
+        """Use `memory` as it is, or allocate a buffer with default values."""
         self.layout = layout
         self.buffer = (
             memoryview(bytearray(layout.pack(layout.kind()))) if memory is None else memory
@@ -365,11 +370,11 @@ class Cells:
         self.real = self.buffer.cast("d")
 
     def clear(self) -> None:
-        """Sets all cells to 0."""
+        """Set all cells to 0."""
         self.buffer[:] = bytes(len(self.buffer))
 
     def release(self) -> None:
-        """Gives the memory back; the cells are of no use afterwards."""
+        """Release the views. The cells cannot be used afterwards."""
         for view in (self.whole, self.real, self.buffer):
             view.release()
 

@@ -1,7 +1,7 @@
-"""The shared page: a file in /dev/shm through which supervisor, middleware and scheduler talk.
+"""The shared region: a file in /dev/shm that connects supervisor, middleware and scheduler.
 
-Each block has one writer. Reading never waits for a writer and writing never waits for a reader;
-what cannot be read whole is None, and the reader goes on with its start-up values.
+Each block has one writer. Readers never wait for a writer, and writers never wait for a reader. A
+block that cannot be read consistently is None, and the reader uses its start-up values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fleetkeeper_engine.shm.layout import (
 )
 
 ENVIRONMENT = "FLEETKEEPER_PAGE"
-"""The environment variable with the page's path, for the processes of vLLM."""
+"""The environment variable with the path of the shared region, for vLLM's processes."""
 
 _TRIES = 4
 _SUPERVISOR, _MIDDLEWARE, _SCHEDULER, _FIRST_RANK = range(4)
@@ -49,7 +49,7 @@ _OF_CELLS = {MIDDLEWARE: _MIDDLEWARE, SCHEDULER: _SCHEDULER}
 
 
 class Page:
-    """One mapping of the page. Not for use by two threads at once where they write the same block."""
+    """One mapping of the region. Two threads must not write the same block through it at once."""
 
     def __init__(self, memory: mmap.mmap, nonce: int, ranks: int) -> None:
         self._memory = memory
@@ -62,18 +62,18 @@ class Page:
         even, odd = self._slots[_SUPERVISOR]
         self._orders_even, self._orders_odd = even >> 3, odd >> 3
         self.pulse = Cells(PULSE, memoryview(memory)[PULSE_AT : PULSE_AT + PULSE.size])
-        """The scheduler's pulse, in the page itself: what is stored there is said."""
+        """The scheduler's heartbeat, in the region itself: a store is visible to readers at once."""
 
     @classmethod
     def create(cls, path: Path | str, nonce: int | None = None, ranks: int = 1) -> Page:
-        """Makes the page anew, mode 0600, and maps it. Processes of an earlier start keep the old file.
+        """Create the region, mode 0600, and map it. Processes of an earlier start keep the old file.
 
         Raises:
-            ValueError: when there are more ranks than the page has room for.
-            OSError: when the file cannot be made.
+            ValueError: if there are more ranks than the region has room for.
+            OSError: if the file cannot be created.
         """
         if not 1 <= ranks <= MOST_RANKS:
-            raise ValueError(f"the page has room for 1 to {MOST_RANKS} ranks, not {ranks}")
+            raise ValueError(f"shared memory has room for 1 to {MOST_RANKS} ranks, not {ranks}")
         path = Path(path)
         size = places(ranks)[-1].end
         descriptor, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -93,7 +93,7 @@ class Page:
 
     @classmethod
     def open(cls, path: Path | str) -> Page | None:
-        """Maps an existing page; None when there is none of this layout version there."""
+        """Map an existing region; None if there is none of this layout version."""
         try:
             with Path(path).open("r+b") as file:
                 memory = mmap.mmap(file.fileno(), 0)
@@ -107,77 +107,77 @@ class Page:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Page | None:
-        """The page that the supervisor made for this pod; None without one."""
+        """Map the region that the supervisor created for this pod; None if there is none."""
         path = environment.get(ENVIRONMENT)
         return cls.open(path) if path else None
 
     def close(self) -> None:
-        """Unmaps it."""
+        """Unmap the region."""
         self.pulse.release()
         self._words.release()
         self._memory.close()
 
     def read_supervisor(self) -> SupervisorBlock | None:
-        """The orders in force."""
+        """Return the supervisor's block: the limits lease, the policy and the pod's states."""
         return self._read(_SUPERVISOR, SUPERVISOR)
 
     def read_middleware(self) -> MiddlewareBlock | None:
-        """What waits in front of the engine."""
+        """Return the middleware's block: the requests in front of the engine."""
         return self._read(_MIDDLEWARE, MIDDLEWARE)
 
     def read_scheduler(self) -> SchedulerBlock | None:
-        """What the engine does."""
+        """Return the scheduler's block: the state and counters of the engine."""
         return self._read(_SCHEDULER, SCHEDULER)
 
     def read_pulse(self) -> PulseBlock:
-        """What the engine said before its last step; zeros before its first."""
+        """Return the heartbeat before the engine's last step; zeros before its first step."""
         calls, steps, tokens, *_ = self.pulse.whole
         return PulseBlock(
             calls, steps, tokens, tuple(self.pulse.real[PULSE.cells["oldest_arrival"] :])
         )
 
     def read_cap(self, rank: int) -> CapBlock | None:
-        """What a worker says about its cap; None until it said something."""
+        """Return the memory cap of a worker; None until it reported one."""
         return self._read(_FIRST_RANK + rank, CAP)
 
     def orders_sequence(self) -> int:
-        """Changes with every write of the supervisor's block; cheaper than reading it."""
+        """Return a number that changes with every write of the supervisor's block; cheaper than reading it."""
         words = self._words
         return max(words[self._orders_even], words[self._orders_odd])
 
     def caps_armed(self) -> bool:
-        """Whether every rank's allocator is held to its cap."""
+        """Return whether the allocator of every rank is limited to its cap."""
         caps = [self.read_cap(rank) for rank in range(self.ranks)]
         return all(cap is not None and cap.armed for cap in caps)
 
     def write_supervisor(self, block: SupervisorBlock) -> None:
-        """Puts orders into force."""
+        """Write the supervisor's block."""
         self._write(_SUPERVISOR, SUPERVISOR.pack(block))
 
     def write_middleware(self, block: MiddlewareBlock) -> None:
-        """Says what waits in front of the engine."""
+        """Write the middleware's block."""
         self._write(_MIDDLEWARE, MIDDLEWARE.pack(block))
 
     def write_scheduler(self, block: SchedulerBlock) -> None:
-        """Says what the engine does."""
+        """Write the scheduler's block."""
         self._write(_SCHEDULER, SCHEDULER.pack(block))
 
     def write_pulse(self, block: PulseBlock) -> None:
-        """Says what is said before a step."""
+        """Write the heartbeat."""
         self._memory[PULSE_AT : PULSE_AT + PULSE.size] = PULSE.pack(block)
 
     def write_cap(self, rank: int, block: CapBlock) -> None:
-        """Says that a worker's cap is set.
+        """Write the memory cap of a worker.
 
         Raises:
-            ValueError: when the page has no such rank.
+            ValueError: if the region has no such rank.
         """
         if not 0 <= rank < self.ranks:
-            raise ValueError(f"the page has {self.ranks} ranks; there is no rank {rank}")
+            raise ValueError(f"shared memory has {self.ranks} ranks; there is no rank {rank}")
         self._write(_FIRST_RANK + rank, CAP.pack(block))
 
     def publish(self, cells: Cells) -> None:
-        """Writes a block kept as cells (scheduler or middleware)."""
+        """Write a block that is kept as cells (scheduler or middleware)."""
         self._write(_OF_CELLS[cells.layout], cells.buffer)
 
     def _sequences(self, number: int) -> tuple[int, int]:
@@ -187,7 +187,7 @@ class Page:
     def _write(self, number: int, payload: bytes | memoryview) -> None:
         last = self._written.get(number)
         if last is None:
-            # A writer that was started again goes on after its predecessor.
+            # A restarted writer continues the sequence of its predecessor.
             last = max(self._sequences(number))
         sequence = last + 1
         offset = self._slots[number][sequence & 1]
@@ -200,9 +200,9 @@ class Page:
         return None if payload is None else layout.unpack(payload)
 
     def read_payload(self, number: int) -> bytes | None:
-        """The bytes of the newest whole state of a block; None before the first.
+        """Return the bytes of the newest consistent state of a block; None before the first.
 
-        A slot that fails its checksum was being overwritten; by then the other one is whole.
+        A slot that fails its checksum was being overwritten; by then the other slot is complete.
         """
         place = self._places[number]
         size = slot_size(place.payload)
