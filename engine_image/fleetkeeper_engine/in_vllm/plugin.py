@@ -1,9 +1,9 @@
-"""Arms the memory cap of torch's allocator in every CUDA worker: a vLLM general plugin.
+"""A vLLM general plugin that arms the memory cap of torch's allocator in every CUDA worker.
 
 vLLM runs general plugins in all its processes, before a worker's device is set, and swallows their
-exceptions. So nothing of CUDA is touched here: the worker's device initialisation is wrapped, and
-once the device is set the allocator is held to the cap and "armed" is written to the page. A worker
-in which that failed stays unarmed, and its pod never turns ready.
+exceptions. So this module does not touch CUDA at load time. It wraps the worker's device
+initialization: once the device is set, the allocator is limited to the cap and "armed" is written
+to shared memory. A worker in which that fails stays unarmed, and its pod never becomes ready.
 """
 
 from __future__ import annotations
@@ -28,81 +28,81 @@ _MARK = "_fleetkeeper_cap"
 
 
 class Device(Protocol):
-    """What is needed of torch, for one device."""
+    """The part of torch that is used for one device."""
 
     def memory(self) -> tuple[int, int]:
-        """Free and total bytes of the device, all processes counted."""
+        """Return free and total bytes of the device, over all processes."""
         ...
 
     def reserved_bytes(self) -> int:
-        """Held by this process's allocator."""
+        """Return the bytes that this process's allocator has reserved."""
         ...
 
     def allocated_bytes(self) -> int:
-        """Of these, handed out."""
+        """Return the reserved bytes that are allocated."""
         ...
 
     def set_fraction(self, fraction: float) -> None:
-        """Holds the allocator to a fraction of the device's memory."""
+        """Limit the allocator to a fraction of the device's memory."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TorchDevice:
-    """A CUDA device through torch. Imported here only, when the device is already set."""
+    """A CUDA device through torch, which is imported only once the device is set."""
 
     index: int
 
     def memory(self) -> tuple[int, int]:
-        """Free and total bytes of the device."""
+        """Return free and total bytes of the device."""
         import torch  # noqa: PLC0415 - only in a worker whose device is set
 
         free, total = torch.cuda.mem_get_info(self.index)
         return int(free), int(total)
 
     def reserved_bytes(self) -> int:
-        """Held by this process's allocator."""
+        """Return the bytes that this process's allocator has reserved."""
         import torch  # noqa: PLC0415 - as above
 
         return int(torch.cuda.memory_reserved(self.index))
 
     def allocated_bytes(self) -> int:
-        """Of these, handed out."""
+        """Return the reserved bytes that are allocated."""
         import torch  # noqa: PLC0415 - as above
 
         return int(torch.cuda.memory_allocated(self.index))
 
     def set_fraction(self, fraction: float) -> None:
-        """Holds the allocator to a fraction of the device's memory."""
+        """Limit the allocator to a fraction of the device's memory."""
         import torch  # noqa: PLC0415 - as above
 
         torch.cuda.set_per_process_memory_fraction(fraction, self.index)
 
 
 class CapTooLowError(RuntimeError):
-    """What lies outside torch's allocator already fills the cap."""
+    """The memory outside torch's allocator already fills the cap."""
 
 
 def allocator_fraction(cap_ratio: float, total_bytes: int, non_torch_bytes: int) -> float:
-    """The fraction of the device that torch's allocator may take: (cap - non-torch) / total.
+    """Return the fraction of the device for torch's allocator: (cap - non-torch) / total.
 
     Raises:
-        CapTooLowError: when nothing is left for it.
+        CapTooLowError: if nothing is left for it.
     """
     fraction = cap_ratio - non_torch_bytes / total_bytes
     if fraction <= 0.0:
         raise CapTooLowError(
-            f"{non_torch_bytes / 2**30:.2f} GiB of {total_bytes / 2**30:.2f} GiB lie outside torch's "
-            f"allocator; that is more than the cap of {cap_ratio:.0%}"
+            f"{non_torch_bytes / 2**30:.2f} GiB of {total_bytes / 2**30:.2f} GiB are in use outside torch's "
+            f"allocator, which is more than the cap of {cap_ratio:.0%}"
         )
     return min(1.0, fraction)
 
 
 def arm(device: Device, index: int, cap_ratio: float) -> CapBlock:
-    """Holds the allocator to the cap and says what it was set to.
+    """Limit the allocator to the cap and return the values that were set.
 
     Raises:
-        CapTooLowError: when what lies outside the allocator already fills the cap.
+        CapTooLowError: if the memory outside the allocator already fills the cap.
     """
     free, total = device.memory()
     non_torch = max(0, total - free - device.reserved_bytes())
@@ -122,7 +122,7 @@ def arm(device: Device, index: int, cap_ratio: float) -> CapBlock:
 
 
 def report_for_ever(page: Page, rank: int, device: Device, armed: CapBlock) -> None:
-    """Writes the allocator's figures once a second, for the fragmentation metric."""
+    """Write the allocator's figures once a second, for the fragmentation metric."""
     while True:
         time.sleep(REPORT_PERIOD_S)
         block = replace(
@@ -138,21 +138,21 @@ def arm_worker(
     worker: Any,  # noqa: ANN401 - a vLLM worker
     make_device: Callable[[int], Device] = TorchDevice,
 ) -> None:
-    """Arms the cap of a worker whose device is set. Nothing on CPU, where plan and watch hold it."""
-    # vLLM hands out a wrapper around the worker proper.
+    """Arm the cap of a worker whose device is set. Do nothing on CPU, where plan and watch enforce it."""
+    # vLLM passes a wrapper around the actual worker.
     worker = getattr(worker, "worker", None) or worker
     device = getattr(worker, "device", None)
     if device is None or device.type != "cuda":
         return
     page = Page.of_environment()
     if page is None:
-        logger.error("the memory cap is not armed: there is no shared page")
+        logger.error("the memory cap is not armed: shared memory is missing")
         return
     rank, index = int(worker.rank), int(device.index or 0)
     torch_device = make_device(index)
     armed = arm(torch_device, index, InsideSettings.of_environment().cap_percent / 100)
     page.write_cap(rank, armed)
-    logger.info("memory cap armed: rank %d may allocate %.1f%%", rank, 100 * armed.fraction)
+    logger.info("memory cap armed rank=%d fraction=%.3f", rank, armed.fraction)
     threading.Thread(
         target=report_for_ever,
         args=(page, rank, torch_device, armed),
@@ -162,7 +162,7 @@ def arm_worker(
 
 
 def wrap(worker_class: type[Any], act: Callable[[Any], None] = arm_worker) -> None:
-    """Makes `act` run after every `init_device` of a worker class; a second time changes nothing."""
+    """Call `act` after every `init_device` of a worker class. A second call changes nothing."""
     original = worker_class.init_device
     if getattr(original, _MARK, False):
         return
@@ -173,8 +173,8 @@ def wrap(worker_class: type[Any], act: Callable[[Any], None] = arm_worker) -> No
         try:
             act(self)
         except Exception:
-            # Unarmed is said by the page; the pod stays unready with that as its reason.
-            logger.exception("the memory cap could not be armed")
+            # Shared memory shows the cap as unarmed, and the pod stays unready for that reason.
+            logger.exception("arming the memory cap failed")
         return result
 
     setattr(init_device, _MARK, True)
@@ -182,7 +182,7 @@ def wrap(worker_class: type[Any], act: Callable[[Any], None] = arm_worker) -> No
 
 
 def register() -> None:
-    """The entry point `vllm.general_plugins`: wraps the class through which vLLM starts any worker."""
+    """Wrap the class through which vLLM starts any worker (entry point `vllm.general_plugins`)."""
     if Page.of_environment() is None:
         return
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415 - only inside vLLM

@@ -1,13 +1,13 @@
-"""The one number by which vLLM orders requests, fixed when a request is released into it. Pure.
+"""The priority number by which vLLM orders requests, fixed when a request is released into vLLM. Pure.
 
 vLLM schedules the smallest `priority` first and preempts the largest. The number travels in the
-request's body through vLLM's own validation into its EngineCore, so it also carries, without any
-change inside vLLM, what our scheduler wants to know: tier and arrival. Its bits, from the top:
+request's body through vLLM's own validation into its EngineCore. It therefore also carries tier and
+arrival to our scheduler, without a change inside vLLM. Its bits, from the top:
 
-    band | arrival + offset, microseconds of CLOCK_MONOTONIC | turn (2) | tier (2) | spare (4)
+    band | arrival + offset, microseconds of CLOCK_MONOTONIC | release reason (2) | tier (2) | spare (4)
 
-The spare bits start full: vLLM counts the number down by one for each further turn of a tool call.
-It fits vLLM's signed 64 bits for 2,000 years of uptime.
+The spare bits start full: vLLM decrements the number for each further round of a tool call. The
+number fits vLLM's signed 64 bits for 2,000 years of uptime.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _MICRO = 1_000_000
 
 
 class Turn(IntEnum):
-    """Why a request was released."""
+    """The reason for which a request was released."""
 
     ORDINARY = 0
     FLOOR = 1
-    """To give its tier the least it is owed: ahead of ordinary requests, behind realtime."""
+    """Gives its tier the guaranteed minimum: ahead of ordinary requests, behind realtime."""
     OVERDUE = 2
-    """It waited longer than the ageing time and its tier holds nothing: with realtime."""
+    """It waited longer than the ageing time and its tier holds nothing: same band as realtime."""
 
 
 _TURNS = tuple(Turn)
 
 
 class Origin(NamedTuple):
-    """What a number says about its request."""
+    """The parts of a request that its priority encodes."""
 
     tier: Tier
     turn: Turn
@@ -49,30 +49,30 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PriorityRule:
-    """How late a tier's arrivals count, in microseconds: batch by its ageing time."""
+    """The delay that is added to a tier's arrivals, in microseconds: for batch its ageing time."""
 
     standard_offset_us: int
     batch_ageing_us: int
 
     def offset_us(self, tier: Tier, turn: Turn = Turn.ORDINARY) -> int:
-        """What is added to an arrival; nothing where the band already decides."""
+        """Return the offset of an arrival; 0 where the band already decides."""
         if tier is Tier.REALTIME or turn is not Turn.ORDINARY:
             return 0
         batch = self.batch_ageing_us if tier is Tier.BATCH else 0
         return self.standard_offset_us + batch
 
     def rank_us(self, tier: Tier, arrival_us: int) -> int:
-        """The order of ordinary requests of the tiers below realtime."""
+        """Return the rank of an ordinary request of a tier below realtime."""
         return arrival_us + self.offset_us(tier)
 
     def number(self, tier: Tier, arrival_us: int, turn: Turn = Turn.ORDINARY) -> int:
-        """The priority of a request."""
+        """Return the priority of a request."""
         rank = arrival_us + self.offset_us(tier, turn)
         low = turn << _TURN_SHIFT | tier << _TIER_SHIFT | _SPARE
         return (rank << _RANK_SHIFT | low) - _BAND * _band(tier, turn)
 
     def origin(self, number: int) -> Origin | None:
-        """What `number` was made from; None when it is not one of ours (0: the supervisor's own)."""
+        """Decode a priority; None if it is not one of ours (0 is the supervisor's own)."""
         band = -(number // _BAND)
         low = number & 0xFF
         rank = (number + _BAND * band) >> _RANK_SHIFT
@@ -92,20 +92,20 @@ def _band(tier: Tier, turn: Turn) -> int:
 
 
 def request_of(number: int) -> int:
-    """The same for all sequences and turns of one request, and for no two requests."""
+    """Return a number that all sequences and rounds of one request share, and no two requests."""
     return number >> _RANK_SHIFT
 
 
 def microseconds(seconds: float) -> int:
-    """Whole microseconds."""
+    """Return whole microseconds."""
     return int(seconds * _MICRO)
 
 
 def is_realtime(number: int) -> bool:
-    """Whether a number is of a request of the realtime tier."""
+    """Return True if the priority encodes a realtime request."""
     return number < -_BAND and number >> _TIER_SHIFT & 3 == Tier.REALTIME
 
 
 def goes_first(number: int) -> bool:
-    """Whether a number lies in the first band: realtime, or overdue."""
+    """Return True if the priority lies in the first band: realtime or overdue."""
     return number < -_BAND

@@ -1,17 +1,19 @@
-"""Live batch limits: our code mixed into the scheduler class that vLLM would have chosen.
+"""Live batch limits: a mixin for the scheduler class that vLLM would have chosen.
 
 vLLM's `--scheduler-cls` names `live_scheduler`, which vLLM calls like a class. vLLM's scheduler
-interface is not public, so nothing is taken for granted: what is needed is looked for on the finished
-instance, and where it is missing the engine runs as it is and says that live limits are not
-supported. A fault of ours never ends the engine: observing and limiting stop, scheduling goes on.
+interface is not public. The required attributes are therefore looked up on the finished instance.
+If one is missing, the engine runs unchanged and reports that live limits are not supported. A fault
+of this code never ends the engine: observing and limiting stop, scheduling continues.
 
-Only `max_num_active_reqs` and `max_num_scheduled_tokens` are ever set, before each schedule call.
-`max_num_running_reqs` is left alone: an assertion in vLLM ends the core when it is below what runs.
+Only `max_num_active_reqs` and `max_num_scheduled_tokens` are set, before each schedule call.
+`max_num_running_reqs` is left alone: an assertion in vLLM ends the core when it is below the number
+of running requests.
 
-Between the output of a step and the start of the next one the accelerator waits for this thread. So
-only what must be there by then is done there: the limits, and word that a step is on its way. What
-there is to count is counted when vLLM asks for the step's grammar, while the workers compute; of short
-steps several at once, since each look at code that left the processor's caches costs many times its work.
+Between the output of a step and the start of the next one the accelerator waits for this thread.
+Only what must be done by then is done there: setting the limits, and writing that a step is about
+to run. Everything else is counted when vLLM asks for the step's grammar, while the workers compute.
+Several short steps are counted together, because running code that has left the processor's caches
+costs many times its work.
 """
 
 from __future__ import annotations
@@ -50,14 +52,14 @@ logger = logging.getLogger("vllm.fleetkeeper")
 NEEDED = ("max_num_active_reqs", "max_num_scheduled_tokens")
 _COUNT_EVERY_S = 0.2
 _COUNT_WAITING_EVERY_S = 0.05
-"""While something waits inside vLLM: what is said of it must not be long past, or it seems to wait on."""
+"""While something waits inside vLLM: an old figure would look like a request that still waits."""
 _ORIGINS_KEPT = 4096
 
 T = TypeVar("T")
 
 
 class LiveScheduling:
-    """Sets the limits before, and observes after, the calls of one vLLM scheduler."""
+    """Limits and statistics around the calls of one vLLM scheduler."""
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class LiveScheduling:
         rule = PriorityRule(
             microseconds(settings.standard_offset_s), microseconds(settings.batch_ageing_s)
         )
-        # Each running sequence is asked for its tier several times a second.
+        # The tier of each running sequence is needed several times a second.
         self._origin_of = lru_cache(_ORIGINS_KEPT)(rule.origin)
         self.record = SchedulerRecord(page.pulse if page is not None else None)
         self.supported = all(isinstance(getattr(scheduler, name, None), int) for name in NEEDED)
@@ -112,11 +114,11 @@ class LiveScheduling:
 
     @property
     def followed(self) -> bool:
-        """Whether `while_running` has followed the last schedule call."""
+        """Return whether `while_running` has followed the last schedule call."""
         return self._followed
 
     def before_schedule(self) -> None:
-        """Puts the limits in force into the scheduler; nothing to do while they are those of the last call."""
+        """Set the limits in force on the scheduler, unless they are those of the last call."""
         if not self._followed:
             self.while_running()
         if not self.supported:
@@ -160,7 +162,7 @@ class LiveScheduling:
 
     def _active_with_reserve(self, limit: int, running: int, now: float) -> int:
         scheduler = self._scheduler
-        # The queue iterates in the order of priority: no more than the first band is looked at.
+        # The queue iterates in order of priority, so only the first band is read.
         band = takewhile(goes_first, (request.priority for request in scheduler.waiting))
         waiting = sum(1 for _ in band)
         first = sum(1 for request in scheduler.running if goes_first(request.priority))
@@ -175,7 +177,7 @@ class LiveScheduling:
         )
 
     def after_schedule(self, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
-        """Says that a step goes to the workers, before it runs."""
+        """Record that a step goes to the workers, before it runs."""
         now = self._clock()
         tokens = step.total_num_scheduled_tokens
         flight = Flight(step, tokens, now) if tokens else None
@@ -187,10 +189,10 @@ class LiveScheduling:
             self.while_running()
 
     def while_running(self) -> None:
-        """Looks at the last step once, and counts what there is.
+        """Inspect the last step once, and count the finished steps if it is time.
 
-        Every 200 ms, every 50 ms while something waits, at once with new orders or without work.
-        What is gone when the step's sequences end is looked at in each step.
+        Counts every 200 ms, every 50 ms while something waits, and at once with new limits or
+        without work. State that is gone when the step's sequences end is read in each step.
         """
         if self._followed:
             return
@@ -204,7 +206,7 @@ class LiveScheduling:
             self._count(now)
 
     def after_update(self, step: Any, output: Any) -> None:  # noqa: ANN401 - vLLM's types
-        """Takes in the output of a step; counted at once when no step follows."""
+        """Record the output of a step. Count at once if no step follows."""
         now = self._clock()
         sampled = getattr(output, "sampled_token_ids", None) or ()
         left = self._scheduler.has_unfinished_requests()
@@ -213,7 +215,7 @@ class LiveScheduling:
             self._count(now, idle=not left)
 
     def _count(self, now: float, *, idle: bool = False) -> None:
-        """Takes in what schedule calls decided and what came back since the last time, and says it."""
+        """Count the schedule calls and outputs since the last count, and publish the result."""
         self.record.put("kv_resident_tokens", self._kv_tokens())
         for step, flight in self._uncounted:
             if flight is not None:
@@ -243,7 +245,7 @@ class LiveScheduling:
         flight.sequences = len(scheduled)
 
     def saw_preemption(self) -> None:
-        """A sequence was preempted."""
+        """Record that a sequence was preempted."""
         self.record.add("preemptions", 1)
 
     def _describe(self) -> None:
@@ -281,7 +283,7 @@ class LiveScheduling:
         self._waiting_due = now + _COUNT_WAITING_EVERY_S
         scheduler = self._scheduler
         running, _ = self._by_tier(scheduler.running)
-        # Its iteration sorts; the heap itself does as well here, and costs nothing.
+        # Iterating the queue sorts it. The order does not matter here, and the heap itself is free.
         queue = getattr(scheduler.waiting, "_heap", scheduler.waiting)
         waiting, oldest = self._by_tier(queue)
         self._waits = any(waiting)
@@ -302,17 +304,17 @@ class LiveScheduling:
         return (counts[0], counts[1], counts[2]), (oldest[0], oldest[1], oldest[2])
 
     def ceilings(self) -> tuple[int, int]:
-        """The start-up values, in the order of `NEEDED`."""
+        """Return the start-up values, in the order of `NEEDED`."""
         return self._sequences.ceiling, self._tokens.ceiling
 
     def publish(self) -> None:
-        """Writes the block into the page."""
+        """Write the block to shared memory."""
         if self._page is not None:
             self._page.publish(self.record.cells)
 
 
 class LiveLimits:
-    """Mixed in front of a vLLM scheduler class."""
+    """A mixin in front of a vLLM scheduler class."""
 
     _live: LiveScheduling | None = None
 
@@ -321,7 +323,7 @@ class LiveLimits:
         self._guarded(self._start_live)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
-        """Schedules as vLLM does, under the limits in force."""
+        """Schedule as vLLM does, under the limits in force."""
         if self._live is not None:
             self._guarded(self._live.before_schedule)
         step = super().schedule(*args, **kwargs)  # type: ignore[misc] # the class vLLM chose
@@ -330,7 +332,7 @@ class LiveLimits:
         return step
 
     def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
-        """Answers as vLLM does; the step is with the workers by then, so there is time to count."""
+        """Return vLLM's result. The step is with the workers by then, so there is time to count."""
         bitmask = super().get_grammar_bitmask(*args, **kwargs)  # type: ignore[misc]
         if self._live is not None:
             self._guarded(self._live.while_running)
@@ -343,9 +345,9 @@ class LiveLimits:
         *args: Any,  # noqa: ANN401 - as vLLM's
         **kwargs: Any,  # noqa: ANN401 - as vLLM's
     ) -> Any:  # noqa: ANN401 - as vLLM's
-        """Updates as vLLM does, and takes the time."""
+        """Update as vLLM does, and record the time."""
         if self._live is not None and not self._live.followed:
-            # Nobody asked for a grammar (pooling models): before the requests of this step are gone.
+            # No grammar was requested (pooling models): read the step before its requests are gone.
             self._guarded(self._live.while_running)
         result = super().update_from_output(  # type: ignore[misc] # the class vLLM chose
             scheduler_output, model_runner_output, *args, **kwargs
@@ -367,8 +369,9 @@ class LiveLimits:
         try:
             act(*args)
         except Exception:
-            # vLLM's interface is not ours; whatever it holds, requests go on at start-up limits.
-            logger.exception("live batch limits are off: this vLLM is not as expected")
+            # vLLM's interface is not public. Whatever changes in it, requests continue at start-up
+            # limits.
+            logger.exception("live batch limits are off after an error; scheduling continues")
             live, self._live = self._live, None
             if live is not None:
                 _restore(self, live)
@@ -384,22 +387,22 @@ def _restore(scheduler: Any, live: LiveScheduling) -> None:  # noqa: ANN401 - a 
 
 
 def live_scheduler(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - called by vLLM like its class
-    """Makes the scheduler that vLLM would have made, with live limits mixed in.
+    """Create the scheduler that vLLM would have created, with live limits mixed in.
 
     Raises:
-        Whatever the scheduler's own construction raises.
+        Exception: whatever the scheduler's own constructor raises.
     """
     config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
     return mixed_into(chosen_class(config))(*args, **kwargs)
 
 
 def mixed_into(base: type[T]) -> type[T]:
-    """A subclass of `base` with live limits."""
+    """Return a subclass of `base` with live limits."""
     return type(f"Live{base.__name__}", (LiveLimits, base), {"__module__": __name__})
 
 
 def chosen_class(config: Any) -> type[Any]:  # noqa: ANN401 - vLLM's VllmConfig
-    """The class vLLM takes when it is told none, by its own choosing."""
+    """Return the class that vLLM chooses when none is configured."""
     choosing = copy.copy(config.scheduler_config)
     choosing.scheduler_cls = None
     if getattr(config, "diffusion_config", None) is not None:
@@ -424,10 +427,10 @@ def _whole(value: object) -> int:
 
 
 def _quantum_of(scheduler: Any) -> int:  # noqa: ANN401 - a vLLM scheduler
-    """Tokens a step must have to spare so that any prefill can go on.
+    """Return the spare tokens a step needs for any prefill to continue.
 
-    A hybrid model's prefill goes in whole blocks, and media whose prefill must not be divided in
-    whole items; with less than one of them to spare such a request would never progress.
+    A hybrid model's prefill advances in whole blocks, and indivisible media in whole items. With
+    less than one of them to spare, such a request would never progress.
     """
     quantum = PREFILL_QUANTUM_TOKENS
     if getattr(scheduler, "need_mamba_block_aligned_split", False):

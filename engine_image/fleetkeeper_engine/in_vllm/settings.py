@@ -1,6 +1,6 @@
-"""What the supervisor tells its code inside vLLM's processes: one JSON object in the environment.
+"""Start-up settings of our code in vLLM's processes: one JSON object in the environment.
 
-The page carries what changes while the engine runs; this carries what does not.
+Shared memory carries what changes while the engine runs. These settings do not change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIDDLEWARE = "fleetkeeper_engine.in_vllm.http.middleware.TierMiddleware"
 
 @dataclass(frozen=True, slots=True)
 class InsideSettings:
-    """Start-up values. Every default is what an engine without a document gets."""
+    """Start-up values. The defaults apply to an engine without a document."""
 
     max_sequences: int = 256
     """The ceiling of the live limit: vLLM's --max-num-seqs."""
@@ -36,26 +36,26 @@ class InsideSettings:
     batch_share_percent: int = 30
     batch_floor_percent: int = 5
     queue_wait_objective_s: float = 0.5
-    """The pod's own rule closes batch while the oldest wait of another tier is above it."""
+    """The pod's own rule closes batch while the oldest wait of another tier is above this."""
     standard_offset_s: float = 0.0
     batch_ageing_s: float = 30.0
-    """A batch request is treated like a standard one that arrived so much later."""
+    """A batch request is treated like a standard request that arrived this much later."""
     cap_percent: int = 80
-    """Of the accelerator's memory; for the allocator's cap on CUDA."""
+    """Memory cap as a share of the accelerator's memory, for the allocator on CUDA."""
     internal_token: str = ""
-    """Empty: no request counts as the supervisor's own."""
+    """If it is empty, no request counts as the supervisor's own."""
 
     def to_json(self) -> str:
-        """The value of the environment variable."""
+        """Return the value of the environment variable."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> InsideSettings:
-        """The settings of this pod; the defaults without any.
+        """Return the settings of this pod, or the defaults if the variable is not set.
 
         Raises:
-            ValueError: when the variable holds no such object. It is written by our own supervisor,
-                so this tells of two versions of the package in one pod.
+            ValueError: if the variable holds no such object. Our own supervisor writes it, so the
+                likely cause is two versions of the package in one pod.
         """
         text = environment.get(ENVIRONMENT)
         if not text:

@@ -1,7 +1,7 @@
-"""What the scheduler says about itself: its block of the page, kept cell by cell.
+"""The scheduler's statistics: its block in shared memory, updated cell by cell.
 
 Counting a step costs some microseconds and no allocation that grows with the number of buckets. It
-is done apart from noting that a step was sent and came back, so that it can wait for a better moment.
+is separate from recording that a step was sent and came back, so that it can be deferred.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Flight:
     """A step that was sent to the workers."""
 
     step: object
-    """vLLM's own description of it, by which its output is recognised."""
+    """vLLM's own description of the step, which identifies its output."""
     tokens: int
     sent: float
     prefill_tokens: int = 0
     sequences: int = 0
     kv_tokens: int = 0
-    """These three are filled in while the step is under way, or before it is counted."""
+    """These three are set while the step runs, or before it is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,14 @@ class Waiting:
     waiting: tuple[int, int, int]
     oldest_arrival: tuple[float, float, float]
     blocked: int = 0
-    """Of those that wait: not runnable yet."""
+    """Waiting sequences that are not runnable yet."""
 
 
 class SchedulerRecord:
     """Counters, histograms and sums of one engine. `now` is CLOCK_MONOTONIC in seconds.
 
-    `cells` holds them. `pulse` is what is said between two steps: at once, where it is the page's own.
+    `cells` holds them. `pulse` is the heartbeat that is written between two steps. Where it is part
+    of the shared region, readers see it at once.
     """
 
     def __init__(self, pulse: Cells | None = None) -> None:
@@ -97,22 +98,22 @@ class SchedulerRecord:
         self._interval_start: float | None = None
 
     def put(self, name: str, value: int) -> None:
-        """Sets a field of one unsigned cell."""
+        """Set a field of one unsigned cell."""
         self._whole[self._at[name]] = value
 
     def add(self, name: str, value: int) -> None:
-        """Adds to a counter."""
+        """Add to a counter."""
         self._whole[self._at[name]] += value
 
     def in_force(self, generation: int, sequences: int, tokens: int) -> None:
-        """The limits that the next schedule call goes by."""
+        """Record the limits of the next schedule call."""
         whole = self._whole
         whole[_GENERATION] = generation
         whole[_LIMIT_SEQUENCES] = sequences
         whole[_LIMIT_TOKENS] = tokens
 
     def saw_schedule(self, flight: Flight | None) -> None:
-        """A schedule call has returned; with tokens in its step, that goes to the workers."""
+        """Record that a schedule call returned. A step with tokens goes to the workers."""
         said = self._said
         said[_CALLS] += 1
         if flight is None:
@@ -127,7 +128,7 @@ class SchedulerRecord:
         said[_STEPS] = len(flights)
 
     def saw_first_scheduled(self, origin: Origin | None, number: int, now: float) -> None:
-        """A sequence is in a step for the first time: its request's queue wait, once a request."""
+        """Record a request's queue wait when a sequence is in a step for the first time."""
         request = request_of(number)
         if origin is None or request in self._seen:
             return
@@ -142,12 +143,12 @@ class SchedulerRecord:
     def came_back(
         self, step: object, sampled: Collection[Sized], now: float, *, work_left: bool
     ) -> None:
-        """The output of a step was taken in; `sampled` holds the tokens of each sequence.
+        """Record the output of a step; `sampled` holds the tokens of each sequence.
 
-        Steps come back in the order they were sent; one that never came back (its output was
-        dropped) is forgotten with the next. Batch time is the time since the last update from
-        output, or since there was work again: with asynchronous scheduling the next step is
-        already under way, so the time from sending to output would count twice.
+        Steps come back in the order they were sent. A step that never came back, because its output
+        was dropped, is forgotten with the next one. Batch time is the time since the last update
+        from output, or since there was work again. With asynchronous scheduling the next step is
+        already running, so the time from sending to output would count twice.
         """
         flights = self._flights
         if flights and flights[0].step is step:
@@ -161,7 +162,7 @@ class SchedulerRecord:
         self._interval_start = now if work_left or self._flights else None
 
     def count(self) -> None:
-        """Counts the steps that came back since the last call."""
+        """Count the steps that came back since the last call."""
         whole = self._whole
         for flight, seconds, sampled in self._ended:
             self._count(flight, seconds)
@@ -170,7 +171,7 @@ class SchedulerRecord:
         self._ended.clear()
 
     def saw_waiting(self, waiting: Waiting) -> None:
-        """What is inside vLLM now, by tier."""
+        """Record the sequences inside vLLM by tier."""
         for tier in TIERS:
             self._whole[_RUNNING + tier] = waiting.running[tier]
             self._whole[_WAITING + tier] = waiting.waiting[tier]
@@ -178,7 +179,7 @@ class SchedulerRecord:
         self.put("blocked", waiting.blocked)
 
     def goes_blind(self) -> None:
-        """Nothing is seen from now on: what ran or waited must not be told for ever."""
+        """Mark instrumentation as disabled and clear what would otherwise stay shown for ever."""
         self.put("supported", 0)
         self.put("blind", 1)
         self.saw_waiting(Waiting((0, 0, 0), (0, 0, 0), (0.0, 0.0, 0.0)))
@@ -194,7 +195,7 @@ class SchedulerRecord:
         return None
 
     def _landed(self) -> None:
-        """The oldest step is under way no more."""
+        """Remove the oldest step in flight."""
         self._said[_TOKENS] -= self._flights.popleft().tokens
         self._said[_STEPS] = len(self._flights)
 
@@ -215,18 +216,19 @@ class SchedulerRecord:
 def prefill_tokens_of(
     scheduled: Sequence[int], new: Sequence[int], decode_tokens: int, *, only_decodes: bool
 ) -> int:
-    """Prefill tokens of a step: those of new sequences, and chunks larger than a decode.
+    """Return the prefill tokens of a step: of new sequences, and chunks larger than a decode.
 
     Args:
         scheduled: tokens of every sequence in the step.
-        new: tokens of the sequences that are in a step for the first time (or again, preempted).
-        decode_tokens: what a decoding sequence takes at most: 1 and its draft tokens.
-        only_decodes: known beforehand, so that nothing need be looked at.
+        new: tokens of the sequences that are in a step for the first time, or again after a
+            preemption.
+        decode_tokens: the most that a decoding sequence takes: 1 and its draft tokens.
+        only_decodes: known beforehand, which skips the computation.
     """
     if only_decodes:
         return 0
     if decode_tokens == 1:
-        # Two counts for the two sums below: of many sequences they are much quicker.
+        # Two counts replace the two sums below: much faster for many sequences.
         return sum(scheduled) - scheduled.count(1) + new.count(1)
     small_new = sum(some for some in new if some <= decode_tokens)
     return small_new + sum(some for some in scheduled if some > decode_tokens)

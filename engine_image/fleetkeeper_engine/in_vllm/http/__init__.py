@@ -1,1 +1,1 @@
-"""The ASGI middleware that runs in vLLM's API server process."""
+"""The ASGI middleware, which runs in vLLM's API server process."""

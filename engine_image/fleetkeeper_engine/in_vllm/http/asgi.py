@@ -1,4 +1,4 @@
-"""The few types and answers of ASGI that the middleware needs. No web framework: vLLM brings its own."""
+"""The few ASGI types and helpers that the middleware needs. It needs no web framework; vLLM brings one."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def first_headers(scope: Scope) -> dict[bytes, bytes]:
-    """The headers by name (ASGI: in lower case); of several of one name, the first."""
+    """Return the headers by name (lower case in ASGI), with the first value of each name."""
     return dict(reversed(list(scope.get("headers") or ())))
 
 
 def without_headers(scope: Scope, names: Container[bytes], added: Headers) -> Scope:
-    """A copy of the scope without the headers of some (lower-case) names and with others."""
+    """Return a copy of the scope without some headers (lower-case names) and with others added."""
     kept = [pair for pair in scope.get("headers") or () if pair[0] not in names]
     return {**scope, "headers": kept + added}
 
 
 def error_body(message: str, kind: str, code: str, **details: object) -> bytes:
-    """An error as the OpenAI API writes it."""
+    """Return an error in the format of the OpenAI API."""
     error = {"message": message, "type": kind, "param": None, "code": code, **details}
     return json.dumps({"error": error}).encode()
 
 
 async def answer(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
-    """Sends a whole JSON answer."""
+    """Send a complete JSON response."""
     await send(
         {
             "type": "http.response.start",
@@ -57,27 +57,27 @@ class KeptBody(Protocol):
     body: bytes
 
     def release(self) -> None:
-        """It need not be kept any longer."""
+        """Release the body's memory."""
 
 
 class Inbox:
-    """What a client sends: its body once, then only whether it is still there.
+    """The messages of a client: its body once, then only whether it is still connected.
 
-    The body is read before the request may wait, so that a hang-up is seen while it waits; whoever
-    handles the request afterwards gets the body again.
+    The body is read before the request may wait, so that a hang-up is detected during the wait. The
+    handler of the request then gets the body again.
     """
 
     def __init__(self, receive: Receive) -> None:
         self.client = receive
-        """What the client sends, past the body that was read."""
+        """The client's messages after the body that was read."""
         self._kept: KeptBody | None = None
 
     def give_again(self, kept: KeptBody) -> None:
-        """The body for the next reader; it is released when it was given."""
+        """Provide the body to the next reader. It is released once it was read."""
         self._kept = kept
 
     async def receive(self) -> Message:
-        """For the next reader: the body, then what the client does."""
+        """Return the body to the next reader, then the client's messages."""
         if self._kept is not None:
             kept, self._kept = self._kept, None
             message: Message = {"type": "http.request", "body": kept.body, "more_body": False}
@@ -86,6 +86,9 @@ class Inbox:
         return await self.client()
 
     async def gone(self) -> None:
-        """Returns when the client has hung up. Only after the whole body was read; may be cancelled."""
+        """Return when the client has hung up.
+
+        Call it only after the whole body was read; it may be cancelled.
+        """
         while (await self.client())["type"] != "http.disconnect":
             continue

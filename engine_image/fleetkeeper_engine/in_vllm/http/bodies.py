@@ -1,4 +1,4 @@
-"""Bodies as they come from the wire: within bytes and time, and large ones outlined part by part."""
+"""Request bodies from the wire: bounded in bytes and time; large ones are outlined part by part."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _DISCARDED_AT_MOST = 64 * MIB
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Bytes that the middleware buffers."""
+    """Maximum bytes that the middleware buffers."""
 
     request_bytes: int = 32 * MIB
     tokenizer_bytes: int = 4 * MIB
-    """Of a request that the API server's own processor works on."""
+    """For a request that the API server's own processor works on."""
     total_bytes: int = 128 * MIB
-    """Of all requests that are being received or wait. A quarter is kept for small ones."""
+    """For all requests that are being received or wait. A quarter is kept for small ones."""
 
 
 class BodyBudget:
-    """The bytes of all bodies that are here, and the bodies that are being received."""
+    """The bytes of all buffered bodies, and the bodies that are being received."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self.limits = limits
@@ -38,13 +38,13 @@ class BodyBudget:
         self.receiving: set[Intake] = set()
 
     def cut_slow(self, now: float) -> None:
-        """Ends the bodies that come too slowly; each is answered 408."""
+        """Abort the bodies that arrive too slowly; each request is answered 408."""
         for intake in list(self.receiving):
             intake.cut_if_slow(now)
 
 
 class Intake:
-    """One body, from its first byte until it is handed on. It counts against the budget meanwhile."""
+    """One body, from its first byte until it is handed on. Until then it counts against the budget."""
 
     __slots__ = (
         "_budget",
@@ -69,19 +69,19 @@ class Intake:
         self.body = b""
         """The whole body, once it was read."""
         self.outline: Outline | None = None
-        """Of a body above 64 KiB."""
+        """The outline of a body above 64 KiB."""
 
     async def read(self, receive: Receive, declared: bytes | None) -> None:
-        """Reads the whole body.
+        """Read the whole body.
 
         Args:
             receive: the client's side.
             declared: the header Content-Length.
 
         Raises:
-            ClientGone: when the client hung up before its end.
-            RefusedBodyError: when it is too large, too slow or of too many values, or when too many
-                bytes are here already.
+            ClientGone: if the client hung up before the end.
+            RefusedBodyError: if the body is too large, too slow or has too many values, or if too
+                many bytes are buffered already.
         """
         self._task = asyncio.current_task()
         self._budget.receiving.add(self)
@@ -98,27 +98,27 @@ class Intake:
         except asyncio.CancelledError:
             self._end_cut()
             raise RefusedBodyError(
-                408, "body_too_slow", f"The body came too slowly: {self._size} bytes so far."
+                408, "body_too_slow", f"The body arrived too slowly: {self._size} bytes so far."
             ) from None
         finally:
             self._budget.receiving.discard(self)
 
     def release(self) -> None:
-        """The body is no longer here. Once is enough."""
+        """Release the body's bytes. Idempotent."""
         self._budget.held -= self._size
         self._size = 0
         self.body = b""
         self.outline = None
 
     def cut_if_slow(self, now: float) -> None:
-        """Cancels the reading when it takes longer than so many bytes may."""
+        """Cancel the read if it takes longer than its size allows."""
         allowed_s = min(_LONGEST_S, _GRACE_S + self._size / _LEAST_BYTES_PER_S)
         if self._task is not None and not self._is_cut and now - self._started > allowed_s:
             self._is_cut = True
             self._task.cancel()
 
     async def _discard(self, receive: Receive) -> None:
-        """Reads on, without keeping it: a client that still sends would not read why it was refused."""
+        """Read the rest without keeping it: a client that still sends would not read the refusal."""
         discarded = 0
         try:
             while self._more and discarded <= _DISCARDED_AT_MOST:
@@ -131,7 +131,7 @@ class Intake:
             self._end_cut()
 
     def _end_cut(self) -> None:
-        """After a cancellation by `cut_if_slow`; one by somebody else goes on."""
+        """Clear a cancellation by `cut_if_slow`; raise any other one again."""
         if not self._is_cut or self._task is None:
             raise asyncio.CancelledError
         self._task.uncancel()
@@ -155,7 +155,7 @@ class Intake:
             self.outline = Outline()
         for start in range(0, len(text), SMALL_BYTES):
             self.outline.feed(text[start : start + SMALL_BYTES])
-            # Whatever else waits for the event loop has its turn between two parts.
+            # Other work on the event loop runs between two parts.
             await asyncio.sleep(0)
 
     def _taken(self, message: Message) -> bytes:

@@ -1,4 +1,4 @@
-"""A few at a time, the others in the order they came: for work that the engine does not queue."""
+"""A concurrency limit with a first-in-first-out queue, for work that the engine does not queue."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
 class Lane:
     """Places for requests that take the API server's processor and no sequence of the engine.
 
-    They stay out of admission's counts: their end says nothing of the engine's steps, so the
-    supervisor would take a busy lane for an engine that hangs.
+    They are not part of admission's counts. Their end shows nothing about the engine's steps, so
+    the supervisor would take a busy lane for a hung engine.
     """
 
     def __init__(self, at_once: int = 2, most_waiting: int = 32) -> None:
@@ -24,26 +24,26 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a place."""
+        """Return the number of requests that wait for a place."""
         return len(self._waiting)
 
     @property
     def free(self) -> int:
-        """Places that nobody has."""
+        """Return the number of free places."""
         return self._free
 
     async def enter(self, inbox: Inbox) -> bool:
-        """Takes a place, or waits for one; False when the client hung up meanwhile.
+        """Take a place, or wait for one; return False if the client hung up in the meantime.
 
         Raises:
-            RefusedBodyError: when as many wait as may.
+            RefusedBodyError: if the maximum number of requests waits already.
         """
         if self._free:
             self._free -= 1
             return True
         if len(self._waiting) >= self._most_waiting:
             raise RefusedBodyError(
-                429, "queue_full", f"{self._most_waiting} requests wait for the tokenizer already."
+                429, "queue_full", f"{self._most_waiting} requests already wait for the tokenizer."
             )
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
@@ -62,7 +62,7 @@ class Lane:
         return entered
 
     def leave(self) -> None:
-        """Gives a place back, or on to the next."""
+        """Return a place, or pass it to the next request."""
         if self._waiting:
             self._waiting.popleft().set_result(None)
         else:
@@ -70,19 +70,19 @@ class Lane:
 
 
 class Place:
-    """A place in a lane, given back when the response begins: to send it takes no work."""
+    """A place in a lane. It is returned when the response begins, because sending takes no processor time."""
 
     def __init__(self, lane: Lane, send: Send) -> None:
         self._lane: Lane | None = lane
         self._send = send
 
     def send(self, message: Message) -> Awaitable[None]:
-        """For the application to send through."""
+        """Forward a message from the application."""
         self.leave()
         return self._send(message)
 
     def leave(self) -> None:
-        """Gives the place back. Once is enough."""
+        """Return the place. Idempotent."""
         lane, self._lane = self._lane, None
         if lane is not None:
             lane.leave()

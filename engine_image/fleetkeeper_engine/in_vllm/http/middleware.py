@@ -1,8 +1,8 @@
-"""Tiers in front of vLLM's HTTP routes: an ASGI middleware, named to vLLM by `--middleware`.
+"""Tiers in front of vLLM's HTTP routes: an ASGI middleware that vLLM loads by `--middleware`.
 
-It is the outermost part of vLLM's application, outside its API-key check, so it checks the key itself
-before a request may take a place in the queue. Decisions are in `admission` (pure); this file reads
-the clock, the page and the wire.
+It is the outermost layer of vLLM's application, outside its API-key check. It therefore checks the
+key itself before a request may take a place in the queue. Decisions are in `admission` (pure); this
+module reads the clock, shared memory and the wire.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ _TIERS = {tier.label.encode(): tier for tier in Tier}
 _TIER = TIER_HEADER.lower().encode()
 _REQUEST_ID = b"x-request-id"
 _TICK_S = 0.05
-"""How often the queue is looked at while something waits in it."""
+"""Period of the queue's tick while something waits in it."""
 _REST_S = 0.25
-"""And while nothing does: bins close and drains end then. A tick takes time from the engine beside it."""
+"""Period while nothing waits, for closing bins and ending drains. A tick takes time from the engine
+beside it."""
 _PUBLISH_EVERY_S = 0.2
 _PRIORITY_HEADERS = frozenset((b"x-vllm-priority", b"content-length", b"transfer-encoding"))
 _INTERNAL = INTERNAL_HEADER.encode()
@@ -104,7 +105,10 @@ class TierMiddleware:
         self._publish_due = 0.0
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Handles one connection's scope. No coroutine of its own: a stream wakes each with each token."""
+        """Handle one connection's scope.
+
+        Not a coroutine of its own: a stream would wake it with each token.
+        """
         if self._ticker is None:
             self._ticker = asyncio.get_running_loop().create_task(self._tick())
         if scope["type"] == "http":
@@ -113,7 +117,7 @@ class TierMiddleware:
             return self._app(scope, receive, send)
         return send({"type": "websocket.close", "code": 1008})
 
-    def _http(  # noqa: PLR0911 - one return a route
+    def _http(  # noqa: PLR0911 - one return for each route
         self, scope: Scope, receive: Receive, send: Send
     ) -> Awaitable[None]:
         route = route_of(scope["method"], scope["path"])
@@ -188,7 +192,7 @@ class TierMiddleware:
         send: Send,
         intake: Intake,
     ) -> tuple[Ticket, Shape] | None:
-        """A request's ticket and shape; None when it was answered here, or went on as it came."""
+        """Return a request's ticket and shape; None if it was answered here, or passed on unchanged."""
         arrived = self._clock()
         name = headers.get(_TIER, b"")
         tier = _tier_of(name)
@@ -246,7 +250,7 @@ class TierMiddleware:
     async def _tokenizer(
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> None:
-        """Work for the processor of the API server: bounded like a generation, and a few at a time."""
+        """Handle work for the API server's processor: bounded like a generation, and a few at a time."""
         intake = Intake(self._bodies, self._bodies.limits.tokenizer_bytes, self._clock())
         inbox = Inbox(receive)
         try:
@@ -269,7 +273,7 @@ class TierMiddleware:
             intake.release()
 
     async def _released(self, ticket: Ticket, inbox: Inbox) -> int | None:
-        """Waits for the ticket's turn and priority; None when the client hung up or the drain is over."""
+        """Wait for the ticket's release and return its priority; None after a hang-up or the drain's end."""
         self._pump()
         if ticket.priority is not None:
             return ticket.priority
@@ -292,11 +296,11 @@ class TierMiddleware:
         self._admission.finish(ticket, self._clock())
         self._pump()
         if not self._admission.in_hand:
-            # Nothing may come for hours: what is said last stays right.
+            # No request may come for hours, and the last published state stays correct.
             self._board.publish()
 
     def _say_last(self) -> None:
-        """Whoever looks after the last answer sees its request counted, so before its end is sent."""
+        """Publish counters before the final frame, so that scrapers see the completed request."""
         if self._publishes and self._admission.in_hand <= 1:
             self._board.publish()
 
@@ -310,7 +314,7 @@ class TierMiddleware:
         await answer(send, 429, refused_body(refusal), retry)
 
     def _pump(self) -> None:
-        """Releases what may be released and says so on the page."""
+        """Release the requests that may be released, and publish the new state."""
         if self._admission.waiting:
             self._board.read_orders()
             for ticket in self._admission.take_released(self._clock()):
@@ -320,7 +324,7 @@ class TierMiddleware:
         self._publish_soon()
 
     def _publish_soon(self) -> None:
-        """Writes the page in this turn of the event loop, or 200 ms after it was last written so."""
+        """Write shared memory in this iteration of the event loop, or 200 ms after the last such write."""
         if self._publishes:
             return
         self._publishes = True
@@ -336,7 +340,7 @@ class TierMiddleware:
         self._board.publish()
 
     async def _tick(self) -> None:
-        """What must happen without a request: leases end, limits rise, bins close, drains end."""
+        """Do what must happen without a request: leases end, limits rise, bins close, drains end."""
         while True:
             try:
                 now = self._clock()
@@ -347,7 +351,7 @@ class TierMiddleware:
                 if self._board.drain_is_over(now):
                     self._end_drain(now)
             except Exception:
-                # The queue is moved by every request too; the next tick tries again.
+                # Every request moves the queue too; the next tick tries again.
                 logger.exception("a tick of the admission queue failed")
             await self._until_next_tick()
 
@@ -386,7 +390,7 @@ def _tier_of(name: bytes) -> Tier | None:
 
 
 def _with_priority_header(scope: Scope, priority: int, length: int) -> Scope:
-    # vLLM lets a header override the body's priority: ours replaces the client's in both.
+    # vLLM lets a header override the body's priority, so ours replaces the client's in both.
     own: Headers = [
         (b"x-vllm-priority", str(priority).encode()),
         (b"content-length", str(length).encode()),

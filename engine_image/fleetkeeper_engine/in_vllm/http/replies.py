@@ -1,4 +1,4 @@
-"""What the middleware answers itself, in the words of the OpenAI API."""
+"""Responses that the middleware sends itself, in the format of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CUT_EVENT = b"data: " + DRAINED + b"\n\ndata: [DONE]\n\n"
 
 
 class Reply:
-    """Passes a response on and knows how far it is; calls `before_end` before its last frame."""
+    """A response that is forwarded, with its progress. Calls `before_end` before its last frame."""
 
     def __init__(self, send: Send, before_end: Callable[[], None]) -> None:
         self._send = send
@@ -38,7 +38,7 @@ class Reply:
         self._ended = False
 
     def send(self, message: Message) -> Awaitable[None]:
-        """For vLLM to send through. No coroutine of its own: a stream comes here with each token."""
+        """Forward a message from vLLM. Not a coroutine of its own: a stream calls this with each token."""
         if not message.get("more_body", False):
             self._begins_or_ends(message)
         return self._send(message)
@@ -51,7 +51,7 @@ class Reply:
             self._before_end()
 
     async def cut(self) -> None:
-        """Ends the response at a whole frame: a clean 503, or an error as the last event."""
+        """End the response at a whole frame: a clean 503, or an error as the last event."""
         if self._ended:
             return
         if self._start is None:
@@ -64,23 +64,25 @@ UNAUTHORIZED = error_body(
     "The API key is missing or wrong.", "invalid_request_error", "invalid_api_key"
 )
 
-# Its sequences would run on after the answer, unseen by queue, limits and drain; and it is kept in the
-# memory of one replica, where the next request for it hardly arrives.
+# Its sequences would continue after the response, unseen by queue, limits and drain. The result is
+# kept in the memory of one replica, which the request that fetches it is unlikely to reach.
 NO_BACKGROUND = error_body(
-    "background is not supported: a response is made while its request is open. "
-    "Send it with background false, and with the tier batch when it may wait.",
+    "background is not supported: a response is generated while its request is open. "
+    "Send it with background false, and with tier batch if it can wait.",
     "invalid_request_error",
     "background_not_supported",
 )
 
 
 def unknown_path(path: str) -> bytes:
-    """Of a path that is not served."""
-    return error_body(f"There is no {path[:200]!r} here.", "invalid_request_error", "unknown_path")
+    """Return the body for a path that is not served."""
+    return error_body(
+        f"Path {path[:200]!r} is not served.", "invalid_request_error", "unknown_path"
+    )
 
 
 def unknown_tier(name: bytes) -> bytes:
-    """Of a header that names no tier."""
+    """Return the body for a header with an unknown tier."""
     labels = ", ".join(tier.label for tier in Tier)
     return error_body(
         f"{TIER_HEADER} is {str(name[:64], 'latin-1')!r}; it must be one of {labels}.",
@@ -90,7 +92,7 @@ def unknown_tier(name: bytes) -> bytes:
 
 
 def refused_body(refusal: Refusal) -> bytes:
-    """Of a request that admission did not let in."""
+    """Return the body for a request that admission refused."""
     tier, again = refusal.tier.label, f"Try again in {refusal.retry_after_s} s."
     if refusal.outcome is Outcome.TIER_CLOSED:
         message = f"The {tier} tier is closed on this replica. {again}"
@@ -102,7 +104,7 @@ def refused_body(refusal: Refusal) -> bytes:
 
 
 async def refuse_body(send: Send, error: RefusedBodyError) -> None:
-    """Answers a request whose body goes no further. What is left of it is not read."""
+    """Refuse a request because of its body. The rest of the body is not read."""
     busy = error.status == 429
     kind = "rate_limit_error" if busy else "invalid_request_error"
     body = error_body(str(error), kind, error.code, param=error.param)

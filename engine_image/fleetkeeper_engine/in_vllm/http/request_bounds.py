@@ -1,11 +1,12 @@
 """Bounds on a JSON body, checked without parsing all of a large one. Pure.
 
-vLLM parses and validates bodies in the event loop that also answers probes. Its time grows with the
-number of values and with the depth, hardly with the length of strings. Ten thousand wrong values in
-`messages` take it more than a second. So a body may be long, but not of many small parts.
+vLLM parses and validates bodies in the event loop that also answers probes. The time depends on the
+number of values and on the depth, hardly on the length of strings. Ten thousand wrong values in
+`messages` take it more than a second. A body may therefore be long, but may not have many small
+parts.
 
-Of a large body only an outline is parsed: long strings are emptied and runs of numbers shortened, part
-by part, so that no part takes the event loop for more than a few milliseconds.
+Of a large body only an outline is parsed: long strings are emptied and runs of numbers shortened,
+part by part, so that no part blocks the event loop for more than a few milliseconds.
 """
 
 from __future__ import annotations
@@ -19,32 +20,33 @@ SMALL_BYTES: Final = 65_536
 """Larger bodies are outlined, in parts of this size."""
 MOST_DEPTH: Final = 64
 MOST_VALUES: Final = 20_000
-"""Values in lists and objects; lists of token numbers do not count."""
+"""Values in lists and objects. Lists of token numbers do not count."""
 MOST_MESSAGES: Final = 2048
 _FEW_MESSAGES = 64
-"""So few wrong ones are left to vLLM, which names every error in each."""
+"""Up to this many wrong messages are left to vLLM, which names every error in each."""
 _MOST_OUTLINE_BYTES = 512 * 1024
 _LONG_STRING_BYTES = 256
-"""Every name that counts is shorter, however it is escaped."""
+"""Every name that matters is shorter, however it is escaped."""
 _FEW_BYTES = 4096
-"""So little of a part is kept with all its numbers."""
+"""Parts up to this size are kept with all their numbers."""
 _TOO_LONG = b" " * (_LONG_STRING_BYTES + 1)
-"""What is left of a longer string: nothing, as spaces are not kept."""
+"""The replacement of a longer string, which becomes empty because spaces are not kept."""
 _LONG_RUN = 64
 _MANY_COMMAS = 512
-"""So many wrong messages take vLLM less than a tenth of a second."""
+"""This many wrong messages take vLLM less than a tenth of a second."""
 _NUMBER_FIELDS = frozenset(
     {"prompt", "input", "tokens", "prompt_token_ids", "allowed_token_ids", "stop_token_ids"}
 )
 _SPACE = b" \t\r\n"
 _ESCAPES = ((b"\\\\", b"\0\0"), (b'\\"', b"\0\1"))
-"""What hides the end of a string, and what stands for it meanwhile: bytes that JSON does not allow."""
+"""The escapes that can hide the end of a string, and their temporary replacements: bytes that JSON
+does not allow."""
 _NUMBER = rb"-?\d[-+.\deE]*+"
 _RUN = re.compile(rb"(?<![-+.\deE])(%b)(?:,%b)*,(%b)" % (_NUMBER, _NUMBER, _NUMBER))
 
 
 class RefusedBodyError(ValueError):
-    """A body that goes no further; the message is for its client."""
+    """A body that is refused. The message is for its client."""
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -54,7 +56,7 @@ class RefusedBodyError(ValueError):
 
 
 class _Many:
-    """Stands for the middle of a long run of numbers."""
+    """The replacement of the middle of a long run of numbers."""
 
 
 _MANY: Final = _Many()
@@ -68,7 +70,7 @@ _DECODER = json.JSONDecoder(parse_constant=_constant)
 
 
 class Outline:
-    """A large JSON text without its long strings and long runs of numbers. Its parts come in order."""
+    """A large JSON text without its long strings and long runs of numbers. Its parts arrive in order."""
 
     def __init__(self) -> None:
         self._kept: list[bytes] = []
@@ -80,10 +82,10 @@ class Outline:
         self._is_first = True
 
     def feed(self, part: bytes) -> None:
-        """Takes in the next part.
+        """Add the next part.
 
         Raises:
-            RefusedBodyError: when the body has too many values, or is not UTF-8.
+            RefusedBodyError: if the body has too many values, or is not UTF-8.
         """
         if self._is_first:
             self._is_first = False
@@ -93,7 +95,7 @@ class Outline:
         text = text[: len(text) - len(self._escape)]
         for escape, stand_in in _ESCAPES:
             text = text.replace(escape, stand_in)
-        # In turn text between strings and in one.
+        # The pieces alternate between text outside and inside a string.
         pieces = text.split(b'"')
         pieces[0] = self._string + pieces[0]
         strings = slice(0 if self._in_string else 1, None, 2)
@@ -106,11 +108,11 @@ class Outline:
             self._keep(b'"'.join(pieces) + (b'"' if self._in_string else b""))
 
     def fields(self) -> object:
-        """The value of the outline, with long strings empty and long runs of numbers short.
+        """Return the value of the outline, with long strings empty and long runs of numbers short.
 
         Raises:
-            ValueError: when the body is not JSON.
-            RecursionError: when it is nested without end.
+            ValueError: if the body is not JSON.
+            RecursionError: if it is nested without end.
         """
         if self._in_string:
             raise ValueError("the text ends within a string")
@@ -137,31 +139,31 @@ def _refuse_other_encodings(start: bytes) -> None:
 
 
 def _open_escape(text: bytes) -> bytes:
-    """The backslash that escapes what the next part begins with, if there is one."""
+    """Return the backslash that escapes the beginning of the next part, if there is one."""
     return text[-1:] if (len(text) - len(text.rstrip(b"\\"))) % 2 else b""
 
 
 def _shortened(run: re.Match[bytes]) -> bytes:
-    # The outer numbers stay: a part may begin or end in the middle of one.
+    # The outer numbers stay, because a part may begin or end in the middle of one.
     whole = run.group()
     return whole if whole.count(b",") < _LONG_RUN else b"%b,Infinity,%b" % run.groups()
 
 
 def needs_check(body: bytes) -> bool:
-    """Whether a small body could be deeper or have more values than allowed."""
+    """Return whether a small body could be deeper or have more values than allowed."""
     brackets = body.count(b"[") + body.count(b"{")
     return brackets > MOST_DEPTH or (len(body) > _FEW_BYTES and body.count(b",") > _MANY_COMMAS)
 
 
 def check_structure(fields: Mapping[str, Any], *, outlined: bool) -> None:
-    """Checks depth and number of values.
+    """Check depth and number of values.
 
     Args:
         fields: the body.
-        outlined: it comes from an outline.
+        outlined: whether it comes from an outline.
 
     Raises:
-        RefusedBodyError: naming the bound.
+        RefusedBodyError: if a bound is exceeded; the message names it.
     """
     level: list[Any] = [
         {
@@ -185,7 +187,7 @@ def check_structure(fields: Mapping[str, Any], *, outlined: bool) -> None:
 
 
 def check_messages(messages: object) -> None:
-    """Checks long lists in a conversation: vLLM takes a millisecond for each eight wrong items.
+    """Check long lists in a conversation: vLLM takes a millisecond for every eight wrong items.
 
     Raises:
         RefusedBodyError: naming the first wrong message, or the bound.
@@ -213,7 +215,7 @@ def _wrong_message(place: int) -> RefusedBodyError:
     return RefusedBodyError(
         400,
         "invalid_message",
-        f"messages[{place}] must be an object with a role and, if any, a content of text or of parts.",
+        f"messages[{place}] must be an object with a role; its content, if any, must be text or parts.",
         "messages",
     )
 
@@ -248,7 +250,7 @@ def _is_number(value: object) -> bool:
 
 
 def too_many_values() -> RefusedBodyError:
-    """Of a body with more lists, objects and values than allowed."""
+    """Return the refusal of a body with too many lists, objects and values."""
     return RefusedBodyError(
         400,
         "too_many_values",
@@ -258,7 +260,7 @@ def too_many_values() -> RefusedBodyError:
 
 
 def too_deep() -> RefusedBodyError:
-    """Of a body that is nested more deeply than allowed."""
+    """Return the refusal of a body that is nested too deeply."""
     return RefusedBodyError(
         400, "too_deep", f"The body is nested more than {MOST_DEPTH} levels deep."
     )

@@ -1,4 +1,4 @@
-"""What admission needs to know of a request, read from its path and body. Pure."""
+"""The properties of a request that admission needs, read from its path and body. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fleetkeeper_engine.in_vllm.http.request_bounds import (
 
 
 class Route(Enum):
-    """What may be done with a path of the serving port."""
+    """The handling of a path on the serving port."""
 
     GENERATION = "generation"
     """Work for the engine: through the queue."""
     TOKENIZER = "tokenizer"
-    """Answered by the API server alone, with much work for its processor."""
+    """Answered by the API server alone, with much processor time."""
     PLAIN = "plain"
     """Answered by the API server alone."""
     OPEN = "open"
@@ -55,7 +55,7 @@ _PLAIN = frozenset({"/v1/models"})
 _TOKENIZER = frozenset({"/tokenize", "/detokenize"})
 _OPEN = frozenset({"/health", "/version"})
 _CHOICES = frozenset({"/v1/completions", "/v1/chat/completions"})
-"""Where `n` means something."""
+"""Paths where `n` has a meaning."""
 _SCORED = ("text_1", "text_2", "data_1", "data_2", "queries", "documents", "items")
 _LISTS = {
     "/v1/completions": ("prompt",),
@@ -69,7 +69,7 @@ _LISTS = {
 }
 _POOLED = ("input", "messages")
 MOST_POOLED = 2048
-"""Inputs of one request for embeddings or scores, which take one step each; OpenAI's bound too."""
+"""Inputs of one request for embeddings or scores, which take one step each. OpenAI has the same bound."""
 _COUNTED_AT_MOST = 10**9
 _INT = TypeAdapter(int)
 
@@ -79,12 +79,12 @@ _JSON_SPACE = " \t\n\r"
 
 
 def allows_background(path: str) -> bool:
-    """Whether `background` means something to the route; others ignore the field."""
+    """Return whether the route has a field `background`; others ignore it."""
     return path == "/v1/responses"
 
 
 def route_of(method: str, path: str) -> Route:
-    """The route of a request. What is not known is unknown: the serving port is an allow-list."""
+    """Return the route of a request. The serving port is an allow-list: other paths are unknown."""
     if path in _GENERATION:
         return Route.GENERATION if method == "POST" else Route.PLAIN
     if path in _TOKENIZER:
@@ -99,25 +99,25 @@ def route_of(method: str, path: str) -> Route:
 
 
 class Shape(NamedTuple):
-    """A body that could be read."""
+    """The relevant properties of a readable body."""
 
     sequences: int
-    """How many the engine will run at once for it."""
+    """The sequences that the engine will run at once for it."""
     has_priority: bool
     in_background: bool = False
-    """The response is to be made after the answer (responses API)."""
+    """The response is to be generated after the HTTP response (responses API)."""
 
 
 def shape_of(body: bytes, path: str, outline: Outline | None = None) -> Shape | None:
-    """The shape of a JSON body; None when it is none (vLLM then says what is wrong with it).
+    """Return the shape of a JSON body; None if it has none (vLLM then reports what is wrong with it).
 
     Args:
         body: the whole body.
-        path: of the route, which decides what its fields mean.
-        outline: of a large body.
+        path: the route's path, which decides the meaning of the fields.
+        outline: the outline of a large body.
 
     Raises:
-        RefusedBodyError: when the body is beyond the bounds, or a large one is not JSON.
+        RefusedBodyError: if the body exceeds the bounds, or a large one is not JSON.
     """
     try:
         fields = _parsed(body) if outline is None else outline.fields()
@@ -129,7 +129,7 @@ def shape_of(body: bytes, path: str, outline: Outline | None = None) -> Shape | 
         if outline is not None:
             raise RefusedBodyError(400, "invalid_json", "The body is not a JSON object.")
         return None
-    # A small body of few brackets and commas is within the bounds.
+    # A small body with few brackets and commas is within the bounds.
     if outline is not None or needs_check(body):
         check_structure(fields, outlined=outline is not None)
     if outline is not None:
@@ -138,13 +138,13 @@ def shape_of(body: bytes, path: str, outline: Outline | None = None) -> Shape | 
     return Shape(
         sequences_of(fields, path),
         "priority" in fields,
-        # vLLM takes "yes" and 1 for true as well.
+        # vLLM also accepts "yes" and 1 as true.
         in_background=fields.get("background") not in (None, False),
     )
 
 
 def _parsed(body: bytes) -> object:
-    """What `json.loads` says, sooner for what nearly all bodies are: an object in UTF-8 from the first byte."""
+    """Parse as `json.loads` does, but faster for nearly all bodies: an object in UTF-8 from the first byte."""
     if body[:1] != b"{" or body[1:2] == b"\0":
         return json.loads(body)
     text = body.decode("utf-8", "surrogatepass")
@@ -155,17 +155,17 @@ def _parsed(body: bytes) -> object:
 
 
 def most_sequences(path: str, at_once: int) -> int:
-    """The most sequences that one request of a route may ask for.
+    """Return the most sequences that one request of a route may ask for.
 
     Args:
-        path: of the route.
-        at_once: what the engine could ever run at once: its limit at the start.
+        path: the route's path.
+        at_once: the most that the engine can run at once: its limit at the start.
     """
     return at_once if path in _LISTS and not _scores(path) else max(at_once, MOST_POOLED)
 
 
 def check_sequences(shape: Shape, path: str, at_once: int) -> None:
-    """Checks that the engine could ever run the sequences of a request at once.
+    """Check that the engine can run the sequences of a request at once.
 
     Raises:
         RefusedBodyError: 422 with the value, the ceiling and what to do.
@@ -183,7 +183,7 @@ def check_sequences(shape: Shape, path: str, at_once: int) -> None:
 
 
 def sequences_of(fields: Mapping[str, Any], path: str) -> int:
-    """Sequences of a request: the inputs it lists, times the choices it wants of each.
+    """Return the sequences of a request: its inputs, times the choices for each.
 
     A prompt may be a text, a list of texts, a list of token numbers (one prompt) or a list of such
     lists. `best_of` above `n` (older vLLM), and beam search (whose width is `n`), run that many at
@@ -197,7 +197,7 @@ def sequences_of(fields: Mapping[str, Any], path: str) -> int:
         return inputs
     embedded = fields.get("prompt_embeds")
     if embedded is not None and path == "/v1/completions":
-        # Prompts given as embeddings run beside those given as texts.
+        # Prompts given as embeddings run in addition to those given as texts.
         texts = inputs if fields.get("prompt") not in (None, "", []) else 0
         inputs = max(1, texts + (len(embedded) if isinstance(embedded, list) else 1))
     choices = max(_whole(fields.get("n")), _whole(fields.get("best_of")))
@@ -205,7 +205,7 @@ def sequences_of(fields: Mapping[str, Any], path: str) -> int:
 
 
 def _check_choices(outlined: Mapping[str, Any]) -> None:
-    """Refuses a long string as a number: vLLM takes one of spaces or zeros and a number for that number."""
+    """Refuse a long string in place of a number: vLLM parses spaces or zeros followed by a number."""
     for name in ("n", "best_of"):
         if outlined.get(name) == "":
             raise RefusedBodyError(422, "invalid_value", f"{name} must be a whole number.", name)
@@ -218,12 +218,12 @@ def _scores(path: str) -> bool:
 def _inputs(name: str, value: object) -> int:
     if not isinstance(value, list) or not value or isinstance(value[0], int | float):
         return 1
-    # The items of one conversation are a single sequence; documents are one each.
+    # The items of one conversation are a single sequence; each document is one.
     return 1 if name in _POOLED and isinstance(value[0], dict) else len(value)
 
 
 def _whole(value: object) -> int:
-    """A number of choices as vLLM reads it: "3" and 3.0 are 3. What it will refuse counts as 1."""
+    """Return a number of choices as vLLM reads it: "3" and 3.0 are 3. Values that vLLM refuses count as 1."""
     if type(value) is not int:
         if value is None:
             return 1
@@ -235,10 +235,11 @@ def _whole(value: object) -> int:
 
 
 def with_priority(body: bytes, shape: Shape, priority: int) -> bytes:
-    """The body with our priority in place of the client's.
+    """Return the body with our priority in place of the client's.
 
-    It is appended to the text, so that a long prompt is not written anew. Only a small body is, when
-    its client put a priority in; of two in a large one JSON's reader takes the last.
+    The priority is appended to the text, which avoids serializing a long prompt again. Only a small
+    body whose client set a priority is serialized. In a large body the JSON parser takes the last
+    of two.
     """
     if not shape.has_priority or len(body) > SMALL_BYTES:
         text = body.rstrip()

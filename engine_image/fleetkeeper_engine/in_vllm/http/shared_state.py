@@ -1,4 +1,4 @@
-"""The middleware's side of the shared page: orders in, its own block out."""
+"""The middleware's side of shared memory: it reads the supervisor's block and writes its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OUTCOMES = _cells_of("outcomes", len(Tier) * len(Outcome))
 
 
 class MiddlewarePage:
-    """Reads orders when they changed and writes what admission counts."""
+    """The middleware's view of shared memory: reads the supervisor's block, writes what admission counts."""
 
     def __init__(self, page: Page | None, admission: Admission) -> None:
         self._page = page
@@ -45,7 +45,7 @@ class MiddlewarePage:
         self.rejected = 0
 
     def read_orders(self) -> None:
-        """Hands new orders to admission."""
+        """Pass a changed supervisor's block to admission."""
         if self._page is None:
             return
         sequence = self._page.orders_sequence()
@@ -55,20 +55,20 @@ class MiddlewarePage:
             self._admission.take_orders(self._orders)
 
     def drain_is_over(self, now: float) -> bool:
-        """Whether the deadline of a drain has passed."""
+        """Return whether the deadline of a drain has passed."""
         orders = self._orders
         return orders is not None and orders.draining and 0.0 < orders.drain_deadline <= now
 
     def engine_oldest(self) -> tuple[float, ...]:
-        """Arrival of the oldest request inside vLLM that no step has held yet, by tier."""
+        """Return the arrival of the oldest request inside vLLM that no step has held yet, by tier."""
         return _NO_ARRIVALS if self._page is None else self._page.read_pulse().oldest_arrival
 
     def publish(self) -> None:
-        """Writes the block."""
+        """Write the block."""
         if self._page is None:
             return
         whole, real, admission = self._cells.whole, self._cells.real, self._admission
-        # By their attributes, not by methods: this runs with a lone request twice.
+        # Attributes instead of methods: for a lone request this runs twice.
         for tier, state in enumerate(admission.tiers):
             whole[_WAITING + tier] = len(state.queue)
             whole[_WAITING_SEQUENCES + tier] = state.waiting_sequences

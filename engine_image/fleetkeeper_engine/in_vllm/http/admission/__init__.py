@@ -1,1 +1,1 @@
-"""Which requests may enter vLLM, and in which order. Pure."""
+"""Admission of requests into vLLM, and their order. Pure."""

@@ -1,4 +1,4 @@
-"""Counts arrivals by tier: each request once, in bins of 1 s. Pure."""
+"""Arrival counts by tier: each request once, in bins of 1 s. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ RETRY_MEMORY_S = 60.0
 """The same X-Request-Id within this time is a retry of a request that was counted."""
 _MOST_REMEMBERED = 65_536
 _ID_BYTES = 128
-"""Of a longer identifier, what is compared."""
+"""Only this many bytes of an identifier are compared."""
 
 
 class Arrivals:
     """Distinct requests and, over finished 1 s bins, the sum of their counts' squares.
 
-    From the two the operator has the mean and the variance of arrivals a second, and so how bursty
-    they are.
+    The operator computes the mean and the variance of arrivals per second from the two, and so
+    their burstiness.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Arrivals:
         self._seen: dict[bytes, float] = {}
 
     def saw(self, tier: Tier, request_id: bytes | None, now: float) -> bool:
-        """Counts a request, unless it is a retry. Returns whether it was counted."""
+        """Count a request unless it is a retry. Return whether it was counted."""
         if not self._bin_second <= now < self._bin_second + 1:
             self.close_bins(now)
         if request_id and not self._is_new(request_id, now):
@@ -38,7 +38,7 @@ class Arrivals:
         return True
 
     def close_bins(self, now: float) -> None:
-        """Adds a bin that is over to the squares."""
+        """Add a finished bin to the sum of squares."""
         second = math.floor(now)
         if second == self._bin_second:
             return

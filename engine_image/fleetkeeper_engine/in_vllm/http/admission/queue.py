@@ -1,7 +1,7 @@
 """The one queue in front of the engine. Pure: no I/O, every call takes `now` (CLOCK_MONOTONIC, s).
 
-Requests arrive, are refused or wait, are released into vLLM as sequences come free, and finish. The
-middleware calls `take_released` after every change and hands each ticket to vLLM.
+Requests arrive, are refused or wait, are released into vLLM as sequences become free, and finish.
+The middleware calls `take_released` after every change and hands each ticket to vLLM.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Ticket:
 
     tier: Tier
     sequences: int
-    """How many it asks for; once released, how many it is charged."""
+    """The sequences it asks for; after its release, the sequences it is charged."""
     arrival_us: int
     priority: int | None = None
     """Set when it is released."""
     turn: Turn = Turn.ORDINARY
-    """Why it was released."""
+    """The reason of its release."""
     done: bool = False
 
 
@@ -59,7 +59,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class TierState:
-    """What waits and what is inside vLLM, of one tier. For others to read."""
+    """The requests of one tier in the queue and inside vLLM. Others may read it."""
 
     queue: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
     """By arrival, the oldest first."""
@@ -67,7 +67,7 @@ class TierState:
     held: int = 0
     """Sequences inside vLLM."""
     held_first: int = 0
-    """Of these, released ahead of ordinary ones."""
+    """Sequences inside vLLM that were released ahead of ordinary ones."""
     released: int = 0
     """Requests inside vLLM."""
     credit: float = 0.0
@@ -75,17 +75,17 @@ class TierState:
 
     @property
     def head(self) -> Ticket | None:
-        """The oldest that waits."""
+        """Return the oldest waiting request."""
         return next(iter(self.queue.values()), None)
 
     @property
     def oldest_arrival(self) -> float:
-        """Arrival of the oldest that waits, seconds; 0 when nothing does."""
+        """Return the arrival of the oldest waiting request in seconds; 0 if none waits."""
         return next(iter(self.queue)) / 1e6 if self.queue else 0.0
 
 
 class Admission:
-    """Queues, shares, floors and the pod's own rule."""
+    """The queues with their shares, floors and the pod's own rule."""
 
     def __init__(self, settings: InsideSettings) -> None:
         self._start_policy = Policy(
@@ -120,13 +120,13 @@ class Admission:
         """Requests inside vLLM."""
 
     def take_orders(self, orders: SupervisorBlock | None) -> None:
-        """What the supervisor says; None: its block cannot be read, start-up values hold."""
+        """Apply the supervisor's block; None means it cannot be read, so start-up values apply."""
         self._orders = orders
         self._policy = _policy_in(orders) or self._start_policy
         self._room_until = -math.inf
 
     def refuse(self, tier: Tier, request_id: bytes | None, now: float) -> Refusal | None:
-        """Counts an arrival and says whether it is refused before its body is read."""
+        """Count an arrival, and return a refusal if its body need not be read."""
         self.arrivals.saw(tier, request_id, now)
         if tier is Tier.REALTIME:
             self._realtime_seen = now
@@ -139,16 +139,17 @@ class Admission:
         return None
 
     def pass_by(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | None:
-        """Releases a request at once, past the queue, when nothing waits and there is room; else None.
+        """Release a request at once if nothing waits and there is room; else return None.
 
-        The same as to enter and to be taken, the short way: most requests find it so.
+        The result is that of `enter` and `take_released`. Most requests take this shorter path.
         """
         if self.waiting:
             return None
         ticket = self._ticket(tier, sequences, arrived, now)
         realtime, standard, batch = self.tiers
         held = (realtime.held, standard.held, batch.held)
-        # One whose body took so long that it is overdue goes ahead of others, by the long way.
+        # A request whose body took so long that it is overdue goes ahead of others, by the long
+        # path.
         overdue = ticket.arrival_us < microseconds(now) - self.rule.batch_ageing_us
         if overdue or not fits_alone(tier, ticket.sequences, held, self.room(now)):
             return None
@@ -156,12 +157,12 @@ class Admission:
         return ticket
 
     def enter(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | Refusal:
-        """Puts a request into the queue; refuses it when by now the queue is full.
+        """Put a request into the queue, or refuse it if the queue is full by now.
 
         Args:
-            tier: the tier asked for.
-            sequences: how many the engine will run for it.
-            arrived: when its first byte came; its wait counts from here.
+            tier: the requested tier.
+            sequences: the sequences that the engine will run for it.
+            arrived: when its first byte arrived; its wait counts from here.
             now: the time.
         """
         if self._is_full(tier) and not self._could_leave_at_once(tier, now):
@@ -174,7 +175,7 @@ class Admission:
         return ticket
 
     def take_released(self, now: float) -> list[Ticket]:
-        """The requests that go to vLLM now, in this order, with their priority."""
+        """Return the requests that go to vLLM now, in this order, with their priority."""
         taken: list[Ticket] = []
         heads: list[Head | None] = [state.head for state in self.tiers]
         room, now_us = self.room(now), microseconds(now)
@@ -187,7 +188,7 @@ class Admission:
         return taken
 
     def finish(self, ticket: Ticket, now: float) -> None:
-        """A request ended: it left vLLM, or its client hung up while it waited. Once is enough."""
+        """End a request that left vLLM, or whose client hung up while it waited. Idempotent."""
         if ticket.done:
             return
         ticket.done = True
@@ -205,7 +206,7 @@ class Admission:
         state.rate = state.rate.after(1, now)
 
     def expel(self, now: float) -> list[Ticket]:
-        """Takes everything out of the queue at the end of a drain; each is answered 503."""
+        """Flush the queue at the end of a drain; each request is answered 503."""
         expelled = [ticket for state in self.tiers for ticket in state.queue.values()]
         for ticket in expelled:
             state = self.tiers[ticket.tier]
@@ -219,11 +220,11 @@ class Admission:
         return expelled
 
     def tick(self, engine_oldest: tuple[float, ...], now: float) -> None:
-        """Closes arrival bins and applies the pod's own rule.
+        """Close arrival bins and apply the pod's own rule.
 
         Args:
             engine_oldest: arrival of the oldest request inside vLLM that no step has held, by tier;
-                0: none.
+                0 means none.
             now: the time.
         """
         self.arrivals.close_bins(now)
@@ -241,7 +242,7 @@ class Admission:
         self.own_rule_closed = max(waits, default=0.0) > limit
 
     def room(self, now: float) -> Room:
-        """What may be inside vLLM now."""
+        """Return the capacity for requests inside vLLM now."""
         seen, peak = self._realtime_seen, self._realtime_peak.value
         reserved = seen is not None and now - seen < RESERVE_KEPT_S
         last = self._room
@@ -265,7 +266,7 @@ class Admission:
 
     @property
     def in_hand(self) -> int:
-        """Requests in the queue and inside vLLM."""
+        """Return the number of requests in the queue and inside vLLM."""
         return self.waiting + self.released
 
     def _next(
@@ -276,7 +277,8 @@ class Admission:
         return decide_next(heads, held, room, self.rule, now_us, floor_held=batch.held_first)
 
     def _ticket(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket:
-        # Distinct arrivals: the number made from one identifies the request inside vLLM.
+        # Arrivals are distinct, because the priority made from one identifies the request inside
+        # vLLM.
         self._last_arrival_us = max(self._last_arrival_us + 1, microseconds(arrived))
         ticket = Ticket(tier, max(1, sequences), self._last_arrival_us)
         if tier is Tier.REALTIME:
@@ -317,7 +319,7 @@ class Admission:
         return let_in >= 1.0 or self._credited(tier, let_in) or self._under_floor(tier, now)
 
     def _credited(self, tier: Tier, let_in: float) -> bool:
-        # Exactly the ordered share, evenly spread: 0.6 lets in 3 of every 5, without dice.
+        # Exactly the requested share, evenly spread: 0.6 admits 3 of every 5, without randomness.
         state = self.tiers[tier]
         state.credit += max(0.0, let_in)
         if state.credit < 1.0 - 1e-9:

@@ -1,10 +1,10 @@
-"""Which request leaves the queue next. Pure: a function of what waits, what is held, and the limits.
+"""Rules for the next request to leave the queue: a function of what waits, what runs, and the limits. Pure.
 
 In falling order: a request that waited longer than the ageing time and whose tier holds nothing;
 realtime; batch up to its floor; then standard and batch by arrival, where a batch arrival counts
-`batch_ageing` later. The chosen one waits for room and is not overtaken by a smaller one behind it,
-so every request is released within a bound: the reserve and the shares only ever hold back a tier
-that already holds something, or the whole pod's finishing requests make the room.
+`batch_ageing` later. The chosen request waits for room, and a smaller one behind it does not
+overtake it. Every request is therefore released within a bound: the reserve and the shares only
+hold back a tier that already holds something, or finishing requests of the whole pod make the room.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _LONG = 4
 
 
 class Head(Protocol):
-    """The first in a tier's queue."""
+    """The first request in a tier's queue."""
 
     @property
     def sequences(self) -> int:
-        """How many the engine will run for it."""
+        """Return the sequences that the engine will run for it."""
 
     @property
     def arrival_us(self) -> int:
-        """Microseconds of CLOCK_MONOTONIC."""
+        """Return its arrival in microseconds of CLOCK_MONOTONIC."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a request would be as the first of its queue."""
+    """A request as if it were the first of its queue."""
 
     sequences: int
     arrival_us: int
@@ -44,15 +44,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Room:
-    """What admission may hand to vLLM. Shares are of the sequences; tuples are by tier."""
+    """The capacity that admission may hand to vLLM. Shares are of the sequences; tuples are by tier."""
 
     sequences: int
     """The limit in force."""
     share_ratios: tuple[float, float, float] = (1.0, 1.0, 0.3)
-    """The most a tier may hold while another tier waits."""
+    """The most that a tier may hold while another tier waits."""
     batch_floor_ratio: float = 0.05
     reserved: bool = False
-    """Realtime requests come, so their reserve is kept."""
+    """Realtime requests arrive, so their reserve is kept."""
     realtime_peak: int = 0
     """Sequences that realtime waited for or held at its recent peak."""
     stopped: bool = False
@@ -60,33 +60,34 @@ class Room:
 
     @cached_property
     def total(self) -> int:
-        """Sequences that may be inside vLLM: the limit and a look-ahead, so that no slot idles."""
+        """Return the sequences that may be inside vLLM: the limit and a look-ahead that fills free slots."""
         return self.sequences + look_ahead_of(self.sequences)
 
     @cached_property
     def below_realtime(self) -> int:
-        """Of these, how many standard and batch may hold together."""
+        """Return how many of these standard and batch may hold together."""
         return self.total - (reserve_of(self.sequences, self.realtime_peak) if self.reserved else 0)
 
     @cached_property
     def batch_floor(self) -> int:
-        """Sequences that batch may always hold."""
+        """Return the sequences that batch may always hold."""
         if self.batch_floor_ratio <= 0.0:
             return 0
         return max(1, math.floor(self.batch_floor_ratio * self.sequences))
 
     def share(self, tier: Tier) -> int:
-        """Sequences that a tier may hold while others wait: at least one, and at least its floor."""
+        """Return the sequences that a tier may hold while others wait: at least one, and at least its floor."""
         if self.share_ratios[tier] >= 1.0:
             return self.total
         least = self.batch_floor if tier is Tier.BATCH else 1
         return max(1, least, math.floor(self.share_ratios[tier] * self.sequences))
 
     def charge(self, tier: Tier, sequences: int) -> int:
-        """What a request of so many sequences takes of the room: at most what its tier may ever hold.
+        """Return the sequences that a request is charged: at most what its tier may ever hold.
 
-        A limit that was lowered after the request came would otherwise make it wait, and all behind
-        it, until nothing else is held. vLLM runs what is above the charge as sequences come free.
+        Without this bound, a limit that was lowered after the request arrived would make it and
+        everything behind it wait until nothing else is held. vLLM runs the sequences above the
+        charge as slots become free.
         """
         if sequences == 1:
             return 1
@@ -108,17 +109,17 @@ def decide_next(
     *,
     floor_held: int | None = None,
 ) -> tuple[Tier, Turn] | None:
-    """The tier whose first request is released now, and why; None when nothing may be.
+    """Return the tier whose first request is released now, and the reason; None if nothing may be.
 
     Args:
         heads: the first waiting request of each tier.
         held: sequences released and not finished, by tier.
         room: limits in force.
-        rule: order of ordinary requests; its ageing time is also when a request is overdue.
+        rule: order of ordinary requests. Its ageing time is also when a request is overdue.
         now_us: microseconds of CLOCK_MONOTONIC.
-        floor_held: of what batch holds, the sequences released ahead of ordinary ones. An ordinary
-            one may lie in vLLM's queue behind all others until it has aged, so it fills no floor.
-            None: all of them.
+        floor_held: the sequences of batch that were released ahead of ordinary ones. An ordinary
+            one may wait in vLLM's queue behind all others until it has aged, so it does not count
+            towards the floor. None means all that batch holds.
     """
     if room.stopped:
         return None
@@ -136,9 +137,9 @@ def decide_next(
 
 
 def fits_alone(tier: Tier, sequences: int, held: Sequence[int], room: Room) -> bool:
-    """Whether a request that has just come leaves at once, when nothing else waits.
+    """Return whether a request that has just arrived is released at once, when nothing else waits.
 
-    As `decide_next` says, without its rules between those that wait.
+    This is `decide_next` without its rules between waiting requests.
     """
     return not room.stopped and _fits(tier, Turn.ORDINARY, sequences, held, room)
 
@@ -146,10 +147,10 @@ def fits_alone(tier: Tier, sequences: int, held: Sequence[int], room: Room) -> b
 def _overdue_turn(
     first: tuple[Tier, Head], heads: Heads, held: Sequence[int], room: Room, *, long_ago_us: int
 ) -> tuple[Tier, Turn] | None:
-    """The overdue request if there is room for it. While there is not, only realtime passes it.
+    """Return the overdue request if there is room for it. Until then, only realtime passes it.
 
-    A request of many sequences needs as much to end first; after four times the ageing time it is
-    passed by nothing, so that a flood of realtime cannot keep it out for ever.
+    A request of many sequences needs as many to end first. After four times the ageing time nothing
+    passes it, so a flood of realtime requests cannot block it for ever.
     """
     tier, head = first
     if _fits(tier, Turn.OVERDUE, head.sequences, held, room):
@@ -216,28 +217,32 @@ def _fits(tier: Tier, turn: Turn, sequences: int, held: Sequence[int], room: Roo
 
 
 def _fits_into(limit: int, held: int, sequences: int) -> bool:
-    """Within the limit; a request larger than the limit fits when nothing else is held."""
+    """Return whether the sum is within the limit. A larger request fits if nothing else is held."""
     return limit > 0 and (held == 0 or held + sequences <= limit)
 
 
 class DrainRate(NamedTuple):
-    """Requests finished a second, exponentially forgotten over 10 s. A value: `after` gives the next."""
+    """Requests finished per second, with an exponential memory of 10 s.
+
+    Immutable: `after` returns the next state.
+    """
 
     per_second: float = 0.0
     at: float = 0.0
 
     def after(self, finished: int, now: float) -> DrainRate:
-        """The rate when `finished` more ended at `now`."""
+        """Return the rate after `finished` more requests ended at `now`."""
         return DrainRate(self.at_time(now) + finished / _RATE_MEMORY_S, now)
 
     def at_time(self, now: float) -> float:
-        """The rate at `now` without further ends."""
+        """Return the rate at `now` without further ends."""
         return self.per_second * math.exp(-max(0.0, now - self.at) / _RATE_MEMORY_S)
 
     def retry_after_s(self, ahead: int, now: float) -> int:
-        """When a place in a queue of `ahead` requests is likely free: 1 to 60 whole seconds.
+        """Return when a place in a queue of `ahead` requests is likely free: 1 to 60 whole seconds.
 
-        Half the queue must drain first, so that a crowd told the same does not come back to a full one.
+        The estimate is for half the queue to drain, so that clients that got the same answer do not
+        return to a full queue.
         """
         rate = self.at_time(now)
         if rate <= 1e-3:
