@@ -1,4 +1,4 @@
-"""The classes of an engine's death and the exit code that tells each."""
+"""Classes of an engine's end, and the exit code of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fleetkeeper_engine.spec import CONTRACT
 
 
 class DeathClass(StrEnum):
-    """Why an engine ended. The operator turns these into condition reasons."""
+    """The reason for which an engine ended. The operator maps it to a condition reason."""
 
     BAD_ENGINE_OPTION = "BadEngineOption"
     MODEL_NOT_FOUND = "ModelNotFound"
@@ -31,22 +31,22 @@ EXIT_CODES: dict[DeathClass, int] = {
     DeathClass.HUNG: 75,
     DeathClass.MODEL_NOT_READABLE: 77,
 }
-"""Close to sysexits.h; none is a code that Python, a shell or a signal gives by itself."""
+"""Close to sysexits.h. None is a code that Python, a shell or a signal produces by itself."""
 
 MEANINGS: dict[DeathClass, str] = {
-    DeathClass.BAD_ENGINE_OPTION: "The document or an engine option is wrong, or this CPU or GPU cannot run what it asks.",
-    DeathClass.MODEL_NOT_FOUND: "There is no such directory, repository, revision or adapter.",
-    DeathClass.UNSUPPORTED_ARCHITECTURE: "This vLLM does not know the model's architecture.",
-    DeathClass.UNKNOWN: "The engine ended for a reason that its output does not tell.",
-    DeathClass.HOST_OUT_OF_MEMORY: "The model does not fit into the pod's memory, by plan or by the kernel's verdict.",
+    DeathClass.BAD_ENGINE_OPTION: "The document or an engine option is wrong, or this CPU or GPU does not support it.",
+    DeathClass.MODEL_NOT_FOUND: "The directory, repository, revision or adapter does not exist.",
+    DeathClass.UNSUPPORTED_ARCHITECTURE: "This vLLM does not support the model's architecture.",
+    DeathClass.UNKNOWN: "The engine ended for a reason that its output does not show.",
+    DeathClass.HOST_OUT_OF_MEMORY: "The model does not fit into the pod's memory: refused by the memory plan, or OOM-killed.",
     DeathClass.CUDA_OUT_OF_MEMORY: "The model or its cache does not fit into the accelerator's memory.",
-    DeathClass.HUNG: "The engine had work and made no step for stallSeconds.",
-    DeathClass.MODEL_NOT_READABLE: "The model's files are there but cannot be read: permission, gated repository, damaged file.",
+    DeathClass.HUNG: "The engine had pending requests but completed no step for stallSeconds.",
+    DeathClass.MODEL_NOT_READABLE: "The model's files exist but cannot be read: permission, gated repository, damaged file.",
 }
 
 
 def contract_files() -> dict[str, str]:
-    """The generated table, by path from the repository's root."""
+    """Return the generated table, by path from the repository's root."""
     table = {
         "contract": CONTRACT,
         "drained": 0,
@@ -58,7 +58,7 @@ def contract_files() -> dict[str, str]:
             "class": "one of the classes above",
             "code": "the exit code",
             "phase": "document | plan | start | serve",
-            "message": "one sentence: what was wrong, where, what to do",
+            "message": "one sentence: what happened, to which object, what to do",
             "detail": "up to 2048 bytes of the engine's last output",
         },
     }

@@ -1,7 +1,7 @@
-"""The document that tells an engine pod what to run: the environment variable FLEETKEEPER_ENGINE.
+"""The document that specifies an engine: JSON in the environment variable FLEETKEEPER_ENGINE.
 
-The operator renders it, the supervisor reads it. Its JSON schema is generated into
-engine_image/contract/engine-document.schema.json; both sides are tested against that file.
+The operator renders it and the supervisor reads it. Its JSON schema is generated into
+engine_image/contract/engine-document.schema.json, and both sides are tested against that file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 CONTRACT = 1
-"""Version of the document, the metrics and the exit codes. The operator speaks N and N-1."""
+"""Version of the document, the metrics and the exit codes. The operator supports N and N-1."""
 
 ENVIRONMENT = "FLEETKEEPER_ENGINE"
 GIB = 1024**3
@@ -65,7 +65,7 @@ RESERVED_OPTIONS = frozenset(
         "served-model-name",
         "shutdown-timeout",
         "tensor-parallel-size",
-        # loads code, opens files, binds or calls addresses, or would undo the memory cap
+        # loads code, opens files, binds or calls addresses, or would disable the memory cap
         "allowed-local-media-path",
         "api-key",
         "chat-template",
@@ -96,18 +96,18 @@ RESERVED_OPTIONS = frozenset(
         "worker-extension-cls",
     }
 )
-"""Options that a document never carries: the supervisor's own, and what must not be settable.
+"""Options that a document never carries: the supervisor's own, and those that must not be settable.
 
-The allow-list is the operator's; this is the second fence, and it refuses abbreviations of these
-names too, because vLLM's parser takes them.
+The allow-list is the operator's. This list is the second line of defense. It also refuses
+abbreviations of these names, because vLLM's parser accepts them.
 """
 
 WHOLE_NAMES = frozenset({"reasoning-parser"})
-"""Options of vLLM's that begin like a reserved one and are none of its abbreviations."""
+"""Options of vLLM's that begin like a reserved one but are not abbreviations of it."""
 
 
 class Accelerator(StrEnum):
-    """What vLLM computes on."""
+    """The hardware that vLLM computes on."""
 
     CUDA = "cuda"
     CPU = "cpu"
@@ -141,7 +141,7 @@ class Adapter(_Section):
 
 
 class Model(_Section):
-    """What to load and under which names it is served."""
+    """The model to load, and the names under which it is served."""
 
     source: Location = Field(
         description="An absolute directory in the container, or ORG/NAME of a Hugging Face model."
@@ -149,19 +149,19 @@ class Model(_Section):
     revision: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,128}$")] | None = Field(
         default=None, description="Commit of a Hugging Face model; absent for a directory."
     )
-    served_name: ServedName = Field(description="The name clients put into `model`.")
+    served_name: ServedName = Field(description="The name that clients set as `model`.")
     adapters: tuple[Adapter, ...] = Field(default=(), max_length=32)
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
         names = [self.served_name, *(adapter.name for adapter in self.adapters)]
         if len(set(names)) < len(names):
-            raise ValueError("servedName and the adapters' names must all differ")
+            raise ValueError("servedName and the names of the adapters must be unique")
         return self
 
 
 class Engine(_Section):
-    """How vLLM runs the model."""
+    """Settings with which vLLM runs the model."""
 
     dtype: DType = Field(default=DType.AUTO, strict=False)
     quantization: Name | None = None
@@ -169,7 +169,7 @@ class Engine(_Section):
         default=None,
         ge=1,
         le=16_777_216,
-        description="Tokens; absent: what the model's config says.",
+        description="Tokens. If absent, the maximum of the model's config.",
     )
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     prefix_caching: bool = True
@@ -177,12 +177,12 @@ class Engine(_Section):
         default=0,
         ge=0,
         le=32,
-        description="Draft tokens a sequence and step; they count against a step's tokens.",
+        description="Draft tokens per sequence and step. They count against a step's tokens.",
     )
     options: dict[OptionName, OptionValue] = Field(
         default_factory=dict,
         max_length=64,
-        description="Further vLLM options, already checked by the operator. `true` and `false` become --NAME and --no-NAME.",
+        description="Additional vLLM options, already checked by the operator. `true` and `false` become --NAME and --no-NAME.",
     )
 
     @model_validator(mode="after")
@@ -192,7 +192,7 @@ class Engine(_Section):
                 continue
             taken = sorted(r for r in RESERVED_OPTIONS if r == name or r.startswith(name))
             if taken:
-                raise ValueError(f"option {name!r} is not settable (it stands for {taken[0]!r})")
+                raise ValueError(f"option {name!r} is not settable (it matches {taken[0]!r})")
         return self
 
 
@@ -203,12 +203,12 @@ class Memory(_Section):
         default=80,
         ge=10,
         le=80,
-        description="Of the accelerator's memory (cuda) or of limitBytes (cpu).",
+        description="Percentage of the accelerator's memory (cuda) or of limitBytes (cpu).",
     )
     limit_bytes: int | None = Field(
         default=None,
         ge=256 * 1024**2,
-        description="The pod's memory limit; absent: the cgroup's limit, or the machine's memory when there is none.",
+        description="The pod's memory limit. If absent, the cgroup's limit, or the machine's memory if there is none.",
     )
 
 
@@ -228,7 +228,7 @@ class Batching(_Section):
             raise ValueError("minTokens must not be above maxTokens")
         if self.max_tokens < self.max_sequences:
             raise ValueError(
-                "maxTokens must not be below maxSequences: each running sequence needs one token a step"
+                "maxTokens must not be below maxSequences: each running sequence needs one token per step"
             )
         return self
 
@@ -237,7 +237,9 @@ class Tier(_Section):
     """A queue in front of the engine."""
 
     queue_limit: int = Field(
-        ge=0, le=1_000_000, description="Requests that may wait; one more is answered 429."
+        ge=0,
+        le=1_000_000,
+        description="Maximum number of waiting requests. Further requests get 429.",
     )
 
 
@@ -245,9 +247,14 @@ class BatchTier(Tier):
     """The batch tier, which yields to the others."""
 
     share_percent: int = Field(
-        default=30, ge=1, le=100, description="Of the sequences, at most, while other tiers wait."
+        default=30,
+        ge=1,
+        le=100,
+        description="Maximum percentage of the sequences while other tiers wait.",
     )
-    floor_percent: int = Field(default=5, ge=0, le=100, description="Of the sequences, always.")
+    floor_percent: int = Field(
+        default=5, ge=0, le=100, description="Guaranteed percentage of the sequences."
+    )
 
     @model_validator(mode="after")
     def _floor_is_below_share(self) -> Self:
@@ -265,42 +272,48 @@ class Tiers(_Section):
 
 
 class Objectives(_Section):
-    """What the service is held to; the pod's own admission rule uses the first."""
+    """The service's objectives. The pod's own admission rule uses the first."""
 
     queue_wait_milliseconds: int = Field(default=500, ge=1, le=3_600_000)
     batch_time_milliseconds: int = Field(default=50, ge=1, le=600_000)
 
 
 class Health(_Section):
-    """When an engine counts as hung."""
+    """Deadlines after which an engine counts as hung."""
 
     stall_seconds: int = Field(
-        default=60, ge=5, le=3600, description="Work, but no step for so long: not live."
+        default=60,
+        ge=5,
+        le=3600,
+        description="The engine is not live after this long with work but without a step.",
     )
     startup_seconds: int = Field(
-        default=3600, ge=10, le=86_400, description="The first token must have come by then."
+        default=3600,
+        ge=10,
+        le=86_400,
+        description="The first token must be generated within this time.",
     )
 
 
 class Drain(_Section):
-    """How the pod leaves."""
+    """Settings of the pod's drain."""
 
     seconds: int = Field(
         default=120,
         ge=0,
         le=86_400,
-        description="Running requests may end within; one clock for preStop and SIGTERM.",
+        description="Time for running requests to finish. One clock for preStop and SIGTERM.",
     )
     notice_seconds: int = Field(
         default=5,
         ge=0,
         le=600,
-        description="Not ready, still serving: the time routers need to notice.",
+        description="Time for routers to react while the pod is not ready but still serves.",
     )
 
 
 class Ports(_Section):
-    """Where the pod listens."""
+    """The addresses on which the pod listens."""
 
     host: Literal["0.0.0.0", "127.0.0.1", "::", "::1"] = "0.0.0.0"  # noqa: S104 - a pod serves its network
     serving: int = Field(default=8000, ge=1, le=65_535)
@@ -308,14 +321,14 @@ class Ports(_Section):
 
 
 class Control(_Section):
-    """Whose orders the pod takes. The audience is the pod's UID, from the environment POD_UID."""
+    """The keys that sign requests for limits. The audience is the pod's UID, from the environment POD_UID."""
 
     issuer: Name = "fleetkeeper"
     keys_directory: Location = "/etc/fleetkeeper/control"
 
 
 class EngineDocument(_Section):
-    """Everything the supervisor needs to know. Unknown fields are refused."""
+    """Everything that the supervisor needs to know. Unknown fields are refused."""
 
     contract: Literal[1] = Field(description="Version of this document.")
     accelerator: Accelerator = Field(strict=False)
@@ -336,29 +349,29 @@ class InvalidDocumentError(ValueError):
 
 
 def parse_document(text: str) -> EngineDocument:
-    """The document in `text` (JSON).
+    """Return the document in `text` (JSON).
 
     Raises:
-        InvalidDocumentError: with one line naming each field that is wrong, and why.
+        InvalidDocumentError: with one line that names each wrong field, and why.
     """
     try:
         return EngineDocument.model_validate_json(text)
     except ValidationError as error:
         problems = "; ".join(_problem(dict(item)) for item in error.errors(include_url=False))
-        raise InvalidDocumentError(f"{ENVIRONMENT} is not usable: {problems}") from None
+        raise InvalidDocumentError(f"{ENVIRONMENT} is invalid: {problems}") from None
 
 
 def read_document(environment: Mapping[str, str]) -> EngineDocument:
-    """The document of this pod.
+    """Return the document of this pod.
 
     Raises:
-        InvalidDocumentError: when it is missing or wrong.
+        InvalidDocumentError: if it is missing or wrong.
     """
     text = environment.get(ENVIRONMENT)
     if not text:
         raise InvalidDocumentError(
             f"{ENVIRONMENT} is not set: it must hold the engine document (one JSON object); "
-            "to try an engine by hand run `fleetkeeper-engine serve --model DIR`"
+            "to run an engine without Kubernetes, use `fleetkeeper-engine serve --model DIR`"
         )
     return parse_document(text)
 
@@ -370,7 +383,7 @@ def _problem(error: dict[str, Any]) -> str:
 
 
 def contract_files() -> dict[str, str]:
-    """The generated schema, by path from the repository's root."""
+    """Return the generated schema, by path from the repository's root."""
     schema = EngineDocument.model_json_schema(by_alias=True)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["$id"] = "https://fleetkeeper.io/contract/engine-document.schema.json"

@@ -96,7 +96,7 @@ def test_an_older_leader_is_refused_once_a_newer_one_spoke(
     signer: Signer, verifier: Verifier
 ) -> None:
     verifier.verify(bearer(signer, epoch=5), NOW)
-    with pytest.raises(UnauthorizedError, match="epoch 4 is over"):
+    with pytest.raises(UnauthorizedError, match=r"epoch 4\b.*\b5\b"):
         verifier.verify(bearer(signer, epoch=4), NOW)
     verifier.verify(bearer(signer, epoch=5), NOW)
 

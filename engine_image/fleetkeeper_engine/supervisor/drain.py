@@ -1,9 +1,8 @@
-"""How a pod leaves: one clock for preStop and SIGTERM. Pure.
+"""Phases of a pod's drain, with one clock for preStop and SIGTERM. Pure.
 
-notice   not ready any more, still serving: routers need time to notice
-closing  nothing is admitted (503), what runs goes on
-stopping nothing runs, or the deadline passed: SIGTERM to vLLM
-killing  vLLM did not go by itself: SIGKILL to its session
+notice   not ready any more, still serving: routers need time to react closing  nothing is admitted
+(503), running requests continue stopping nothing runs, or the deadline passed: SIGTERM to vLLM
+killing  vLLM did not exit by itself: SIGKILL to its session
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 STOP_PATIENCE_S = 10.0
-"""After SIGTERM vLLM gets so long; it ends in 1-3 s when nothing runs."""
+"""Time for vLLM to exit after SIGTERM. It exits in 1-3 s when nothing runs."""
 CUT_S = 0.5
-"""The middleware gets so long to end answers cleanly before vLLM is stopped."""
+"""Time for the middleware to end responses cleanly before vLLM is stopped."""
 SETTLE_S = 0.5
-"""After closing, before "nothing runs" is believed: a request may be on its way in."""
+"""Time after closing before "nothing runs" is trusted: a request may be on its way in."""
 NOTICE_SHARE = 0.25
-"""Of a short deadline, at most, for the notice."""
+"""Maximum share of a short deadline for the notice."""
 
 
 class DrainPhase(StrEnum):
-    """Where a drain stands."""
+    """The phase of a drain."""
 
     NOTICE = "notice"
     CLOSING = "closing"
@@ -32,7 +31,7 @@ class DrainPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DrainClock:
-    """When a drain began and how long it may take; monotonic seconds."""
+    """The start of a drain and its maximum duration; monotonic seconds."""
 
     began: float
     seconds: float
@@ -40,24 +39,24 @@ class DrainClock:
 
     @property
     def notice_ends(self) -> float:
-        """When admission closes: after the notice, or a quarter of a short deadline."""
+        """Return when admission closes: after the notice, or a quarter of a short deadline."""
         return self.began + min(self.notice_s, self.seconds * NOTICE_SHARE)
 
     @property
     def deadline(self) -> float:
-        """When vLLM is stopped whatever still runs."""
+        """Return when vLLM is stopped, whatever still runs."""
         return self.began + self.seconds
 
     @property
     def cut_at(self) -> float:
-        """When the middleware ends what still runs, each answer at a whole frame: just before that."""
+        """Return when the middleware ends running responses at a whole frame: just before the deadline."""
         return max(self.notice_ends, self.deadline - CUT_S)
 
 
 def decide_drain(
     clock: DrainClock, *, unfinished: int, stop_sent: float | None, now: float
 ) -> DrainPhase:
-    """The phase now. `unfinished` counts requests in the engine and in the queue in front of it."""
+    """Return the phase now. `unfinished` counts requests in the engine and in the queue in front of it."""
     if stop_sent is not None:
         late = now - stop_sent >= STOP_PATIENCE_S
         return DrainPhase.KILLING if late else DrainPhase.STOPPING

@@ -1,4 +1,4 @@
-"""The supervisor as a client of its own vLLM: does it answer, does it generate, what does it measure."""
+"""Client of the pod's own vLLM: checks that it answers and generates, and reads its metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER
 from fleetkeeper_engine.spec import EngineDocument
 
 GENERATION_TIMEOUT_S = 600.0
-"""The first token may wait for compilation; the startup deadline of the document comes on top."""
+"""The first token may wait for compilation. The document's startup deadline applies in addition."""
 
 PROBES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"prompt": "a", "max_tokens": 1, "temperature": 0}),
@@ -25,12 +25,12 @@ PROBES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/score", {"text_1": "a", "text_2": "a"}),
     ("/pooling", {"input": "a"}),
 )
-"""Tried in this order: the first that the model's task serves must succeed."""
+"""Tried in this order: the first one that the model's task supports must succeed."""
 _NOT_THIS_TASK = (400, 404, 405, 501)
 
 
 class EngineClient:
-    """Talks to vLLM on loopback. Its requests carry a mark: they skip tiers, queue and counting."""
+    """Client of vLLM on loopback. Its requests carry a token, so they skip tiers, queue and counting."""
 
     def __init__(self, document: EngineDocument, internal_token: str) -> None:
         host = "[::1]" if ":" in document.ports.host else "127.0.0.1"
@@ -40,17 +40,17 @@ class EngineClient:
         self._session: aiohttp.ClientSession | None = None
 
     def authorize(self, environment: Mapping[str, str] = os.environ) -> None:
-        """Uses the API key that vLLM was given, if any."""
+        """Use the API key of vLLM, if there is one."""
         if key := environment.get("VLLM_API_KEY"):
             self._headers["Authorization"] = f"Bearer {key}"
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
     async def answers(self, timeout_s: float = 5.0) -> bool:
-        """Whether GET /health was answered, with whatever status below 500."""
+        """Return whether GET /health was answered with a status below 500."""
         try:
             async with self._open().get(
                 f"{self._base}/health", timeout=aiohttp.ClientTimeout(timeout_s)
@@ -60,8 +60,8 @@ class EngineClient:
             return False
 
     async def generates(self) -> str | None:
-        """None once the model did its task for one token; else what was wrong, in one line."""
-        problem = "no route of a task answered"
+        """Return None if the model completed its task for one token, else the problem in one line."""
+        problem = "no generation route answered"
         for path, body in PROBES:
             try:
                 status, text = await self._post(path, {"model": self._model, **body})
@@ -75,7 +75,7 @@ class EngineClient:
         return problem
 
     async def metrics(self) -> bytes | None:
-        """VLLM's own metrics; None when they do not come within 2 s."""
+        """Return vLLM's own metrics, or None if they do not arrive within 2 s."""
         try:
             async with self._open().get(
                 f"{self._base}/metrics", timeout=aiohttp.ClientTimeout(2.0)

@@ -1,8 +1,8 @@
-"""Whether the engine is started, live and ready, from what the page says. Pure.
+"""Health of the engine from shared memory: started, live and ready. Pure.
 
-vLLM's own /health says 200 while its core hangs. Here an engine is stalled when there is work and
-either no schedule call (hang) or no worked step although a request could run (wedge). A step that is
-in flight may last as long as its tokens need, so a long prefill is no stall.
+vLLM's own /health returns 200 while its core hangs. Here an engine is stalled when there is work
+and either no schedule call (hang) or no completed step although a request could run (wedge). A step
+in flight may last as long as its tokens need, so a long prefill is not a stall.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from fleetkeeper_engine.shm.step_sums import TERMS, StepClass
 
 NOT_READY_AFTER_S = 10.0
 FLIGHT_MARGIN = 4.0
-"""A step in flight may take so many times what its tokens took so far."""
+"""A step in flight may take this many times the pace of earlier tokens."""
 PRIOR_TOKEN_S = 0.02
-"""Seconds a prefill token may take before any was measured: 8192 tokens may take 160 s."""
+"""Assumed seconds for a prefill token before any was measured: 8192 tokens may take 160 s."""
 SERVER_PERIOD_S = 10.0
-"""vLLM's API server is asked so often whether it answers at all."""
+"""Period of the check that vLLM's API server answers at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Progress:
     work: int = 0
     work_since: float | None = None
     allowance_s: float = 0.0
-    """What the step in flight may last."""
+    """Time that the step in flight may last."""
 
 
 def decide_progress(
@@ -44,22 +44,22 @@ def decide_progress(
     *,
     held: bool = False,
 ) -> Progress:
-    """Progress after one more look at the page. What cannot be read changes nothing.
+    """Return the progress after one more read of shared memory. Unreadable blocks change nothing.
 
     Args:
-        before: what was known.
-        scheduler: the engine's block; None when it cannot be read, or our code never came up in it: then
-            requests that are answered must not be taken for a hang either.
-        pulse: what the engine says before each step.
-        middleware: the middleware's block; None when it cannot be read.
+        before: the previous progress.
+        scheduler: the engine's block; None if it cannot be read, or our code never started in the
+            engine. In that case requests that are answered must not look like a hang.
+        pulse: the engine's heartbeat before each step.
+        middleware: the middleware's block; None if it cannot be read.
         now: monotonic seconds.
-        held: no new sequence may start (memory is above its cap). Then requests that wait while
-            none runs make no step by order, not by a wedge; schedule calls are still due.
+        held: no new sequence may start (memory is above its cap). Requests that wait while none
+            runs then make no step on purpose, not because of a wedge. Schedule calls are still due.
     """
     if scheduler is None:
         return before
     if scheduler.blind:
-        # vLLM schedules on without our code in it. Whether it hangs cannot be told from here.
+        # vLLM continues to schedule without our code. A hang cannot be detected from here.
         return replace(before, work=0, work_since=None, allowance_s=0.0)
     work = work_of(scheduler, middleware) or 0
     after = replace(
@@ -75,20 +75,20 @@ def decide_progress(
 
 
 def _can_step(scheduler: SchedulerBlock, pulse: PulseBlock, *, held: bool) -> bool:
-    """Return whether a step is under way or some request could be in the next one.
+    """Return whether a step is in flight or some request could be in the next one.
 
-    Requests cannot while they are blocked (their grammar compiles, KV or input is still to come), and
-    none may start while `held`. A sound core goes on calling schedule all the same.
+    Blocked requests cannot (their grammar compiles, KV or input is still to come), and none may
+    start while `held`. A healthy core keeps calling schedule all the same.
     """
     may_start = 0 if held else sum(scheduler.waiting) - scheduler.blocked
     return bool(pulse.steps) or sum(scheduler.running) + may_start > 0
 
 
 def work_of(scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None) -> int | None:
-    """Requests that the engine should be working on; None when the page tells nothing.
+    """Return the requests that the engine should be working on; None if no block can be read.
 
-    The larger of both sides: a request that was released and did not reach a hung core is only
-    known to the middleware.
+    The larger of both sides counts: only the middleware knows a request that was released and did
+    not reach a hung core.
     """
     if scheduler is None and middleware is None:
         return None
@@ -98,14 +98,14 @@ def work_of(scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None
 
 
 def flight_allowance_s(pulse: PulseBlock, scheduler: SchedulerBlock) -> float:
-    """How long the step in flight may last: its tokens at the slowest pace seen, times a margin."""
+    """Return how long the step in flight may last: its tokens at the mean prefill pace, times a margin."""
     if not pulse.steps or not pulse.tokens:
         return 0.0
     return FLIGHT_MARGIN * pulse.tokens * _token_s(scheduler)
 
 
 def _token_s(scheduler: SchedulerBlock) -> float:
-    """Mean seconds of a prefill token, from the sums of prefill-bearing steps; a prior before any."""
+    """Return the mean seconds of a prefill token, from prefill-bearing steps; a prior before any."""
     offset = len(TERMS) * StepClass.PREFILL
     tokens = scheduler.step_model[offset + TERMS.index("prefill")]
     seconds = scheduler.step_model[offset + TERMS.index("seconds")]
@@ -113,7 +113,7 @@ def _token_s(scheduler: SchedulerBlock) -> float:
 
 
 def stalled_s(progress: Progress, now: float) -> float:
-    """For how long there was work and no progress (the longer of hang and wedge); 0 without work."""
+    """Return how long there was work and no progress (the longer of hang and wedge); 0 without work."""
     if progress.work_since is None:
         return 0.0
     hang = now - max(progress.scheduled_at, progress.work_since)
@@ -122,19 +122,19 @@ def stalled_s(progress: Progress, now: float) -> float:
 
 
 def is_live(progress: Progress, now: float, stall_s: float) -> bool:
-    """False once the engine is stalled for `stall_s`, or longer while the step in flight may last."""
+    """Return False once the engine is stalled for `stall_s`, or longer while the step in flight may last."""
     return stalled_s(progress, now) < max(stall_s, progress.allowance_s)
 
 
 def is_moving(progress: Progress, now: float, stall_s: float) -> bool:
-    """False once the engine is stalled for 10 s: too early to kill it, late enough to send nobody there."""
+    """Return False once the engine is stalled for 10 s: too early to kill it, late enough to route elsewhere."""
     patience = min(NOT_READY_AFTER_S, stall_s)
     return stalled_s(progress, now) < max(patience, progress.allowance_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Everything that must hold before a pod gets requests."""
+    """The conditions that must hold before a pod gets requests."""
 
     started: bool
     cap_armed: bool
@@ -144,12 +144,12 @@ class Readiness:
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """Why it is not ready; empty when it is."""
+        """Return why the pod is not ready; empty if it is."""
         said = (
             (self.child_alive, "vLLM is not running"),
             (self.started, "no token was generated yet"),
             (self.cap_armed, "the memory cap is not armed on every rank"),
             (not self.draining, "draining"),
-            (self.moving, "no step although there is work"),
+            (self.moving, "hung: pending requests, but no step completes"),
         )
         return tuple(reason for holds, reason in said if not holds)

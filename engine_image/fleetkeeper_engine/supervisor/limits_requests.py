@@ -1,4 +1,4 @@
-"""Orders for the running engine: what PUT /v1/limits may say, and which of two orders holds. Pure."""
+"""Requests for live limits: the body of PUT /v1/limits, and which of two requests wins. Pure."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class _Strict(BaseModel):
 
 
 class RatiosByTier(_Strict):
-    """A ratio for each tier; absent: as it is without orders."""
+    """A ratio for each tier; an absent ratio keeps the value without a lease."""
 
     realtime: Ratio | None = None
     standard: Ratio | None = None
     batch: Ratio | None = None
 
     def filled(self, default: tuple[float, ...]) -> tuple[float, ...]:
-        """By tier, in the page's order."""
+        """Return the ratios by tier in the order of shared memory, with defaults."""
         given = tuple(getattr(self, tier.label) for tier in Tier)
         return tuple(
             default[index] if ratio is None else float(ratio) for index, ratio in enumerate(given)
@@ -44,7 +44,7 @@ class LimitsOrder(_Strict):
     sequences: int
     tokens: int
     admit: RatiosByTier = RatiosByTier()
-    """Share of arrivals that is let in."""
+    """Share of arrivals that is admitted."""
     shares: RatiosByTier = RatiosByTier()
     """Share of the sequences that a tier may hold while others wait."""
     lease_seconds: int = Field(ge=1, le=MOST_LEASE_S)
@@ -52,7 +52,7 @@ class LimitsOrder(_Strict):
 
 
 class RefusedOrderError(Exception):
-    """An order that cannot be taken: 422 with the allowed ranges, or 409 when it is old."""
+    """A refused request: 422 with the allowed ranges, or 409 if it is outdated."""
 
     def __init__(self, status: int, message: str, detail: dict[str, Any]) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class RefusedOrderError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """The orders that hold."""
+    """The limits lease in force."""
 
     order: LimitsOrder | None = None
     epoch: int = 0
@@ -70,12 +70,12 @@ class Orders:
     """Monotonic seconds."""
 
     def lease_left_s(self, now: float) -> float:
-        """Seconds until the orders end; 0 without any."""
+        """Return the seconds until the lease ends; 0 without a lease."""
         return max(0.0, self.lease_deadline - now)
 
 
 def allowed_ranges(batching: Batching, ceilings: tuple[int, int] | None = None) -> dict[str, Any]:
-    """What `sequences` and `tokens` may be; the ceilings are the engine's own once it runs."""
+    """Return the ranges of a request's fields; the ceilings are the engine's own once it runs."""
     most_sequences, most_tokens = ceilings or (batching.max_sequences, batching.max_tokens)
     return {
         "sequences": {"min": min(batching.min_sequences, most_sequences), "max": most_sequences},
@@ -87,7 +87,7 @@ def allowed_ranges(batching: Batching, ceilings: tuple[int, int] | None = None) 
 
 
 def parse_order(body: bytes, ranges: dict[str, Any]) -> LimitsOrder:
-    """The order in a request's body.
+    """Return the request in a body.
 
     Raises:
         RefusedOrderError: 422, naming every wrong field and the allowed ranges.
@@ -112,13 +112,13 @@ def parse_order(body: bytes, ranges: dict[str, Any]) -> LimitsOrder:
 
 
 def decide_orders(current: Orders, order: LimitsOrder, epoch: int, now: float) -> Orders:
-    """The orders after a new one.
+    """Return the lease after a new request.
 
-    A newer leader (epoch) may start its generations anew. The same generation again renews the lease
-    when it says the same.
+    A newer leader (epoch) may restart its generations. The same generation renews the lease if its
+    contents are the same.
 
     Raises:
-        RefusedOrderError: 409 for an older generation, or the same one with other contents.
+        RefusedOrderError: 409 for an older generation, or for the same one with other contents.
     """
     held = current.order
     if held is not None and epoch <= current.epoch:

@@ -1,8 +1,9 @@
 """Output that never waits for its reader.
 
-Pid 1 writes its log into a pipe of the container runtime. When nobody reads that pipe, a write
-blocks, and with it the event loop that answers probes: the kubelet would kill a healthy engine for
-its log. So a thread writes, from a bounded buffer; what does not fit is dropped and counted.
+Pid 1 writes its log into a pipe of the container runtime. If nothing reads that pipe, a write
+blocks, and with it the event loop that answers probes. The kubelet would then kill a healthy engine
+because of its log. So a thread writes from a bounded buffer; output that does not fit is dropped
+and counted.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _FLUSH_S: Final = 2.0
 
 
 class Outlet:
-    """One descriptor. `write` may be called by any thread and never blocks."""
+    """One file descriptor. Any thread may call `write`, which never blocks."""
 
     def __init__(self, descriptor: int, most_bytes: int = MOST_BYTES) -> None:
         self._descriptor = descriptor
         self._most_bytes = most_bytes
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
-        """Bytes that wait, the part that is being written included."""
+        """Bytes that wait, including those that are being written."""
         self._untold = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -38,13 +39,13 @@ class Outlet:
         """Bytes that were not written."""
 
     def write(self, data: bytes) -> None:
-        """Takes data for the descriptor; drops it when too much waits already."""
+        """Queue data for the descriptor; drop it if too much waits already."""
         with self._changed:
             if self._bytes + len(data) > self._most_bytes:
                 self._drop(len(data))
                 return
             if self._thread is None:
-                # It may be stuck in a write when the process ends, so nobody waits for it.
+                # The thread may be blocked in a write when the process ends, so nothing joins it.
                 self._thread = threading.Thread(target=self._run, name="outlet", daemon=True)
                 self._thread.start()
             for item in (self._note(), data):
@@ -53,7 +54,7 @@ class Outlet:
             self._changed.notify_all()
 
     def flush(self, within_s: float = _FLUSH_S) -> None:
-        """Waits until all is written, but not for a reader that does not come."""
+        """Wait until everything is written, up to a limit in case nothing reads."""
         deadline = time.monotonic() + within_s
         with self._changed:
             while self._bytes and (left_s := deadline - time.monotonic()) > 0:
@@ -72,7 +73,7 @@ class Outlet:
                 self._changed.notify_all()
 
     def _write(self, data: bytes) -> int:
-        """Writes all of it; fewer bytes when there is nobody to write to."""
+        """Write all of it; return fewer bytes if there is no reader."""
         at = 0
         while at < len(data):
             try:
@@ -86,11 +87,11 @@ class Outlet:
         self._untold += count
 
     def _note(self) -> bytes:
-        """What is said in the place of what was dropped there."""
+        """Return the message that replaces dropped output."""
         count, self._untold = self._untold, 0
         if not count:
             return b""
-        return b"[fleetkeeper: %d bytes of output were dropped: nobody read the log]\n" % count
+        return b"[fleetkeeper: %d bytes of output dropped: the log was not read]\n" % count
 
 
 class _Text(io.TextIOBase):
@@ -106,7 +107,7 @@ class _Text(io.TextIOBase):
 
 @contextmanager
 def logging_through(outlet: Outlet) -> Iterator[None]:
-    """Log records for stderr go through an outlet meanwhile."""
+    """Send log records for stderr through an outlet during the context."""
     text = _Text(outlet)
     moved = [
         (handler, handler.setStream(text))
@@ -118,5 +119,5 @@ def logging_through(outlet: Outlet) -> Iterator[None]:
     finally:
         outlet.flush()
         for handler, stream in moved:
-            # Its own lock is held by no writer: an outlet never blocks.
+            # No writer holds the handler's lock, because an outlet never blocks.
             handler.stream = stream

@@ -1,7 +1,7 @@
-"""What may change while an engine runs, without orders: queue limits, batch's part, the objective.
+"""The admission policy in force: queue limits, the shares of batch, and the queue wait objective.
 
-The document says it for the start. `policy.json` beside the control keys, which a changed ConfigMap
-brings into the running pod, says it from then on; without that file the document holds.
+The document sets the policy at the start. `policy.json` beside the control keys replaces it. A
+changed ConfigMap brings that file into the running pod. Without the file the document applies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ POLICY_FILE: Final = "policy.json"
 
 
 class _PolicyFile(BaseModel):
-    # A newer operator may say more than this engine knows; what it knows must be right.
+    # A newer operator may send more fields than this engine knows. The known ones must be valid.
     model_config = ConfigDict(
         frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True
     )
@@ -29,7 +29,7 @@ class _PolicyFile(BaseModel):
 
 
 def policy_of(tiers: Tiers, objectives: Objectives) -> Policy:
-    """The policy that these sections mean."""
+    """Return the policy of these sections."""
     return Policy(
         queue_limits=(
             tiers.realtime.queue_limit,
@@ -43,23 +43,23 @@ def policy_of(tiers: Tiers, objectives: Objectives) -> Policy:
 
 
 def start_policy(document: EngineDocument) -> Policy:
-    """What the document says."""
+    """Return the document's policy."""
     return policy_of(document.tiers, document.objectives)
 
 
 def read_policy(directory: Path) -> Policy | None:
-    """The policy in a mounted directory; None when the file is not there.
+    """Return the policy in a mounted directory; None if the file does not exist.
 
     Raises:
-        ValueError: when the file is there and wrong.
-        OSError: when it cannot be read.
+        ValueError: if the file exists and is wrong.
+        OSError: if it cannot be read.
     """
     file = directory / POLICY_FILE
     return parse_policy(file.read_text()) if file.exists() else None
 
 
 def parse_policy(text: str) -> Policy:
-    """The policy in the file's text.
+    """Return the policy in the file's text.
 
     Raises:
         ValueError: naming every wrong field.

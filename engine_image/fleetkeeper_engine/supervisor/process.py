@@ -1,4 +1,4 @@
-"""Child processes of pid 1: each in a session of its own, output teed, orphans reaped."""
+"""Child processes of pid 1: each in its own session, output copied, orphans reaped."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Child:
-    """A running process. `ended` completes with its exit status; negative: the signal."""
+    """A running process. `ended` completes with its exit status; a negative status is a signal."""
 
     def __init__(self, process: subprocess.Popen[bytes], ended: asyncio.Future[int]) -> None:
         self._process = process
         self.ended = ended
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.tee: asyncio.Task[None] | None = None
-        """Ends when the last byte of its output was read."""
+        """Ends when the last byte of the output was read."""
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also its session's and process group's."""
+        """Return the process id, which is also the id of its session and process group."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it has not been reaped."""
+        """Return whether it has not been reaped."""
         return not self.ended.done()
 
     def terminate(self) -> None:
-        """SIGTERM to the process alone: vLLM stops its own children."""
+        """Send SIGTERM to the process alone: vLLM stops its own children."""
         self._signal(os.kill, signal.SIGTERM)
 
     def kill_session(self) -> None:
-        """SIGKILL to the process and everything it started that stayed in its group."""
+        """Send SIGKILL to the process and everything it started that stayed in its group."""
         self._signal(os.killpg, signal.SIGKILL)
 
     def _signal(self, send: Callable[[int, int], None], number: int) -> None:
@@ -53,7 +53,7 @@ class Child:
 
 
 class Reaper:
-    """Starts children and reaps them, and every orphan that the kernel hands to this process."""
+    """Parent of the child processes; reaps them and every orphan that the kernel hands to this process."""
 
     def __init__(self, output: Outlet | int = 1) -> None:
         self._output = Outlet(output) if isinstance(output, int) else output
@@ -61,19 +61,19 @@ class Reaper:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def start(self) -> None:
-        """Takes over SIGCHLD of the running loop, and orphans below this process."""
+        """Handle SIGCHLD in the running loop, and adopt orphans below this process."""
         self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.reap)
 
     def stop(self) -> None:
-        """Gives SIGCHLD back."""
+        """Stop handling SIGCHLD."""
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
     async def spawn(self, argv: Sequence[str], environment: Mapping[str, str]) -> Child:
-        """Starts a program in a session of its own, its output teed to ours and kept line by line.
+        """Start a program in its own session, with its output copied to ours and kept line by line.
 
         Raises:
-            OSError: when it cannot be started.
+            OSError: if it cannot be started.
         """
         loop = asyncio.get_running_loop()
         process = self._launch(argv, environment)
@@ -83,7 +83,7 @@ class Reaper:
         reader = asyncio.StreamReader(limit=2**20)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
         child.tee = loop.create_task(self._tee(reader, child))
-        # It may have ended before it was known here; its SIGCHLD has come and gone.
+        # It may have ended before it was registered, after its SIGCHLD was handled.
         self.reap()
         return child
 
@@ -97,12 +97,13 @@ class Reaper:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # One prctl between fork and exec, no allocation: with the supervisor gone the engine goes too.
+            # One prctl between fork and exec, no allocation: if the supervisor ends, the engine
+            # ends too.
             preexec_fn=self._die_with_parent,  # noqa: PLW1509
         )
 
     def reap(self) -> None:
-        """Collects every ended process below this one."""
+        """Reap every ended process below this one."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

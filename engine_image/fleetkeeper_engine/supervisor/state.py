@@ -1,4 +1,4 @@
-"""What the supervisor knows of its pod, and the orders it gives through the page."""
+"""State of the pod as pid 1 knows it, and its block in shared memory."""
 
 from __future__ import annotations
 
@@ -35,21 +35,24 @@ from fleetkeeper_engine.supervisor.output import Outlet
 from fleetkeeper_engine.supervisor.policy_file import start_policy
 
 SERVER_PATIENCE_S = 20.0
-"""Not ready when vLLM's API server has not answered for so long after its turn."""
+"""The pod is not ready if vLLM's API server has not answered this long after its check was due."""
 OPEN_ADMIT = (1.0, 1.0, 1.0)
 SETTINGS_SHARES = (1.0, 1.0, 0.0)
-"""What the page means by "as the settings say"."""
+"""Shares that stand for the start-up settings."""
 
 
 @dataclass(slots=True)
 class PodState:
-    """Written by the supervisor's loops, read by the control port. All times are monotonic seconds."""
+    """The pod's state.
+
+    The supervisor's loops write it, the control port reads it. Times are monotonic seconds.
+    """
 
     document: EngineDocument
     page: Page
     memory: MemoryState
     outlets: tuple[Outlet, ...] = ()
-    """Where the output of the engine and the log go."""
+    """Outlets for the output of the engine and for the log."""
     vllm_version: str = "unknown"
     orders: Orders = field(default_factory=Orders)
     policy: Policy = field(init=False)
@@ -59,19 +62,19 @@ class PodState:
     draining: bool = False
     admission_closed: bool = False
     drain_deadline: float = 0.0
-    """When answers that still run are ended at a whole frame; 0 without a drain."""
+    """When running responses are ended at a whole frame; 0 without a drain."""
     server_answered: float | None = None
-    """When vLLM's API server answered last; None before it started."""
+    """When vLLM's API server last answered; None before it started."""
     control_answers: dict[int, int] = field(
         default_factory=lambda: {200: 0, 401: 0, 409: 0, 422: 0}
     )
 
     def __post_init__(self) -> None:
-        """Until a file says otherwise the document's policy holds."""
+        """Apply the document's policy until a file replaces it."""
         self.policy = start_policy(self.document)
 
     def follow(self, policy: Policy | None, now: float) -> bool:
-        """Puts a policy into force, None: the document's; True when it differs from the last one."""
+        """Apply a policy (None: the document's). Return True if it differs from the previous one."""
         wanted = policy or start_policy(self.document)
         if wanted == self.policy:
             return False
@@ -80,7 +83,7 @@ class PodState:
         return True
 
     def write(self, now: float) -> None:
-        """Puts everything that the engine must know into the page."""
+        """Write everything that the engine must know to shared memory."""
         self.page.write_supervisor(self._block(now))
 
     def _block(self, now: float) -> SupervisorBlock:
@@ -103,16 +106,16 @@ class PodState:
         )
 
     def take(self, order: LimitsOrder, epoch: int, now: float) -> None:
-        """Puts an order into force.
+        """Apply a request for limits.
 
         Raises:
-            RefusedOrderError: 409, when a newer one is in force.
+            RefusedOrderError: 409, if a newer one is in force.
         """
         self.orders = decide_orders(self.orders, order, epoch, now)
         self.write(now)
 
     def saw_memory(self, use: MemoryUse, now: float) -> bool:
-        """Takes in a sample; True when the stop of new sequences began or ended with it."""
+        """Record a sample. Return True if it stops or resumes the start of new sequences."""
         before = self.memory.over_cap
         self.memory = decide_memory(self.memory, use, now)
         if self.memory.over_cap == before:
@@ -121,7 +124,7 @@ class PodState:
         return True
 
     def look(self, now: float) -> None:
-        """Takes in what scheduler and middleware say."""
+        """Update the progress from the blocks of scheduler and middleware."""
         self.progress = decide_progress(
             self.progress,
             self.scheduler(),
@@ -132,28 +135,28 @@ class PodState:
         )
 
     def scheduler(self) -> SchedulerBlock | None:
-        """The engine's block."""
+        """Return the engine's block."""
         return self.page.read_scheduler()
 
     def pulse(self) -> PulseBlock:
-        """What the engine said before its last step."""
+        """Return the heartbeat before the engine's last step."""
         return self.page.read_pulse()
 
     def middleware(self) -> MiddlewareBlock | None:
-        """The middleware's block."""
+        """Return the middleware's block."""
         return self.page.read_middleware()
 
     def caps(self) -> list[CapBlock]:
-        """The blocks of the ranks that have reported."""
+        """Return the blocks of the ranks that have reported."""
         found = (self.page.read_cap(rank) for rank in range(self.page.ranks))
         return [cap for cap in found if cap is not None]
 
     def cap_armed(self) -> bool:
-        """Whether the allocator of every rank is held to the cap; on CPU plan and watch hold it."""
+        """Return whether every rank's allocator is limited to the cap. On CPU, plan and watch enforce it."""
         return self.document.accelerator is Accelerator.CPU or self.page.caps_armed()
 
     def ranges(self) -> dict[str, Any]:
-        """What an order may ask for."""
+        """Return the allowed ranges of a request for limits."""
         block = self.scheduler()
         ceilings = (
             (block.ceiling_sequences, block.ceiling_tokens) if block and block.supported else None
@@ -161,13 +164,13 @@ class PodState:
         return allowed_ranges(self.document.batching, ceilings)
 
     def unfinished(self) -> int:
-        """Requests in the engine and in front of it."""
+        """Return the requests in the engine and in front of it."""
         middleware = self.middleware()
         queued = sum(middleware.waiting) if middleware else 0
         return (work_of(self.scheduler(), middleware) or 0) + queued
 
     def is_applied(self) -> bool:
-        """Whether the scheduler has read the newest order, or is idle and will at its next step."""
+        """Return whether the scheduler has read the newest request, or is idle and will at its next step."""
         block, pulse = self.scheduler(), self.pulse()
         if block is None or self.orders.order is None:
             return True
@@ -175,7 +178,7 @@ class PodState:
         return idle or block.generation == self.orders.order.generation
 
     def readiness(self, now: float) -> Readiness:
-        """Why the pod is ready, or is not."""
+        """Return the conditions of readiness."""
         return Readiness(
             started=self.started,
             cap_armed=self.cap_armed(),
@@ -186,7 +189,7 @@ class PodState:
         )
 
     def is_live(self, now: float) -> bool:
-        """False when the engine hangs, or vLLM's API server does not answer at all."""
+        """Return False if the engine hangs, or vLLM's API server does not answer at all."""
         if not self.started:
             return True
         return is_live(self.progress, now, self._stall_s) and not self.server_silent(
@@ -194,16 +197,16 @@ class PodState:
         )
 
     def is_hung(self, now: float) -> bool:
-        """Return the verdict for others: whether the engine is stalled beyond its allowance.
+        """Return the verdict for the operator: whether the engine is stalled beyond its allowance.
 
-        More cautious than `is_live`: while memory is above its cap, requests wait by order. A silent
-        API server is a matter for the liveness probe alone.
+        It is more cautious than `is_live`: while memory is above its cap, requests wait on purpose.
+        A silent API server matters for the liveness probe alone.
         """
         stalled = not is_live(self.progress, now, self._stall_s)
         return self.started and stalled and not self.memory.over_cap
 
     def server_silent(self, now: float, patience_s: float) -> bool:
-        """Whether vLLM's API server has missed its turn by more than `patience_s`."""
+        """Return whether an answer of vLLM's API server is overdue by more than `patience_s`."""
         answered = self.server_answered
         return answered is not None and now - answered > patience_s + SERVER_PERIOD_S
 

@@ -1,4 +1,4 @@
-"""Pid 1 of an engine pod: starts one vLLM, watches it, takes orders for it, and ends it cleanly."""
+"""Main loop of pid 1: starts one vLLM, watches it, applies limits, and ends it cleanly."""
 
 from __future__ import annotations
 
@@ -44,12 +44,13 @@ logger = logging.getLogger("fleetkeeper.supervisor")
 
 LOOK_PERIOD_S = 0.5
 CONTROL_FILES_PERIOD_S = 5.0
-"""Keys and policy are small files in a mounted ConfigMap, which the kubelet renews within a minute or two."""
+"""Keys and policy are small files in a mounted ConfigMap, which the kubelet updates within a minute
+or two."""
 REMEMBER_PERIOD_S = 30.0
 DRAIN_LOOK_S = 0.05
 START_LOOK_S = 0.5
 OUTPUT_PATIENCE_S = 2.0
-"""After the end of vLLM its grandchildren may hold the output pipe open for so long."""
+"""After vLLM has ended, its grandchildren may hold the output pipe open for this long."""
 DRAIN_SOCKET = "drain.sock"
 BY_HAND = "by-hand"
 
@@ -86,7 +87,7 @@ class Supervisor:
         self._over: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Death | None:
-        """Runs until the engine ended: None after a drain, else what it died of."""
+        """Run until the engine ended. Return None after a drain, else the class of its end."""
         group = Cgroup.of_this_process()
         kills_before = group.oom_kills() if group else 0
         self._reaper.start()
@@ -99,7 +100,7 @@ class Supervisor:
                 ControlPort(self._pod, self._verifier, self._scrape), ports.host, ports.control
             )
         except OSError as error:
-            told = f"the control port {ports.host}:{ports.control} cannot be opened: {error}"
+            told = f"cannot listen on control port {ports.host}:{ports.control}: {error}"
             return Death(DeathClass.UNKNOWN, told, "start")
         tasks = [asyncio.create_task(self._keep(self._serve_drain_socket(), "drain socket"))]
         try:
@@ -126,7 +127,7 @@ class Supervisor:
             self._reaper.stop()
 
     def drain(self) -> None:
-        """Begins to leave; a second call changes nothing."""
+        """Begin to drain. A second call changes nothing."""
         if self._drain is not None:
             return
         settings = self.document.drain
@@ -136,10 +137,10 @@ class Supervisor:
         self._pod.draining = True
         self._pod.drain_deadline = self._drain.cut_at
         self._drain_began.set()
-        logger.info("draining: at most %d s", settings.seconds)
+        logger.info("draining timeout_s=%d", settings.seconds)
 
     async def _prepared(self) -> Prepared | None:
-        """The plan of the start; None when the pod was told to leave before."""
+        """Return the prepared start; None if the drain began before."""
         preparing = asyncio.ensure_future(
             prepare(self.document, self.environment, self.run_directory, self._reaper.spawn)
         )
@@ -156,7 +157,7 @@ class Supervisor:
         self._pod.vllm_version = prepared.features.vllm_version
         self._client = EngineClient(self.document, prepared.internal_token)
         self._client.authorize(self.environment)
-        logger.info("starting vLLM %s: %s", prepared.features.vllm_version, prepared.argv)
+        logger.info("starting vLLM %s argv=%s", prepared.features.vllm_version, prepared.argv)
         child = await self._reaper.spawn(prepared.argv, prepared.environment)
         self._pod.child_alive = True
         return child
@@ -172,11 +173,11 @@ class Supervisor:
         }
 
     async def _keep(self, loop: Coroutine[Any, Any, None], name: str) -> None:
-        """A loop that fails ends the pod with its reason: half a supervisor is worse than none."""
+        """End the pod with the reason if a loop fails: half a supervisor is worse than none."""
         try:
             await loop
         except Exception as error:
-            logger.exception("the %s loop failed", name)
+            logger.exception("%s loop failed", name)
             if not self._over.done():
                 told = f"the supervisor's {name} loop failed: {type(error).__name__} {error}"
                 self._over.set_result(Death(DeathClass.UNKNOWN, told, self._phase))
@@ -191,7 +192,7 @@ class Supervisor:
             return device_reader(prepared.devices)
         total = pod_limit_bytes(self.document)
         group = Cgroup.of_this_process()
-        # By hand the cgroup holds the whole session; in a pod it is the pod's own.
+        # Outside a pod the cgroup holds the whole session; in a pod it is the pod's own.
         if group is not None and (os.getpid() == 1 or group.limit_bytes() is not None):
             return cgroup_reader(group, total)
         return process_reader(os.getpid(), total)
@@ -202,9 +203,9 @@ class Supervisor:
             try:
                 self._see_memory(read())
             except OSError as error:
-                # Without a measurement the metric goes absent; requests are served on.
+                # Without a measurement the metric is absent; the engine continues to serve.
                 if str(error) != told:
-                    logger.warning("memory cannot be measured: %s", error)
+                    logger.warning("memory measurement failed: %s", error)
                 told = str(error)
             await asyncio.sleep(SAMPLE_PERIOD_S)
 
@@ -213,10 +214,10 @@ class Supervisor:
         if self._pod.started and use.own != self._memory_own:
             self._memory_own = use.own
             logger.warning(
-                "memory is measured of %s",
+                "memory is measured for %s",
                 "this pod's processes alone"
                 if use.own
-                else "whole devices, neighbours included: NVML does not list this pod's processes",
+                else "whole devices, including other pods: NVML does not list this pod's processes",
             )
         if self._pod.saw_memory(use, time.monotonic()):
             memory = self._pod.memory
@@ -224,13 +225,13 @@ class Supervisor:
                 "memory %.1f%%, cap %.0f%%: %s",
                 100 * memory.used_ratio,
                 100 * memory.cap_ratio,
-                "new sequences stop" if memory.over_cap else "new sequences are taken again",
+                "no new sequences start" if memory.over_cap else "new sequences start again",
             )
 
     async def _watch_startup(self, prepared: Prepared) -> None:
         while (problem := await self._first_token()) is not None:
             if problem:
-                logger.warning("the first token did not come: %s", problem)
+                logger.warning("start-up probe generated no token: %s", problem)
             await asyncio.sleep(START_LOOK_S)
         self._pod.server_answered = time.monotonic()
         self._pod.started = True
@@ -238,13 +239,13 @@ class Supervisor:
         await self._remember(prepared)
 
     async def _first_token(self) -> str | None:
-        """None once a token was generated; empty while the server does not answer yet; else the problem."""
+        """Return None once a token was generated, "" while the server does not answer yet, else the problem."""
         if not await self._engine_client.answers():
             return ""
         return await self._engine_client.generates()
 
     async def _remember(self, prepared: Prepared) -> None:
-        """Keeps the peak beyond the plan whenever it grows: the next start plans with it."""
+        """Save the peak beyond the plan whenever it grows: the next start plans with it."""
         kept = -1
         while True:
             beyond = self._pod.memory.peak_bytes - prepared.planned_bytes
@@ -262,7 +263,7 @@ class Supervisor:
             late = not self._pod.started and now - began > self.document.health.startup_seconds
             if (late or not self._pod.is_live(now)) and self._child is not None:
                 logger.error(
-                    "the engine is stuck (%s): it is ended", "start" if late else "no step"
+                    "engine hung (%s), killing it", "start-up deadline" if late else "no step"
                 )
                 self._hung = True
                 self._child.kill_session()
@@ -284,18 +285,18 @@ class Supervisor:
     def _read_control_files(self) -> None:
         directory = Path(self.document.control.keys_directory)
         problems = []
-        # What is known so far stays: a half-written ConfigMap must not lock the operator out.
+        # The current keys stay in force: a half-written ConfigMap must not lock the operator out.
         try:
             self._verifier.trust(read_keys(directory))
         except (OSError, ValueError) as error:
-            problems.append(f"control keys in {directory} are not usable: {error}")
+            problems.append(f"control keys in {directory} are invalid: {error}")
         try:
             policy = read_policy(directory)
         except (OSError, ValueError) as error:
-            problems.append(f"{directory / POLICY_FILE} is not usable: {error}")
+            problems.append(f"{directory / POLICY_FILE} is invalid: {error}")
         else:
             if self._pod.follow(policy, time.monotonic()):
-                logger.info("admission follows %s", self._pod.policy)
+                logger.info("admission policy changed: %s", self._pod.policy)
         for problem in problems:
             if problem not in self._told:
                 logger.warning("%s", problem)
@@ -313,7 +314,7 @@ class Supervisor:
                 self._pod.admission_closed = True
                 self._pod.write(now)
             if phase is DrainPhase.STOPPING and stop_sent is None:
-                logger.info("drained with %d unfinished; vLLM stops", self._pod.unfinished())
+                logger.info("drained, stopping vLLM unfinished=%d", self._pod.unfinished())
                 self._drained.set()
                 self._child.terminate()
                 stop_sent = now
@@ -331,7 +332,7 @@ class Supervisor:
             await server.serve_forever()
 
     async def _take_drain(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """`drain` over the socket begins it; the answer comes when nothing runs any more."""
+        """Begin the drain on `drain` from the socket; answer when nothing runs any more."""
         with contextlib.suppress(ConnectionError):
             if (await reader.readline()).strip() == b"drain":
                 self.drain()
@@ -346,11 +347,11 @@ class Supervisor:
     @property
     def _engine_client(self) -> EngineClient:
         if self._client is None:
-            raise RuntimeError("vLLM was not started")
+            raise RuntimeError("vLLM is not started")
         return self._client
 
     async def _ended(self, oom_kills: int) -> Death | None:
-        """What the end of the child means."""
+        """Classify the end of the child."""
         child = self._child
         if child is None:
             return None

@@ -1,7 +1,7 @@
-"""What an engine died of: from its output, the kernel's count of OOM kills and the page. Pure.
+"""Class of an engine's end, from its output, the OOM kills and the supervisor's verdict. Pure.
 
-The exit code of vLLM tells nothing (1 for nearly everything), so the output decides; only an
-explicit signal adds something to it.
+vLLM's exit code is 1 for nearly everything, so the output decides. Only an explicit signal adds
+information.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fleetkeeper_engine.exit_codes import EXIT_CODES, DeathClass
 DETAIL_BYTES = 2048
 MESSAGE_BYTES = 500
 LINE_BYTES = 4000
-"""Kubernetes keeps 4096 bytes; escaped characters take up to six each."""
+"""Kubernetes keeps 4096 bytes. Escaped characters take up to six each."""
 
 _RULES: tuple[tuple[DeathClass, str, str], ...] = (
     (
@@ -26,7 +26,7 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
             r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA error: out of memory|"
             r"Free memory on device .* is less than desired|No available memory for the cache blocks"
         ),
-        "the accelerator's memory does not hold the model and its cache",
+        "the model and its cache do not fit into the accelerator's memory",
     ),
     (
         DeathClass.HOST_OUT_OF_MEMORY,
@@ -35,7 +35,7 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
             r"not enough memory: you tried to allocate|std::bad_alloc|"
             r"Available memory on node .* is less than (requested|desired)"
         ),
-        "the pod's memory does not hold the model and its cache",
+        "the model and its cache do not fit into the pod's memory",
     ),
     (
         DeathClass.UNSUPPORTED_ARCHITECTURE,
@@ -43,13 +43,14 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
             r"Model architectures? \[.*\] (are|is) not supported|model type `?'?[\w-]+'?`? but Transformers does not recognize|"
             r"not supported for now\. Supported architectures|has no vLLM implementation"
         ),
-        "this vLLM does not know the model's architecture",
+        "this vLLM does not support the model's architecture",
     ),
     (
         DeathClass.MODEL_NOT_FOUND,
-        # To a stranger the hub answers 401 for a model that does not exist, so this comes first.
+        # Without credentials the hub answers 401 for a model that does not exist, so this comes
+        # first.
         r"RepositoryNotFoundError|RevisionNotFoundError",
-        "there is no such model",
+        "the model does not exist",
     ),
     (
         DeathClass.MODEL_NOT_READABLE,
@@ -69,7 +70,7 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
             r"Cannot find any model weights|does not appear to have a file named|"
             r"No such file or directory: '[^']*(config\.json|safetensors|tokenizer|adapter)[^']*'"
         ),
-        "there is no such model",
+        "the model does not exist",
     ),
     (
         DeathClass.BAD_ENGINE_OPTION,
@@ -81,12 +82,12 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
             r"(must be|should be|is not|cannot|greater than)|Unknown quantization method|"
             r"Bfloat16 is only supported on GPUs|Address already in use|address already in use"
         ),
-        "vLLM refuses an option",
+        "vLLM rejected an option",
     ),
 )
 _HUNG = {
-    "start": "no token was generated before the deadline of the start (startupSeconds)",
-    "serve": "the engine had work and made no step for stallSeconds",
+    "start": "no token was generated within startupSeconds",
+    "serve": "the engine had pending requests but completed no step for stallSeconds",
 }
 _COMPILED = tuple((death, re.compile(pattern), message) for death, pattern, message in _RULES)
 _COUNTED = re.compile(r"ValidationError: \d+ validation errors? for")
@@ -108,11 +109,11 @@ class Death:
 
     @property
     def code(self) -> int:
-        """The supervisor's exit code."""
+        """Return the supervisor's exit code."""
         return EXIT_CODES[self.death]
 
     def termination_line(self) -> str:
-        """One JSON line for the termination log, with up to 2 KiB of the last output."""
+        """Return one JSON line for the termination log, with up to 2 KiB of the last output."""
         detail = _last_bytes(self.detail, DETAIL_BYTES)
         while len(line := self._line(detail).encode()) > LINE_BYTES:
             detail = _last_bytes(detail, len(detail.encode()) // 2)
@@ -132,14 +133,14 @@ class Death:
 def classify_death(
     lines: Sequence[str], *, status: int | None, phase: str, oom_kills: int = 0, hung: bool = False
 ) -> Death:
-    """The class of a death.
+    """Return the class of an engine's end.
 
     Args:
         lines: the last lines of the engine's output.
         status: its exit status, negative for a signal; None while it still runs (a hang).
         phase: start or serve.
-        oom_kills: processes that the kernel killed for want of memory since the start.
-        hung: the supervisor itself ended it, because it was not live.
+        oom_kills: processes that the kernel OOM-killed since the start.
+        hung: the supervisor itself ended the engine, because it was not live.
     """
     detail = "\n".join(lines)
     if hung:
@@ -147,7 +148,7 @@ def classify_death(
     if oom_kills:
         return Death(
             DeathClass.HOST_OUT_OF_MEMORY,
-            f"the kernel killed {oom_kills} process(es) of the pod for want of memory",
+            f"the kernel OOM-killed {oom_kills} process(es) of the pod",
             phase,
             detail,
         )
@@ -158,7 +159,7 @@ def classify_death(
     if any(_ILLEGAL_INSTRUCTION.search(line) for line in lines) or status == -signal.SIGILL:
         return Death(
             DeathClass.BAD_ENGINE_OPTION,
-            "this CPU cannot run the instructions that the number format needs; use dtype float32",
+            "this CPU does not support the instructions for the number format; set dtype to float32",
             phase,
             detail,
         )
@@ -174,14 +175,14 @@ def _status(status: int | None) -> str:
 
 
 def _explained(found: str, lines: Sequence[str]) -> str:
-    """The line that says why: pydantic counts the errors first and tells them below."""
+    """Return the line with the reason: pydantic first counts the errors and then lists them."""
     if not _COUNTED.search(found):
         return found
     return next((told[1] for line in lines if (told := _VALUE_ERROR.search(line))), found)
 
 
 def _shown(line: str) -> str:
-    """A line of vLLM's output without the process it came from, short enough for a condition."""
+    """Return a line of vLLM's output without its process prefix, short enough for a condition."""
     return re.sub(r"^(\([^)]*\)\s*)+", "", line).strip()[:300]
 
 

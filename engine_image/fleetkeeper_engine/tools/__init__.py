@@ -1,1 +1,1 @@
-"""Commands of `fleetkeeper-engine` besides supervising a pod, and the program that an image build runs."""
+"""Commands of `fleetkeeper-engine` that supervise no pod, and a program of the image build."""

@@ -1,4 +1,4 @@
-"""`fleetkeeper-engine doctor`: what is here, how the memory adds up, and what would be started."""
+"""`fleetkeeper-engine doctor`: the environment, the memory plan and the command that would start vLLM."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES_SHOWN = ("PATH", "OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "HF_HUB_O
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of `doctor`: those of `serve`, the model being optional."""
+    """Add the arguments of `doctor`: those of `serve`, with an optional model."""
     standalone.add_arguments(parser)
     for action in parser._actions:  # noqa: SLF001 - argparse has no public way to relax an option
         if action.dest == "model":
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Prints the findings; 0 when an engine could be started."""
+    """Print the findings; return 0 if an engine could be started."""
 
     def say(line: str) -> None:
         sys.stdout.write(f"{line}\n")
@@ -49,7 +49,7 @@ def run(given: argparse.Namespace) -> int:
     text = standalone.desired_document_text(given) if given.model else os.environ.get(ENVIRONMENT)
     if not text:
         say(
-            "document     none: give --model, or set FLEETKEEPER_ENGINE, to see what would be started"
+            "document     none: pass --model or set FLEETKEEPER_ENGINE to see the command that would start vLLM"
         )
         return 0 if healthy else 1
     try:
@@ -76,7 +76,7 @@ def _say_machine(say: Say) -> bool:
         say(f"{name:<12} {_version(name)}")
     nvml = load_nvml()
     if nvml is None:
-        say("nvidia       no driver or no nvidia-ml-py: accelerator cpu only")
+        say("nvidia       driver or nvidia-ml-py missing: accelerator cpu only")
     else:
         for index, device in enumerate(DeviceReader(nvml, os.environ, 64).read()):
             say(
@@ -84,7 +84,7 @@ def _say_machine(say: Say) -> bool:
             )
     group = Cgroup.of_this_process()
     if group is None:
-        say("cgroup       no memory controller: memory is measured by process")
+        say("cgroup       no memory controller: memory is measured per process")
     else:
         limit = group.limit_bytes()
         told = f"limit {limit / GIB:.2f} GiB" if limit else "no limit"

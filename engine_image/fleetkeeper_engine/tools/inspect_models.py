@@ -1,6 +1,6 @@
-"""`python -m fleetkeeper_engine.tools.inspect_models DIR`: what vLLM knows of model classes, for an image.
+"""`python -m fleetkeeper_engine.tools.inspect_models DIR`: cache vLLM's model information for an image.
 
-Run where vLLM is installed, while an image is made; see `inspected`.
+Run it where vLLM is installed, during an image build; see `model_info_cache`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
-"""Models that fit a CPU. Any other works as well; its first start takes longer."""
+"""Models that fit a CPU. Any other works as well, but its first start takes longer."""
 
 
 def inspect_all(directory: Path) -> None:
-    """Asks every class and has vLLM write the answers into `directory`/modelinfos.
+    """Have vLLM inspect every class and write the answers into `directory`/modelinfos.
 
     Raises:
-        ImportError, AttributeError: this vLLM is not as expected.
-        RuntimeError: vLLM knows none of a name, or wrote nothing for it.
+        ImportError, AttributeError: if this vLLM differs from the expected one.
+        RuntimeError: if vLLM does not know an architecture, or wrote no answer for it.
     """
     os.environ["VLLM_CACHE_ROOT"] = str(directory)
     # vLLM can be imported only where it is installed, and reads the variable then.
     from vllm.model_executor.models import registry  # noqa: PLC0415
 
     def in_this_process(ask: Callable[[], T]) -> T:
-        # A process for each keeps a CUDA context out of the server; nothing is served here.
+        # vLLM uses a process for each to keep a CUDA context out of the server. Nothing is served
+        # here.
         return ask()
 
     models: dict[str, Any] = registry.ModelRegistry.models
@@ -53,7 +54,7 @@ def inspect_all(directory: Path) -> None:
     if len(written) < len({models[name].module_name for name in ARCHITECTURES}):
         raise RuntimeError(f"vLLM wrote {len(written)} answers for {len(ARCHITECTURES)} classes")
     for file in written:
-        # vLLM writes for itself alone; an image's user is another one than its maker.
+        # vLLM makes its files private, and the image runs as another user than its build.
         file.chmod(0o644)
 
 

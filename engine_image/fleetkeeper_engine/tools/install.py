@@ -1,11 +1,11 @@
-"""`fleetkeeper-engine install DIR`: copies this package to where a stock vLLM container can run it.
+"""`fleetkeeper-engine install DIR`: a copy of this package where a stock vLLM container can run it.
 
     DIR/own/            fleetkeeper_engine and its entry points, first on the path
-    DIR/dependencies/   what it requires, last on the path: what the vLLM image brings wins
+    DIR/dependencies/   its requirements, last on the path: what the vLLM image has wins
     DIR/bin/fleetkeeper-engine
 
-An init container runs it into an emptyDir; the unmodified vLLM container starts DIR/bin/fleetkeeper-engine
-with its own Python.
+An init container runs it into an emptyDir. The unmodified vLLM container then starts
+DIR/bin/fleetkeeper-engine with its own Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DISTRIBUTION = "fleetkeeper-engine"
 PACKAGE = "fleetkeeper_engine"
 
 LAUNCHER = '''#!/usr/bin/env python3
-"""Starts fleetkeeper-engine from the directory this file was installed into."""
+"""Start fleetkeeper-engine from the directory this file was installed into."""
 import sys
 from pathlib import Path
 
@@ -37,12 +37,12 @@ main()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of `install`."""
+    """Add the arguments of `install`."""
     parser.add_argument("directory", type=Path)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Installs; 0 when everything was copied."""
+    """Install; return 0 if everything was copied."""
     try:
         install(given.directory)
     except OSError as error:
@@ -52,10 +52,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def install(directory: Path) -> None:
-    """Copies the package, its requirements and the launcher; what is there is replaced.
+    """Copy the package, its requirements and the launcher, replacing existing files.
 
     Raises:
-        OSError: when the directory cannot be written.
+        OSError: if the directory cannot be written.
     """
     own, dependencies = directory / "own", directory / "dependencies"
     for folder in (own, dependencies):
@@ -75,10 +75,10 @@ def install(directory: Path) -> None:
 def requirements_of(
     name: str, requires: Callable[[str], list[str] | None] = metadata.requires
 ) -> set[str]:
-    """A distribution and everything it needs, without extras that nobody asked for.
+    """Return a distribution and everything it needs, without extras that nothing requests.
 
     Extras that a requirement names (`pyjwt[crypto]`) are followed. Requirements that are not
-    installed are for other platforms, or optional, and left out.
+    installed are for other platforms, or optional, and are left out.
     """
     found: set[str] = set()
     waiting: list[tuple[str, frozenset[str]]] = [(name, frozenset())]
@@ -98,7 +98,7 @@ def requirements_of(
 
 
 def _parse_requirement(line: str, extras: frozenset[str]) -> tuple[str, frozenset[str]] | None:
-    """Name and extras of `name[extra]>=1; marker`; None for an extra that was not asked for."""
+    """Return name and extras of `name[extra]>=1; marker`; None for an extra that was not requested."""
     wanted, _, marker = line.partition(";")
     asked = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
     if asked and asked[1] not in extras:
@@ -111,7 +111,7 @@ def _parse_requirement(line: str, extras: frozenset[str]) -> tuple[str, frozense
 
 
 def _write_metadata(distribution: metadata.Distribution, target: Path) -> None:
-    """METADATA and entry points: vLLM finds our plugin by them."""
+    """Write METADATA and entry points, through which vLLM finds our plugin."""
     folder = target / f"{PACKAGE}-{distribution.version}.dist-info"
     folder.mkdir()
     for name in ("METADATA", "entry_points.txt"):

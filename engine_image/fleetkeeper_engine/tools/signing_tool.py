@@ -1,4 +1,4 @@
-"""`fleetkeeper-engine keys` and `order`: signed orders by hand, to try live limits without an operator."""
+"""`fleetkeeper-engine keys` and `order`: signed requests for limits, to try live limits without an operator."""
 
 from __future__ import annotations
 
@@ -22,23 +22,27 @@ KID = "by-hand"
 
 
 def add_keys_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of `keys`."""
-    parser.add_argument("directory", type=Path, help="gets public/jwks.json and private.pem")
+    """Add the arguments of `keys`."""
+    parser.add_argument(
+        "directory", type=Path, help="directory for public/jwks.json and private.pem"
+    )
 
 
 def add_order_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of `order`."""
-    parser.add_argument("--keys", type=Path, required=True, help="the directory that `keys` made")
+    """Add the arguments of `order`."""
+    parser.add_argument("--keys", type=Path, required=True, help="directory that `keys` created")
     parser.add_argument("--sequences", type=int, required=True)
-    parser.add_argument("--tokens", type=int, required=True, help="of one step")
+    parser.add_argument("--tokens", type=int, required=True, help="per step")
     parser.add_argument("--lease-seconds", type=int, default=120)
-    parser.add_argument("--control", default="http://127.0.0.1:9090", help="the control port")
-    parser.add_argument("--pod-uid", default="by-hand", help="of the pod that the order is for")
+    parser.add_argument(
+        "--control", default="http://127.0.0.1:9090", help="URL of the control port"
+    )
+    parser.add_argument("--pod-uid", default="by-hand", help="UID of the target pod")
     parser.add_argument("--issuer", default="fleetkeeper")
 
 
 def make_keys(given: argparse.Namespace) -> int:
-    """Writes a new key pair; the public half is what `serve --control-keys` takes."""
+    """Write a new key pair. `serve --control-keys` takes the public half."""
     public = given.directory / "public"
     public.mkdir(parents=True, exist_ok=True)
     key = Ed25519PrivateKey.generate()
@@ -58,7 +62,7 @@ def make_keys(given: argparse.Namespace) -> int:
 
 
 def send_order(given: argparse.Namespace) -> int:
-    """Signs and sends an order; prints the answer; 0 when it was accepted."""
+    """Sign and send a request for limits, and print the answer. Return 0 if it was accepted."""
     now = time.time()
     claims = {
         "iss": given.issuer,
@@ -73,7 +77,7 @@ def send_order(given: argparse.Namespace) -> int:
         "sequences": given.sequences,
         "tokens": given.tokens,
         "leaseSeconds": given.lease_seconds,
-        # Orders by hand follow one another as the clock does.
+        # The clock makes the generations of manual requests increase.
         "generation": int(now * 1000),
     }
     request = urllib.request.Request(  # noqa: S310 - the user names the address of their own engine

@@ -1,4 +1,4 @@
-"""`fleetkeeper-engine serve`: an engine without Kubernetes, with sane defaults."""
+"""`fleetkeeper-engine serve`: an engine without Kubernetes, with useful defaults."""
 
 from __future__ import annotations
 
@@ -14,43 +14,51 @@ from typing import Any
 from fleetkeeper_engine.spec import CONTRACT
 from fleetkeeper_engine.supervisor.memory.nvml import load_nvml
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the page is memory that processes share
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the processes of an engine share memory there
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of `serve`."""
-    parser.add_argument("--model", required=True, help="a directory, or ORG/NAME on Hugging Face")
-    parser.add_argument("--name", help="the name clients use; default: the directory's")
+    """Add the arguments of `serve`."""
+    parser.add_argument("--model", required=True, help="directory, or ORG/NAME on Hugging Face")
+    parser.add_argument("--name", help="model name for clients; default: the directory's name")
     parser.add_argument(
-        "--accelerator", choices=["cuda", "cpu"], help="default: cuda when there is one"
+        "--accelerator", choices=["cuda", "cpu"], help="default: cuda if a device is available"
     )
     parser.add_argument(
         "--dtype", default="auto", choices=["auto", "float32", "float16", "bfloat16"]
     )
     parser.add_argument(
-        "--max-model-length", type=int, help="tokens; default: the model's own, at most 8192"
+        "--max-model-length", type=int, help="in tokens; default: the model's maximum, at most 8192"
     )
     parser.add_argument(
-        "--memory-limit", type=_bytes, help="of the pod that this stands for, like 4Gi (cpu)"
+        "--memory-limit", type=_bytes, help="memory limit of the simulated pod, like 4Gi (cpu)"
     )
     parser.add_argument("--cap-percent", type=int, default=80)
     parser.add_argument("--max-sequences", type=int, default=64)
-    parser.add_argument("--max-tokens", type=int, default=2048, help="of one step")
+    parser.add_argument("--max-tokens", type=int, default=2048, help="per step")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--control-port", type=int, default=9090)
     parser.add_argument(
-        "--host", default="127.0.0.1", help="loopback, or every address of the machine: 0.0.0.0"
+        "--host",
+        default="127.0.0.1",
+        help="listen address; 0.0.0.0 for every address of the machine",
     )
     parser.add_argument(
-        "--control-keys", type=Path, help="a directory with jwks.json: whose orders are taken"
+        "--control-keys",
+        type=Path,
+        help="directory with jwks.json: keys that may sign requests for limits",
     )
     parser.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="a further vLLM option"
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="additional vLLM option; repeatable",
     )
 
 
 def desired_document_text(given: argparse.Namespace) -> str:
-    """The document that the words amount to; the parser of documents judges it."""
+    """Return the document that the arguments specify; `parse_document` validates it."""
     accelerator = given.accelerator or ("cuda" if load_nvml() else "cpu")
     source = str(Path(given.model).resolve()) if Path(given.model).is_dir() else given.model
     options = dict(option.partition("=")[::2] for option in given.option)
@@ -81,7 +89,7 @@ def desired_document_text(given: argparse.Namespace) -> str:
 
 
 def desired_length(directory: Path) -> int | None:
-    """The model's own length, at most 8192; None when its config does not say (or is not here)."""
+    """Return the model's own length, at most 8192; None if its config is absent or does not name one."""
     try:
         config = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError):
@@ -92,7 +100,7 @@ def desired_length(directory: Path) -> int | None:
 
 @contextlib.contextmanager
 def run_directory() -> Iterator[Path]:
-    """A directory in shared memory for this run alone."""
+    """Create a directory in shared memory for this run, and remove it afterwards."""
     with tempfile.TemporaryDirectory(prefix="fleetkeeper-", dir=SHARED_MEMORY) as name:
         yield Path(name)
 
@@ -100,6 +108,6 @@ def run_directory() -> Iterator[Path]:
 def _bytes(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti)?", text)
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory; write it like 4Gi")
+        raise argparse.ArgumentTypeError(f"invalid amount of memory {text!r}; use a value like 4Gi")
     factor = 1024 ** ["", "Ki", "Mi", "Gi", "Ti"].index(found[2] or "")
     return int(float(found[1]) * factor)

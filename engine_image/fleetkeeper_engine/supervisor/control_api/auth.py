@@ -1,7 +1,8 @@
-"""Who may order: bearer tokens signed by the operator, checked against public keys only.
+"""Authentication of requests for limits: bearer tokens signed by the operator, checked against public keys.
 
-A token is a JWT, EdDSA, with `kid` in its header and the claims iss, aud (the pod's UID), iat, jti and
-epoch (a number that rises with each new leader). It is taken once, at most 60 s after it was issued.
+A token is a JWT, EdDSA, with `kid` in its header and the claims iss, aud (the pod's UID), iat, jti
+and epoch (a number that rises with each new leader). It is accepted once, at most 60 s after it was
+issued.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import jwt
 
 MOST_AGE_S = 60.0
 LEEWAY_S = 30.0
-"""Clocks of two machines may differ by so much."""
+"""Maximum difference between the clocks of two machines."""
 MOST_KEYS = 3
 MOST_TOKEN_BYTES = 4096
 KEYS_FILE = "jwks.json"
 
 
 class UnauthorizedError(Exception):
-    """The token is refused. The message is for our log; the caller learns nothing from it."""
+    """The token is refused. The message is for our log; the caller does not receive it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +36,15 @@ class Bearer:
 
 
 def parse_keys(text: str) -> dict[str, jwt.PyJWK]:
-    """Public Ed25519 keys by kid, from a JWKS.
+    """Return the public Ed25519 keys of a JWKS by kid.
 
     Raises:
-        ValueError: when it is no JWKS of 1 to 3 Ed25519 public keys with different kids.
+        ValueError: if it is not a JWKS of 1 to 3 Ed25519 public keys with different kids.
     """
     document = json.loads(text)
     listed = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_KEYS:
-        raise ValueError(f"a JWKS of 1 to {MOST_KEYS} keys was expected")
+        raise ValueError(f"expected a JWKS of 1 to {MOST_KEYS} keys")
     keys: dict[str, jwt.PyJWK] = {}
     for entry in listed:
         if (
@@ -51,12 +52,12 @@ def parse_keys(text: str) -> dict[str, jwt.PyJWK]:
             or entry.get("kty") != "OKP"
             or entry.get("crv") != "Ed25519"
         ):
-            raise ValueError("only Ed25519 keys (kty OKP) are taken")
+            raise ValueError("only Ed25519 keys (kty OKP) are accepted")
         if "d" in entry:
-            raise ValueError("a private key was published; replace the key at once")
+            raise ValueError("the JWKS contains a private key; replace the key at once")
         kid = entry.get("kid")
         if not isinstance(kid, str) or not kid or kid in keys:
-            raise ValueError("each key needs a kid of its own")
+            raise ValueError("each key needs a unique kid")
         try:
             keys[kid] = jwt.PyJWK(entry, algorithm="EdDSA")
         except jwt.PyJWTError as error:
@@ -65,18 +66,18 @@ def parse_keys(text: str) -> dict[str, jwt.PyJWK]:
 
 
 def read_keys(directory: Path) -> dict[str, jwt.PyJWK]:
-    """The keys in a mounted directory; none when the file is not there.
+    """Return the keys in a mounted directory; none if the file does not exist.
 
     Raises:
-        ValueError: when the file is there and wrong.
-        OSError: when it cannot be read.
+        ValueError: if the file exists and is wrong.
+        OSError: if it cannot be read.
     """
     file = directory / KEYS_FILE
     return parse_keys(file.read_text()) if file.exists() else {}
 
 
 class Verifier:
-    """Checks tokens for one pod. Remembers which were used, and the newest epoch."""
+    """Token check for one pod, with the used tokens and the newest epoch."""
 
     def __init__(self, audience: str, issuer: str) -> None:
         self._audience = audience
@@ -84,22 +85,22 @@ class Verifier:
         self._keys: Mapping[str, jwt.PyJWK] = {}
         self._used: dict[str, float] = {}
         self.epoch = 0
-        """Of the newest leader that gave a valid token."""
+        """Epoch of the newest leader that presented a valid token."""
 
     @property
     def kids(self) -> tuple[str, ...]:
-        """The keys trusted now."""
+        """Return the trusted keys."""
         return tuple(sorted(self._keys))
 
     def trust(self, keys: Mapping[str, jwt.PyJWK]) -> None:
-        """Replaces the trusted keys."""
+        """Replace the trusted keys."""
         self._keys = dict(keys)
 
     def verify(self, authorization: str | None, now: float) -> Bearer:
-        """The bearer of an Authorization header; its token cannot be used again.
+        """Return the bearer of an Authorization header. Its token cannot be used again.
 
         Raises:
-            UnauthorizedError: when anything about it is wrong.
+            UnauthorizedError: if anything about it is wrong.
         """
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token or len(token) > MOST_TOKEN_BYTES:
@@ -111,7 +112,7 @@ class Verifier:
         if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
             raise UnauthorizedError("the token has no epoch")
         if epoch < self.epoch:
-            raise UnauthorizedError(f"epoch {epoch} is over, {self.epoch} is in force")
+            raise UnauthorizedError(f"epoch {epoch} is outdated, {self.epoch} is in force")
         self._use(identifier, now)
         self.epoch = epoch
         return Bearer(epoch, kid)
@@ -128,7 +129,8 @@ class Verifier:
                 algorithms=["EdDSA"],
                 audience=self._audience,
                 issuer=self._issuer,
-                # Age is judged here, with one clock for the claim and for the memory of used tokens.
+                # The age is checked here, with one clock for the claim and for the memory of used
+                # tokens.
                 options={
                     "require": ["iss", "aud", "iat", "jti"],
                     "verify_iat": False,
@@ -147,7 +149,7 @@ class Verifier:
         self._used = {jti: until for jti, until in self._used.items() if until > now}
         if identifier in self._used:
             raise UnauthorizedError("the token was used before")
-        # The longest that a token can still pass the age test, whatever its iat is.
+        # The longest time that a token can still pass the age check, whatever its iat is.
         self._used[identifier] = now + MOST_AGE_S + 2 * LEEWAY_S
 
 

@@ -1,4 +1,4 @@
-"""Every metric that a pod exports, as a table: the contract with the operator and its dashboards."""
+"""Table of every metric that a pod exports: the contract with the operator and its dashboards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "fleetkeeper_queue_wait_seconds",
         "histogram",
-        "Time from a request's arrival to its first schedule, observed at that schedule.",
+        "Time from a request's arrival until it was first scheduled, observed at that moment.",
         ("tier",),
         _BY_TIER,
         QUEUE_WAIT_EDGES_S,
@@ -47,7 +47,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "fleetkeeper_batch_time_seconds",
         "histogram",
-        "Time between two updates from output while there is work: one engine step.",
+        "Duration of an engine step: the time between two outputs while there is work.",
         edges=BATCH_TIME_EDGES_S,
     ),
     Metric(
@@ -61,7 +61,7 @@ METRICS: tuple[Metric, ...] = (
         Metric(
             f"fleetkeeper_step_model_{name}_total",
             "counter",
-            "Sum over steps of the named product: prefill tokens, sequences, resident KV tokens, seconds.",
+            "Sum over steps of the named product of prefill tokens, sequences, resident KV tokens and seconds.",
             ("step_class",),
             (("step_class", STEP_CLASSES),),
         )
@@ -70,14 +70,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "fleetkeeper_oldest_wait_seconds",
         "gauge",
-        "Age of the oldest request that was not scheduled yet, middleware and engine together.",
+        "Age of the oldest request that is not scheduled yet, in middleware or engine.",
         ("tier",),
         _BY_TIER,
     ),
     Metric(
         "fleetkeeper_waiting",
         "gauge",
-        "Requests that were not scheduled yet, middleware and engine together.",
+        "Requests that are not scheduled yet, in middleware and engine.",
         ("tier",),
         _BY_TIER,
     ),
@@ -92,7 +92,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "fleetkeeper_arrivals_squared_total",
         "counter",
-        "Sum over 1 s bins of the squared number of arrivals: with arrivals, the index of dispersion.",
+        "Sum over 1 s bins of the squared number of arrivals. With arrivals it gives the index of dispersion.",
         ("tier",),
         _BY_TIER,
     ),
@@ -106,23 +106,23 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "fleetkeeper_limit_tokens",
         "gauge",
-        "Limit of tokens in a step. Effective is above wanted where what runs needs more to progress.",
+        "Limit of tokens in a step. Effective is above wanted if the running sequences need more to progress.",
         ("kind",),
         (("kind", LIMIT_KINDS),),
     ),
     Metric(
         "fleetkeeper_limit_generation",
         "gauge",
-        "Generation of the limits: as ordered last, and as read by the scheduler last.",
+        "Generation of the limits: last accepted, and last read by the scheduler.",
         ("kind",),
         (("kind", ("accepted", "applied")),),
     ),
-    Metric("fleetkeeper_limit_lease_seconds", "gauge", "Seconds left of the lease of the limits."),
-    Metric("fleetkeeper_control_keys", "gauge", "1 for each key this pod trusts.", ("kid",)),
+    Metric("fleetkeeper_limit_lease_seconds", "gauge", "Seconds left of the limits lease."),
+    Metric("fleetkeeper_control_keys", "gauge", "1 for each key that this pod trusts.", ("kid",)),
     Metric(
         "fleetkeeper_control_requests_total",
         "counter",
-        "Requests for limits, by answer.",
+        "Requests for limits, by status code.",
         ("code",),
         (("code", ("200", "401", "409", "422")),),
     ),
@@ -134,81 +134,85 @@ METRICS: tuple[Metric, ...] = (
         (("tier", TIERS), ("outcome", OUTCOMES)),
     ),
     Metric("fleetkeeper_schedule_calls_total", "counter", "Calls of the scheduler."),
-    Metric("fleetkeeper_steps_total", "counter", "Steps that held at least one token."),
+    Metric("fleetkeeper_steps_total", "counter", "Steps with at least one token."),
     Metric("fleetkeeper_prompt_tokens_total", "counter", "Prompt tokens computed."),
     Metric("fleetkeeper_generation_tokens_total", "counter", "Tokens generated."),
-    Metric("fleetkeeper_preemptions_total", "counter", "Sequences that lost their KV cache."),
+    Metric(
+        "fleetkeeper_preemptions_total",
+        "counter",
+        "Sequences that were preempted and lost their KV cache.",
+    ),
     Metric(
         "fleetkeeper_memory_used_ratio",
         "gauge",
-        "Memory in use now, of the accelerator's (cuda) or the pod's (cpu).",
+        "Memory in use, as a share of the accelerator's (cuda) or the pod's (cpu).",
     ),
     Metric(
         "fleetkeeper_memory_own",
         "gauge",
-        "1 when the memory in use is of this pod's processes alone, "
-        "0 when NVML does not say whose it is and whole devices are counted.",
+        "1 if the memory in use covers this pod's processes alone, "
+        "0 if NVML does not list them and whole devices are counted.",
     ),
     Metric(
         "fleetkeeper_memory_peak_ratio",
         "gauge",
-        "Largest memory in use since start, 100 ms samples.",
+        "Peak of the memory in use since start, from 100 ms samples.",
     ),
-    Metric("fleetkeeper_memory_cap_ratio", "gauge", "The cap of memory."),
+    Metric("fleetkeeper_memory_cap_ratio", "gauge", "The memory cap."),
     Metric(
         "fleetkeeper_memory_over_cap",
         "gauge",
-        "1 while new sequences are stopped because memory was above its cap for 10 s.",
+        "1 while no new sequences start because memory was above its cap for 10 s.",
     ),
     Metric(
         "fleetkeeper_memory_fragmentation_ratio",
         "gauge",
-        "Share of the allocator's reserved memory that holds nothing (cuda).",
+        "Share of the allocator's reserved memory that is not allocated (cuda).",
     ),
     Metric("fleetkeeper_kv_capacity_tokens", "gauge", "Tokens that the KV cache can hold."),
     Metric("fleetkeeper_kv_resident_tokens", "gauge", "Tokens in the KV cache."),
     Metric(
         "fleetkeeper_unauthorized_total",
         "counter",
-        "Requests refused for want of a valid API key.",
+        "Requests refused because the API key was missing or wrong.",
     ),
     Metric(
         "fleetkeeper_rejected_total",
         "counter",
-        "Requests refused for an unknown tier, an unknown path, a response in background or their body.",
+        "Requests refused for an unknown tier, an unknown path, a background response or their body.",
     ),
     Metric(
         "fleetkeeper_engine_metrics_up",
         "gauge",
-        "1 when vLLM's own metrics answered at this scrape.",
+        "1 if vLLM's own metrics were available at this scrape.",
     ),
     Metric(
         "fleetkeeper_stalled_seconds",
         "gauge",
-        "Seconds for which the engine had work and made no step.",
+        "Seconds for which the engine had pending requests but completed no step.",
     ),
     Metric(
         "fleetkeeper_hung",
         "gauge",
         "1 while the engine is stalled for longer than the step in flight and stallSeconds allow. "
-        "0 otherwise, and while new sequences are stopped by the memory cap.",
+        "0 otherwise, and while the memory cap stops new sequences.",
     ),
     Metric(
         "fleetkeeper_log_dropped_bytes_total",
         "counter",
-        "Bytes of the engine's output and of the log that were dropped because nobody read them.",
+        "Bytes of the engine's output and of the log that were dropped because they were not read.",
     ),
-    Metric("fleetkeeper_draining", "gauge", "1 while the pod leaves."),
+    Metric("fleetkeeper_draining", "gauge", "1 while the pod is draining."),
     Metric(
         "fleetkeeper_engine_info",
         "gauge",
-        "1; what runs here.",
+        "Engine build information; always 1.",
         ("vllm_version", "accelerator", "contract"),
     ),
     Metric(
         "fleetkeeper_live_limits_supported",
         "gauge",
-        "1 when the scheduler takes live limits, 0 when the engine runs as it is.",
+        "1 if the scheduler supports live limits, 0 if the engine runs without them.",
     ),
 )
 
@@ -216,7 +220,7 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def contract_files() -> dict[str, str]:
-    """The generated table, by path from the repository's root."""
+    """Return the generated table, by path from the repository's root."""
     table = {
         "contract": CONTRACT,
         "metrics": [

@@ -1,4 +1,4 @@
-"""The pod's metrics as Prometheus reads them, from one look at its state. Pure but for the reading."""
+"""The pod's metrics in Prometheus' format, from one read of its state. Pure except for that read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fleetkeeper_engine.supervisor.state import PodState
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A value with its labels' values."""
+    """A value with the values of its labels."""
 
     labels: tuple[str, ...]
     value: float
@@ -44,7 +44,7 @@ class Sample:
 def render_metrics(
     pod: PodState, kids: Iterable[str], now: float, engine_text: bytes | None
 ) -> bytes:
-    """Our metrics, then vLLM's own as it wrote them."""
+    """Return our metrics, then vLLM's own unchanged."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(list(_families(pod, kids, now, engine_up=engine_text is not None))))
     return generate_latest(registry) + (engine_text or b"")
@@ -65,7 +65,8 @@ def _families(
     yield from _engine(pod, scheduler, engine_up=engine_up)
     yield from _memory(pod, now)
     yield from _limits(pod, scheduler, kids, now)
-    # Counters that stand still while requests are answered would be read as a hang: better none.
+    # Counters that do not move while requests are answered would look like a hang, so none is
+    # better.
     blind = scheduler is not None and scheduler.blind
     if not blind and (scheduler is not None or middleware is not None):
         yield from _load(scheduler, middleware)
@@ -112,7 +113,7 @@ def _memory(pod: PodState, now: float) -> Iterator[Metric]:
 
 
 def _is_shown(cap: CapBlock, now: float) -> bool:
-    """Whether the allocator's figures are known and young enough: a reporter that ended is not shown for ever."""
+    """Return whether the allocator's figures are known and recent: figures of an ended reporter disappear."""
     return cap.reserved_bytes > 0 and now - cap.written <= FRESH_S
 
 

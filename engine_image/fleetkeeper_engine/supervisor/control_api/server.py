@@ -1,4 +1,4 @@
-"""The control port: metrics, health, and the signed orders for live limits."""
+"""The control port: metrics, health, and signed requests for live limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ControlPort:
     wall: Callable[[], float] = time.time
 
     def app(self) -> web.Application:
-        """The application to serve."""
+        """Return the application to serve."""
         app = web.Application(client_max_size=MOST_BODY_BYTES)
         app.add_routes(
             [
@@ -52,7 +52,7 @@ class ControlPort:
         return app
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """Ours and vLLM's."""
+        """Return our metrics, then vLLM's."""
         engine_text = await self.scrape_engine()
         now = self.monotonic()
         self.pod.look(now)
@@ -60,30 +60,30 @@ class ControlPort:
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
     async def startup(self, _request: web.Request) -> web.Response:
-        """200 once a token was generated."""
+        """Return 200 once a token was generated."""
         return _health(() if self.pod.started else ("no token was generated yet",))
 
     async def live(self, _request: web.Request) -> web.Response:
-        """503 when the engine hangs."""
+        """Return 503 if the engine hangs."""
         now = self.monotonic()
         self.pod.look(now)
-        hung = ("there is work and the engine makes no step",)
+        hung = ("the engine is hung: pending requests, but no step completes",)
         return _health(() if self.pod.is_live(now) else hung)
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """503 with the reasons while the pod should get no requests."""
+        """Return 503 with the reasons while the pod should get no requests."""
         now = self.monotonic()
         self.pod.look(now)
         return _health(self.pod.readiness(now).obstacles)
 
     async def get_limits(self, request: web.Request) -> web.Response:
-        """The orders and the limits in force."""
+        """Return the limits lease and the limits in force."""
         if self._bearer(request) is None:
             return self._refused_bearer()
         return self._counted(200, self._state())
 
     async def put_limits(self, request: web.Request) -> web.Response:
-        """Takes an order; answers once the scheduler has read it, or after 100 ms."""
+        """Accept a request for limits. Respond once the scheduler has read it, or after 100 ms."""
         epoch = self._bearer(request)
         if epoch is None:
             return self._refused_bearer()
@@ -95,7 +95,7 @@ class ControlPort:
         for _ in range(APPLIED_LOOKS):
             if self.pod.is_applied():
                 break
-            # The page is memory of another process: there is no event to wait for.
+            # Another process writes this memory, so there is no event to wait for.
             await asyncio.sleep(APPLIED_LOOK_S)
         return self._counted(200, self._state())
 
@@ -103,12 +103,12 @@ class ControlPort:
         try:
             bearer = self.verifier.verify(request.headers.get("Authorization"), self.wall())
         except UnauthorizedError as error:
-            logger.warning("an order from %s was refused: %s", request.remote, error)
+            logger.warning("request for limits refused remote=%s: %s", request.remote, error)
             return None
         return bearer.epoch
 
     def _refused_bearer(self) -> web.Response:
-        response = self._counted(401, {"error": "a valid token is needed"})
+        response = self._counted(401, {"error": "a valid token is required"})
         response.headers["WWW-Authenticate"] = "Bearer"
         return response
 
@@ -154,10 +154,10 @@ def _health(obstacles: tuple[str, ...]) -> web.Response:
 
 
 async def serve_control(port: ControlPort, host: str, number: int) -> web.AppRunner:
-    """Listens; the caller cleans the runner up.
+    """Listen; the caller cleans the runner up.
 
     Raises:
-        OSError: when the address is taken.
+        OSError: if the address is in use.
     """
     runner = web.AppRunner(port.app(), access_log=None, handle_signals=False)
     await runner.setup()

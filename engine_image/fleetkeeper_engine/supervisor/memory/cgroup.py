@@ -1,7 +1,7 @@
 """Memory of the pod as the kernel counts it, cgroup v1 and v2.
 
-Used = current - inactive_file - active_file: page cache is given back under pressure, shared memory
-(also /dev/shm) is not, so it counts.
+Used = current - inactive_file - active_file. Page cache is reclaimed under pressure, so it does not
+count. Shared memory (also /dev/shm) is not reclaimed, so it counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 SELF = Path("/proc/self/cgroup")
 _NO_LIMIT_BYTES = 1 << 60
-"""v1 writes a number near 2^63 where there is no limit."""
+"""v1 writes a number near 2^63 if there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Cgroup:
 
     @classmethod
     def of_this_process(cls, root: Path = ROOT, membership: Path = SELF) -> Cgroup | None:
-        """The group of this process; None where there is no memory controller.
+        """Return the group of this process; None without a memory controller.
 
         Inside a container the path in /proc/self/cgroup may be the node's, while only the
-        container's own group is mounted: then the mount's root is the group.
+        container's own group is mounted. In that case the mount's root is the group.
         """
         paths = _paths(membership)
         v1 = root / "memory"
@@ -39,10 +39,10 @@ class Cgroup:
         return None
 
     def used_bytes(self) -> int:
-        """Memory in use without page cache.
+        """Return the memory in use without page cache.
 
         Raises:
-            OSError: when the group is gone.
+            OSError: if the group no longer exists.
         """
         if self.version == 1:
             current, cache = "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
@@ -53,7 +53,7 @@ class Cgroup:
         return max(0, int((self.directory / current).read_text()) - files)
 
     def limit_bytes(self) -> int | None:
-        """The memory limit, of this group or the nearest above it; None without one."""
+        """Return the lowest memory limit of this group and those above it; None without one."""
         name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
         limits = []
         for directory in (self.directory, *self.directory.parents):
@@ -66,7 +66,7 @@ class Cgroup:
         return min(limits, default=None)
 
     def oom_kills(self) -> int:
-        """Processes of this group that the kernel killed for want of memory; 0 when it does not say."""
+        """Return the number of this group's processes that were OOM-killed; 0 if it is unknown."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         try:
             return self._stat(name).get("oom_kill", 0)
@@ -80,7 +80,7 @@ class Cgroup:
 
 
 def read_cpu_quota(root: Path = ROOT, membership: Path = SELF) -> float | None:
-    """CPUs that the group may use on average; None without a quota."""
+    """Return the CPUs that the group may use on average; None without a quota."""
     paths = _paths(membership)
     for controller in ("cpu", "cpu,cpuacct"):
         directory = _nearest(root / controller, paths.get("cpu", "/"), "cpu.cfs_quota_us")
@@ -97,7 +97,7 @@ def read_cpu_quota(root: Path = ROOT, membership: Path = SELF) -> float | None:
 
 
 def _paths(membership: Path) -> dict[str, str]:
-    """Controller -> path, from /proc/self/cgroup; the unified hierarchy is the empty name."""
+    """Return controller -> path, from /proc/self/cgroup. The unified hierarchy has the empty name."""
     found: dict[str, str] = {}
     try:
         lines = membership.read_text().splitlines()

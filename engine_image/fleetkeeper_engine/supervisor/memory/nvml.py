@@ -1,8 +1,8 @@
-"""Memory of the pod's NVIDIA devices, by nvidia-ml-py.
+"""Memory of the pod's NVIDIA devices, through nvidia-ml-py.
 
-A device may be shared (time slicing, MPS), so only the memory of this pod's processes counts. Which
-those are NVML does not always say: in a container the driver may hide process ids or leave out their
-memory. Then the whole device counts, and the reading says so.
+A device may be shared (time slicing, MPS), so only the memory of this pod's processes counts. NVML
+does not always know which those are: in a container the driver may hide process ids or omit their
+memory. In that case the whole device counts, and the result is marked so.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 
 class Nvml(Protocol):
-    """What is used of the module `pynvml`."""
+    """The functions of the module `pynvml` that are used."""
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
-        """Connects to the driver."""
+        """Connect to the driver."""
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802 - NVML's name
-        """Devices that this container sees."""
+        """Return the number of devices that this container sees."""
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802, ANN401 - NVML's name and opaque handle
-        """A device."""
+        """Return a device."""
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:  # noqa: N802, ANN401 - NVML's name and opaque handle
-        """A device or a MIG slice."""
+        """Return a device or a MIG slice."""
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:  # noqa: N802, ANN401 - NVML's name and opaque handle
-        """total, free, used."""
+        """Return total, free and used."""
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> Any:  # noqa: N802, ANN401 - NVML's name and opaque handle
-        """Processes with a compute context: pid, and usedGpuMemory or None where it is not available."""
+        """Return processes with a compute context: pid, and usedGpuMemory or None if it is not available."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One device."""
+    """The memory of one device."""
 
     used_bytes: int
-    """By this pod's processes; by all processes when `own` is False."""
+    """In use by this pod's processes; by all processes if `own` is False."""
     total_bytes: int
     own: bool
-    """Whether NVML told which processes are this pod's."""
+    """Whether NVML listed this pod's processes."""
 
 
 def load_nvml() -> Nvml | None:
-    """The library, connected; None where there is no driver or no nvidia-ml-py."""
+    """Return the library, connected; None without a driver or nvidia-ml-py."""
     try:
-        # pynvml takes 5 MB; without the driver's library it is of no use.
+        # pynvml takes 5 MB and is useless without the driver's library.
         ctypes.CDLL(DRIVER_LIBRARY)
         library = importlib.import_module("pynvml")
     except (ImportError, OSError):
@@ -67,7 +67,7 @@ def load_nvml() -> Nvml | None:
 
 
 class DeviceReader:
-    """Reads the devices that vLLM uses: the first `ranks` of CUDA_VISIBLE_DEVICES."""
+    """Reader of the devices that vLLM uses: the first `ranks` of CUDA_VISIBLE_DEVICES."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class DeviceReader:
         self._seen = [False] * len(self._handles)
 
     def read(self) -> list[DeviceMemory]:
-        """Memory of each device now. Total is what the driver reports.
+        """Return the current memory of each device. The driver reports the total.
 
         Raises:
-            OSError: when the driver does not answer.
+            OSError: if the driver does not answer.
         """
         try:
             return [self._read(number, handle) for number, handle in enumerate(self._handles)]
@@ -100,25 +100,26 @@ class DeviceReader:
         return DeviceMemory(used, int(info.total), own is not None)
 
     def _own_bytes(self, number: int, handle: object) -> int | None:
-        """What this pod's processes hold; None when NVML does not say."""
+        """Return the memory of this pod's processes; None if NVML does not know it."""
         try:
             processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self._error:
-            # Not supported on this device or by this driver: the memory of the device still is.
+            # Not supported on this device or by this driver; the device's total memory still is.
             return None
-        # The process table may hold a process more than once (a compute instance each).
+        # A process may be listed more than once (for each compute instance).
         own = [process for process in processes if self._is_own(int(process.pid))]
         if any(process.usedGpuMemory is None for process in own):
             return None
         self._seen[number] |= bool(own)
-        # None of ours listed: nothing is held, if one was ever listed; else they may be hidden.
+        # If none of ours is listed, they hold nothing, provided that one was ever listed. Otherwise
+        # they may be hidden.
         return sum(int(process.usedGpuMemory) for process in own) if self._seen[number] else None
 
 
 def is_descendant(pid: int, root: int | None = None, proc: Path = Path("/proc")) -> bool:
-    """Whether a process descends from `root` (this process). A process that has ended does not."""
+    """Return whether a process descends from `root` (default: this process). An ended one does not."""
     root = os.getpid() if root is None else root
-    # A container's pid 1 has no CUDA context, so a listed one is the node's.
+    # A container's pid 1 has no CUDA context, so a listed pid 1 is the node's.
     above = _parent(pid, proc) if pid != root else None
     while above is not None and above > 1 and above != root:
         above = _parent(above, proc)
@@ -134,7 +135,7 @@ def _parent(pid: int, proc: Path) -> int | None:
 
 
 def nvml_handle(nvml: Nvml, name: str) -> Any:  # noqa: ANN401 - an opaque handle of NVML
-    """The handle of a device named by index or UUID, as CUDA_VISIBLE_DEVICES names it."""
+    """Return the handle of a device named by index or UUID, as in CUDA_VISIBLE_DEVICES."""
     if name.isdigit():
         return nvml.nvmlDeviceGetHandleByIndex(int(name))
     return nvml.nvmlDeviceGetHandleByUUID(name)

@@ -1,8 +1,8 @@
-"""What the supervisor itself takes: after the start it gives back what only starting needed.
+"""Memory of the supervisor itself: frees after the start what only the start needed.
 
-Every engine pod pays for its supervisor. Of its memory a third is libraries' text, most of it run
-once, by imports. Dropping it costs a few hundred page faults that read nothing: the pages stay in
-the page cache, where vLLM's own processes use the same libraries.
+Every engine pod pays for its supervisor. A third of its memory is libraries' text, most of it run
+once, by imports. Dropping it costs a few hundred page faults without I/O: the pages stay in the
+page cache, because vLLM's own processes use the same libraries.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Span(NamedTuple):
 
 
 def unwritten_spans(smaps: Iterable[str]) -> Iterator[Span]:
-    """The mappings of files that nothing can be lost of: read only, with no page of their own.
+    """Yield the file mappings that can be dropped without loss: read only, without anonymous pages.
 
-    A page that was written while the program was linked is this process's own, and dropping it
-    would lose what was written.
+    A page that was written while the program was linked is private to this process, and dropping it
+    would lose its contents.
     """
     span: Span | None = None
     for line in smaps:
@@ -46,13 +46,13 @@ def unwritten_spans(smaps: Iterable[str]) -> Iterator[Span]:
 
 
 def give_back() -> None:
-    """Returns free heap and unneeded pages of libraries to the machine. Costs some milliseconds."""
+    """Return free heap and unneeded library pages to the kernel. Takes some milliseconds."""
     gc.collect()
     libc = ctypes.CDLL(None)
     libc.malloc_trim(0)
     try:
         spans = list(unwritten_spans(_SMAPS.read_text().splitlines()))
     except OSError:
-        return  # a sandbox without /proc: it stays as it is
+        return  # a sandbox without /proc: nothing to trim
     for span in spans:
         libc.madvise(ctypes.c_void_p(span.start), ctypes.c_size_t(span.length), mmap.MADV_DONTNEED)

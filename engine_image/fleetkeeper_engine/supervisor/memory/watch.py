@@ -1,4 +1,4 @@
-"""Memory in use: its peak, and when new sequences must stop. The rule is pure; readers do the I/O."""
+"""Memory in use, its peak, and the memory cap. The rule is pure; readers do the I/O."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader
 
 SAMPLE_PERIOD_S = 0.1
 OVER_CAP_PATIENCE_S = 10.0
-"""New sequences stop when memory was above its cap for so long without a break."""
+"""New sequences stop after memory was above its cap for this long without a break."""
 
 FRESH_S = 5.0
-"""An older sample is not exported: absent is not the same as unchanged."""
+"""An older sample is not exported: absent differs from unchanged."""
 FAMILY_EVERY = 10
-"""Samples between two looks at who descends from the supervisor (by hand)."""
+"""Samples between two searches for the supervisor's descendants (outside a pod)."""
 
 PROC = Path("/proc")
 
@@ -29,11 +29,11 @@ class MemoryUse:
     used_bytes: int
     total_bytes: int
     own: bool = True
-    """Whether it is of this pod's processes alone; False: a device's, whoever uses it."""
+    """True if it covers this pod's processes alone; False if it covers a whole device."""
 
     @property
     def ratio(self) -> float:
-        """Used of total."""
+        """Return used divided by total."""
         return self.used_bytes / self.total_bytes
 
 
@@ -42,7 +42,7 @@ Reader = Callable[[], MemoryUse]
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
-    """What the samples came to."""
+    """The result of the samples so far."""
 
     cap_ratio: float
     used_ratio: float = 0.0
@@ -52,26 +52,26 @@ class MemoryState:
     above_since: float | None = None
     over_cap: bool = False
     own: bool = True
-    """Whether the last sample was of this pod's processes alone."""
+    """Whether the last sample covered this pod's processes alone."""
     sampled_at: float | None = None
-    """When memory was measured last; None: never."""
+    """When memory was last measured; None means never."""
 
     def is_fresh(self, now: float) -> bool:
-        """Whether the last sample is young enough to be shown."""
+        """Return whether the last sample is recent enough to export."""
         return self.sampled_at is not None and now - self.sampled_at <= FRESH_S
 
 
 def decide_memory(state: MemoryState, use: MemoryUse, now: float) -> MemoryState:
-    """The state after one more sample.
+    """Return the state after one more sample.
 
-    Above the cap for 10 s: `over_cap`, until one sample is at the cap or below it.
+    `over_cap` is set after 10 s above the cap, until one sample is at the cap or below it.
     """
     above_since = state.above_since
     if use.ratio <= state.cap_ratio:
         above_since = None
     elif above_since is None:
         above_since = now
-    # What a whole device held before, neighbours included, was not this pod's peak.
+    # The use of a whole device, which includes other pods, is not this pod's peak.
     is_first_own = use.own and not state.own
     peak_ratio, peak_bytes = (0.0, 0) if is_first_own else (state.peak_ratio, state.peak_bytes)
     return replace(
@@ -88,7 +88,7 @@ def decide_memory(state: MemoryState, use: MemoryUse, now: float) -> MemoryState
 
 
 def cgroup_reader(group: Cgroup, total_bytes: int) -> Reader:
-    """Reads the pod's cgroup."""
+    """Return a reader of the pod's cgroup."""
 
     def read() -> MemoryUse:
         return MemoryUse(group.used_bytes(), total_bytes)
@@ -97,7 +97,7 @@ def cgroup_reader(group: Cgroup, total_bytes: int) -> Reader:
 
 
 def device_reader(devices: DeviceReader) -> Reader:
-    """Reads the fullest device."""
+    """Return a reader of the fullest device."""
 
     def read() -> MemoryUse:
         fullest = max(devices.read(), key=lambda device: device.used_bytes / device.total_bytes)
@@ -107,9 +107,9 @@ def device_reader(devices: DeviceReader) -> Reader:
 
 
 def process_reader(root_pid: int, total_bytes: int, proc: Path = PROC) -> Reader:
-    """Reads a process and its descendants: for runs by hand, where the cgroup holds other programs too.
+    """Return a reader of a process and its descendants, for runs where the cgroup holds other programs too.
 
-    Who descends is looked up at every tenth sample: vLLM has hundreds of threads to ask for children.
+    Descendants are searched for every tenth sample, because vLLM has hundreds of threads to read.
     """
     family: list[int] = []
     samples = count()
@@ -123,7 +123,7 @@ def process_reader(root_pid: int, total_bytes: int, proc: Path = PROC) -> Reader
 
 
 def descendants(root_pid: int, proc: Path = PROC) -> Iterable[int]:
-    """A process and all below it; those that end meanwhile are left out."""
+    """Yield a process and all its descendants; those that end in the meantime are left out."""
     waiting = [root_pid]
     while waiting:
         pid = waiting.pop()
