@@ -65,7 +65,7 @@ class Room:
 
     @cached_property
     def below_realtime(self) -> int:
-        """Return how many of these standard and batch may hold together."""
+        """Return the sequences of `total` that standard and batch may hold together."""
         return self.total - (reserve_of(self.sequences, self.realtime_peak) if self.reserved else 0)
 
     @cached_property
