@@ -296,7 +296,7 @@ class TierMiddleware:
         self._admission.finish(ticket, self._clock())
         self._pump()
         if not self._admission.in_hand:
-            # No request may come for hours, and the last published state stays correct.
+            # Publish now, because the next request may be hours away.
             self._board.publish()
 
     def _say_last(self) -> None:
