@@ -13,7 +13,8 @@ from pathlib import Path
 import reference_metrics
 import reference_pages
 from fleetkeeper.api import crd, reference
-from fleetkeeper_engine import document, exitcodes, metrictable
+from fleetkeeper_engine import exit_codes, spec
+from fleetkeeper_engine.supervisor.control_api import metric_table
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,9 +34,9 @@ GENERATORS: list[Callable[[], dict[str, str]]] = [
     reference.generated_files,
     reference_pages.generated_files,
     reference_metrics.generated_files,
-    document.contract_files,
-    exitcodes.contract_files,
-    metrictable.contract_files,
+    spec.contract_files,
+    exit_codes.contract_files,
+    metric_table.contract_files,
 ]
 
 

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from fleetkeeper.cli import app
 from fleetkeeper.commands.exit_codes import MEANING
 from fleetkeeper.runtime.settings import ENV_PREFIX, Settings
-from fleetkeeper_engine import byhand, doctor, install, ordering
+from fleetkeeper_engine.tools import doctor, install, signing_tool, standalone
 
 FOLDER = "docs/reference"
 Node = Any
@@ -121,13 +121,22 @@ def _parameter_default(parameter: Node) -> str:
 
 def _engine_commands() -> Iterator[str]:
     adders: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None] | None]] = {
-        "run": ("Supervise the engine of the document in FLEETKEEPER_ENGINE (default).", None),
-        "serve": ("Supervise an engine by hand.", byhand.add_arguments),
-        "drain": ("Let the engine of this pod finish its work and stop (preStop).", None),
-        "doctor": ("Say what is here and what would be started.", doctor.add_arguments),
+        "run": ("Supervise the engine that FLEETKEEPER_ENGINE specifies (default).", None),
+        "serve": ("Supervise an engine without Kubernetes.", standalone.add_arguments),
+        "drain": ("Drain the engine of this pod, then stop it (preStop).", None),
+        "doctor": (
+            "Show the environment and the command that would start vLLM.",
+            doctor.add_arguments,
+        ),
         "install": ("Copy this package into a directory.", install.add_arguments),
-        "keys": ("Make a key for orders by hand.", ordering.add_keys_arguments),
-        "order": ("Order live limits, signed with that key.", ordering.add_order_arguments),
+        "keys": (
+            "Create a key pair that signs requests for limits.",
+            signing_tool.add_keys_arguments,
+        ),
+        "order": (
+            "Send a request for live limits, signed with that key.",
+            signing_tool.add_order_arguments,
+        ),
     }
     for name, (meaning, add) in adders.items():
         parser = argparse.ArgumentParser(add_help=False)

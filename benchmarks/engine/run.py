@@ -40,9 +40,9 @@ import aiohttp  # noqa: E402
 import with_and_without  # noqa: E402
 from clients import CONCURRENCIES, warm_load  # noqa: E402
 
-from fleetkeeper_engine.asgi import App, Message, Receive, Scope, Send  # noqa: E402
-from fleetkeeper_engine.middleware import TierMiddleware  # noqa: E402
-from fleetkeeper_engine.page import Page  # noqa: E402
+from fleetkeeper_engine.in_vllm.http.asgi import App, Message, Receive, Scope, Send  # noqa: E402
+from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware  # noqa: E402
+from fleetkeeper_engine.shm.region import Page  # noqa: E402
 from inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
 
 INSIDE_ROUNDS = 5

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fleetkeeper_engine import byhand, doctor, install, ordering
-from fleetkeeper_engine.death import Death
-from fleetkeeper_engine.document import InvalidDocumentError, parse_document, read_document
-from fleetkeeper_engine.exitcodes import DeathClass
-from fleetkeeper_engine.outlet import Outlet, logging_through
-from fleetkeeper_engine.supervisor import DRAIN_SOCKET, Supervisor
+from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_engine.spec import InvalidDocumentError, parse_document, read_document
+from fleetkeeper_engine.supervisor.output import Outlet, logging_through
+from fleetkeeper_engine.supervisor.supervisor import DRAIN_SOCKET, Supervisor
+from fleetkeeper_engine.supervisor.termination import Death
+from fleetkeeper_engine.tools import doctor, install, signing_tool, standalone
 
 RUN_ENVIRONMENT = "FLEETKEEPER_RUN"
 DEFAULT_RUN = "/dev/shm/fleetkeeper"  # noqa: S108 - memory shared by the processes of one pod, 0700
@@ -24,23 +24,27 @@ DEFAULT_TERMINATION = "/dev/termination-log"
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Runs a command; ends the process with its status."""
+    """Run a command and exit the process with its status."""
     parser = argparse.ArgumentParser(prog="fleetkeeper-engine", description=__doc__)
     commands = parser.add_subparsers(dest="command")
     commands.add_parser(
-        "run", help="supervise the engine of the document in FLEETKEEPER_ENGINE (default)"
+        "run", help="supervise the engine that FLEETKEEPER_ENGINE specifies (default)"
     )
-    byhand.add_arguments(commands.add_parser("serve", help="supervise an engine by hand"))
-    commands.add_parser(
-        "drain", help="let the engine of this pod finish its work and stop (preStop)"
+    standalone.add_arguments(
+        commands.add_parser("serve", help="supervise an engine without Kubernetes")
     )
+    commands.add_parser("drain", help="drain the engine of this pod, then stop it (preStop)")
     doctor.add_arguments(
-        commands.add_parser("doctor", help="say what is here and what would be started")
+        commands.add_parser(
+            "doctor", help="show the environment and the command that would start vLLM"
+        )
     )
     install.add_arguments(commands.add_parser("install", help="copy this package into a directory"))
-    ordering.add_keys_arguments(commands.add_parser("keys", help="make a key for orders by hand"))
-    ordering.add_order_arguments(
-        commands.add_parser("order", help="order live limits, signed with that key")
+    signing_tool.add_keys_arguments(
+        commands.add_parser("keys", help="create a key pair that signs requests for limits")
+    )
+    signing_tool.add_order_arguments(
+        commands.add_parser("order", help="send a request for live limits, signed with that key")
     )
     given = parser.parse_args(words)
     logging.basicConfig(
@@ -57,8 +61,8 @@ def _run(given: argparse.Namespace) -> int:
         "drain": _ask_to_drain,
         "doctor": doctor.run,
         "install": install.run,
-        "keys": ordering.make_keys,
-        "order": ordering.send_order,
+        "keys": signing_tool.make_keys,
+        "order": signing_tool.send_order,
     }
     return commands.get(given.command, _run_pod)(given)
 
@@ -68,8 +72,8 @@ def _run_pod(_given: argparse.Namespace) -> int:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    with byhand.run_directory() as directory:
-        return supervise(byhand.desired_document_text(given), os.environ, directory)
+    with standalone.run_directory() as directory:
+        return supervise(standalone.desired_document_text(given), os.environ, directory)
 
 
 def _ask_to_drain(_given: argparse.Namespace) -> int:
@@ -77,15 +81,16 @@ def _ask_to_drain(_given: argparse.Namespace) -> int:
 
 
 def supervise(text: str | None, environment: Mapping[str, str], run_directory: Path) -> int:
-    """Runs an engine to its end and says how it ended.
+    """Run an engine to its end.
 
     Args:
-        text: the document; None: from the environment.
+        text: the document; None reads it from the environment.
         environment: of this process.
-        run_directory: for the page, the drain socket and what is remembered; made when absent.
+        run_directory: for shared memory, the drain socket and start measurements; created if
+            absent.
 
     Returns:
-        The exit code: 0 after a drain, else the class of the death.
+        The exit code: 0 after a drain, else the code of the engine's end.
     """
     output, log = Outlet(1), Outlet(2)
     with logging_through(log):
@@ -114,15 +119,15 @@ def _supervise(
 
 
 def _report(death: Death, environment: Mapping[str, str]) -> int:
-    """One line on stderr, one JSON line into the termination log."""
+    """Write one line to stderr, and one JSON line to the termination log."""
     logging.getLogger("fleetkeeper").error("%s: %s", death.death.value, death.message)
     path = Path(environment.get(TERMINATION_ENVIRONMENT) or DEFAULT_TERMINATION)
     if TERMINATION_ENVIRONMENT not in environment and not path.exists():
-        return death.code  # by hand: there is no kubelet to read it
+        return death.code  # without Kubernetes there is no kubelet to read it
     try:
         path.write_text(death.termination_line() + "\n")
     except OSError as error:
-        logging.getLogger("fleetkeeper").warning("no termination line: %s", error)
+        logging.getLogger("fleetkeeper").warning("termination log not written: %s", error)
     return death.code
 
 

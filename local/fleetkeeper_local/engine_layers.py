@@ -57,7 +57,7 @@ def _dependencies(key: str, stock: Path, layers: Path) -> oci.Layer:
 
 def _inspected(environment: Path) -> Path:
     """What vLLM says of model classes, as `Containerfile.cpu` has it; asked once for each lock file."""
-    asks = REPOSITORY / "engine_image" / "fleetkeeper_engine" / "inspect_models.py"
+    asks = REPOSITORY / "engine_image" / "fleetkeeper_engine" / "tools" / "inspect_models.py"
     asked = hashlib.sha256(asks.read_bytes()).hexdigest()[:8]
     target = cache_dir() / "images" / f"inspected-{environment.name}-{asked}"
     if not target.exists():

@@ -19,8 +19,8 @@ from fleetkeeper.adapters.kubernetes.resources import DEPLOYMENT, INFERENCE_SERV
 from fleetkeeper.api.crd import desired_crd
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper.plan.reasons import ADVICE
-from fleetkeeper_engine.death import Death
-from fleetkeeper_engine.exitcodes import DeathClass
+from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
 from operator_world import CRDS, HOOKED, PATIENCE_S, Live, World, condition, operator_world, service
 

@@ -83,4 +83,4 @@ def test_an_engine_that_the_kernel_kills_for_memory_is_out_of_memory(start: Star
     assert engine.wait_end(240) == 71
     line = engine.termination()
     assert (line["class"], line["phase"]) == ("HostOutOfMemory", "start")
-    assert "the kernel killed" in line["message"]
+    assert "OOM-killed" in line["message"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleetkeeper_engine.page import Page
+from fleetkeeper_engine.shm.region import Page
 from supervised_engine import (
     ENGINE_PYTHON,
     GIB,

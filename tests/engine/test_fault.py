@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper_engine.health import Progress, decide_progress, is_live
+from fleetkeeper_engine.supervisor.health import Progress, decide_progress, is_live
 from inside_engine import InsideEngine, client
 
 pytestmark = pytest.mark.timeout(600)
 
 TOKENS = 40
 FAULT = """
-from fleetkeeper_engine.scheduler_record import SchedulerRecord
+from fleetkeeper_engine.in_vllm.stats import SchedulerRecord
 
 real, calls = SchedulerRecord.count, [0]
 
@@ -26,7 +26,7 @@ def count(self):
 SchedulerRecord.count = count
 """
 FAULT_AT_START = """
-from fleetkeeper_engine.scheduler import LiveScheduling
+from fleetkeeper_engine.in_vllm.scheduler import LiveScheduling
 
 def describe(self):
     raise RuntimeError("a fault on purpose")

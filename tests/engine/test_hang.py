@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from fleetkeeper_engine.document import parse_document
-from fleetkeeper_engine.exposition import render_metrics
-from fleetkeeper_engine.memorywatch import MemoryState
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.pod import PodState
+from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import parse_document
+from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState
+from fleetkeeper_engine.supervisor.state import PodState
 from supervised_engine import RunningEngine, eight_running, stopped
 
 pytestmark = pytest.mark.timeout(1200)

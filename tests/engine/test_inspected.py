@@ -11,8 +11,8 @@ from inside_engine import PYTHON, ROOT
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from fleetkeeper_engine.inspect_models import ARCHITECTURES, inspect_all
-from fleetkeeper_engine.inspected import FOLDER, lay_out
+from fleetkeeper_engine.tools.inspect_models import ARCHITECTURES, inspect_all
+from fleetkeeper_engine.supervisor.launch.model_info_cache import FOLDER, lay_out
 
 image, home = map(Path, sys.argv[1:])
 inspect_all(image)

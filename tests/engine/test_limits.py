@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from fleetkeeper_engine.histogram import BATCH_SEQUENCES_EDGES
-from fleetkeeper_engine.page_layout import SchedulerBlock, Tier
+from fleetkeeper_engine.shm.histogram import BATCH_SEQUENCES_EDGES
+from fleetkeeper_engine.shm.layout import SchedulerBlock, Tier
 from inside_engine import PYTHON, InsideEngine, client, shared_engine
 
 STREAMS = 64
@@ -207,12 +207,13 @@ async def test_what_the_scheduler_counts_adds_up(engine: InsideEngine) -> None:
 CHOICES = """
 from types import SimpleNamespace
 from vllm.config import SchedulerConfig
-from fleetkeeper_engine.scheduler import chosen_class, live_scheduler, mixed_into
+from fleetkeeper_engine.in_vllm.scheduler import chosen_class, live_scheduler, mixed_into
+from fleetkeeper_engine.in_vllm.settings import SCHEDULER_FACTORY
 import json
 found = {}
 for name, asynchronous, diffusion in (("sync", False, None), ("async", True, None), ("diffusion", True, 1)):
     config = SchedulerConfig.default_factory(
-        async_scheduling=asynchronous, scheduler_cls="fleetkeeper_engine.scheduler.live_scheduler"
+        async_scheduling=asynchronous, scheduler_cls=SCHEDULER_FACTORY
     )
     assert config.get_scheduler_cls() is live_scheduler
     chosen = chosen_class(SimpleNamespace(scheduler_config=config, diffusion_config=diffusion))

@@ -16,9 +16,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleetkeeper_engine.histogram import QUEUE_WAIT_EDGES_S
-from fleetkeeper_engine.page_layout import Outcome, SchedulerBlock, Tier
-from fleetkeeper_engine.scheduler_limits import RESERVE_KEPT_S, look_ahead_of
+from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, look_ahead_of
+from fleetkeeper_engine.shm.histogram import QUEUE_WAIT_EDGES_S
+from fleetkeeper_engine.shm.layout import Outcome, SchedulerBlock, Tier
 from inside_engine import InsideEngine, client, shared_engine
 
 SEQUENCES = 8

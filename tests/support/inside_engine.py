@@ -20,21 +20,21 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleetkeeper_engine.inside import (
+from fleetkeeper_engine.in_vllm.settings import (
     ENVIRONMENT,
     INTERNAL_HEADER,
     MIDDLEWARE,
     SCHEDULER_FACTORY,
     InsideSettings,
 )
-from fleetkeeper_engine.page import ENVIRONMENT as PAGE_ENVIRONMENT
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import (
+from fleetkeeper_engine.shm.layout import (
     MiddlewareBlock,
     PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
 )
+from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE_ENVIRONMENT
+from fleetkeeper_engine.shm.region import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-engine" / "bin" / "python"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fleetkeeper_engine.asgi import Message, Receive, Scope, Send
-from fleetkeeper_engine.bodies import BodyLimits
-from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.middleware import TierMiddleware
+from fleetkeeper_engine.in_vllm.http.asgi import Message, Receive, Scope, Send
+from fleetkeeper_engine.in_vllm.http.bodies import BodyLimits
+from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
 
 GUARD_S = 60.0
 PART_BYTES = 65_536

@@ -28,9 +28,9 @@ from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.exposed import PLACES
 from fleetkeeper.plan.control.samples import Source, StepSums
 from fleetkeeper.plan.control.values import Admission, Limits, PodOrder, PodView
-from fleetkeeper_engine.auth import Verifier, parse_keys
-from fleetkeeper_engine.document import Batching
-from fleetkeeper_engine.orders import allowed_ranges, parse_order
+from fleetkeeper_engine.spec import Batching
+from fleetkeeper_engine.supervisor.control_api.auth import Verifier, parse_keys
+from fleetkeeper_engine.supervisor.limits_requests import allowed_ranges, parse_order
 
 ROOT = Path(__file__).parents[2]
 EDGES = Edges(0.5, 0.05)

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from fleetkeeper.api.option_values import OWN, SET_BY_FIELD
 from fleetkeeper.api.options import ALLOWED, argument, option_errors
-from fleetkeeper_engine import document
+from fleetkeeper_engine import spec
 
 NAMES = st.sampled_from(sorted(ALLOWED))
 FORBIDDEN = sorted(
     {
         *SET_BY_FIELD,
         *OWN,
-        *document.RESERVED_OPTIONS,
+        *spec.RESERVED_OPTIONS,
         "additional-config",
         "allowed-origins",
         "compilation-config",
@@ -94,7 +94,7 @@ def test_an_option_that_needs_another_says_so() -> None:
 def test_no_option_is_refused_by_the_engines_own_fence() -> None:
     """The engine refuses prefixes of reserved names; an option that the operator allows must pass."""
     for name, value in good_pairs():
-        engine = document.Engine.model_validate({"options": {name: value}})
+        engine = spec.Engine.model_validate({"options": {name: value}})
         assert engine.options == {name: value}
         assert re.fullmatch(r"[a-z][a-z0-9-]{1,62}", name)
         assert re.fullmatch(r"[A-Za-z0-9._/:@][A-Za-z0-9._/:@-]{0,252}", value)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.admission import Admission, Refusal, Ticket
-from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
-from fleetkeeper_engine.scheduler_limits import RESERVE_KEPT_S, look_ahead_of
+from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
+from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, look_ahead_of
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
 
 SECOND = 1_000_000
 TIERS = st.sampled_from(Tier)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.admission_rules import (
+from fleetkeeper_engine.in_vllm.http.admission.rules import (
     Candidate,
     DrainRate,
     Head,
@@ -16,9 +16,9 @@ from fleetkeeper_engine.admission_rules import (
     decide_next,
     fits_alone,
 )
-from fleetkeeper_engine.page_layout import Tier
-from fleetkeeper_engine.priority import PriorityRule, Turn
-from fleetkeeper_engine.scheduler_limits import reserve_of
+from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn
+from fleetkeeper_engine.in_vllm.realtime_reserve import reserve_of
+from fleetkeeper_engine.shm.layout import Tier
 
 RULE = PriorityRule(standard_offset_us=0, batch_ageing_us=30_000_000)
 SECOND = 1_000_000

@@ -13,15 +13,15 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetkeeper_engine.auth import Verifier, read_keys
-from fleetkeeper_engine.control import ControlPort
-from fleetkeeper_engine.document import parse_document
-from fleetkeeper_engine.histogram import BATCH_TIME_EDGES_S
-from fleetkeeper_engine.memorywatch import MemoryState, MemoryUse
-from fleetkeeper_engine.metrictable import METRICS
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import CapBlock, MiddlewareBlock, PulseBlock, SchedulerBlock
-from fleetkeeper_engine.pod import PodState
+from fleetkeeper_engine.shm.histogram import BATCH_TIME_EDGES_S
+from fleetkeeper_engine.shm.layout import CapBlock, MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import parse_document
+from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
+from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
+from fleetkeeper_engine.supervisor.control_api.server import ControlPort
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse
+from fleetkeeper_engine.supervisor.state import PodState
 from supervised_engine import ISSUER, Signer
 
 POD = "pod-uid-of-a-test"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.death import DETAIL_BYTES, classify_death
-from fleetkeeper_engine.exitcodes import EXIT_CODES, DeathClass
+from fleetkeeper_engine.exit_codes import EXIT_CODES, DeathClass
+from fleetkeeper_engine.supervisor.termination import DETAIL_BYTES, classify_death
 
 CASES = [
     (
@@ -92,7 +92,8 @@ def test_what_pydantic_counts_first_is_told_by_the_line_below() -> None:
         "    For further information visit https://errors.pydantic.dev/2.14/v/value_error",
     ]
     death = classify_death(lines, status=1, phase="start")
-    assert death.message == ("vLLM refuses an option: max_num_seqs (0) must be at least 1 (now 0).")
+    assert death.death is DeathClass.BAD_ENGINE_OPTION
+    assert death.message.endswith(": max_num_seqs (0) must be at least 1 (now 0).")
     alone = classify_death(lines[:1], status=1, phase="start")
     assert alone.message.endswith("1 validation error for SchedulerConfig")
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from fleetkeeper_engine.document import (
+from fleetkeeper_engine.spec import (
     RESERVED_OPTIONS,
     Accelerator,
     DType,

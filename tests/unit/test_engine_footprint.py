@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from fleetkeeper_engine.footprint import Span, unwritten_spans
+from fleetkeeper_engine.supervisor.memory.trim import Span, unwritten_spans
 
 SMAPS = """\
 00400000-00401000 r-xp 00000000 08:01 11                                 /usr/bin/python3.11
@@ -40,7 +40,7 @@ def test_a_process_goes_on_as_before_and_is_smaller() -> None:
     program = """
 import asyncio, json, ssl
 import aiohttp.web, cryptography.hazmat.primitives.asymmetric.ed25519 as ed25519, pydantic
-from fleetkeeper_engine.footprint import give_back
+from fleetkeeper_engine.supervisor.memory.trim import give_back
 def file_kb():
     return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssFile'))
 key = ed25519.Ed25519PrivateKey.generate()

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.document import DType
-from fleetkeeper_engine.exitcodes import DeathClass
-from fleetkeeper_engine.memoryplan import (
+from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_engine.spec import DType
+from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.memory_plan import (
     CUDA_LEAST_UTILIZATION,
     GIB,
     MIB,
@@ -26,8 +27,7 @@ from fleetkeeper_engine.memoryplan import (
     plan_cuda,
     sequence_bytes,
 )
-from fleetkeeper_engine.modelfacts import lora_rank, read_facts
-from fleetkeeper_engine.refusal import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.model_files import lora_rank, read_facts
 
 SIZES = st.integers(0, 200 * GIB)
 
@@ -242,7 +242,7 @@ def test_a_damaged_model_is_refused_before_the_engine_starts(
 
 
 def test_a_missing_directory_is_model_not_found(tmp_path: Path) -> None:
-    with pytest.raises(StartRefusedError, match="there is no directory") as refused:
+    with pytest.raises(StartRefusedError, match=str(tmp_path / "absent")) as refused:
         read_facts(tmp_path / "absent")
     assert refused.value.death is DeathClass.MODEL_NOT_FOUND
 

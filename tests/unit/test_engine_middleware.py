@@ -13,14 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine import middleware
-from fleetkeeper_engine.asgi import Message, Receive, Scope, Send
-from fleetkeeper_engine.inside import INTERNAL_HEADER, InsideSettings
-from fleetkeeper_engine.middleware import TierMiddleware
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import MiddlewareBlock, Outcome, SupervisorBlock, Tier
-from fleetkeeper_engine.priority import PriorityRule
-from fleetkeeper_engine.request_shape import (
+from fleetkeeper_engine.in_vllm.http import middleware
+from fleetkeeper_engine.in_vllm.http.asgi import Message, Receive, Scope, Send
+from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
+from fleetkeeper_engine.in_vllm.http.request_shape import (
     Route,
     Shape,
     route_of,
@@ -28,6 +24,10 @@ from fleetkeeper_engine.request_shape import (
     shape_of,
     with_priority,
 )
+from fleetkeeper_engine.in_vllm.priority import PriorityRule
+from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, InsideSettings
+from fleetkeeper_engine.shm.layout import MiddlewareBlock, Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.region import Page
 
 COMPLETIONS = "/v1/completions"
 BODY = b'{"model": "tiny", "prompt": "hello"}'

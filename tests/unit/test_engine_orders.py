@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.document import Batching
-from fleetkeeper_engine.drain import DrainClock, DrainPhase, decide_drain
-from fleetkeeper_engine.health import (
+from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.step_sums import TERMS
+from fleetkeeper_engine.spec import Batching
+from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain
+from fleetkeeper_engine.supervisor.health import (
     PRIOR_TOKEN_S,
     Progress,
     Readiness,
@@ -20,16 +22,14 @@ from fleetkeeper_engine.health import (
     is_moving,
     stalled_s,
 )
-from fleetkeeper_engine.memorywatch import MemoryState, MemoryUse, decide_memory
-from fleetkeeper_engine.orders import (
+from fleetkeeper_engine.supervisor.limits_requests import (
     Orders,
     RefusedOrderError,
     allowed_ranges,
     decide_orders,
     parse_order,
 )
-from fleetkeeper_engine.page_layout import MiddlewareBlock, PulseBlock, SchedulerBlock
-from fleetkeeper_engine.step_model import TERMS
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse, decide_memory
 
 RANGES = allowed_ranges(Batching(max_sequences=64, min_sequences=2, max_tokens=2048))
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.histogram import (
+from fleetkeeper_engine.shm.codec import pack_header, places, seal, unpack_header, unseal
+from fleetkeeper_engine.shm.histogram import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
@@ -23,8 +24,7 @@ from fleetkeeper_engine.histogram import (
     cumulative,
     snap_down,
 )
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import (
+from fleetkeeper_engine.shm.layout import (
     CAP,
     MIDDLEWARE,
     PULSE,
@@ -40,8 +40,8 @@ from fleetkeeper_engine.page_layout import (
     SupervisorBlock,
     Tier,
 )
-from fleetkeeper_engine.page_slots import pack_header, places, seal, unpack_header, unseal
-from fleetkeeper_engine.step_model import TERMS, products
+from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.step_sums import TERMS, products
 
 LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, PULSE, CAP)
 _VALUES = {

@@ -14,15 +14,20 @@ from hypothesis import strategies as st
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.plan.manifests.control_config import POLICY_FILE as OPERATORS_FILE
 from fleetkeeper.plan.manifests.engine_document import desired_policy, document_text
-from fleetkeeper_engine.admission import Admission, Refusal, Ticket
-from fleetkeeper_engine.admission_rules import Policy
-from fleetkeeper_engine.document import parse_document
-from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.memorywatch import MemoryState
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
-from fleetkeeper_engine.pod import PodState
-from fleetkeeper_engine.policy import POLICY_FILE, parse_policy, read_policy, start_policy
+from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.policy import Policy
+from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import parse_document
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState
+from fleetkeeper_engine.supervisor.policy_file import (
+    POLICY_FILE,
+    parse_policy,
+    read_policy,
+    start_policy,
+)
+from fleetkeeper_engine.supervisor.state import PodState
 from random_specs import random_spec
 
 DOCUMENT = parse_document(

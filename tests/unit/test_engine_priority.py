@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.page_layout import Tier
-from fleetkeeper_engine.priority import PriorityRule, Turn, goes_first, is_realtime, request_of
+from fleetkeeper_engine.in_vllm.priority import (
+    PriorityRule,
+    Turn,
+    goes_first,
+    is_realtime,
+    request_of,
+)
+from fleetkeeper_engine.shm.layout import Tier
 
 RULE = PriorityRule(standard_offset_us=0, batch_ageing_us=30_000_000)
 SECOND = 1_000_000

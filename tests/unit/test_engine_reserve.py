@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.admission import Admission, Ticket
-from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.page_layout import SupervisorBlock, Tier
-from fleetkeeper_engine.scheduler_limits import (
+from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Ticket
+from fleetkeeper_engine.in_vllm.realtime_reserve import (
     RESERVE_KEPT_S,
     RecentPeak,
     active_sequences,
     reserve_of,
 )
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
 
 STEP_S = 0.02
 MEAN_TOKENS = 16

@@ -14,38 +14,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine import plugin
-from fleetkeeper_engine.histogram import QUEUE_WAIT_EDGES_S
-from fleetkeeper_engine.inside import ENVIRONMENT, InsideSettings
-from fleetkeeper_engine.page import ENVIRONMENT as PAGE_ENVIRONMENT
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import SCHEDULER, CapBlock, SupervisorBlock, Tier
-from fleetkeeper_engine.priority import PriorityRule
-from fleetkeeper_engine.scheduler import (
+from fleetkeeper_engine.in_vllm import plugin
+from fleetkeeper_engine.in_vllm.priority import PriorityRule
+from fleetkeeper_engine.in_vllm.realtime_reserve import (
+    RESERVE_KEPT_S,
+    active_sequences,
+    progressing_tokens,
+    reserve_of,
+)
+from fleetkeeper_engine.in_vllm.scheduler import (
     NEEDED,
     LiveScheduling,
     chosen_class,
     live_scheduler,
     mixed_into,
 )
-from fleetkeeper_engine.scheduler_limits import (
-    NOTCHES,
-    RESERVE_KEPT_S,
-    RETURN_S,
-    LimitRange,
-    active_sequences,
-    lease_holds,
-    limits_change_at,
-    limits_in_force,
-    progressing_tokens,
-    reserve_of,
-)
-from fleetkeeper_engine.scheduler_record import (
+from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, InsideSettings
+from fleetkeeper_engine.in_vllm.stats import (
     Flight,
     SchedulerRecord,
     prefill_tokens_of,
 )
-from fleetkeeper_engine.step_model import TERMS
+from fleetkeeper_engine.limits import (
+    NOTCHES,
+    RETURN_S,
+    LimitRange,
+    lease_holds,
+    limits_change_at,
+    limits_in_force,
+)
+from fleetkeeper_engine.shm.histogram import QUEUE_WAIT_EDGES_S
+from fleetkeeper_engine.shm.layout import SCHEDULER, CapBlock, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE_ENVIRONMENT
+from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.step_sums import TERMS
 
 RULE = PriorityRule(0, 30_000_000)
 SEQUENCES, TOKENS = LimitRange(4, 64), LimitRange(256, 2048)

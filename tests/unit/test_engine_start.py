@@ -16,21 +16,22 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from fleetkeeper_engine.argv import Launch, desired_argv, desired_environment
-from fleetkeeper_engine.cgroup import Cgroup, read_cpu_quota
-from fleetkeeper_engine.child import Reaper
-from fleetkeeper_engine.document import DType, EngineDocument, parse_document
-from fleetkeeper_engine.exitcodes import DeathClass
-from fleetkeeper_engine.features import find_features, numbers_of
-from fleetkeeper_engine.inside import ENVIRONMENT as INSIDE
-from fleetkeeper_engine.install import requirements_of
-from fleetkeeper_engine.memoryplan import MemoryPlan
-from fleetkeeper_engine.memorywatch import device_reader, process_reader
-from fleetkeeper_engine.modelfacts import ModelFacts
-from fleetkeeper_engine.nvml import DeviceReader
-from fleetkeeper_engine.prepare import _decided_dtype, desired_threads
-from fleetkeeper_engine.refusal import StartRefusedError
-from fleetkeeper_engine.remembered import read_measured, write_measured
+from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as INSIDE
+from fleetkeeper_engine.in_vllm.settings import MIDDLEWARE, SCHEDULER_FACTORY
+from fleetkeeper_engine.spec import DType, EngineDocument, parse_document
+from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
+from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.features import find_features, numbers_of
+from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
+from fleetkeeper_engine.supervisor.launch.model_files import ModelFacts
+from fleetkeeper_engine.supervisor.launch.prepare import _decided_dtype, desired_threads
+from fleetkeeper_engine.supervisor.launch.start_measurements import read_measured, write_measured
+from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
+from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader
+from fleetkeeper_engine.supervisor.memory.watch import device_reader, process_reader
+from fleetkeeper_engine.supervisor.process import Reaper
+from fleetkeeper_engine.tools.install import requirements_of
 
 GIB = 1024**3
 
@@ -71,8 +72,8 @@ def test_every_option_is_one_token_and_the_plan_is_in_it() -> None:
     for expected in (
         "--model=/models/m",
         "--scheduling-policy=priority",
-        "--scheduler-cls=fleetkeeper_engine.scheduler.live_scheduler",
-        "--middleware=fleetkeeper_engine.middleware.TierMiddleware",
+        f"--scheduler-cls={SCHEDULER_FACTORY}",
+        f"--middleware={MIDDLEWARE}",
         "--api-server-count=1",
         "--shutdown-timeout=0",
         f"--kv-cache-memory-bytes={GIB // 2}",

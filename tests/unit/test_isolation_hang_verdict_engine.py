@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper_engine.document import parse_document
-from fleetkeeper_engine.exposition import render_metrics
-from fleetkeeper_engine.memorywatch import MemoryState, MemoryUse
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import MiddlewareBlock, PulseBlock, SchedulerBlock
-from fleetkeeper_engine.pod import PodState
+from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import parse_document
+from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse
+from fleetkeeper_engine.supervisor.state import PodState
 
 STALL_S = 60
 RUNNING = SchedulerBlock(supported=True, running=(0, 4, 0), worked_steps=7)

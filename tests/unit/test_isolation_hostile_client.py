@@ -8,7 +8,7 @@ import os
 import random
 from collections import Counter
 
-from fleetkeeper_engine.asgi import Receive, Scope, Send, answer
+from fleetkeeper_engine.in_vllm.http.asgi import Receive, Scope, Send, answer
 from hostile_requests import HostileRequest, hostile_request
 from middleware_calls import Call, assert_nothing_left, running_middleware
 

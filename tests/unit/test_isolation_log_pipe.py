@@ -13,14 +13,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleetkeeper_engine.auth import Verifier
-from fleetkeeper_engine.child import Reaper
-from fleetkeeper_engine.control import ControlPort, serve_control
-from fleetkeeper_engine.document import parse_document
-from fleetkeeper_engine.memorywatch import MemoryState
-from fleetkeeper_engine.outlet import MOST_BYTES, Outlet, logging_through
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.pod import PodState
+from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import parse_document
+from fleetkeeper_engine.supervisor.control_api.auth import Verifier
+from fleetkeeper_engine.supervisor.control_api.server import ControlPort, serve_control
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState
+from fleetkeeper_engine.supervisor.output import MOST_BYTES, Outlet, logging_through
+from fleetkeeper_engine.supervisor.process import Reaper
+from fleetkeeper_engine.supervisor.state import PodState
 
 WORDY = "import sys\nfor _ in range(64): sys.stdout.write('x' * 65535 + chr(10))\nprint('the end')"
 DOCUMENT = '{"contract": 1, "accelerator": "cpu", "model": {"source": "/m", "servedName": "m"}}'
@@ -111,8 +111,10 @@ def test_a_reader_that_comes_back_gets_the_rest_and_how_much_is_missing(
     while not found.endswith(b"again\n"):
         found += os.read(reading, 65_536)
     outlet.flush()
-    told = b"[fleetkeeper: %d bytes of output were dropped: nobody read the log]\n" % dropped
-    kept = found.replace(told, b"").removesuffix(b"again\n")
+    note = re.search(rb"\[fleetkeeper: (\d+) bytes [^\n]*\]\n", found)
+    assert note is not None
+    assert int(note[1]) == dropped
+    kept = found.replace(note[0], b"").removesuffix(b"again\n")
     assert kept == b"".join(lines[: len(kept) // 1000])
     assert found.count(b"dropped") == 1
     assert len(kept) == 1000 * len(lines) - dropped

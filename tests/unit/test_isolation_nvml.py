@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetkeeper_engine.memorywatch import MemoryState, decide_memory, device_reader
-from fleetkeeper_engine.nvml import DeviceReader, is_descendant
+from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, is_descendant
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState, decide_memory, device_reader
 
 GIB = 1024**3
 OURS, NEIGHBOR = 4711, 815

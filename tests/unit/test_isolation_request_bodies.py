@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.bodies import BodyLimits
-from fleetkeeper_engine.request_bounds import (
+from fleetkeeper_engine.in_vllm.http.bodies import BodyLimits
+from fleetkeeper_engine.in_vllm.http.request_bounds import (
     MOST_DEPTH,
     MOST_MESSAGES,
     MOST_VALUES,
@@ -20,7 +20,7 @@ from fleetkeeper_engine.request_bounds import (
     Outline,
     RefusedBodyError,
 )
-from fleetkeeper_engine.request_shape import shape_of
+from fleetkeeper_engine.in_vllm.http.request_shape import shape_of
 from middleware_calls import Call, StandInVllm, assert_nothing_left, running_middleware
 
 MIB = 1024**2

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper_engine.admission import Admission, Ticket
-from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.page_layout import SupervisorBlock, Tier
-from fleetkeeper_engine.request_bounds import RefusedBodyError
-from fleetkeeper_engine.request_shape import MOST_POOLED, Shape, check_sequences, shape_of
+from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Ticket
+from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
+from fleetkeeper_engine.in_vllm.http.request_shape import (
+    MOST_POOLED,
+    Shape,
+    check_sequences,
+    shape_of,
+)
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
 from middleware_calls import Call, StandInVllm, running_middleware
 
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"

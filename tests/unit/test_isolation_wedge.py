@@ -10,11 +10,17 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper_engine.health import Progress, decide_progress, is_live, is_moving, stalled_s
-from fleetkeeper_engine.inside import InsideSettings
-from fleetkeeper_engine.page import Page
-from fleetkeeper_engine.page_layout import MiddlewareBlock, PulseBlock, SchedulerBlock
-from fleetkeeper_engine.scheduler import LiveScheduling
+from fleetkeeper_engine.in_vllm.scheduler import LiveScheduling
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.supervisor.health import (
+    Progress,
+    decide_progress,
+    is_live,
+    is_moving,
+    stalled_s,
+)
 
 Status = IntEnum(
     "Status",

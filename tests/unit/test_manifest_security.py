@@ -19,7 +19,7 @@ from fleetkeeper.plan.context import default_context
 from fleetkeeper.plan.manifests.children import desired_children
 from fleetkeeper.plan.manifests.engine_document import EngineOptionRefused
 from fleetkeeper.plan.model import Manifest
-from fleetkeeper_engine.document import parse_document
+from fleetkeeper_engine.spec import parse_document
 from pod_security import violations_of_restricted
 from random_specs import allowed, random_services, service_manifest
 

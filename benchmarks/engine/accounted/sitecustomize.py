@@ -122,9 +122,9 @@ def main(file: Path) -> None:
 
         setattr(kind, name, timed)
 
-    from fleetkeeper_engine.admission import Admission
-    from fleetkeeper_engine.middleware import TierMiddleware
-    from fleetkeeper_engine.scheduler import LiveScheduling
+    from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
+    from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
+    from fleetkeeper_engine.in_vllm.scheduler import LiveScheduling
 
     for name in ENTRIES[:4]:
         wrap(LiveScheduling, name, name)

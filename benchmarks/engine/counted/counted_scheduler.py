@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper_engine.scheduler import chosen_class, mixed_into
+from fleetkeeper_engine.in_vllm.scheduler import chosen_class, mixed_into
 
 
 def stock(*args: Any, **kwargs: Any) -> Any:

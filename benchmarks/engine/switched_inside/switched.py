@@ -15,9 +15,9 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from fleetkeeper_engine.asgi import App, Receive, Scope, Send
-from fleetkeeper_engine.middleware import TierMiddleware
-from fleetkeeper_engine.scheduler import chosen_class, mixed_into
+from fleetkeeper_engine.in_vllm.http.asgi import App, Receive, Scope, Send
+from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
+from fleetkeeper_engine.in_vllm.scheduler import chosen_class, mixed_into
 
 FILE = os.environ.get("FLEETKEEPER_BENCHMARK_SWITCH", "")
 WANTED, ACTIVE, BEGAN, NS, TOKENS = range(5)

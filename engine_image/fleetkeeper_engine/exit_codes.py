@@ -1,0 +1,65 @@
+"""Classes of an engine's end, and the exit code of each."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+
+from fleetkeeper_engine.spec import CONTRACT
+
+
+class DeathClass(StrEnum):
+    """The reason for which an engine ended. The operator maps it to a condition reason."""
+
+    BAD_ENGINE_OPTION = "BadEngineOption"
+    MODEL_NOT_FOUND = "ModelNotFound"
+    UNSUPPORTED_ARCHITECTURE = "UnsupportedArchitecture"
+    UNKNOWN = "Unknown"
+    HOST_OUT_OF_MEMORY = "HostOutOfMemory"
+    CUDA_OUT_OF_MEMORY = "CUDAOutOfMemory"
+    HUNG = "Hung"
+    MODEL_NOT_READABLE = "ModelNotReadable"
+
+
+EXIT_CODES: dict[DeathClass, int] = {
+    DeathClass.BAD_ENGINE_OPTION: 64,
+    DeathClass.MODEL_NOT_FOUND: 66,
+    DeathClass.UNSUPPORTED_ARCHITECTURE: 69,
+    DeathClass.UNKNOWN: 70,
+    DeathClass.HOST_OUT_OF_MEMORY: 71,
+    DeathClass.CUDA_OUT_OF_MEMORY: 72,
+    DeathClass.HUNG: 75,
+    DeathClass.MODEL_NOT_READABLE: 77,
+}
+"""Close to sysexits.h. None is a code that Python, a shell or a signal produces by itself."""
+
+MEANINGS: dict[DeathClass, str] = {
+    DeathClass.BAD_ENGINE_OPTION: "The document or an engine option is wrong, or this CPU or GPU does not support it.",
+    DeathClass.MODEL_NOT_FOUND: "The directory, repository, revision or adapter does not exist.",
+    DeathClass.UNSUPPORTED_ARCHITECTURE: "This vLLM does not support the model's architecture.",
+    DeathClass.UNKNOWN: "The engine ended for a reason that its output does not show.",
+    DeathClass.HOST_OUT_OF_MEMORY: "The model does not fit into the pod's memory: refused by the memory plan, or OOM-killed.",
+    DeathClass.CUDA_OUT_OF_MEMORY: "The model or its cache does not fit into the accelerator's memory.",
+    DeathClass.HUNG: "The engine had pending requests but completed no step for stallSeconds.",
+    DeathClass.MODEL_NOT_READABLE: "The model's files exist but cannot be read: permission, gated repository, damaged file.",
+}
+
+
+def contract_files() -> dict[str, str]:
+    """Return the generated table, by path from the repository's root."""
+    table = {
+        "contract": CONTRACT,
+        "drained": 0,
+        "deaths": [
+            {"class": str(death), "code": EXIT_CODES[death], "meaning": MEANINGS[death]}
+            for death in DeathClass
+        ],
+        "terminationLine": {
+            "class": "one of the classes above",
+            "code": "the exit code",
+            "phase": "document | plan | start | serve",
+            "message": "one sentence: what happened, to which object, what to do",
+            "detail": "up to 2048 bytes of the engine's last output",
+        },
+    }
+    return {"engine_image/contract/exit-codes.json": json.dumps(table, indent=2) + "\n"}

@@ -1,0 +1,1 @@
+"""The ASGI middleware, which runs in vLLM's API server process."""

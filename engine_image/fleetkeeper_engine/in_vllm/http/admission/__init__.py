@@ -1,0 +1,1 @@
+"""Admission of requests into vLLM, and their order. Pure."""

@@ -1,0 +1,184 @@
+"""Request bodies from the wire: bounded in bytes and time; large ones are outlined part by part."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from fleetkeeper_engine.in_vllm.http.asgi import ClientGone, Message, Receive
+from fleetkeeper_engine.in_vllm.http.request_bounds import SMALL_BYTES, Outline, RefusedBodyError
+
+MIB: Final = 1024**2
+_GRACE_S = 10.0
+_LEAST_BYTES_PER_S = 32 * 1024
+_LONGEST_S = 120.0
+_DISCARDED_AT_MOST = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Maximum bytes that the middleware buffers."""
+
+    request_bytes: int = 32 * MIB
+    tokenizer_bytes: int = 4 * MIB
+    """For a request that the API server's own processor works on."""
+    total_bytes: int = 128 * MIB
+    """For all requests that are being received or wait. A quarter is kept for small ones."""
+
+
+class BodyBudget:
+    """The bytes of all buffered bodies, and the bodies that are being received."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        self.limits = limits
+        self.most_small = limits.total_bytes
+        self.most_large = limits.total_bytes * 3 // 4
+        self.held = 0
+        self.receiving: set[Intake] = set()
+
+    def cut_slow(self, now: float) -> None:
+        """Abort the bodies that arrive too slowly; each request is answered 408."""
+        for intake in list(self.receiving):
+            intake.cut_if_slow(now)
+
+
+class Intake:
+    """One body, from its first byte until it is handed on. Until then it counts against the budget."""
+
+    __slots__ = (
+        "_budget",
+        "_is_cut",
+        "_more",
+        "_most",
+        "_size",
+        "_started",
+        "_task",
+        "body",
+        "outline",
+    )
+
+    def __init__(self, budget: BodyBudget, most: int, now: float) -> None:
+        self._budget = budget
+        self._most = most
+        self._started = now
+        self._size = 0
+        self._is_cut = False
+        self._more = True
+        self._task: asyncio.Task[object] | None = None
+        self.body = b""
+        """The whole body, once it was read."""
+        self.outline: Outline | None = None
+        """The outline of a body above 64 KiB."""
+
+    async def read(self, receive: Receive, declared: bytes | None) -> None:
+        """Read the whole body.
+
+        Args:
+            receive: the client's side.
+            declared: the header Content-Length.
+
+        Raises:
+            ClientGone: if the client hung up before the end.
+            RefusedBodyError: if the body is too large, too slow or has too many values, or if too
+                many bytes are buffered already.
+        """
+        self._task = asyncio.current_task()
+        self._budget.receiving.add(self)
+        try:
+            if declared is not None and declared.isdigit() and len(declared) < 20:
+                self._check_size(int(declared))
+            self.body = self._taken(await receive())
+            if self._more or self._size > SMALL_BYTES:
+                self.body = await self._all(self.body, receive)
+        except RefusedBodyError:
+            self.release()
+            await self._discard(receive)
+            raise
+        except asyncio.CancelledError:
+            self._end_cut()
+            raise RefusedBodyError(
+                408, "body_too_slow", f"The body arrived too slowly: {self._size} bytes so far."
+            ) from None
+        finally:
+            self._budget.receiving.discard(self)
+
+    def release(self) -> None:
+        """Release the body's bytes. Idempotent."""
+        self._budget.held -= self._size
+        self._size = 0
+        self.body = b""
+        self.outline = None
+
+    def cut_if_slow(self, now: float) -> None:
+        """Cancel the read if it takes longer than its size allows."""
+        allowed_s = min(_LONGEST_S, _GRACE_S + self._size / _LEAST_BYTES_PER_S)
+        if self._task is not None and not self._is_cut and now - self._started > allowed_s:
+            self._is_cut = True
+            self._task.cancel()
+
+    async def _discard(self, receive: Receive) -> None:
+        """Read the rest without keeping it: a client that still sends would not read the refusal."""
+        discarded = 0
+        try:
+            while self._more and discarded <= _DISCARDED_AT_MOST:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                discarded += len(message.get("body", b""))
+                self._more = message.get("more_body", False)
+        except asyncio.CancelledError:
+            self._end_cut()
+
+    def _end_cut(self) -> None:
+        """Clear a cancellation by `cut_if_slow`; raise any other one again."""
+        if not self._is_cut or self._task is None:
+            raise asyncio.CancelledError
+        self._task.uncancel()
+
+    async def _all(self, part: bytes, receive: Receive) -> bytes:
+        parts, unread, unread_bytes = [part], [part], len(part)
+        while self._more:
+            part = self._taken(await receive())
+            parts.append(part)
+            unread.append(part)
+            unread_bytes += len(part)
+            if self._size > SMALL_BYTES and unread_bytes >= SMALL_BYTES:
+                await self._outline(b"".join(unread))
+                unread, unread_bytes = [], 0
+        if self._size > SMALL_BYTES:
+            await self._outline(b"".join(unread))
+        return b"".join(parts)
+
+    async def _outline(self, text: bytes) -> None:
+        if self.outline is None:
+            self.outline = Outline()
+        for start in range(0, len(text), SMALL_BYTES):
+            self.outline.feed(text[start : start + SMALL_BYTES])
+            # Other work on the event loop runs between two parts.
+            await asyncio.sleep(0)
+
+    def _taken(self, message: Message) -> bytes:
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part: bytes = message.get("body", b"")
+        self._more = message.get("more_body", False)
+        budget = self._budget
+        size = self._size + len(part)
+        most = budget.most_small if size <= SMALL_BYTES else budget.most_large
+        if size > self._most or budget.held + len(part) > most:
+            self._check_size(size)
+            raise RefusedBodyError(
+                429, "bodies_full", "This replica holds too many large requests. Try again soon."
+            )
+        self._size = size
+        budget.held += len(part)
+        return part
+
+    def _check_size(self, size: int) -> None:
+        if size > self._most:
+            raise RefusedBodyError(
+                413,
+                "body_too_large",
+                f"The body is larger than {self._most} bytes. Send less in one request.",
+            )

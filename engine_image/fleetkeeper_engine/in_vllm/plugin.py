@@ -1,0 +1,190 @@
+"""A vLLM general plugin that arms the memory cap of torch's allocator in every CUDA worker.
+
+vLLM runs general plugins in all its processes, before a worker's device is set, and swallows their
+exceptions. So this module does not touch CUDA at load time. It wraps the worker's device
+initialization: once the device is set, the allocator is limited to the cap and "armed" is written
+to shared memory. A worker in which that fails stays unarmed, and its pod never becomes ready.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.shm.layout import CapBlock
+from fleetkeeper_engine.shm.region import Page
+
+logger = logging.getLogger("vllm.fleetkeeper")
+
+REPORT_PERIOD_S = 1.0
+_MARK = "_fleetkeeper_cap"
+
+
+class Device(Protocol):
+    """The part of torch that is used for one device."""
+
+    def memory(self) -> tuple[int, int]:
+        """Return free and total bytes of the device, over all processes."""
+        ...
+
+    def reserved_bytes(self) -> int:
+        """Return the bytes that this process's allocator has reserved."""
+        ...
+
+    def allocated_bytes(self) -> int:
+        """Return the reserved bytes that are allocated."""
+        ...
+
+    def set_fraction(self, fraction: float) -> None:
+        """Limit the allocator to a fraction of the device's memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TorchDevice:
+    """A CUDA device through torch, which is imported only once the device is set."""
+
+    index: int
+
+    def memory(self) -> tuple[int, int]:
+        """Return free and total bytes of the device."""
+        import torch  # noqa: PLC0415 - only in a worker whose device is set
+
+        free, total = torch.cuda.mem_get_info(self.index)
+        return int(free), int(total)
+
+    def reserved_bytes(self) -> int:
+        """Return the bytes that this process's allocator has reserved."""
+        import torch  # noqa: PLC0415 - as above
+
+        return int(torch.cuda.memory_reserved(self.index))
+
+    def allocated_bytes(self) -> int:
+        """Return the reserved bytes that are allocated."""
+        import torch  # noqa: PLC0415 - as above
+
+        return int(torch.cuda.memory_allocated(self.index))
+
+    def set_fraction(self, fraction: float) -> None:
+        """Limit the allocator to a fraction of the device's memory."""
+        import torch  # noqa: PLC0415 - as above
+
+        torch.cuda.set_per_process_memory_fraction(fraction, self.index)
+
+
+class CapTooLowError(RuntimeError):
+    """The memory outside torch's allocator already fills the cap."""
+
+
+def allocator_fraction(cap_ratio: float, total_bytes: int, non_torch_bytes: int) -> float:
+    """Return the fraction of the device for torch's allocator: (cap - non-torch) / total.
+
+    Raises:
+        CapTooLowError: if nothing is left for it.
+    """
+    fraction = cap_ratio - non_torch_bytes / total_bytes
+    if fraction <= 0.0:
+        raise CapTooLowError(
+            f"{non_torch_bytes / 2**30:.2f} GiB of {total_bytes / 2**30:.2f} GiB are in use outside torch's "
+            f"allocator, which is more than the cap of {cap_ratio:.0%}"
+        )
+    return min(1.0, fraction)
+
+
+def arm(device: Device, index: int, cap_ratio: float) -> CapBlock:
+    """Limit the allocator to the cap and return the values that were set.
+
+    Raises:
+        CapTooLowError: if the memory outside the allocator already fills the cap.
+    """
+    free, total = device.memory()
+    non_torch = max(0, total - free - device.reserved_bytes())
+    fraction = allocator_fraction(cap_ratio, total, non_torch)
+    device.set_fraction(fraction)
+    return CapBlock(
+        pid=os.getpid(),
+        armed=True,
+        device=index,
+        fraction=fraction,
+        total_bytes=total,
+        non_torch_bytes=non_torch,
+        allocated_bytes=device.allocated_bytes(),
+        reserved_bytes=device.reserved_bytes(),
+        written=time.monotonic(),
+    )
+
+
+def report_for_ever(page: Page, rank: int, device: Device, armed: CapBlock) -> None:
+    """Write the allocator's figures once a second, for the fragmentation metric."""
+    while True:
+        time.sleep(REPORT_PERIOD_S)
+        block = replace(
+            armed,
+            allocated_bytes=device.allocated_bytes(),
+            reserved_bytes=device.reserved_bytes(),
+            written=time.monotonic(),
+        )
+        page.write_cap(rank, block)
+
+
+def arm_worker(
+    worker: Any,  # noqa: ANN401 - a vLLM worker
+    make_device: Callable[[int], Device] = TorchDevice,
+) -> None:
+    """Arm the cap of a worker whose device is set. Do nothing on CPU, where plan and watch enforce it."""
+    # vLLM passes a wrapper around the actual worker.
+    worker = getattr(worker, "worker", None) or worker
+    device = getattr(worker, "device", None)
+    if device is None or device.type != "cuda":
+        return
+    page = Page.of_environment()
+    if page is None:
+        logger.error("the memory cap is not armed: shared memory is missing")
+        return
+    rank, index = int(worker.rank), int(device.index or 0)
+    torch_device = make_device(index)
+    armed = arm(torch_device, index, InsideSettings.of_environment().cap_percent / 100)
+    page.write_cap(rank, armed)
+    logger.info("memory cap armed rank=%d fraction=%.3f", rank, armed.fraction)
+    threading.Thread(
+        target=report_for_ever,
+        args=(page, rank, torch_device, armed),
+        name="fleetkeeper-cap",
+        daemon=True,
+    ).start()
+
+
+def wrap(worker_class: type[Any], act: Callable[[Any], None] = arm_worker) -> None:
+    """Call `act` after every `init_device` of a worker class. A second call changes nothing."""
+    original = worker_class.init_device
+    if getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
+        result = original(self, *args, **kwargs)
+        try:
+            act(self)
+        except Exception:
+            # Shared memory shows the cap as unarmed, and the pod stays unready for that reason.
+            logger.exception("arming the memory cap failed")
+        return result
+
+    setattr(init_device, _MARK, True)
+    worker_class.init_device = init_device
+
+
+def register() -> None:
+    """Wrap the class through which vLLM starts any worker (entry point `vllm.general_plugins`)."""
+    if Page.of_environment() is None:
+        return
+    from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415 - only inside vLLM
+
+    wrap(WorkerWrapperBase)

@@ -1,0 +1,446 @@
+"""Live batch limits: a mixin for the scheduler class that vLLM would have chosen.
+
+vLLM's `--scheduler-cls` names `live_scheduler`, which vLLM calls like a class. vLLM's scheduler
+interface is not public. The required attributes are therefore looked up on the finished instance.
+If one is missing, the engine runs unchanged and reports that live limits are not supported. A fault
+of this code never ends the engine: observing and limiting stop, scheduling continues.
+
+Only `max_num_active_reqs` and `max_num_scheduled_tokens` are set, before each schedule call.
+`max_num_running_reqs` is left alone: an assertion in vLLM ends the core when it is below the number
+of running requests.
+
+Between the output of a step and the start of the next one the accelerator waits for this thread.
+Only what must be done by then is done there: setting the limits, and writing that a step is about
+to run. Everything else is counted when vLLM asks for the step's grammar, while the workers compute.
+Several short steps are counted together, because running code that has left the processor's caches
+costs many times its work.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import takewhile
+from typing import Any, TypeVar
+
+from fleetkeeper_engine.in_vllm.priority import PriorityRule, goes_first, is_realtime, microseconds
+from fleetkeeper_engine.in_vllm.realtime_reserve import (
+    PREFILL_QUANTUM_TOKENS,
+    RESERVE_KEPT_S,
+    RecentPeak,
+    active_sequences,
+    progressing_tokens,
+)
+from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.stats import (
+    Flight,
+    SchedulerRecord,
+    Waiting,
+    prefill_tokens_of,
+)
+from fleetkeeper_engine.limits import LimitRange, Limits, limits_change_at, limits_in_force
+from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
+from fleetkeeper_engine.shm.region import Page
+
+logger = logging.getLogger("vllm.fleetkeeper")
+
+NEEDED = ("max_num_active_reqs", "max_num_scheduled_tokens")
+_COUNT_EVERY_S = 0.2
+_COUNT_WAITING_EVERY_S = 0.05
+"""While something waits inside vLLM: an old figure would look like a request that still waits."""
+_ORIGINS_KEPT = 4096
+
+T = TypeVar("T")
+
+
+class LiveScheduling:
+    """Limits and statistics around the calls of one vLLM scheduler."""
+
+    def __init__(
+        self,
+        scheduler: Any,  # noqa: ANN401 - one of several vLLM classes without a common public type
+        page: Page | None,
+        settings: InsideSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._page = page
+        self._clock = clock
+        rule = PriorityRule(
+            microseconds(settings.standard_offset_s), microseconds(settings.batch_ageing_s)
+        )
+        # The tier of each running sequence is needed several times a second.
+        self._origin_of = lru_cache(_ORIGINS_KEPT)(rule.origin)
+        self.record = SchedulerRecord(page.pulse if page is not None else None)
+        self.supported = all(isinstance(getattr(scheduler, name, None), int) for name in NEEDED)
+        ceiling_sequences, ceiling_tokens = (
+            int(getattr(scheduler, name, 0) or 1) for name in NEEDED
+        )
+        self._speculative = _whole(getattr(scheduler, "num_spec_tokens", 0))
+        self._quantum = _quantum_of(scheduler)
+        self._sequences = LimitRange(
+            min(settings.min_sequences, ceiling_sequences), ceiling_sequences
+        )
+        self._tokens = LimitRange(min(settings.min_tokens, ceiling_tokens), ceiling_tokens)
+        self._chunked = bool(
+            getattr(getattr(scheduler, "scheduler_config", None), "enable_chunked_prefill", False)
+        )
+        self._orders: SupervisorBlock | None = None
+        self._orders_sequence = -1
+        self._limits = Limits(ceiling_sequences, ceiling_tokens)
+        self._limits_until = -math.inf
+        self._same_until = -math.inf
+        self._same_running = -1
+        self._asks_grammar = any(
+            "get_grammar_bitmask" in vars(kind)
+            for kind in type(scheduler).__mro__
+            if kind is not LiveLimits
+        )
+        self._uncounted: list[tuple[Any, Flight | None]] = []
+        self._scheduled_at = -math.inf
+        self._first_scheduled: list[tuple[int, float]] = []
+        self._followed = True
+        self._count_due = -math.inf
+        self._reserved_until = 0.0
+        self._realtime_peak = RecentPeak()
+        self._waiting_due = 0.0
+        self._waits = False
+        self._describe()
+
+    @property
+    def followed(self) -> bool:
+        """Return whether `while_running` has followed the last schedule call."""
+        return self._followed
+
+    def before_schedule(self) -> None:
+        """Set the limits in force on the scheduler, unless they are those of the last call."""
+        if not self._followed:
+            self.while_running()
+        if not self.supported:
+            return
+        now, running = self._clock(), len(self._scheduler.running)
+        page, sequence = self._page, self._orders_sequence
+        if page is not None:
+            sequence = page.orders_sequence()
+        if (
+            now < self._same_until
+            and running == self._same_running
+            and sequence == self._orders_sequence
+        ):
+            return
+        self._set_limits(now, running, sequence)
+
+    def _set_limits(self, now: float, running: int, sequence: int) -> None:
+        if sequence != self._orders_sequence:
+            self._read_orders(sequence)
+        scheduler, orders = self._scheduler, self._orders
+        if now >= self._limits_until:
+            self._limits = limits_in_force(orders, self._sequences, self._tokens, now)
+            self._limits_until = limits_change_at(orders, now)
+        limits = self._limits
+        active, self._same_until = limits.sequences, self._limits_until
+        if now < self._reserved_until:
+            active = self._active_with_reserve(limits.sequences, running, now)
+            self._same_until = -math.inf
+        if orders is not None and orders.cap_exceeded:
+            active = 0
+        tokens = self._tokens.ceiling
+        if self._chunked:
+            tokens = progressing_tokens(
+                limits.tokens, tokens, running, self._speculative, self._quantum
+            )
+        scheduler.max_num_active_reqs = active
+        scheduler.max_num_scheduled_tokens = tokens
+        self._same_running = running
+        generation = orders.generation if orders is not None else 0
+        self.record.in_force(generation, limits.sequences, tokens)
+
+    def _active_with_reserve(self, limit: int, running: int, now: float) -> int:
+        scheduler = self._scheduler
+        # The queue iterates in order of priority, so only the first band is read.
+        band = takewhile(goes_first, (request.priority for request in scheduler.waiting))
+        waiting = sum(1 for _ in band)
+        first = sum(1 for request in scheduler.running if goes_first(request.priority))
+        self._realtime_peak = self._realtime_peak.after(first + waiting, now)
+        return active_sequences(
+            limit,
+            running,
+            waiting,
+            reserved=True,
+            realtime_running=first,
+            realtime_peak=self._realtime_peak.value,
+        )
+
+    def after_schedule(self, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Record that a step goes to the workers, before it runs."""
+        now = self._clock()
+        tokens = step.total_num_scheduled_tokens
+        flight = Flight(step, tokens, now) if tokens else None
+        self.record.saw_schedule(flight)
+        self._uncounted.append((step, flight))
+        self._scheduled_at = now
+        self._followed = False
+        if not (tokens and self._asks_grammar):
+            self.while_running()
+
+    def while_running(self) -> None:
+        """Inspect the last step once, and count the finished steps if it is time.
+
+        Counts every 200 ms, every 50 ms while something waits, and at once with new limits or
+        without work. State that is gone when the step's sequences end is read in each step.
+        """
+        if self._followed:
+            return
+        self._followed = True
+        (step, flight), now = self._uncounted[-1], self._scheduled_at
+        for entry in step.scheduled_new_reqs:
+            self._saw_new(entry.req_id, now)
+        if flight is not None:
+            flight.kv_tokens = self._kv_tokens()
+        if flight is None or now >= self._count_due:
+            self._count(now)
+
+    def after_update(self, step: Any, output: Any) -> None:  # noqa: ANN401 - vLLM's types
+        """Record the output of a step. Count at once if no step follows."""
+        now = self._clock()
+        sampled = getattr(output, "sampled_token_ids", None) or ()
+        left = self._scheduler.has_unfinished_requests()
+        self.record.came_back(step, sampled, now, work_left=left)
+        if not left or (now >= self._count_due and not self._asks_grammar):
+            self._count(now, idle=not left)
+
+    def _count(self, now: float, *, idle: bool = False) -> None:
+        """Count the schedule calls and outputs since the last count, and publish the result."""
+        self.record.put("kv_resident_tokens", self._kv_tokens())
+        for step, flight in self._uncounted:
+            if flight is not None:
+                self._fill(flight, step)
+        self._uncounted.clear()
+        for number, scheduled_at in self._first_scheduled:
+            self.record.saw_first_scheduled(self._origin_of(number), number, scheduled_at)
+        self._first_scheduled.clear()
+        self.record.count()
+        self._see_waiting(now, must=idle)
+        self._count_due = now + (_COUNT_WAITING_EVERY_S if self._waits else _COUNT_EVERY_S)
+        self.publish()
+
+    def _kv_tokens(self) -> int:
+        usage: float = self._scheduler.kv_cache_manager.usage
+        return round(usage * self._kv_capacity)
+
+    def _fill(self, flight: Flight, step: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+        new = step.scheduled_new_reqs
+        scheduled: dict[str, int] = step.num_scheduled_tokens
+        flight.prefill_tokens = prefill_tokens_of(
+            list(scheduled.values()),
+            [scheduled.get(entry.req_id, 0) for entry in new],
+            1 + self._speculative,
+            only_decodes=not new and flight.tokens <= len(scheduled),
+        )
+        flight.sequences = len(scheduled)
+
+    def saw_preemption(self) -> None:
+        """Record that a sequence was preempted."""
+        self.record.add("preemptions", 1)
+
+    def _describe(self) -> None:
+        record, scheduler = self.record, self._scheduler
+        record.put("pid", os.getpid())
+        record.put("supported", int(self.supported))
+        record.put("ceiling_sequences", self._sequences.ceiling)
+        record.put("ceiling_tokens", self._tokens.ceiling)
+        record.put("limit_sequences", self._sequences.ceiling)
+        record.put("limit_tokens", self._tokens.ceiling)
+        record.put("floor_sequences", self._sequences.floor)
+        record.put("floor_tokens", self._tokens.floor if self._chunked else self._tokens.ceiling)
+        self._kv_capacity = _kv_capacity_tokens(scheduler)
+        record.put("kv_capacity_tokens", self._kv_capacity)
+        self.publish()
+
+    def _read_orders(self, sequence: int) -> None:
+        if self._page is not None:
+            self._orders = self._page.read_supervisor()
+        self._orders_sequence = sequence
+        self._limits_until = self._count_due = -math.inf
+
+    def _saw_new(self, request_id: str, now: float) -> None:
+        request = self._scheduler.requests.get(request_id)
+        if request is None or request.num_preemptions:
+            return
+        self._first_scheduled.append((request.priority, now))
+        if is_realtime(request.priority):
+            self._reserved_until = now + RESERVE_KEPT_S
+            self._same_until = -math.inf
+
+    def _see_waiting(self, now: float, *, must: bool = False) -> None:
+        if now < self._waiting_due and not must:
+            return
+        self._waiting_due = now + _COUNT_WAITING_EVERY_S
+        scheduler = self._scheduler
+        running, _ = self._by_tier(scheduler.running)
+        # Iterating the queue sorts it. The order does not matter here, and the heap itself is free.
+        queue = getattr(scheduler.waiting, "_heap", scheduler.waiting)
+        waiting, oldest = self._by_tier(queue)
+        self._waits = any(waiting)
+        blocked = sum(_is_blocked(getattr(request, "status", None)) for request in queue)
+        self.record.saw_waiting(Waiting(running, waiting, oldest, blocked))
+
+    def _by_tier(
+        self, requests: Iterable[Any]
+    ) -> tuple[tuple[int, int, int], tuple[float, float, float]]:
+        counts, oldest = [0, 0, 0], [0.0, 0.0, 0.0]
+        for request in requests:
+            origin = self._origin_of(request.priority)
+            tier = Tier.STANDARD if origin is None else origin.tier
+            counts[tier] += 1
+            if origin is not None:
+                arrival = origin.arrival_us / 1e6
+                oldest[tier] = min(oldest[tier] or arrival, arrival)
+        return (counts[0], counts[1], counts[2]), (oldest[0], oldest[1], oldest[2])
+
+    def ceilings(self) -> tuple[int, int]:
+        """Return the start-up values, in the order of `NEEDED`."""
+        return self._sequences.ceiling, self._tokens.ceiling
+
+    def publish(self) -> None:
+        """Write the block to shared memory."""
+        if self._page is not None:
+            self._page.publish(self.record.cells)
+
+
+class LiveLimits:
+    """A mixin in front of a vLLM scheduler class."""
+
+    _live: LiveScheduling | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's arguments, passed on
+        super().__init__(*args, **kwargs)
+        self._guarded(self._start_live)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
+        """Schedule as vLLM does, under the limits in force."""
+        if self._live is not None:
+            self._guarded(self._live.before_schedule)
+        step = super().schedule(*args, **kwargs)  # type: ignore[misc] # the class vLLM chose
+        if self._live is not None:
+            self._guarded(self._live.after_schedule, step)
+        return step
+
+    def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
+        """Return vLLM's result. The step is with the workers by then, so there is time to count."""
+        bitmask = super().get_grammar_bitmask(*args, **kwargs)  # type: ignore[misc]
+        if self._live is not None:
+            self._guarded(self._live.while_running)
+        return bitmask
+
+    def update_from_output(
+        self,
+        scheduler_output: Any,  # noqa: ANN401 - as vLLM's
+        model_runner_output: Any,  # noqa: ANN401 - as vLLM's
+        *args: Any,  # noqa: ANN401 - as vLLM's
+        **kwargs: Any,  # noqa: ANN401 - as vLLM's
+    ) -> Any:  # noqa: ANN401 - as vLLM's
+        """Update as vLLM does, and record the time."""
+        if self._live is not None and not self._live.followed:
+            # No grammar was requested (pooling models): read the step before its requests are gone.
+            self._guarded(self._live.while_running)
+        result = super().update_from_output(  # type: ignore[misc] # the class vLLM chose
+            scheduler_output, model_runner_output, *args, **kwargs
+        )
+        if self._live is not None:
+            self._guarded(self._live.after_update, scheduler_output, model_runner_output)
+        return result
+
+    def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
+        if self._live is not None:
+            self._guarded(self._live.saw_preemption)
+        return super()._preempt_request(*args, **kwargs)  # type: ignore[misc]
+
+    def _start_live(self) -> None:
+        self._live = LiveScheduling(self, Page.of_environment(), InsideSettings.of_environment())
+        logger.info("live batch limits: %s", "on" if self._live.supported else "not supported")
+
+    def _guarded(self, act: Callable[..., None], *args: Any) -> None:  # noqa: ANN401 - passed on
+        try:
+            act(*args)
+        except Exception:
+            # vLLM's interface is not public. Whatever changes in it, requests continue at start-up
+            # limits.
+            logger.exception("live batch limits are off after an error; scheduling continues")
+            live, self._live = self._live, None
+            if live is not None:
+                _restore(self, live)
+
+
+def _restore(scheduler: Any, live: LiveScheduling) -> None:  # noqa: ANN401 - a vLLM scheduler
+    live.supported = False
+    for name, value in zip(NEEDED, live.ceilings(), strict=True):
+        if hasattr(scheduler, name):
+            setattr(scheduler, name, value)
+    live.record.goes_blind()
+    live.publish()
+
+
+def live_scheduler(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - called by vLLM like its class
+    """Create the scheduler that vLLM would have created, with live limits mixed in.
+
+    Raises:
+        Exception: whatever the scheduler's own constructor raises.
+    """
+    config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    return mixed_into(chosen_class(config))(*args, **kwargs)
+
+
+def mixed_into(base: type[T]) -> type[T]:
+    """Return a subclass of `base` with live limits."""
+    return type(f"Live{base.__name__}", (LiveLimits, base), {"__module__": __name__})
+
+
+def chosen_class(config: Any) -> type[Any]:  # noqa: ANN401 - vLLM's VllmConfig
+    """Return the class that vLLM chooses when none is configured."""
+    choosing = copy.copy(config.scheduler_config)
+    choosing.scheduler_cls = None
+    if getattr(config, "diffusion_config", None) is not None:
+        kind = "DiffusionAsyncScheduler" if choosing.async_scheduling else "DiffusionScheduler"
+        choosing.scheduler_cls = f"vllm.v1.core.sched.diffusion_scheduler.{kind}"
+    chosen: type[Any] = choosing.get_scheduler_cls()
+    return chosen
+
+
+@lru_cache(maxsize=64)
+def _is_blocked(status: Any) -> bool:  # noqa: ANN401 - vLLM's RequestStatus
+    """Return whether a request with this status waits for something other than a step.
+
+    vLLM names such statuses WAITING_FOR_...: a structured output's grammar, KV from another node,
+    the next input of a stream. Names are compared because the set differs between releases.
+    """
+    return str(getattr(status, "name", "")).startswith("WAITING_FOR_")
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _quantum_of(scheduler: Any) -> int:  # noqa: ANN401 - a vLLM scheduler
+    """Return the spare tokens a step needs for any prefill to continue.
+
+    A hybrid model's prefill advances in whole blocks, and indivisible media in whole items. With
+    less than one of them to spare, such a request would never progress.
+    """
+    quantum = PREFILL_QUANTUM_TOKENS
+    if getattr(scheduler, "need_mamba_block_aligned_split", False):
+        quantum = max(quantum, _whole(getattr(scheduler.cache_config, "block_size", 0)))
+    if getattr(scheduler.scheduler_config, "disable_chunked_mm_input", False):
+        quantum = max(quantum, _whole(getattr(scheduler, "max_num_encoder_input_tokens", 0)))
+    return quantum
+
+
+def _kv_capacity_tokens(scheduler: Any) -> int:  # noqa: ANN401 - a vLLM scheduler
+    told = _whole(getattr(scheduler.cache_config, "kv_cache_size_tokens", None))
+    blocks = _whole(getattr(scheduler.cache_config, "num_gpu_blocks", None))
+    return told or blocks * _whole(getattr(scheduler, "block_size", 0))

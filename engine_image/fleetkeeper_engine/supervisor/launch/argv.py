@@ -1,0 +1,174 @@
+"""The arguments that start vLLM, and its environment. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleetkeeper_engine.in_vllm.settings import (
+    ENVIRONMENT as INSIDE_ENVIRONMENT,
+)
+from fleetkeeper_engine.in_vllm.settings import (
+    MIDDLEWARE,
+    SCHEDULER_FACTORY,
+    InsideSettings,
+)
+from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE_ENVIRONMENT
+from fleetkeeper_engine.spec import (
+    ENVIRONMENT as DOCUMENT_ENVIRONMENT,
+)
+from fleetkeeper_engine.spec import (
+    Accelerator,
+    DType,
+    EngineDocument,
+)
+from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
+
+PREFILL_QUANTUM_TOKENS = 256
+"""One prefill chunk that always fits into a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The properties of this machine and model that the command line depends on."""
+
+    python: str
+    entry: str
+    """The module of vLLM's server."""
+    model: str
+    """The model's directory."""
+    adapters: Mapping[str, str]
+    """Name -> directory."""
+    dtype: DType
+    """After the CPU probe."""
+    lora_rank: int
+    max_length: int
+    """The longest sequence in tokens: the document's, else the model's own."""
+    page: str
+    package_path: str
+    """The directory that holds fleetkeeper_engine and its entry points."""
+    internal_token: str
+    eager: bool = False
+    """Compilation is not possible: vLLM on CPU needs a C++ compiler for it."""
+    threads: int | None = None
+    """CPUs that the pod may use at once; None means all of them."""
+
+
+def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> list[str]:
+    """Return the arguments: one `--flag=value` token for each option; no shell parses them."""
+    engine, batching = document.engine, document.batching
+    options: list[tuple[str, str | int | float | None]] = [
+        ("model", launch.model),
+        ("served-model-name", document.model.served_name),
+        ("host", document.ports.host),
+        ("port", document.ports.serving),
+        ("dtype", launch.dtype.value),
+        ("quantization", engine.quantization),
+        ("max-model-len", engine.max_model_length),
+        ("tensor-parallel-size", engine.tensor_parallel_size),
+        ("max-num-seqs", batching.max_sequences),
+        ("max-num-batched-tokens", batching.max_tokens),
+        (
+            "long-prefill-token-threshold",
+            desired_prefill_threshold(batching.max_tokens, launch.max_length),
+        ),
+        ("scheduling-policy", "priority"),
+        ("scheduler-cls", SCHEDULER_FACTORY),
+        ("middleware", MIDDLEWARE),
+        ("api-server-count", 1),
+        ("shutdown-timeout", 0),
+        # The supervisor requests these continuously.
+        ("disable-access-log-for-endpoints", "/health,/metrics"),
+        ("kv-cache-memory-bytes", _per_rank(plan.kv_cache_bytes, engine.tensor_parallel_size)),
+        ("gpu-memory-utilization", _share(plan.gpu_memory_utilization)),
+    ]
+    words = [launch.python, "-m", launch.entry]
+    words += [f"--{name}={value}" for name, value in options if value is not None]
+    words.append(f"--{'' if engine.prefix_caching else 'no-'}enable-prefix-caching")
+    if launch.eager and "enforce-eager" not in engine.options:
+        words.append("--enforce-eager")
+    words += _adapter_words(launch.adapters, launch.lora_rank)
+    words += [_option_word(name, value) for name, value in sorted(engine.options.items())]
+    return words
+
+
+def desired_prefill_threshold(max_tokens: int, max_length: int) -> int:
+    """Return the most tokens of one prompt in a step: a quantum less than the step, so another fits.
+
+    vLLM refuses more than the longest sequence.
+    """
+    others = max(max_tokens - PREFILL_QUANTUM_TOKENS, min(max_tokens, PREFILL_QUANTUM_TOKENS))
+    return min(others, max_length)
+
+
+def desired_environment(
+    document: EngineDocument, launch: Launch, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return vLLM's environment: the pod's, without what would undo the plan, plus our variables."""
+    # VLLM_CPU_KVCACHE_SPACE overrides --kv-cache-memory-bytes and accepts whole GiB only.
+    hidden = {"VLLM_CPU_KVCACHE_SPACE", DOCUMENT_ENVIRONMENT}
+    child = {name: value for name, value in environment.items() if name not in hidden}
+    child[PAGE_ENVIRONMENT] = launch.page
+    child[INSIDE_ENVIRONMENT] = desired_inside(document, launch.internal_token).to_json()
+    child["PYTHONPATH"] = ":".join(filter(None, [launch.package_path, child.get("PYTHONPATH")]))
+    # The output of a killed process must not be lost in its buffer, because it decides the exit
+    # code.
+    child["PYTHONUNBUFFERED"] = "1"
+    child.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Everything was fetched before; no request to the hub is needed from here on.
+    child["HF_HUB_OFFLINE"] = "1"
+    if document.accelerator is Accelerator.CPU:
+        # vLLM binds threads by the node's cores and keeps one for itself; a pod's share is a quota.
+        child.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        if launch.threads is not None:
+            child.setdefault("OMP_NUM_THREADS", str(launch.threads))
+    return child
+
+
+def desired_inside(document: EngineDocument, internal_token: str) -> InsideSettings:
+    """Return the start-up values for our code inside vLLM's processes."""
+    batching, tiers = document.batching, document.tiers
+    return InsideSettings(
+        max_sequences=batching.max_sequences,
+        min_sequences=batching.min_sequences,
+        max_tokens=batching.max_tokens,
+        min_tokens=batching.min_tokens,
+        realtime_queue_limit=tiers.realtime.queue_limit,
+        standard_queue_limit=tiers.standard.queue_limit,
+        batch_queue_limit=tiers.batch.queue_limit,
+        batch_share_percent=tiers.batch.share_percent,
+        batch_floor_percent=tiers.batch.floor_percent,
+        queue_wait_objective_s=document.objectives.queue_wait_milliseconds / 1000,
+        cap_percent=document.memory.cap_percent,
+        internal_token=internal_token,
+    )
+
+
+def _per_rank(amount_bytes: int | None, ranks: int) -> int | None:
+    return None if amount_bytes is None else amount_bytes // ranks
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{value:.4f}"
+
+
+def _adapter_words(adapters: Mapping[str, str], rank: int) -> list[str]:
+    if not adapters:
+        return []
+    return [
+        "--enable-lora",
+        f"--max-loras={len(adapters)}",
+        f"--max-lora-rank={rank}",
+        # The only option that takes several arguments. Names and directories never start with a
+        # dash.
+        "--lora-modules",
+        *(f"{name}={path}" for name, path in adapters.items()),
+    ]
+
+
+def _option_word(name: str, value: str) -> str:
+    if value == "true":
+        return f"--{name}"
+    if value == "false":
+        return f"--no-{name}"
+    return f"--{name}={value}"

@@ -1,0 +1,265 @@
+"""Preparation of a start, from the document to vLLM's arguments: fetch, read, probe and plan."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_engine.spec import Accelerator, DType, EngineDocument
+from fleetkeeper_engine.supervisor.launch import cpu_probe, fetch, model_info_cache
+from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
+from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
+from fleetkeeper_engine.supervisor.launch.features import Features, find_features
+from fleetkeeper_engine.supervisor.launch.memory_plan import (
+    CpuNeeds,
+    MemoryPlan,
+    activations_bytes,
+    desired_cpu_base_bytes,
+    desired_cuda_reserve_bytes,
+    plan_cpu,
+    plan_cuda,
+    sequence_bytes,
+)
+from fleetkeeper_engine.supervisor.launch.model_files import ModelFacts, lora_rank, read_facts
+from fleetkeeper_engine.supervisor.launch.start_measurements import read_measured
+from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
+from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, load_nvml
+from fleetkeeper_engine.supervisor.process import Child
+from fleetkeeper_engine.supervisor.termination import classify_death
+
+logger = logging.getLogger("fleetkeeper.prepare")
+
+PACKAGE_PATH = str(Path(__file__).resolve().parents[3])
+"""The directory that contains fleetkeeper_engine, for the started processes."""
+
+Spawn = Callable[[list[str], Mapping[str, str]], Awaitable[Child]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that is needed to start and to watch vLLM."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    plan: MemoryPlan
+    features: Features
+    internal_token: str
+    measured_key: str
+    planned_bytes: int
+    """CPU: weights and cache. CUDA: the share that vLLM may use. Use beyond this is measured."""
+    devices: DeviceReader | None = None
+
+
+async def prepare(
+    document: EngineDocument, environment: Mapping[str, str], run_directory: Path, spawn: Spawn
+) -> Prepared:
+    """Collect the facts and decide the start.
+
+    Raises:
+        StartRefusedError: if the engine cannot be started as specified.
+    """
+    features = find_features()
+    model = document.model
+    directory = await _directory(model.source, model.revision, environment, spawn)
+    adapters = {
+        adapter.name: await _directory(adapter.path, adapter.revision, environment, spawn)
+        for adapter in model.adapters
+    }
+    facts = read_facts(directory, adapters.values())
+    dtype = await _decided_dtype(document, facts, environment, spawn)
+    key = _measured_key(document, features)
+    measured = read_measured(run_directory, key)
+    devices = None
+    if document.accelerator is Accelerator.CUDA:
+        devices = _devices(document, environment)
+        plan, planned = _cuda_plan(document, facts, devices, measured)
+    else:
+        plan, planned = _cpu_plan(document, facts, dtype, measured)
+    logger.info("memory: %s", plan.explanation)
+    launch = Launch(
+        python=sys.executable,
+        entry=features.entry,
+        model=str(directory),
+        dtype=dtype,
+        adapters={name: str(path) for name, path in adapters.items()},
+        lora_rank=lora_rank(facts.largest_adapter_rank),
+        max_length=document.engine.max_model_length or facts.max_length,
+        page=str(run_directory / "page"),
+        package_path=PACKAGE_PATH,
+        internal_token=secrets.token_urlsafe(24),
+        eager=document.accelerator is Accelerator.CPU and shutil.which("g++") is None,
+        threads=desired_threads(read_cpu_quota(), len(os.sched_getaffinity(0))),
+    )
+    of_child = desired_environment(document, launch, environment)
+    model_info_cache.lay_out(of_child, model_info_cache.brought())
+    return Prepared(
+        argv=desired_argv(document, plan, launch),
+        environment=of_child,
+        plan=plan,
+        features=features,
+        internal_token=launch.internal_token,
+        measured_key=key,
+        planned_bytes=planned,
+        devices=devices,
+    )
+
+
+def pod_limit_bytes(document: EngineDocument) -> int:
+    """Return the memory that the pod may use.
+
+    It is the lowest of the document's and the cgroup's limit, or the machine's memory without
+    either.
+    """
+    group = Cgroup.of_this_process()
+    known = [document.memory.limit_bytes, group.limit_bytes() if group else None]
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([limit for limit in known if limit is not None], default=machine)
+
+
+async def _directory(
+    source: str, revision: str | None, environment: Mapping[str, str], spawn: Spawn
+) -> Path:
+    """Return the directory of a model or adapter, after fetching it if it is from the hub."""
+    if source.startswith("/"):
+        return Path(source)
+    if source.count("/") != 1:
+        raise StartRefusedError(
+            DeathClass.MODEL_NOT_FOUND,
+            f"{source!r} is neither an absolute directory nor ORG/NAME of a Hugging Face model",
+        )
+    argv = [sys.executable, "-m", fetch.__name__, source, revision or ""]
+    child = await spawn(argv, _own_environment(environment))
+    status = await child.ended
+    if child.tee is not None:
+        await child.tee
+    lines = list(child.lines)
+    marked = [line.removeprefix(fetch.MARK) for line in lines if line.startswith(fetch.MARK)]
+    if status or not marked:
+        death = classify_death(lines, status=status, phase="start")
+        raise StartRefusedError(death.death, death.message, "start")
+    return Path(marked[-1])
+
+
+async def _decided_dtype(
+    document: EngineDocument, facts: ModelFacts, environment: Mapping[str, str], spawn: Spawn
+) -> DType:
+    """Return the format to load in. vLLM resolves `auto` on CUDA; on CPU a 16-bit format is probed first."""
+    wanted = document.engine.dtype
+    if document.accelerator is Accelerator.CUDA:
+        return wanted
+    dtype = facts.dtype if wanted is DType.AUTO else wanted
+    if dtype is DType.FLOAT32:
+        return dtype
+    child = await spawn(
+        [sys.executable, "-m", cpu_probe.__name__, dtype.value],
+        _own_environment(environment),
+    )
+    status = await child.ended
+    if status == 0:
+        return dtype
+    died = f"a {dtype.value} product ended a test process with {_ending(status)}"
+    if wanted is not DType.AUTO:
+        raise StartRefusedError(
+            DeathClass.BAD_ENGINE_OPTION,
+            f"this CPU cannot compute in {dtype.value} ({died}); set engine.dtype to float32 or auto",
+        )
+    logger.warning("%s, using float32 instead", died)
+    return DType.FLOAT32
+
+
+def _ending(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"status {status}"
+
+
+def _own_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    path = ":".join(filter(None, [PACKAGE_PATH, environment.get("PYTHONPATH")]))
+    return {**environment, "PYTHONPATH": path}
+
+
+def _measured_key(document: EngineDocument, features: Features) -> str:
+    """Return a key that is equal for starts with equal memory beyond their plan."""
+    told = document.model_dump_json(include={"accelerator", "model", "engine", "batching"})
+    return hashlib.sha256(f"{features.vllm_version} {told}".encode()).hexdigest()[:16]
+
+
+def _devices(document: EngineDocument, environment: Mapping[str, str]) -> DeviceReader:
+    nvml = load_nvml()
+    ranks = document.engine.tensor_parallel_size
+    devices = DeviceReader(nvml, environment, ranks) if nvml else None
+    if devices is None or len(devices.read()) < ranks:
+        raise StartRefusedError(
+            DeathClass.BAD_ENGINE_OPTION,
+            f"accelerator cuda needs {ranks} NVIDIA device(s) and NVML; check that the driver is mounted and the devices are requested",
+        )
+    return devices
+
+
+def _cuda_plan(
+    document: EngineDocument, facts: ModelFacts, devices: DeviceReader, measured: int | None
+) -> tuple[MemoryPlan, int]:
+    total = min(device.total_bytes for device in devices.read())
+    dtype = document.engine.dtype if document.engine.dtype is not DType.AUTO else facts.dtype
+    if document.engine.dtype is DType.AUTO and dtype is DType.FLOAT32:
+        dtype = DType.BFLOAT16  # vLLM loads float32 models in 16 bits by default
+    weights = facts.weights_bytes(dtype, quantized=document.engine.quantization is not None)
+    plan = plan_cuda(
+        total_bytes=total,
+        cap_percent=document.memory.cap_percent,
+        reserve_bytes=desired_cuda_reserve_bytes(total, measured),
+        weights_bytes_per_rank=weights // document.engine.tensor_parallel_size,
+    )
+    return plan, math.floor((plan.gpu_memory_utilization or 0.0) * total)
+
+
+def _cpu_plan(
+    document: EngineDocument, facts: ModelFacts, dtype: DType, measured: int | None
+) -> tuple[MemoryPlan, int]:
+    batching, engine = document.batching, document.engine
+    length = engine.max_model_length or facts.max_length
+    weights = facts.weights_bytes(dtype, quantized=engine.quantization is not None)
+    # vLLM counts adapters within its own budget on CUDA; on CPU the cache's size is given without
+    # them.
+    weights += facts.adapters_bytes(dtype)
+    one = sequence_bytes(length, facts.kv_bytes_per_token(dtype))
+    base = desired_cpu_base_bytes(
+        ranks=engine.tensor_parallel_size,
+        activations_bytes=activations_bytes(
+            tokens=batching.max_tokens,
+            sequences=batching.max_sequences,
+            hidden=facts.hidden,
+            intermediate=facts.intermediate,
+            vocabulary=facts.vocabulary,
+        ),
+        measured_bytes=measured,
+    )
+    plan = plan_cpu(
+        limit_bytes=pod_limit_bytes(document),
+        cap_percent=document.memory.cap_percent,
+        needs=CpuNeeds(weights, base, one, one * batching.max_sequences),
+    )
+    return plan, weights + (plan.kv_cache_bytes or 0)
+
+
+def desired_threads(quota: float | None, cpus: int) -> int:
+    """Return the engine's threads: the pod's CPUs, less one for the API server, at least one.
+
+    Without its own core the API server takes one from a thread at every token it sends, and the
+    others wait for that thread: on two CPUs a step of 32 sequences took twice as long. vLLM also
+    keeps a core where it binds threads to cores.
+
+    Args:
+        quota: CPUs that the pod may use; None means all. More threads would be throttled.
+        cpus: CPUs that the pod sees.
+    """
+    usable = cpus if quota is None else min(cpus, math.ceil(quota))
+    return max(1, usable - 1)

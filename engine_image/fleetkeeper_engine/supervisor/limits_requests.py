@@ -1,0 +1,132 @@
+"""Requests for live limits: the body of PUT /v1/limits, and which of two requests wins. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from fleetkeeper_engine.shm.layout import Tier
+from fleetkeeper_engine.spec import Batching
+
+MOST_LEASE_S = 600
+MOST_GENERATION = 2**63 - 1
+
+Ratio = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True
+    )
+
+
+class RatiosByTier(_Strict):
+    """A ratio for each tier; an absent ratio keeps the value without a lease."""
+
+    realtime: Ratio | None = None
+    standard: Ratio | None = None
+    batch: Ratio | None = None
+
+    def filled(self, default: tuple[float, ...]) -> tuple[float, ...]:
+        """Return the ratios by tier in the order of shared memory, with defaults."""
+        given = tuple(getattr(self, tier.label) for tier in Tier)
+        return tuple(
+            default[index] if ratio is None else float(ratio) for index, ratio in enumerate(given)
+        )
+
+
+class LimitsOrder(_Strict):
+    """The body of PUT /v1/limits."""
+
+    sequences: int
+    tokens: int
+    admit: RatiosByTier = RatiosByTier()
+    """Share of arrivals that is admitted."""
+    shares: RatiosByTier = RatiosByTier()
+    """Share of the sequences that a tier may hold while others wait."""
+    lease_seconds: int = Field(ge=1, le=MOST_LEASE_S)
+    generation: int = Field(ge=1, le=MOST_GENERATION)
+
+
+class RefusedOrderError(Exception):
+    """A refused request: 422 with the allowed ranges, or 409 if it is outdated."""
+
+    def __init__(self, status: int, message: str, detail: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.status = status
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The limits lease in force."""
+
+    order: LimitsOrder | None = None
+    epoch: int = 0
+    lease_deadline: float = 0.0
+    """Monotonic seconds."""
+
+    def lease_left_s(self, now: float) -> float:
+        """Return the seconds until the lease ends; 0 without a lease."""
+        return max(0.0, self.lease_deadline - now)
+
+
+def allowed_ranges(batching: Batching, ceilings: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Return the ranges of a request's fields; the ceilings are the engine's own once it runs."""
+    most_sequences, most_tokens = ceilings or (batching.max_sequences, batching.max_tokens)
+    return {
+        "sequences": {"min": min(batching.min_sequences, most_sequences), "max": most_sequences},
+        "tokens": {"min": min(batching.min_tokens, most_tokens), "max": most_tokens},
+        "leaseSeconds": {"min": 1, "max": MOST_LEASE_S},
+        "admit": {"min": 0.0, "max": 1.0},
+        "shares": {"min": 0.0, "max": 1.0},
+    }
+
+
+def parse_order(body: bytes, ranges: dict[str, Any]) -> LimitsOrder:
+    """Return the request in a body.
+
+    Raises:
+        RefusedOrderError: 422, naming every wrong field and the allowed ranges.
+    """
+    try:
+        order = LimitsOrder.model_validate_json(body)
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}"
+            for item in error.errors(include_url=False, include_input=False)
+        )
+        raise RefusedOrderError(422, wrong[:1000], {"allowed": ranges}) from None
+    for name in ("sequences", "tokens"):
+        value, allowed = getattr(order, name), ranges[name]
+        if not allowed["min"] <= value <= allowed["max"]:
+            raise RefusedOrderError(
+                422,
+                f"{name}: {value} is outside {allowed['min']}..{allowed['max']}",
+                {"allowed": ranges},
+            )
+    return order
+
+
+def decide_orders(current: Orders, order: LimitsOrder, epoch: int, now: float) -> Orders:
+    """Return the lease after a new request.
+
+    A newer leader (epoch) may restart its generations. The same generation renews the lease if its
+    contents are the same.
+
+    Raises:
+        RefusedOrderError: 409 for an older generation, or for the same one with other contents.
+    """
+    held = current.order
+    if held is not None and epoch <= current.epoch:
+        same = order.model_copy(update={"lease_seconds": held.lease_seconds}) == held
+        if order.generation < held.generation or (order.generation == held.generation and not same):
+            raise RefusedOrderError(
+                409,
+                f"generation {order.generation} is not newer than {held.generation}",
+                {"generation": held.generation, "epoch": current.epoch},
+            )
+    return Orders(order, epoch, now + order.lease_seconds)

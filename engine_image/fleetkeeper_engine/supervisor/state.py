@@ -1,0 +1,215 @@
+"""State of the pod as pid 1 knows it, and its block in shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetkeeper_engine.policy import Policy
+from fleetkeeper_engine.shm.layout import (
+    CapBlock,
+    MiddlewareBlock,
+    PulseBlock,
+    SchedulerBlock,
+    SupervisorBlock,
+)
+from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.spec import Accelerator, EngineDocument
+from fleetkeeper_engine.supervisor.health import (
+    SERVER_PERIOD_S,
+    Progress,
+    Readiness,
+    decide_progress,
+    is_live,
+    is_moving,
+    work_of,
+)
+from fleetkeeper_engine.supervisor.limits_requests import (
+    LimitsOrder,
+    Orders,
+    allowed_ranges,
+    decide_orders,
+)
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse, decide_memory
+from fleetkeeper_engine.supervisor.output import Outlet
+from fleetkeeper_engine.supervisor.policy_file import start_policy
+
+SERVER_PATIENCE_S = 20.0
+"""The pod is not ready if vLLM's API server has not answered this long after its check was due."""
+OPEN_ADMIT = (1.0, 1.0, 1.0)
+SETTINGS_SHARES = (1.0, 1.0, 0.0)
+"""Shares that stand for the start-up settings."""
+
+
+@dataclass(slots=True)
+class PodState:
+    """The pod's state.
+
+    The supervisor's loops write it, the control port reads it. Times are monotonic seconds.
+    """
+
+    document: EngineDocument
+    page: Page
+    memory: MemoryState
+    outlets: tuple[Outlet, ...] = ()
+    """Outlets for the output of the engine and for the log."""
+    vllm_version: str = "unknown"
+    orders: Orders = field(default_factory=Orders)
+    policy: Policy = field(init=False)
+    progress: Progress = field(default_factory=Progress)
+    started: bool = False
+    child_alive: bool = False
+    draining: bool = False
+    admission_closed: bool = False
+    drain_deadline: float = 0.0
+    """When running responses are ended at a whole frame; 0 without a drain."""
+    server_answered: float | None = None
+    """When vLLM's API server last answered; None before it started."""
+    control_answers: dict[int, int] = field(
+        default_factory=lambda: {200: 0, 401: 0, 409: 0, 422: 0}
+    )
+
+    def __post_init__(self) -> None:
+        """Apply the document's policy until a file replaces it."""
+        self.policy = start_policy(self.document)
+
+    def follow(self, policy: Policy | None, now: float) -> bool:
+        """Apply a policy (None: the document's). Return True if it differs from the previous one."""
+        wanted = policy or start_policy(self.document)
+        if wanted == self.policy:
+            return False
+        self.policy = wanted
+        self.write(now)
+        return True
+
+    def write(self, now: float) -> None:
+        """Write everything that the engine must know to shared memory."""
+        self.page.write_supervisor(self._block(now))
+
+    def _block(self, now: float) -> SupervisorBlock:
+        order = self.orders.order
+        return SupervisorBlock(
+            generation=order.generation if order else 0,
+            sequences=order.sequences if order else 0,
+            tokens=order.tokens if order else 0,
+            lease_deadline=self.orders.lease_deadline,
+            admit=order.admit.filled(OPEN_ADMIT) if order else OPEN_ADMIT,
+            shares=order.shares.filled(SETTINGS_SHARES) if order else SETTINGS_SHARES,
+            draining=self.admission_closed,
+            drain_deadline=self.drain_deadline,
+            cap_exceeded=self.memory.over_cap,
+            queue_limits=self.policy.queue_limits,
+            batch_share_ratio=self.policy.batch_share_ratio,
+            batch_floor_ratio=self.policy.batch_floor_ratio,
+            queue_wait_objective_s=self.policy.queue_wait_objective_s,
+            written=now,
+        )
+
+    def take(self, order: LimitsOrder, epoch: int, now: float) -> None:
+        """Apply a request for limits.
+
+        Raises:
+            RefusedOrderError: 409, if a newer one is in force.
+        """
+        self.orders = decide_orders(self.orders, order, epoch, now)
+        self.write(now)
+
+    def saw_memory(self, use: MemoryUse, now: float) -> bool:
+        """Record a sample. Return True if it stops or resumes the start of new sequences."""
+        before = self.memory.over_cap
+        self.memory = decide_memory(self.memory, use, now)
+        if self.memory.over_cap == before:
+            return False
+        self.write(now)
+        return True
+
+    def look(self, now: float) -> None:
+        """Update the progress from the blocks of scheduler and middleware."""
+        self.progress = decide_progress(
+            self.progress,
+            self.scheduler(),
+            self.pulse(),
+            self.middleware(),
+            now,
+            held=self.memory.over_cap,
+        )
+
+    def scheduler(self) -> SchedulerBlock | None:
+        """Return the engine's block."""
+        return self.page.read_scheduler()
+
+    def pulse(self) -> PulseBlock:
+        """Return the heartbeat before the engine's last step."""
+        return self.page.read_pulse()
+
+    def middleware(self) -> MiddlewareBlock | None:
+        """Return the middleware's block."""
+        return self.page.read_middleware()
+
+    def caps(self) -> list[CapBlock]:
+        """Return the blocks of the ranks that have reported."""
+        found = (self.page.read_cap(rank) for rank in range(self.page.ranks))
+        return [cap for cap in found if cap is not None]
+
+    def cap_armed(self) -> bool:
+        """Return whether every rank's allocator is limited to the cap. On CPU, plan and watch enforce it."""
+        return self.document.accelerator is Accelerator.CPU or self.page.caps_armed()
+
+    def ranges(self) -> dict[str, Any]:
+        """Return the allowed ranges of a request for limits."""
+        block = self.scheduler()
+        ceilings = (
+            (block.ceiling_sequences, block.ceiling_tokens) if block and block.supported else None
+        )
+        return allowed_ranges(self.document.batching, ceilings)
+
+    def unfinished(self) -> int:
+        """Return the requests in the engine and in front of it."""
+        middleware = self.middleware()
+        queued = sum(middleware.waiting) if middleware else 0
+        return (work_of(self.scheduler(), middleware) or 0) + queued
+
+    def is_applied(self) -> bool:
+        """Return whether the scheduler has read the newest request, or is idle and will at its next step."""
+        block, pulse = self.scheduler(), self.pulse()
+        if block is None or self.orders.order is None:
+            return True
+        idle = not sum(block.running) and not sum(block.waiting) and not pulse.steps
+        return idle or block.generation == self.orders.order.generation
+
+    def readiness(self, now: float) -> Readiness:
+        """Return the conditions of readiness."""
+        return Readiness(
+            started=self.started,
+            cap_armed=self.cap_armed(),
+            draining=self.draining,
+            moving=is_moving(self.progress, now, self._stall_s)
+            and not self.server_silent(now, SERVER_PATIENCE_S),
+            child_alive=self.child_alive,
+        )
+
+    def is_live(self, now: float) -> bool:
+        """Return False if the engine hangs, or vLLM's API server does not answer at all."""
+        if not self.started:
+            return True
+        return is_live(self.progress, now, self._stall_s) and not self.server_silent(
+            now, self._stall_s
+        )
+
+    def is_hung(self, now: float) -> bool:
+        """Return the verdict for the operator: whether the engine is stalled beyond its allowance.
+
+        It is more cautious than `is_live`: while memory is above its cap, requests wait on purpose.
+        A silent API server matters for the liveness probe alone.
+        """
+        stalled = not is_live(self.progress, now, self._stall_s)
+        return self.started and stalled and not self.memory.over_cap
+
+    def server_silent(self, now: float, patience_s: float) -> bool:
+        """Return whether an answer of vLLM's API server is overdue by more than `patience_s`."""
+        answered = self.server_answered
+        return answered is not None and now - answered > patience_s + SERVER_PERIOD_S
+
+    @property
+    def _stall_s(self) -> float:
+        return float(self.document.health.stall_seconds)
