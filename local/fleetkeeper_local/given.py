@@ -48,8 +48,7 @@ def observe_cluster(kubeconfig: Path) -> GivenCluster:
 
     Raises:
         LocalError: the file cannot be read, the API does not respond or denies access, the version
-            is
-            older than the chart allows, or no node is Ready.
+            is older than the chart allows, or no node is Ready.
     """
     # Imported here: commands that need no cluster should not wait for its client.
     import kubernetes  # noqa: PLC0415

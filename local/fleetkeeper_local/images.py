@@ -134,9 +134,7 @@ def build_image(recipe: Recipe) -> Image:
             argv = [*_buildah(), "build", "--layers", "--isolation=chroot", "--network=host"]
             argv += ["--timestamp=0", f"--iidfile={image_id_file}", f"--file={containerfile}"]
             argv += [f"--build-arg=BASE={base}", *_secrets()]
-            argv += [
-                f"--tag=localhost/fleetkeeper-{recipe.name}:latest"
-            ]  # or _prune would remove it
+            argv += [f"--tag=localhost/fleetkeeper-{recipe.name}:latest"]  # or _prune removes it
             argv += [f"--build-arg={name}={value}" for name, value in recipe.build_args.items()]
             argv += [str(REPOSITORY / recipe.context)]
             done = attempt(*argv, timeout_s=BUILD_TIMEOUT_S)

@@ -79,8 +79,8 @@ def claim_machine(directory: Path) -> None:
     owner = machine_owner()
     if owner is not None and owner != directory.resolve():
         raise LocalError(
-            f"a node of {owner} runs on this machine, which can run one: they would share cgroups, nftables and "
-            f"the bridge. Remove it first: fleetkeeper local down --dir {owner}"
+            f"the node of {owner} runs on this machine. Only one can run, because nodes share cgroups, "
+            f"nftables and the bridge. Remove it first: fleetkeeper local down --dir {owner}"
         )
     MACHINE.write_text(f"{directory.resolve()}\n")
 

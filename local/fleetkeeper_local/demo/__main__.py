@@ -44,8 +44,8 @@ TITLE = "Fleetkeeper: a load surge and three faults"
 SHARE_RATIO = 0.3
 """First load relative to one replica's capacity: four times as much exceeds one, but not two.
 
-It exceeds one replica by at most a fifth. Where cores are scarce, waiting requests take them from
-the engine that starts.
+It exceeds one replica by at most a fifth. Where cores are scarce, waiting requests compete for
+them with the engine that starts.
 """
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)

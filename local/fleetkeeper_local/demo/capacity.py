@@ -24,7 +24,7 @@ def measure_capacity(
     seconds: float = MEASURED_S,
     warm_up_s: float = WARM_UP_S,
 ) -> float:
-    """Return the requests of this shape that are answered per second while others always wait.
+    """Return the requests of this shape that are answered per second while more always wait.
 
     Raises:
         LocalError: no request was answered.

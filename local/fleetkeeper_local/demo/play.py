@@ -150,7 +150,9 @@ class Play:
         *acts: Act,
         unless: Callable[[], bool] | None = None,
     ) -> bool:
-        """Apply load for at least `least_s`, until the event, at most `most_s`; run acts when due.
+        """Apply load for at least `least_s` and until `until` is true; run acts when they are due.
+
+        It ends after `most_s` at the latest.
 
         Returns:
             True if it ended because of `unless`, which does not wait for acts.
@@ -224,7 +226,7 @@ class Play:
         self.frozen = ready[0]
         self.frozen_at_s = time.time()
         self.stage.freeze_engine(self.fleet, self.frozen)
-        self._note(f"SIGSTOP to the engine in {self.frozen.name}")
+        self._note(f"sent SIGSTOP to the engine in {self.frozen.name}")
 
     def _watch_frozen(self) -> None:
         if self.frozen is None or self.frozen_at_s is None or self.ended_at_s is not None:

@@ -16,7 +16,7 @@ TWICE_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """An event of a run, in seconds of the wall clock."""
+    """One line of the timeline; its time is in seconds of the wall clock."""
 
     at_s: float
     who: str
@@ -131,7 +131,7 @@ def page(
     lines += ["Requests by stage", "", *_table(summarise(samples, lambda s: s.arrival.phase)), ""]
     lines += ["Requests by tier", "", *_table(summarise(samples)), ""]
     lines += [
-        "retried: answered after a response of 429 (Retry-After) or a connection that broke before the",
+        "retried: answered after at least one 429 (Retry-After) or a connection that broke before the",
         "first token. shed: refused with 429 after all retries. Times count from the intended send time.",
         "",
     ]
@@ -165,9 +165,9 @@ ENDING_S = 10.0
 
 
 def inside(samples: Iterable[Sample], frozen: Frozen | None) -> list[Sample]:
-    """Return requests that failed in the frozen engine: sent while it took some, ended with it.
+    """Return requests that failed in the frozen engine: sent before it was ejected, ended with it.
 
-    A client's own timeout has another cause, and so has a later failure.
+    A request that timed out at the client, or failed later, has another cause.
     """
     if frozen is None:
         return []

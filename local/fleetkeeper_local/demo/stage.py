@@ -79,7 +79,7 @@ class LocalStage:
         return install_on_node(self.node)
 
     def put_model(self, namespace: str) -> None:
-        """Mount a directory of this machine."""
+        """Provide the model in a directory of this machine."""
         put_model(self.cluster, self.node, namespace)
 
     def address(self, fleet: Fleet) -> Iterator[str]:
@@ -87,12 +87,12 @@ class LocalStage:
         yield fleet.base_url()
 
     def freeze_engine(self, fleet: Fleet, pod: PodFacts) -> None:
-        """Send SIGSTOP, found by the pod's cgroup."""
+        """Send SIGSTOP to the engine's core, found by the pod's cgroup."""
         del fleet
         inject.freeze_engine(pod)
 
     def kill_operators(self, installation: Installation) -> int:
-        """Send SIGKILL, found by the pods' cgroups."""
+        """Send SIGKILL to the operators, found by the pods' cgroups."""
         return inject.kill_operators(installation)
 
     def stop_prometheus(self) -> bool:
@@ -152,7 +152,7 @@ class GivenStage:
                 forward.terminate()
 
     def freeze_engine(self, fleet: Fleet, pod: PodFacts) -> None:
-        """Send SIGSTOP from within the pod's own container."""
+        """Send SIGSTOP to the engine's core from within its container."""
         fleet.kubectl("exec", pod.name, "-c", "engine", "--", "python3", "-c", FREEZE)
 
     def kill_operators(self, installation: Installation) -> int:
