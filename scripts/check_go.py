@@ -1,8 +1,8 @@
-"""Checks the Go sources under local/node: formatted, and without what `go vet` finds.
+"""Check the Go sources under local/node: formatting, and the findings of `go vet`.
 
-`go vet` reads every package that a module depends on, which for Kubernetes' 2,800 takes a quarter
-of an hour; building the programs type-checks those modules anyway. So modules with dependencies
-are vetted with --all only. Sources that passed once are not vetted again.
+`go vet` reads every package that a module depends on; for the 2,800 of Kubernetes that takes a
+quarter of an hour. Building the programs type-checks those modules anyway, so modules with
+dependencies are vetted only with --all. Sources that passed once are not vetted again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fleetkeeper_local.paths import NODE_SOURCES, cache_dir
 
 
 def main() -> None:
-    """Ends with status 1 and the findings, or silently."""
+    """Exit with status 1 and the findings, or silently."""
     if shutil.which("go") is None:
         sys.exit("check: `go` is not on the PATH; install Go 1.26 or later")
     unformatted = _output(["gofmt", "-l", "."], NODE_SOURCES)
     if unformatted:
         sys.exit(f"check: not formatted (gofmt -w): {unformatted}")
     parser = argparse.ArgumentParser()
-    parser.add_argument("--all", action="store_true", help="vet modules with dependencies too")
+    parser.add_argument("--all", action="store_true", help="also vet modules with dependencies")
     everything = parser.parse_args().all
     for module in sorted(path.parent for path in NODE_SOURCES.glob("*/main.go")):
         if everything or "require" not in (module / "go.mod").read_text():
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _vet(module: Path) -> None:
-    """Vets a module unless these very sources passed before."""
+    """Vet a module unless the same sources passed before."""
     text = hashlib.sha256()
     for path in sorted([*module.glob("*.go"), *module.glob("go.*")]):
         text.update(path.read_bytes())

@@ -1,6 +1,6 @@
-"""Writes the generated files, or with --check says which of them differ from their source.
+"""Write the generated files; with --check, list those that differ from their source.
 
-A generator is a function that returns {path: text}; it is added to GENERATORS by whoever needs one.
+A generator is a function that returns {path: text}. To add one, append it to GENERATORS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def chart_crds() -> dict[str, str]:
-    """The CRDs once more, where the chart can read them: Helm reads nothing outside its folder."""
+    """Return the CRDs in the chart's directory; Helm reads nothing outside it."""
     return {
         f"charts/fleetkeeper/files/{name}": text
         for name, text in crd.generated_files().items()
@@ -41,10 +41,10 @@ GENERATORS: list[Callable[[], dict[str, str]]] = [
 
 
 def main() -> None:
-    """Writes or compares."""
+    """Write the files, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail when a file differs"
+        "--check", action="store_true", help="write nothing; fail if a file differs"
     )
     check = parser.parse_args().check
     stale = []

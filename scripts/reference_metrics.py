@@ -1,7 +1,7 @@
-"""The page of metrics and the index of runbooks, written from the contract, the operator and the reasons.
+"""The metrics page and the index of runbooks, generated from the contract, operator and reasons.
 
-What a page cannot take from a program stands in a table here, and tests/unit/test_docs_reference.py
-holds the table to the program.
+Tables here hold what no program defines; tests/unit/test_docs_reference.py compares them with the
+programs.
 """
 
 from __future__ import annotations
@@ -24,44 +24,47 @@ STEP_MODEL = "fleetkeeper_step_model_"
 CONTROL_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "decision_replicas": (
         ("kind",),
-        "Replicas: `wanted` by the measurements, `ordered` after bounds and budgets, `live` in the Deployment.",
+        "Replicas: `wanted` (the recommendation), `ordered` (the allocation after bounds and budgets), `live` (in the Deployment).",
     ),
-    "decision_limit_sequences": ((), "The limit of sequences in a batch that is in force."),
-    "decision_limit_tokens": ((), "The limit of tokens in a step that is in force."),
-    "decision_advisory": ((), "1 where batching.mode is Advisory."),
+    "decision_limit_sequences": (
+        (),
+        "Maximum number of sequences in a batch, as currently in force.",
+    ),
+    "decision_limit_tokens": ((), "Maximum number of tokens in a step, as currently in force."),
+    "decision_advisory": ((), "1 if batching.mode is Advisory."),
     "breaker_state": (
         ("breaker",),
-        "0 closed, 0.5 half-open, 1 open: `control`, each tier (`realtime`, `standard`, `batch`), and `source` (1: Prometheus gives no fresh samples).",
+        "0 closed, 0.5 half-open, 1 open: `control`, each tier (`realtime`, `standard`, `batch`), and `source` (1: Prometheus returns no fresh samples).",
     ),
     "signal_coverage_ratio": ((), "Share of the ready replicas whose signals are used."),
     "signal_queue_wait_seconds": (
         (),
-        "Queue wait that is judged: of requests, or of the oldest one waiting, whichever is larger.",
+        "Queue wait that is compared with the objective: the mean of scheduled requests or the wait of the oldest waiting one, whichever is longer.",
     ),
     "signal_batch_time_seconds": ((), "Mean time of an engine step."),
-    "signal_arrivals_per_second": ((), "Requests that arrive, all tiers."),
-    "signal_waiting": ((), "Requests that were not scheduled yet."),
+    "signal_arrivals_per_second": ((), "Arriving requests per second, all tiers."),
+    "signal_waiting": ((), "Requests that are not scheduled yet."),
     "signal_running": ((), "Requests being served."),
     "signal_kv_ratio": ((), "Share of the KV cache in use."),
     "objective_queue_wait_seconds": ((), "objectives.queueWaitMilliseconds, in seconds."),
     "objective_batch_time_seconds": ((), "objectives.batchTimeMilliseconds, in seconds."),
     "pressure_ratio": (
         (),
-        "The worst of queue wait, batch time, KV cache and queue over its limit; 1 is at an objective.",
+        "Highest ratio of queue wait, batch time, KV cache and queue to their limits; 1 is exactly at a limit.",
     ),
-    "model_capacity_sequences": ((), "Sequences that one replica carries within the objectives."),
+    "model_capacity_sequences": ((), "Sequences that one replica can run within the objectives."),
     "cold_start_seconds": ((), "Measured time from a pod's creation until it is ready."),
     "signal_fragmentation_ratio": (
         (),
-        "Only with memory.restartFragmented: share of its allocator's memory that is unused, of the worst replica that may be judged; 0 where engines do not export it (cpu profiles).",
+        "Only with memory.restartFragmented: unused share of the allocator's memory, of the worst replica that can be evaluated; 0 if engines do not export it (cpu profiles).",
     ),
     "decision_restart": (
         ("reason",),
-        "Only with memory.restartFragmented: 1 in the tick in which a fragmented replica is restarted, else 0; `reason` says why.",
+        "Only with memory.restartFragmented: 1 in the tick that restarts a fragmented replica, else 0; `reason` is the cause.",
     ),
-    "admit_ratio": (("tier",), "Share of the requests of a tier that engines let in."),
+    "admit_ratio": (("tier",), "Share of a tier's requests that engines admit."),
 }
-"""The control loop's gauges by name (without `fleetkeeper_`): further labels, meaning."""
+"""The control loop's gauges by name (without `fleetkeeper_`): further labels and description."""
 
 NOTHING_TO_DO: frozenset[Reason] = frozenset(
     {
@@ -83,11 +86,11 @@ NOTHING_TO_DO: frozenset[Reason] = frozenset(
         Reason.EXTERNAL,
     }
 )
-"""Reasons that ask nothing of anybody. Every other one has a page in docs/runbooks."""
+"""Reasons that require no action. Every other reason has a page in docs/runbooks."""
 
 
 def generated_files() -> dict[str, str]:
-    """{path: text}, for scripts/generate.py."""
+    """Return {path: text}, for scripts/generate.py."""
     return {
         f"{FOLDER}/metrics.md": page(_metrics()),
         f"{RUNBOOKS}/README.md": page(_runbooks()),
@@ -98,12 +101,12 @@ def _metrics() -> Iterator[str]:
     contract = json.loads((ROOT / "engine_image/contract/metrics.json").read_text())
     yield "# Metrics"
     yield ""
-    yield "Names and labels are a promise to dashboards and alerts. Times are in seconds, shares between 0 and 1."
+    yield "Names and labels are stable for dashboards and alerts. Times are in seconds, ratios between 0 and 1."
     yield ""
-    yield "## Of each engine"
+    yield "## Engine metrics"
     yield ""
-    yield "On port 9090 of every engine pod, path `/metrics`, beside vLLM's own (`vllm:...`), which are passed on as they"
-    yield "are. Fleetkeeper decides by these alone, so a name that changes inside vLLM cannot blind it."
+    yield "Port 9090 of every engine pod, path `/metrics`, next to vLLM's own metrics (`vllm:...`), which are passed through"
+    yield "unchanged. Fleetkeeper uses only its own metrics for decisions, so it does not depend on metric names of vLLM."
     yield ""
     yield "| metric | type | labels | |"
     yield "| --- | --- | --- | --- |"
@@ -112,10 +115,10 @@ def _metrics() -> Iterator[str]:
         text = metric["help"] + _edges(metric.get("edges") or [])
         yield row(f"`{metric['name']}`", metric["type"], labels, text)
     yield ""
-    yield "## Of each service, from the operator"
+    yield "## Service metrics, from the operator"
     yield ""
-    yield "On port 8080 of the operator that leads, path `/metrics`, with the labels `namespace` and `inference_service`:"
-    yield "what the control loop saw and decided at its last tick (every 5 s). `fleetkeeper top` and `fleetkeeper explain`"
+    yield "Port 8080 of the leading operator, path `/metrics`, with the labels `namespace` and `inference_service`: inputs and"
+    yield "decisions of the control loop's last tick (every 5 s). `fleetkeeper top` and `fleetkeeper explain`"
     yield "show them."
     yield ""
     yield "| metric (gauge) | further labels | |"
@@ -123,9 +126,9 @@ def _metrics() -> Iterator[str]:
     for name, (labels_, meaning) in CONTROL_GAUGES.items():
         yield row(f"`fleetkeeper_{name}`", ", ".join(f"`{label}`" for label in labels_), meaning)
     yield ""
-    yield "## Of the operator itself"
+    yield "## Operator metrics"
     yield ""
-    yield "The same port. Labels never hold a service's name here. `process_*` and `python_info` are there too."
+    yield "The same port. No label contains the name of a service. `process_*` and `python_info` are exported too."
     yield ""
     yield "| metric | type | labels | |"
     yield "| --- | --- | --- | --- |"
@@ -134,11 +137,11 @@ def _metrics() -> Iterator[str]:
             f"`{own.name}`", own.kind, ", ".join(f"`{name}`" for name in own.labels), own.meaning
         )
     yield ""
-    yield "The router's metrics (port 29000 of router pods) are vllm-router's own."
+    yield "The router's metrics (port 29000 of router pods) are those of vllm-router."
 
 
 def _without_terms(metrics: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The metrics with the sums for the step-time model, fifteen of a kind, as one."""
+    """Yield the metrics; the fifteen sums for the step-time model become one row."""
     terms = [m for m in metrics if m["name"].startswith(STEP_MODEL)]
     for metric in metrics:
         if metric not in terms:
@@ -174,7 +177,7 @@ class OperatorMetric:
 
 
 def operator_metrics() -> Iterator[OperatorMetric]:
-    """Those of `OperatorMetrics` and of the control loop itself, in the order of their definition."""
+    """Yield the metrics of `OperatorMetrics` and of the control loop, in the order of definition."""
     operator = OperatorMetrics()
     for holder in (operator, ControlMetrics(operator.registry)):
         for metric in vars(holder).values():
@@ -188,16 +191,16 @@ def operator_metrics() -> Iterator[OperatorMetric]:
 
 
 def _runbooks() -> Iterator[str]:
-    yield "# What a reason means, and what to do"
+    yield "# Reasons and runbooks"
     yield ""
-    yield "Every condition of a service carries one of these reasons; its message adds names and numbers. Where to look"
-    yield "first: [troubleshooting](../troubleshooting.md)."
+    yield "Every condition of a service has one of these reasons; its message adds names and numbers. Start with"
+    yield "[troubleshooting](../troubleshooting.md)."
     yield ""
     yield "| reason | | |"
     yield "| --- | --- | --- |"
     for reason in sorted(Reason):
-        todo = "" if reason in NOTHING_TO_DO else f"[what to do]({reason}.md)"
+        todo = "" if reason in NOTHING_TO_DO else f"[runbook]({reason}.md)"
         yield row(f"`{reason}`", reason.text, todo)
     yield ""
-    yield f"The conditions themselves: {', '.join(f'`{kind}`' for kind in ConditionType)}"
+    yield f"The conditions are {', '.join(f'`{kind}`' for kind in ConditionType)}"
     yield "([reference](../reference/conditions.md))."

@@ -1,11 +1,11 @@
-"""Makes the virtual environments and the lock files. Needs nothing but Python's standard library.
+"""Create the virtual environments and the lock files. Needs only Python's standard library.
 
     python3 scripts/setup.py dev      # .venv: the operator and its tests
     python3 scripts/setup.py engine   # .venv-engine, on torch and vLLM for CPU in the cache
     python3 scripts/setup.py lock     # requirements/*.txt, pinned with hashes
 
-Each environment carries a stamp with the digest of what it was made from; when the stamp fits,
-nothing is done. An interrupted run leaves no stamp and is taken up again by the next.
+Each environment has a stamp with the digest of its inputs. If the stamp matches, nothing is done.
+An interrupted run leaves no stamp, and the next run completes it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ GIB = 1024**3
 ENGINE_DISK_GIB = 25
 DEV_DISK_GIB = 2
 BUILD_PINS = ["--build-constraint", str(REQUIREMENTS / "build.txt")]
-"""Pins what builds our own packages, so that an install is the same next year."""
+"""Pins the build tools of our own packages, so that an install is reproducible."""
 
 
 def cache_dir() -> Path:
-    """Where everything that may outlive a checkout is kept."""
+    """Return the directory of everything that may outlive a checkout."""
     given = os.environ.get("FLEETKEEPER_CACHE")
     if given:
         return Path(given)
@@ -41,18 +41,18 @@ def cache_dir() -> Path:
 
 
 def fail(message: str) -> None:
-    """Ends with one clear line."""
+    """Exit with one clear line."""
     sys.exit(f"setup: {message}")
 
 
 def say(message: str) -> None:
-    """Prints a line at once."""
+    """Print a line at once."""
     print(f"setup: {message}", flush=True)
 
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Lets one setup work at a time; the kernel frees the lock when its holder dies."""
+    """Hold a lock so that one setup runs at a time; the kernel releases it when the holder dies."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with (cache_dir() / "setup.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -60,18 +60,18 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def require_disk(folder: Path, wanted_gib: int, what: str) -> None:
-    """Ends with a clear line when the disk is too full."""
+    """Exit with a clear line if the disk has too little space."""
     folder.mkdir(parents=True, exist_ok=True)
     free_gib = shutil.disk_usage(folder).free / GIB
     if free_gib < wanted_gib:
         fail(
-            f"{what} needs {wanted_gib} GiB free under {folder}, {free_gib:.1f} GiB are; "
-            "free some or set FLEETKEEPER_CACHE to a larger disk"
+            f"{what} needs {wanted_gib} GiB free in {folder}, found {free_gib:.1f} GiB; "
+            "free some space or set FLEETKEEPER_CACHE to a larger disk"
         )
 
 
 def digest(paths: list[Path]) -> str:
-    """A digest over the interpreter's version and the given files."""
+    """Return a digest of the interpreter's version and the given files."""
     text = hashlib.sha256(f"{sys.version_info[:3]}".encode())
     for path in paths:
         text.update(path.read_bytes())
@@ -79,17 +79,17 @@ def digest(paths: list[Path]) -> str:
 
 
 def run(argv: list[str | Path]) -> None:
-    """Runs a command and ends with its name and status when it fails."""
+    """Run a command; if it fails, exit with its name and status."""
     done = subprocess.run([str(word) for word in argv], cwd=ROOT, check=False)
     if done.returncode:
         fail(
-            f"`{' '.join(str(w) for w in argv[:4])} ...` ended with status {done.returncode}; "
-            "mend what it says above and run the same command again: finished parts are kept"
+            f"`{' '.join(str(w) for w in argv[:4])} ...` failed with exit code {done.returncode}; "
+            "fix the error above and run the same command again; finished parts are kept"
         )
 
 
 def bootstrap_uv() -> Path:
-    """The installer, pinned with hashes, in an environment of its own in the cache."""
+    """Return the installer, pinned with hashes, from an environment of its own in the cache."""
     pins = REQUIREMENTS / "bootstrap.txt"
     home = cache_dir() / f"uv-{digest([pins])}"
     tool = home / "bin" / "uv"
@@ -98,7 +98,7 @@ def bootstrap_uv() -> Path:
         shutil.rmtree(home, ignore_errors=True)
         if importlib.util.find_spec("ensurepip") is None:
             fail(
-                "this Python cannot make virtual environments; Debian: apt-get install python3-venv"
+                "this Python cannot create virtual environments; on Debian: apt-get install python3-venv"
             )
         run([sys.executable, "-m", "venv", home])
         run([home / "bin" / "pip", "install", "--quiet", "--require-hashes", "-r", pins])
@@ -107,13 +107,13 @@ def bootstrap_uv() -> Path:
 
 
 def stamped(home: Path, stamp: str) -> bool:
-    """Whether the environment was finished from exactly these inputs."""
+    """Return whether the environment was completed from exactly these inputs."""
     mark = home / ".fleetkeeper-stamp"
     return mark.exists() and mark.read_text() == stamp
 
 
 def make_dev() -> None:
-    """.venv: what `make check`, the operator and the tests need."""
+    """Create .venv with what `make check`, the operator and the tests need."""
     home = ROOT / ".venv"
     pins = REQUIREMENTS / "dev.txt"
     stamp = digest([pins, ROOT / "pyproject.toml", ROOT / "engine_image" / "pyproject.toml"])
@@ -122,7 +122,7 @@ def make_dev() -> None:
     require_disk(cache_dir(), DEV_DISK_GIB, "the development environment")
     started = time.monotonic()
     uv = bootstrap_uv()
-    say("making .venv (operator and tests)")
+    say("creating .venv (operator and tests)")
     if not (home / "bin" / "python").exists():
         run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
     python = home / "bin" / "python"
@@ -148,17 +148,17 @@ def make_dev() -> None:
 
 
 def engine_pins() -> list[Path]:
-    """The lock files of the engine environment."""
+    """Return the lock files of the engine environment."""
     return [REQUIREMENTS / "engine.txt", REQUIREMENTS / "engine-nodeps.txt"]
 
 
 def engine_base() -> Path:
-    """The stock environment with torch and vLLM for CPU; nothing of ours is in it, so checkouts share it."""
+    """Return the path of the stock environment (torch, vLLM for CPU), which checkouts share."""
     return cache_dir() / f"engine-{digest(engine_pins())}"
 
 
 def make_engine_base() -> Path:
-    """Installs torch and vLLM for CPU into the cache, because they weigh 6 GB."""
+    """Install torch and vLLM for CPU into the cache, because they take 6 GB."""
     pins = engine_pins()
     stamp = digest(pins)
     home = engine_base()
@@ -167,15 +167,15 @@ def make_engine_base() -> Path:
     require_disk(home, ENGINE_DISK_GIB, "the engine environment with its images")
     started = time.monotonic()
     uv = bootstrap_uv()
-    say("making the engine environment (6 GB; some minutes the first time)")
+    say("creating the engine environment (6 GB; some minutes the first time)")
     python = home / "bin" / "python"
     if not python.exists():
         run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
     install: list[str | Path] = [uv, "pip", "install", "--require-hashes", "--python", python]
     run([*install, "-r", pins[0]])
     run([*install, "--no-deps", "-r", pins[1]])
-    # Without byte code every start of vLLM compiles thousands of files: it takes twice as long.
-    # A few files of torch's tests are for newer Pythons and do not compile: that is no failure.
+    # Without byte code every start of vLLM compiles thousands of files and takes twice as long. A
+    # few files of torch's tests need a newer Python; that they do not compile is not a failure.
     subprocess.run([python, "-m", "compileall", "-qq", "-j0", home / "lib"], check=False)
     (home / ".fleetkeeper-stamp").write_text(stamp)
     say(f"the engine environment is ready ({time.monotonic() - started:.0f} s)")
@@ -183,9 +183,10 @@ def make_engine_base() -> Path:
 
 
 def make_engine() -> None:
-    """.venv-engine: a thin environment of this checkout on top of the shared one, with our package.
+    """Create .venv-engine: a thin environment of this checkout on top of the shared one.
 
-    `.venv-engine/base` is the shared environment, which is what a stock vLLM image looks like.
+    It contains our package. `.venv-engine/base` is the shared environment, which looks like a stock
+    vLLM image.
     """
     base = make_engine_base()
     home = ROOT / ".venv-engine"
@@ -211,7 +212,7 @@ def make_engine() -> None:
 
 
 def lock() -> None:
-    """Pins every requirement anew, with hashes and without index addresses."""
+    """Pin every requirement again, with hashes and without index addresses."""
     uv = bootstrap_uv()
     common = [
         "--quiet",
@@ -263,7 +264,7 @@ def lock() -> None:
 
 
 def main() -> None:
-    """Parses the words and does what they say."""
+    """Parse the arguments and run the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

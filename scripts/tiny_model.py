@@ -1,10 +1,10 @@
-"""Writes a tiny Llama that any vLLM loads in a second: for tests, benchmarks and the demo.
+"""Write a tiny Llama that any vLLM loads in a second: for tests, benchmarks and the demo.
 
     .venv-engine/bin/python scripts/tiny_model.py DIR [--layers 4]
 
 3.1 million float32 parameters, a byte-level tokenizer of 1,024 tokens, a chat template. The weights
-are random but always the same, so that greedy answers are equal everywhere. Text that it writes has
-no meaning; it ends by length, as generation_config.json names no end token.
+are random but always the same, so that greedy outputs are equal everywhere. Generated text has no
+meaning and ends by length: generation_config.json has no end token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CORPUS = (
 
 
 def config(layers: int = LAYERS) -> dict[str, object]:
-    """The model's config.json."""
+    """Return the model's config.json."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -64,7 +64,7 @@ def config(layers: int = LAYERS) -> dict[str, object]:
 
 
 def weights(layers: int = LAYERS) -> dict[str, np.ndarray]:
-    """Every tensor by name, float32, drawn with a fixed seed."""
+    """Return every tensor by name, float32, drawn with a fixed seed."""
     draw = np.random.default_rng(SEED)
 
     def matrix(rows: int, columns: int) -> np.ndarray:
@@ -93,7 +93,7 @@ def weights(layers: int = LAYERS) -> dict[str, np.ndarray]:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A byte-level BPE: every text has tokens, and every token has text."""
+    """Write a byte-level BPE: every text has tokens, and every token has text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -110,7 +110,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def write(directory: Path, layers: int = LAYERS) -> None:
-    """Writes the whole model; files are readable by everyone, as pods run under other users."""
+    """Write the whole model, readable by everyone because pods run as other users."""
     directory.mkdir(parents=True, exist_ok=True)
     save_file(weights(layers), directory / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(directory)
@@ -133,10 +133,10 @@ def write(directory: Path, layers: int = LAYERS) -> None:
 
 
 def main() -> None:
-    """Parses the directory and writes."""
+    """Parse the arguments and write the model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--layers", type=int, default=LAYERS, help="more make longer steps")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="more layers make longer steps")
     given = parser.parse_args()
     write(given.directory, given.layers)
 

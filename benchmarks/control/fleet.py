@@ -1,11 +1,12 @@
-"""The control loop over a fleet, against a real Prometheus that really scrapes it.
+"""The control loop over a fleet, with a real Prometheus that scrapes modelled engines.
 
     python benchmarks/control/fleet.py [--services 1000] [--pods 2] [--ticks 12]
 
-Three processes: modelled engines that serve their metrics (this file again, with --serve), Prometheus,
-and this one, which runs the operator's own control loop with its own Prometheus client. Services and
-pods are records in the operator's cache; engines take every order at once; the planner's looks are
-counted, not run. Printed: seconds and CPU of a tick, queries, CPU of a core, lag of the event loop.
+Three processes: modelled engines that serve their metrics (this file with --serve), Prometheus, and
+this one, which runs the operator's own control loop with its own Prometheus client. Services and
+pods are records in the operator's cache. Engines accept every limits request at once. Reconciles
+are counted, not run. The output has time and CPU of a tick, queries, CPU share of a core, and event
+loop lag.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from fleetkeeper_local.ports import free_ports
 from fleetkeeper_local.programs import program_path
 
 SHARDS = 20
-"""Scrape targets; each serves the pods of a twentieth of the services, labels included."""
+"""Scrape targets; each serves the pods of a twentieth of the services, with their labels."""
 EDGES_S = (0.005, 0.01, 0.02, 0.03466, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 TICK_S = 5.0
 WARM_TICKS = 3
@@ -68,7 +69,7 @@ scrape_configs:
 
 
 def template(sample: PodSample) -> str:
-    """The exposition of a pod with @ where its own labels belong: all places, twelve edges a histogram."""
+    """Return a pod's exposition, with @ for its own labels and twelve buckets per histogram."""
     records = {
         "counters": sample.counters,
         "gauges": sample.gauges,
@@ -87,7 +88,7 @@ def template(sample: PodSample) -> str:
 
 
 class Engines:
-    """Modelled engines under a steady load; all pods show one of a few of them."""
+    """Modelled engines under a steady load; each pod shows one of a few engines."""
 
     def __init__(self, services: int, pods: int) -> None:
         self.services, self.pods = services, pods
@@ -97,7 +98,7 @@ class Engines:
         self.lock = threading.Lock()
 
     def play(self) -> None:
-        """In real time, for ever."""
+        """Advance the engines in real time, forever."""
         while True:
             time.sleep(0.25)
             now = time.time()
@@ -109,7 +110,7 @@ class Engines:
             self.last = now
 
     def text(self, shard: int) -> bytes:
-        """What one target shows."""
+        """Return the metrics of one target."""
         with self.lock:
             shapes = [template(engine.sample(time.time())) for engine in self.engines]
         return "".join(
@@ -122,7 +123,7 @@ class Engines:
 
 
 def serve(port: int, services: int, pods: int) -> None:
-    """The engines' process."""
+    """Run the engines' process."""
     engines = Engines(services, pods)
     threading.Thread(target=engines.play, daemon=True).start()
 
@@ -143,7 +144,7 @@ def serve(port: int, services: int, pods: int) -> None:
 
 @contextmanager
 def scraped(services: int, pods: int, directory: Path) -> Iterator[str]:
-    """Engines and a Prometheus that scrapes them; gives its address."""
+    """Run engines and a Prometheus that scrapes them; yield its URL."""
     port, own = free_ports(2)
     targets = ", ".join(f"'127.0.0.1:{port}/shard/{shard}'" for shard in range(SHARDS))
     config = directory / "prometheus.yaml"
@@ -171,7 +172,7 @@ def scraped(services: int, pods: int, directory: Path) -> Iterator[str]:
 
 
 def value(url: str, query: str) -> float:
-    """One number that Prometheus computes; 0 where it has none yet."""
+    """Return one number that Prometheus computes; 0 if it has none yet."""
     try:
         with urllib.request.urlopen(f"{url}/api/v1/query?query={query}", timeout=10) as answer:
             rows = json.load(answer)["data"]["result"]
@@ -181,7 +182,7 @@ def value(url: str, query: str) -> float:
 
 
 class World:
-    """A cache full of services, and engines that take every order."""
+    """A cache full of services, and engines that accept every limits request."""
 
     def __init__(self, services: int, pods: int, url: str, deadline_s: float) -> None:
         self.looks = self.orders = self.notices = 0
@@ -212,17 +213,17 @@ class World:
 
     @property
     def lost(self) -> int:
-        """Services whose breaker `source` is open."""
+        """The number of services whose breaker `source` is open."""
         views = (self.loop.view(key).control_status for key in self.cache.services())
         return sum(view is None or view["breaker"]["source"] == "Open" for view in views)
 
     async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
-        """Taken at once."""
+        """Accept all requests at once."""
         self.orders += len(orders)
         return [PutOutcome(order.pod, order.generation, True) for order in orders]
 
     async def look(self) -> None:
-        """Counts what the planner would look at."""
+        """Count the services that would be reconciled."""
         while (key := await self.queue.get()) is not None:
             self.looks += 1
             self.queue.done(key)
@@ -282,7 +283,7 @@ class World:
 
 
 async def measure(world: World, ticks: int) -> dict[str, float]:
-    """Ticks of the operator's own loop; figures after the first three."""
+    """Run ticks of the operator's own loop; return figures without the first three."""
     seconds, cpu, late = [], [], []
 
     async def lag() -> None:
@@ -313,15 +314,15 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
         "CPU of a tick, median s": statistics.median(cpu[WARM_TICKS:]),
         "CPU, % of a core": 100 * (time.process_time() - spent) / (time.monotonic() - started),
         "lag of the event loop, p99 ms": 1e3 * late[int(0.99 * len(late))],
-        "looks of the planner a tick": world.looks / ticks,
+        "reconciles per tick": world.looks / ticks,
         "services without samples, last tick": world.lost,
-        "orders to engines a tick": world.orders / ticks,
-        "events a tick": world.notices / ticks,
+        "limits requests per tick": world.orders / ticks,
+        "events per tick": world.notices / ticks,
     }
 
 
 async def run(asked: argparse.Namespace) -> dict[str, float]:
-    """Everything, once Prometheus knows all pods."""
+    """Run the benchmark once Prometheus knows all pods."""
     heap.look_seldom()
     count = asked.services * asked.pods
     with (
@@ -329,10 +330,10 @@ async def run(asked: argparse.Namespace) -> dict[str, float]:
         scraped(asked.services, asked.pods, Path(directory)) as url,
     ):
         async with asyncio.timeout(180):
-            while value(url, "count(fleetkeeper_steps_total)") < count:  # noqa: ASYNC110 - of another process
+            while value(url, "count(fleetkeeper_steps_total)") < count:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(1)
         world = World(asked.services, asked.pods, url, asked.deadline)
-        asking = world.prometheus._query  # noqa: SLF001 - counted, nothing else
+        asking = world.prometheus._query  # noqa: SLF001 - only counted
         queries = 0
 
         def counted(*arguments: Any) -> list[Any]:  # noqa: ANN401 - whatever it takes
@@ -342,7 +343,7 @@ async def run(asked: argparse.Namespace) -> dict[str, float]:
 
         setattr(world.prometheus, "_query", counted)  # noqa: B010 - a method
         found = await measure(world, asked.ticks)
-        found["queries a tick"] = queries / (asked.ticks + WARM_TICKS)
+        found["queries per tick"] = queries / (asked.ticks + WARM_TICKS)
         found["series in Prometheus"] = value(url, "prometheus_tsdb_head_series") or value(
             url, 'count({inference_service!=""})'
         )
@@ -351,7 +352,7 @@ async def run(asked: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Parse the arguments and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--services", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=2)

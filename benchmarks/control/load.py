@@ -1,10 +1,11 @@
-"""The control loop on a real cluster: threefold load, Prometheus gone, load away. Root, no other node.
+"""The control loop on a real cluster: threefold load, no Prometheus, then the load removed.
 
     python benchmarks/control/load.py --out benchmarks/control/LOAD.md --figure docs/img/control.png
 
-Everything is real: the local node, the chart, vLLM pods with CPU limits (so that replicas add
-capacity), the router, a Prometheus that is stopped. Load follows the measured capacity of one
-replica. What was asked for stands beside what was measured, and what was missed says so.
+It needs root, and no other node on the machine. Everything is real: the local node, the chart, vLLM
+pods with CPU limits (so that replicas add capacity), the router, and a Prometheus that is stopped.
+The load follows the measured capacity of one replica. The table shows goals, measurements and
+misses.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from fleetkeeper_local.paths import data_dir
 from fleetkeeper_local.report import say
 
 TENANT = "fleetkeeper-load"
-TITLE = "The control loop: threefold load, five minutes without Prometheus, load away"
+TITLE = "The control loop: threefold load, five minutes without Prometheus, load removed"
 SHARE_RATIO = 0.45
-"""Of one replica's capacity: threefold it is more than one carries, and one carries it alone."""
+"""Share of one replica's capacity: one replica carries this load, but not three times as much."""
 YOUNG_S, GONE_S, AFTER_S, CALM_S = 45.0, 300.0, 30.0, 10.0
 SURGE_MAX_S = 200.0
 LOOK_S = 1.0
@@ -48,7 +49,7 @@ STEP_S = 2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: what was asked for, what was measured, and whether it is kept."""
+    """One row of the table: the goal, the measurement, and whether the goal was met."""
 
     what: str
     asked: str
@@ -58,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When what happened, in seconds of the wall clock."""
+    """The times of a run's stages, in seconds of the wall clock."""
 
     surge_s: float
     gone_s: float
@@ -68,7 +69,7 @@ class Times:
 
 
 class Course:
-    """The run itself."""
+    """One run of the benchmark."""
 
     def __init__(
         self, stage: LocalStage, fleet: Fleet, address: str, capacity: float, end_s: float
@@ -79,7 +80,7 @@ class Course:
         self.spans: list[Span] = []
 
     def run(self) -> Times:
-        """Plays it; waits for the last answer."""
+        """Run all stages; wait for the last response."""
         x1 = SHARE_RATIO * self.capacity
         try:
             self._begin("x1", x1)
@@ -114,7 +115,7 @@ class Course:
         arrivals = plan_arrivals([Phase(name, 1200.0, rate)], Shape(), SEED + len(self.traffics))
         self.traffics.append(Traffic(self.address, self.fleet.name, arrivals, PATIENCE).start())
         self._stage = (now_s, f"{name}: {rate:.1f}/s")
-        say(f"load {name}: {rate:.1f} requests a second")
+        say(f"load {name}: {rate:.1f} requests/s")
         return now_s
 
     def _close(self, now_s: float) -> None:
@@ -142,11 +143,11 @@ class Course:
         return event
 
 
-# -- what came of it ---------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------
 
 
 def read_wait(url: str, query: str, begin_s: float, end_s: float) -> Points:
-    """A range of one line from Prometheus, by the wall clock."""
+    """Return the values of a range query with one series from Prometheus, by the wall clock."""
     arguments = {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}", "step": STEP_S}
     address = f"{url}/api/v1/query_range?{urllib.parse.urlencode(arguments)}"
     with urllib.request.urlopen(address, timeout=30) as answer:
@@ -156,12 +157,12 @@ def read_wait(url: str, query: str, begin_s: float, end_s: float) -> Points:
 
 
 def first_s(points: Iterable[tuple[float, float]], wanted: Callable[[float], bool]) -> float | None:
-    """The time of the first point whose value is wanted."""
+    """Return the time of the first point whose value is `wanted`."""
     return next((at_s for at_s, value in points if wanted(value)), None)
 
 
 def judged(run: Run, times: Times, waits: Points, oldest: Points) -> list[Row]:
-    """The table. `waits`: mean queue wait at the engines; `oldest`: age of the oldest waiting."""
+    """Return the table. `waits`: mean queue wait at the engines; `oldest`: age of the oldest."""
     changes = [(seconds_of(str(row["time"])), row) for row in run.decisions]
     replicas = [(at_s, row) for at_s, row in changes if row["what"] == "replicas"]
     objective = next(iter(value for _, value in run.points("objective_queue_wait_seconds")))
@@ -183,17 +184,17 @@ def judged(run: Run, times: Times, waits: Points, oldest: Points) -> list[Row]:
     last = run.looks[-1]
     down_s = min((at_s for at_s in downs if at_s >= times.away_s), default=None)
     return [
-        _within("first action of any kind, after queue wait passed its objective", 15, broken_s, first),
-        _within("replicas ordered, after the same moment", 20, broken_s, min(ups, default=None)),
+        _within("first action, after queue wait exceeded its objective", 15, broken_s, first),
+        _within("scale-up, after the same moment", 20, broken_s, min(ups, default=None)),
         _within("queue wait back within its objective, after the new pod was ready", 30, ready_s, well_s),
-        _count(f"replicas taken away while Prometheus was gone ({(times.back_s - times.gone_s) / 60:.1f} min, under load)", 0, sum(times.gone_s <= at_s <= times.back_s for at_s in downs)),
-        _within("the breaker shows that Prometheus is gone", 30, times.gone_s, shown_s),
-        Row("looks at the loop in these minutes in which replicas' signals were known", "most", f"{known} of {len(dark)}", known > 0.8 * len(dark)),
-        _within("the breaker shows that it is back", 30, times.back_s, closed_s),
-        Row("load away: first replica less after", "60 s (the delay) and more", _seconds(times.away_s, down_s), down_s is not None and down_s - times.away_s >= 60),
-        Row("load away: replicas at the end", "1 (minReplicas)", str(last.ready), last.ready == 1),
-        _count("requests that failed", 0, len(bad)),
-        _count("requests refused for good", 0, refused),
+        _count(f"replicas removed while Prometheus was down ({(times.back_s - times.gone_s) / 60:.1f} min, under load)", 0, sum(times.gone_s <= at_s <= times.back_s for at_s in downs)),
+        _within("the breaker reports that Prometheus is down", 30, times.gone_s, shown_s),
+        Row("samples in that time with known signals of replicas", "most", f"{known} of {len(dark)}", known > 0.8 * len(dark)),
+        _within("the breaker reports that Prometheus is back", 30, times.back_s, closed_s),
+        Row("load removed: first replica removed after", "60 s (the delay) or more", _seconds(times.away_s, down_s), down_s is not None and down_s - times.away_s >= 60),
+        Row("load removed: replicas at the end", "1 (minReplicas)", str(last.ready), last.ready == 1),
+        _count("failed requests", 0, len(bad)),
+        _count("requests shed after all retries", 0, refused),
     ]  # fmt: skip
 
 
@@ -203,7 +204,7 @@ def _grows(row: object) -> bool:
 
 
 def _settled(waits: Points, objective: float, ready_s: float | None) -> float | None:
-    """From when on the mean wait stays within the objective for 10 s."""
+    """Return the time from which the mean wait stays within the objective for 10 s."""
     if ready_s is None:
         return None
     later = [(at_s, value) for at_s, value in waits if at_s >= ready_s]
@@ -235,7 +236,7 @@ def _count(what: str, most: int, found: int) -> Row:
 
 
 def written(rows: Sequence[Row], run: Run, capacity: float, figure: Path) -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     load = os.getloadavg()
     return "\n".join(
         [
@@ -245,11 +246,11 @@ def written(rows: Sequence[Row], run: Run, capacity: float, figure: Path) -> str
             "",
             f"One machine with {os.cpu_count()} cores: a real Kubernetes, two operators, Prometheus (scrapes every 2 s), the router,",
             "vLLM pods of `examples/tiny.yaml` (600m CPU each) and the load generator, all on it; load average",
-            f"{load[0]:.1f} (1 min) at the end. One replica answered {capacity:.1f} requests a second; {len(run.samples)} requests in",
-            f"{run.end_s - run.start_s:.0f} s, open loop, tiers mixed (30% realtime, 50% standard, 20% batch). The client comes back",
-            "when it is told to (429, Retry-After).",
+            f"{load[0]:.1f} (1 min) at the end. One replica answered {capacity:.1f} requests/s; {len(run.samples)} requests in",
+            f"{run.end_s - run.start_s:.0f} s, open loop, tiers mixed (30% realtime, 50% standard, 20% batch). The client honors",
+            "Retry-After of 429 responses.",
             "",
-            "| | asked for | measured | |",
+            "| | goal | measured | |",
             "| --- | --- | --- | --- |",
             *(f"| {r.what} | {r.asked} | {r.measured} | {'' if r.kept else '**missed**'} |" for r in rows),
             "",
@@ -260,12 +261,12 @@ def written(rows: Sequence[Row], run: Run, capacity: float, figure: Path) -> str
 
 
 def main() -> None:
-    """Runs, draws, writes, and takes the node down."""
+    """Run the benchmark, write the results, and remove the node."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks/load.md"))
-    parser.add_argument("--most-seconds", type=float, default=1200.0, help="for the whole of it")
+    parser.add_argument("--most-seconds", type=float, default=1200.0, help="for the whole run")
     parser.add_argument("--figure", type=Path, default=Path("out/benchmarks/load.png"))
     args = parser.parse_args()
     args.end_s = time.monotonic() + args.most_seconds
@@ -275,11 +276,11 @@ def main() -> None:
     finally:
         node.down()
     if not all(row.kept for row in rows):
-        sys.exit("not everything that was asked for was kept")
+        sys.exit("some goals were missed")
 
 
 def measure(stage: LocalStage, args: argparse.Namespace) -> list[Row]:
-    """One run on a node that is up; the table and the figure are written."""
+    """Run the benchmark on a running node; write the table and the figure."""
     stage.install()
     ensure_namespace(stage.cluster, TENANT)
     stage.put_model(TENANT)
@@ -288,7 +289,7 @@ def measure(stage: LocalStage, args: argparse.Namespace) -> list[Row]:
     fleet.await_ready(1)
     address = fleet.base_url()
     capacity = measure_capacity(address, fleet.name, Shape())
-    say(f"one replica answers {capacity:.1f} requests a second")
+    say(f"one replica answers {capacity:.1f} requests/s")
     course = Course(stage, fleet, address, capacity, args.end_s)
     with Recorder(stage.cluster.kubeconfig, NAMESPACE, TENANT, fleet.name) as recorder:
         times = course.run()

@@ -2,8 +2,8 @@
 
     python benchmarks/control/tick.py [--services 1000] [--pods 2] [--ticks 12]
 
-Prints milliseconds of CPU a tick (median) and microseconds a service. Samples are those of modelled
-engines under load, so every branch of a busy tick runs; idle services cost less.
+The output has milliseconds of CPU per tick (median) and microseconds per service. Samples are those
+of modelled engines under load, so every branch of a busy tick runs; idle services cost less.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ START_S = 1_000_000.0
 
 
 def scrapes(pods: int, ticks: int) -> list[tuple[PodSample, ...]]:
-    """Scrapes of `pods` loaded engines, one row a tick of 5 s."""
+    """Return scrapes of `pods` loaded engines, one row per tick of 5 s."""
     random = Random(1)
     engines = [EnginePod(H100_8B, f"chat-{i}", START_S - 600) for i in range(pods)]
     rows, now = [], START_S
@@ -43,7 +43,7 @@ def scrapes(pods: int, ticks: int) -> list[tuple[PodSample, ...]]:
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Parse the arguments and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--services", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=2)
@@ -84,8 +84,8 @@ def main() -> None:
         spent.append(time.process_time() - began)
     median_s = statistics.median(spent[2:])
     print(
-        f"{asked.services} services x {asked.pods} pods: median {median_s * 1e3:.0f} ms CPU a tick, "
-        f"worst {max(spent[2:]) * 1e3:.0f} ms, {median_s / asked.services * 1e6:.0f} us a service"
+        f"{asked.services} services x {asked.pods} pods: median {median_s * 1e3:.0f} ms CPU per tick, "
+        f"worst {max(spent[2:]) * 1e3:.0f} ms, {median_s / asked.services * 1e6:.0f} us per service"
     )
 
 

@@ -1,8 +1,8 @@
-"""How much of a running engine's processor time our code takes: timed at its entries, in place.
+"""The CPU time of our code in a running engine: measured at its entries, in place.
 
-On a shared machine two engines differ by more than our code costs. The clock of a thread does not see
-the neighbours; and timed in place, code runs with the cold caches that it has between a model's steps,
-which a loop around it alone would hide.
+On a shared machine two engines differ by more than our code costs. A thread's CPU clock does not
+count other processes. Measured in place, code runs with the cold caches that it has between a
+model's steps; a loop around the code alone would hide them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shared_words import shared_words
 INSIDE = Path(__file__).resolve().parent / "accounted"
 ENTRIES: tuple[str, ...] = runpy.run_path(str(INSIDE / "sitecustomize.py"))["ENTRIES"]
 BETWEEN_STEPS = ("before_schedule", "after_schedule", "after_update")
-"""While the workers wait for the scheduler's thread."""
+"""Entries that run while the workers wait for the scheduler's thread."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """The sums so far: calls and nanoseconds of each entry, processor time of the engine, the time."""
+    """Sums at one time: calls and nanoseconds of each entry, CPU time of the engine, the time."""
 
     calls: dict[str, int]
     ns: dict[str, int]
@@ -32,7 +32,7 @@ class Look:
 
 
 class Accounts:
-    """The words shared with the engine's processes."""
+    """Counters shared with the engine's processes."""
 
     def __init__(self, file: Path, *, empty: bool = False) -> None:
         self._words = shared_words(file)
@@ -43,7 +43,7 @@ class Accounts:
         }
 
     def look(self, cpu_s: float) -> Look:
-        """The sums now."""
+        """Return the present sums."""
         words = self._words.tolist()
         return Look(
             {entry: words[2 * place] for place, entry in enumerate(ENTRIES)},
@@ -53,12 +53,12 @@ class Accounts:
         )
 
     def close(self) -> None:
-        """Unmaps the words."""
+        """Unmap the counters."""
         self._words.release()
 
 
 def per_call_ns(before: Look, after: Look) -> dict[str, float]:
-    """Nanoseconds of a call of each entry; of one that was not called, 0."""
+    """Return the nanoseconds per call of each entry; 0 if it was not called."""
     return {
         entry: (after.ns[entry] - before.ns[entry])
         / max(1, after.calls[entry] - before.calls[entry])
@@ -67,12 +67,12 @@ def per_call_ns(before: Look, after: Look) -> dict[str, float]:
 
 
 def figures_of(before: Look, after: Look, clock_ns: dict[str, float]) -> dict[str, float]:
-    """Microseconds a step and a request, and shares of the time and of the processor time.
+    """Return microseconds per step and per request, and shares of the time and of the CPU time.
 
     Args:
         before: the sums at the beginning.
-        after: and at the end.
-        clock_ns: what the clock takes for itself in a call of each entry; taken off.
+        after: the sums at the end.
+        clock_ns: the clock's own cost per call of each entry; it is subtracted.
     """
     calls = {entry: after.calls[entry] - before.calls[entry] for entry in ENTRIES}
     ns = {
@@ -81,7 +81,7 @@ def figures_of(before: Look, after: Look, clock_ns: dict[str, float]) -> dict[st
     }
     steps, requests = calls["before_schedule"], calls["request"]
     if not steps or not requests:
-        raise RuntimeError(f"the engine did nothing, or our code is not inside: {calls}")
+        raise RuntimeError(f"the engine was idle, or our code is not in it: {calls}")
     between = sum(ns[entry] for entry in BETWEEN_STEPS)
     took_s, cpu_s = after.at - before.at, after.cpu_s - before.cpu_s
     return {
@@ -99,18 +99,18 @@ def figures_of(before: Look, after: Look, clock_ns: dict[str, float]) -> dict[st
 
 
 def render(part: dict[str, Any], rounds: int, round_s: float) -> str:
-    """The section of the report."""
+    """Return the section of the report."""
     lines = [
-        f"## What our code takes of a running engine: medians of {rounds} rounds of {round_s:.0f} s\n",
+        f"## CPU time of our code in a running engine: medians of {rounds} rounds of {round_s:.0f} s\n",
         (
-            "Processor time of the threads that run it, at every entry into it, while the engine serves: the "
-            "neighbours of a shared machine do not show in it. What the clock takes for itself was found with nothing to "
-            f"time, in a start of its own, and is taken off: {_span(part, 'clock_step_us')} us of a step, "
-            f"{_span(part, 'clock_request_us')} us of a request. "
-            "*Between steps* the workers wait for it. *Of all processor time* is what it takes of what all "
-            "processes of the engine take together: where both cores are busy, that much of the throughput.\n"
+            "CPU time of the threads that run our code, measured at every entry into it while the engine serves, so that "
+            "other processes on the machine do not count. The cost of the clock itself was measured with nothing to time, "
+            f"in a separate start, and is subtracted: {_span(part, 'clock_step_us')} us per step, "
+            f"{_span(part, 'clock_request_us')} us per request. "
+            "The workers wait while our code runs *between two steps*. The *share of all CPU time* is relative to all "
+            "processes of the engine; if both cores are busy, throughput falls by that share.\n"
         ),
-        "| clients | steps/s | requests/s | between two steps | of the time | beside the workers, a step | a request | **of all processor time** |",
+        "| clients | steps/s | requests/s | between two steps | share of time | in parallel with workers, per step | per request | **share of all CPU time** |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for clients, f in sorted(part["figures"].items(), key=lambda item: int(item[0])):

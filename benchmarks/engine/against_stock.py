@@ -1,4 +1,4 @@
-"""Throughput and latency of stock vLLM and of ours, same flags, in turn several times a second."""
+"""Throughput and latency of stock vLLM and of ours, same flags, alternating within a second."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from inside_engine import InsideEngine, client
 
 COUNTED = Path(__file__).resolve().parent / "counted"
 SIDES = {"stock": False, "again": False, "ours": True}
-"""Engines that are compared, and whether our code is inside. The second stock one shows what is chance."""
+"""The compared engines, and whether our code is in them. The second stock one shows the noise."""
 STARTS = 5
-"""One start of an engine differs from the next, for as long as it lives: by a hundredth or two, on a crowded host by ten."""
+"""Starts of an engine differ for their whole life: by 1 to 2%, on a busy host by 10%."""
 START_ROUND_S = 8.0
-"""Of each start and number of clients, by the clock of each engine."""
+"""Per start and number of clients, by the clock of each engine."""
 
 
 class Tokens:
-    """The word in which an engine counts its tokens (`counted/counted_scheduler.py`)."""
+    """The counter of an engine's tokens (`counted/counted_scheduler.py`)."""
 
     def __init__(self, file: Path, *, ours: bool) -> None:
         self._words = shared_words(file)
@@ -38,13 +38,13 @@ class Tokens:
         self.words = (f"--scheduler-cls=counted_scheduler.{'ours' if ours else 'stock'}",)
 
     def so_far(self) -> int:
-        """Since its start."""
+        """Return the number of tokens since the engine's start."""
         return self._words[0]
 
 
 @contextlib.contextmanager
 def running(directory: Path, tokens: dict[str, Tokens]) -> Iterator[dict[str, InsideEngine]]:
-    """Engines with and without our code inside, started together."""
+    """Run engines with and without our code, started together."""
     engines: dict[str, InsideEngine] = {}
     try:
         for side, ours in SIDES.items():
@@ -66,7 +66,7 @@ def running(directory: Path, tokens: dict[str, Tokens]) -> Iterator[dict[str, In
 async def measure(
     directory: Path, locked: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> dict[str, Any]:
-    """Stock vLLM, stock vLLM once more, and ours, in turn several times a second; several starts of each."""
+    """Measure stock vLLM, stock vLLM again, and ours, alternating; several starts of each."""
     found: dict[str, Any] = {str(clients): [] for clients in CONCURRENCIES}
     for start in range(STARTS):
         tokens = {
@@ -89,7 +89,7 @@ async def side_by_side(
     session: aiohttp.ClientSession,
     clients: int,
 ) -> dict[str, dict[str, Any]]:
-    """Of one start: each side's figures, and its rate against stock's."""
+    """Return each side's figures and ratios for one start."""
     with taking_turns([engine.group for engine in engines], lambda n: counts[n]()) as turns:
         loads = [
             Load(engine, session, clients, functools.partial(turns.clock, number))
@@ -109,7 +109,7 @@ async def side_by_side(
 
 
 def ratios_of(cycles: list[list[Turn]]) -> dict[str, float]:
-    """Ours against both stock engines, and the second stock engine against the first."""
+    """Return the ratios of ours to both stock engines, and of the second stock one to the first."""
     stock, again, ours = (list(SIDES).index(side) for side in ("stock", "again", "ours"))
     return {
         "again": ratio_of(cycles, again, [stock]),
@@ -118,24 +118,24 @@ def ratios_of(cycles: list[list[Turn]]) -> dict[str, float]:
 
 
 def cpu_ratio_of(start: dict[str, Any]) -> float:
-    """Processor time a token, ours against the mean of both stock engines, of one start."""
+    """Return the ratio of CPU time per token, ours to the mean of both stock engines."""
     figures = {side: start["figures"][side]["cpu_ms_per_token"] for side in SIDES}
     return float(figures["ours"] / fmean((figures["stock"], figures["again"])))
 
 
 def render(part: dict[str, Any]) -> str:
-    """The section of the report."""
+    """Return the section of the report."""
     figures = sorted(part["figures"].items(), key=lambda item: int(item[0]))
     lines = [
-        f"## Against stock vLLM, same flags: {STARTS} starts, {START_ROUND_S:.0f} s each\n",
+        f"## Throughput against stock vLLM, same flags: {STARTS} starts, {START_ROUND_S:.0f} s each\n",
         (
-            "Two stock engines and ours are loaded all the time and run in turn, for "
-            f"{SHORTEST_S} to {LONGEST_S} s: two are halted while one runs, and rates and latencies are by a clock "
-            "that stands while an engine is halted. So what else the machine does meets all. Of a start the middle "
-            "half of its cycles counts (a cycle is a turn of each). One start of an engine differs from the next; "
-            "the figures are means over the starts with their standard error. Stock against stock is what chance does.\n"
+            "Two stock engines and ours are under constant load and run in turn, for "
+            f"{SHORTEST_S} to {LONGEST_S} s each. While one runs, the other two are halted; rates and latencies use a clock "
+            "that stops while an engine is halted. So other activity on the machine affects all alike. Of each start, the middle "
+            "half of its cycles counts (a cycle is one turn of each engine). Starts of an engine differ from one another; "
+            "the figures are means over the starts with their standard error. Stock against stock shows the noise.\n"
         ),
-        "| clients | stock tok/s | ours tok/s | **ours against stock** | stock against stock | processor time a token, ours against stock | stock p50 / p99 ms | ours p50 / p99 ms |",
+        "| clients | stock tok/s | ours tok/s | **ours / stock** | stock / stock | CPU time per token, ours / stock | stock p50 / p99 ms | ours p50 / p99 ms |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for clients, starts in figures:
@@ -149,7 +149,7 @@ def render(part: dict[str, Any]) -> str:
             f"| {_spread(again)} | {_spread([cpu_ratio_of(start) for start in starts])} "
             f"| {1e3 * p50['stock']:.0f} / {1e3 * p99['stock']:.0f} | {1e3 * p50['ours']:.0f} / {1e3 * p99['ours']:.0f} |"
         )
-    lines.append("\nTokens a second, ours against stock, each start:\n")
+    lines.append("\nThroughput of each start, ours / stock:\n")
     for clients, starts in figures:
         ratios = sorted(start["ratios"]["ours"] for start in starts)
         lines.append(f"- {clients} clients: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")

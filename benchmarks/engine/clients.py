@@ -1,4 +1,4 @@
-"""Clients in a closed loop at one engine, and what they see of it."""
+"""Clients in a closed loop at one engine, and their measurements."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from inside_engine import InsideEngine
 WARM_S = 3.0
 LOOK_S = 0.05
 CONCURRENCIES = (1, 8, 32, 64)
-"""Clients in a closed loop at each engine."""
+"""Numbers of clients in a closed loop at each engine."""
 TOKENS = (16, 48)
-"""Of an answer, by dice that fall alike for every engine: with equal ones clients fall into step with
-one another, in as many ways as there are starts, and that moves the rate more than anything measured."""
+"""Length of a response, drawn alike for every engine. With equal lengths clients synchronize, in as
+many ways as there are starts, and that changes the rate more than anything measured here."""
 
 
 async def one_client(
     engine: InsideEngine, session: aiohttp.ClientSession, clock: Callable[[], float], number: int
 ) -> AsyncIterator[tuple[float, float]]:
-    """Asks again and again; when each request began and ended, by the engine's own clock."""
+    """Send requests one after the other; yield start and end of each by the engine's own clock."""
     body = {
         "model": "tiny",
         "prompt": list(range(20, 36)),
@@ -46,7 +46,7 @@ async def one_client(
 
 
 async def generated_tokens(engine: InsideEngine, session: aiohttp.ClientSession) -> float:
-    """Tokens that an engine has generated since its start."""
+    """Return the number of tokens that an engine has generated since its start."""
     async with session.get(f"{engine.url}/metrics") as response:
         text = await response.text()
     for family in text_string_to_metric_families(text):
@@ -57,7 +57,7 @@ async def generated_tokens(engine: InsideEngine, session: aiohttp.ClientSession)
 
 
 class Load:
-    """Clients in a closed loop at one engine, and what they saw in a round."""
+    """Clients in a closed loop at one engine, and what they measured in a round."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class Load:
             self._latencies.append(ended - started)
 
     async def next_round(self, seconds: float) -> dict[str, float]:
-        """Figures of the next seconds, by the engine's clock.
+        """Return figures of the next seconds, by the engine's clock.
 
         Raises:
-            RuntimeError: a request was not answered as asked.
+            RuntimeError: a response was not as requested.
         """
         self._latencies.clear()
         began, tokens, cpu_s = await self._look()
@@ -98,13 +98,13 @@ class Load:
         }
 
     async def _look(self) -> tuple[float, float, float]:
-        """The engine's clock, its tokens, its processor time; the clock at the middle of the question."""
+        """Return the clock (halfway through the query), tokens and CPU time of the engine."""
         before = self._clock()
         tokens = await generated_tokens(self._engine, self._session)
         return (before + self._clock()) / 2, tokens, self._engine.cpu_s()
 
     async def end(self) -> None:
-        """Ends the clients."""
+        """Stop the clients."""
         for task in self._clients:
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
@@ -114,7 +114,7 @@ class Load:
 async def warm_load(
     engine: InsideEngine, session: aiohttp.ClientSession, clients: int
 ) -> AsyncIterator[Load]:
-    """So many clients, who have asked for a while, until the block is left."""
+    """Run warmed-up clients until the block is left."""
     load = Load(engine, session, clients, time.perf_counter)
     try:
         await load.next_round(WARM_S)

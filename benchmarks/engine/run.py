@@ -1,13 +1,13 @@
-"""What live limits and tiers cost, and what the limits do: on vLLM for CPU with the tiny model.
+"""Cost of live limits and tiers, and effect of the limits: on vLLM for CPU with the tiny model.
 
     .venv/bin/python benchmarks/engine/run.py throughput   # against stock vLLM, same flags, side by side
-    .venv/bin/python benchmarks/engine/run.py switched     # one engine, with our code and without in turn
-    .venv/bin/python benchmarks/engine/run.py inside       # processor time of our code in a running engine
+    .venv/bin/python benchmarks/engine/run.py switched     # one engine, alternately with and without our code
+    .venv/bin/python benchmarks/engine/run.py inside       # CPU time of our code in a running engine
     .venv/bin/python benchmarks/engine/run.py added        # time a request spends in the middleware
     .venv/bin/python benchmarks/engine/run.py table        # sequences in a batch -> tok/s, waits, step time
 
-Several may be named in one call. Each writes its figures into results.json next to this file and RESULTS.md anew. `--lock FILE` holds a
-lock while something is measured, for machines that are shared.
+One call can name several. Each writes its figures into results.json next to this file and renders
+RESULTS.md again. On shared machines, `--lock FILE` holds a lock during each measurement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
 
-import accounted  # noqa: E402 - the path to the shared engine starter stands above
+import accounted  # noqa: E402 - the path to inside_engine is set above
 import against_stock  # noqa: E402
 import aiohttp  # noqa: E402
 import with_and_without  # noqa: E402
@@ -51,17 +51,17 @@ ADDED_ROUNDS = 9
 TABLE_SEQUENCES = (1, 4, 8, 16, 32, 64)
 TABLE_ROUNDS = 5
 TABLE_CLIENTS = 80
-"""More than the highest limit, so that a place that comes free is taken at once."""
+"""More than the highest limit, so that a free place is taken at once."""
 TABLE_TOKENS = 32
 TABLE_WINDOW_S = 2.5
 TABLE_STEPS = 40
 PATIENCE_S = 900.0
-"""Only a hang waits so long; a crowded machine must not end a measurement."""
+"""Only a hang lasts this long; a busy machine must not end a measurement."""
 
 
 @contextlib.contextmanager
 def locked(path: Path | None) -> Iterator[None]:
-    """Holds the lock, if there is one."""
+    """Hold the lock, if there is one."""
     if path is None:
         yield
         return
@@ -71,7 +71,7 @@ def locked(path: Path | None) -> Iterator[None]:
 
 
 async def inside(directory: Path, lock: Path | None) -> dict[str, Any]:
-    """Processor time of our code in one running engine, for each number of clients."""
+    """Measure the CPU time of our code in one running engine, for each number of clients."""
     found: dict[str, Any] = {}
     with locked(lock):
         empty = await looks_of(directory, empty=True)
@@ -84,7 +84,7 @@ async def inside(directory: Path, lock: Path | None) -> dict[str, Any]:
 
 
 async def looks_of(directory: Path, *, empty: bool) -> dict[int, list[accounted.Look]]:
-    """The sums before and after each round in one start of an engine, for each number of clients."""
+    """Return the sums before and after each round of one start, for each number of clients."""
     accounts = accounted.Accounts(directory / "accounts", empty=empty)
     engine = InsideEngine(directory, environment=accounts.environment)
     found: dict[int, list[accounted.Look]] = {}
@@ -103,17 +103,17 @@ async def looks_of(directory: Path, *, empty: bool) -> dict[int, list[accounted.
 
 
 async def throughput(directory: Path, lock: Path | None) -> dict[str, Any]:
-    """Against stock vLLM, several starts of each."""
+    """Measure against stock vLLM, with several starts of each."""
     return await against_stock.measure(directory, lambda: locked(lock))
 
 
 async def switched(directory: Path, lock: Path | None) -> dict[str, Any]:
-    """One engine with our code in it and without, in turn."""
+    """Measure one engine, alternately with and without our code."""
     return await with_and_without.measure(directory, lambda: locked(lock))
 
 
 async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
-    """Time of one request in the middleware alone, around an application that answers at once."""
+    """Measure one request in the middleware alone, around an application that responds at once."""
     page = Page.create(directory / "page")
     body = json.dumps(
         {"model": "tiny", "messages": [{"role": "user", "content": "x " * 500}], "max_tokens": 5}
@@ -155,7 +155,7 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
 
 
 async def table(directory: Path, lock: Path | None) -> dict[str, Any]:
-    """One running engine; the limit is changed between windows, never the process."""
+    """Measure one running engine; only the limit changes between windows, never the process."""
     rounds: dict[int, list[dict[str, float]]] = {n: [] for n in TABLE_SEQUENCES}
     engine = InsideEngine(directory)
     try:
@@ -176,12 +176,12 @@ async def table(directory: Path, lock: Path | None) -> dict[str, Any]:
 async def one_round(
     engine: InsideEngine, session: aiohttp.ClientSession
 ) -> dict[int, dict[str, float]]:
-    """Every limit once, the clients always there."""
+    """Measure every limit once, with all clients active."""
     over = False
 
     async def one_client() -> None:
         while not over:
-            # Whole answers: a stream's chunks keep the HTTP side busier than the engine.
+            # Not streamed: a stream's chunks would keep the HTTP side busier than the engine.
             answer = await engine.complete(session, TABLE_TOKENS)
             if answer.tokens != TABLE_TOKENS:
                 raise RuntimeError(f"status {answer.status}")
@@ -191,7 +191,7 @@ async def one_round(
     for sequences in reversed(TABLE_SEQUENCES):
         engine.order(sequences=sequences)
         scheduled = sum(engine.scheduler().queue_wait_buckets)
-        # Every client has come once under this limit: its wait is the limit's own.
+        # By then every client has waited once under this limit.
         due = scheduled + TABLE_CLIENTS
         await engine.until(
             lambda due=due: sum(engine.scheduler().queue_wait_buckets) >= due,  # type: ignore[misc]
@@ -205,10 +205,10 @@ async def one_round(
 
 
 async def window(engine: InsideEngine) -> dict[str, float]:
-    """What the engine says of a few seconds."""
+    """Return the engine's own figures over a few seconds."""
     before, started = engine.scheduler(), time.perf_counter()
     await asyncio.sleep(TABLE_WINDOW_S)
-    # A machine that is busy with something else may not take a step for seconds.
+    # A machine that is busy otherwise may take no step for seconds.
     least = before.worked_steps + TABLE_STEPS
     await engine.until(lambda: engine.scheduler().worked_steps >= least, PATIENCE_S)
     waits = sum(before.queue_wait_buckets)
@@ -225,11 +225,11 @@ async def window(engine: InsideEngine) -> dict[str, float]:
 
 
 def render(results: dict[str, Any]) -> str:
-    """The report: one section a part that was measured."""
-    parts = ["# The engine's inside: what it costs, what it does\n"]
+    """Return the report: one section per measured part."""
+    parts = ["# Fleetkeeper's code in the engine: cost and effect\n"]
     parts.append(
         "vLLM 0.32.0 for CPU, the tiny model (3.1 M parameters, float32, eager), 64 sequences and 2,048 "
-        "tokens at start-up, prefix caching off. Made by `benchmarks/engine/run.py`; single rounds are in "
+        "tokens at start-up, prefix caching off. Measured with `benchmarks/engine/run.py`; single rounds are in "
         "`results.json`. Clients run on the same machine as the engine.\n"
     )
     for name, section in (
@@ -244,7 +244,7 @@ def render(results: dict[str, Any]) -> str:
             parts.append(section(part))
             parts.append(
                 f"Measured {part['measured']} on {part['machine']}, engines with {part['threads']} "
-                f"thread(s); load average meanwhile {part['load_average']:.1f}.\n"
+                f"thread(s); load average {part['load_average']:.1f}.\n"
             )
     return "\n".join(parts)
 
@@ -256,8 +256,8 @@ def _inside(part: dict[str, Any]) -> str:
 def _added(part: dict[str, Any]) -> str:
     figures = part["figures"]
     return (
-        "## Added by the middleware\n\n"
-        f"A request with a body of {figures['body_bytes']} bytes, around an application that answers at "
+        "## Latency added by the middleware\n\n"
+        f"A request with a body of {figures['body_bytes']} bytes, around an application that responds at "
         f"once: **{1e3 * figures['p50_s']:.3f} ms** at p50, {1e3 * figures['p99_s']:.3f} ms at p99.\n"
     )
 
@@ -265,9 +265,9 @@ def _added(part: dict[str, Any]) -> str:
 def _table(part: dict[str, Any]) -> str:
     figures = part["figures"]
     lines = [
-        "## Sequences in a batch, changed while the engine runs\n",
-        f"{part['clients']} clients, {TABLE_TOKENS} tokens a request; medians of {TABLE_ROUNDS} rounds.\n",
-        "| limit | sequences in a step | tok/s | queue wait | batch time |",
+        "## Sequence limit, changed while the engine runs\n",
+        f"{part['clients']} clients, {TABLE_TOKENS} tokens per request; medians of {TABLE_ROUNDS} rounds.\n",
+        "| limit | sequences per step | tok/s | queue wait | batch time |",
         "| --- | --- | --- | --- | --- |",
     ]
     for sequences, f in sorted(figures.items(), key=lambda item: int(item[0])):
@@ -276,11 +276,11 @@ def _table(part: dict[str, Any]) -> str:
             f"| {f['queue_wait_s']:.3f} s | {1e3 * f['batch_time_s']:.1f} ms |"
         )
     gain = figures["64"]["tokens_per_s"] / figures["1"]["tokens_per_s"]
-    return "\n".join(lines) + f"\n\n64 against 1: {gain:.1f} times the tokens a second.\n"
+    return "\n".join(lines) + f"\n\nThroughput at 64 is {gain:.1f} times that at 1.\n"
 
 
 def save(name: str, figures: dict[str, Any]) -> None:
-    """Keeps the figures of a part and writes the report anew."""
+    """Store the figures of a part and render the report again."""
     file = HERE / "results.json"
     results = json.loads(file.read_text()) if file.exists() else {}
     results[name] = {
@@ -305,7 +305,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Measures parts and writes the report."""
+    """Measure parts and write the report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -313,7 +313,7 @@ def main() -> None:
     parser.add_argument("--lock", type=Path)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    # An ended measurement leaves no engine behind.
+    # A terminated measurement leaves no engine behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

@@ -1,9 +1,9 @@
-"""Engines on one machine that run in turn, a fraction of a second each: what else the machine does meets both.
+"""Engines on one machine that run in turn, so that other activity affects all alike.
 
-A shared host is now faster and now slower, for seconds and minutes at a time, by more than what is
-to be measured. All engines but one are halted (SIGSTOP) while it runs (SIGCONT), and each has a clock of
-its own that stands while it is halted. Its clients keep their requests; they notice nothing but
-a longer wait, which the clock does not count.
+The speed of a shared host varies for seconds and minutes at a time, by more than the measured
+difference. All engines but one are halted (SIGSTOP) while it runs (SIGCONT) for a fraction of a
+second, and each has a clock of its own that stops while it is halted. Its clients keep their
+requests; they only see a longer wait, which the clock does not count.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 SHORTEST_S = 0.15
 LONGEST_S = 0.35
-"""Several steps of an engine, and far less than what the host's moods last; uneven, to fall in with none of them."""
+"""Several steps of an engine, much shorter than the host's fluctuations, and of random length."""
 
 
 class Turn(NamedTuple):
-    """What an engine did in one turn."""
+    """The work of an engine in one turn."""
 
     seconds: float
     tokens: int
@@ -33,7 +33,8 @@ class Turn(NamedTuple):
 class Turns:
     """The clocks of process groups of which only one runs at any time.
 
-    `cycles` holds what each engine did in its turn, once around: these meet the same mood of the host.
+    `cycles` holds the work of each engine in its turn, per cycle: these ran under the same
+    conditions.
     """
 
     def __init__(self, groups: Sequence[int], tokens: Callable[[int], int]) -> None:
@@ -47,17 +48,17 @@ class Turns:
         self._over = threading.Event()
 
     def end(self) -> None:
-        """Lets the turn that runs be the last one."""
+        """Make the running turn the last one."""
         self._over.set()
 
     def clock(self, engine: int) -> float:
-        """Seconds that an engine has run since turns began."""
+        """Return the seconds that an engine has run since the turns began."""
         with self._lock:
             running = self._running == engine
             return self._ran_s[engine] + (time.perf_counter() - self._since if running else 0.0)
 
     def alternate(self) -> None:
-        """Halts and continues the groups in turn until it is ended."""
+        """Halt and continue the groups in turn until `end` is called."""
         dice = random.Random(1)
         seen = [self._tokens(engine) for engine in range(len(self._groups))]
         while not self._over.is_set():
@@ -88,13 +89,14 @@ class Turns:
 
 
 def ratio_of(cycles: Sequence[Sequence[Turn]], engine: int, against: Sequence[int]) -> float:
-    """An engine's tokens a second against the mean of others': the middle half of what the cycles say.
+    """Return an engine's token rate relative to the mean of others: the middle half of all cycles.
 
-    A cycle's word is 2 (a - b) / (a + b), which lies within -2 and 2 whatever a turn met. A host that
-    stands still for a turn moves the mean over all cycles by hundredths, and the middle half by nothing.
+    A cycle's value is 2 (a - b) / (a + b), which lies between -2 and 2 whatever happens in a turn.
+    A host that stands still for a turn changes the mean over all cycles by hundredths, and the
+    middle half not at all.
 
     Raises:
-        ValueError: in no cycle anything ran.
+        ValueError: no cycle has tokens.
     """
     words = []
     for cycle in cycles:
@@ -112,9 +114,10 @@ def ratio_of(cycles: Sequence[Sequence[Turn]], engine: int, against: Sequence[in
 
 @contextmanager
 def taking_turns(groups: Sequence[int], tokens: Callable[[int], int]) -> Iterator[Turns]:
-    """Process groups (their ids; all of their processes ours) run in turn in here, and all at once afterwards.
+    """Run process groups (given by their ids) in turn inside the block, and all at once afterwards.
 
-    `tokens` says how many an engine (its place in the sequence) has generated so far.
+    `tokens` returns the number of tokens that an engine (its index in the sequence) has generated
+    so far.
     """
     turns = Turns(groups, tokens)
     thread = threading.Thread(target=turns.alternate, name="turns")
@@ -131,5 +134,5 @@ def taking_turns(groups: Sequence[int], tokens: Callable[[int], int]) -> Iterato
 
 
 def _send(group: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # an ended measurement ends its engines first
+    with suppress(ProcessLookupError):  # a terminated measurement stops its engines first
         os.killpg(group, number)

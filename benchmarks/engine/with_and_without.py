@@ -1,7 +1,8 @@
-"""Throughput of one engine with our code in it and without, switched several times a second while it serves.
+"""Throughput of one engine with and without our code, switched several times a second.
 
-Two engines on a shared machine differ by more than our code costs: by where their memory lies, and by
-what the neighbours do. Here both sides are one process, and the host's moods meet both.
+Two engines on a shared machine differ by more than our code costs: by the placement of their
+memory, and by the activity of other processes. Here both sides are one process, so fluctuations of
+the host affect both.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ INSIDE = Path(__file__).resolve().parent / "switched_inside"
 WITHOUT, WITH = SIDES = (0, 1)
 STARTS = 5
 ROUND_S = 90.0
-"""Of each start and number of clients."""
+"""Per start and number of clients."""
 SHORTEST_S = 0.05
 LONGEST_S = 0.1
-"""Of one turn: many steps, and far less than what the host's moods last."""
+"""Per turn: many steps, and much shorter than the host's fluctuations."""
 BLOCKS = 8
-"""A round in so many parts, by whose spread its error is judged."""
+"""Parts of a round, whose spread gives its error."""
 LOOK_S = 0.002
 PATIENCE_S = 60.0
 _WORDS: dict[str, int] = {
@@ -43,11 +44,11 @@ _WORDS: dict[str, int] = {
 
 
 Cycle = tuple[Turn, Turn]
-"""A turn without and one with our code, one after the other, in an order by dice."""
+"""One turn without and one with our code, one after the other in random order."""
 
 
 class Switch:
-    """The words shared with the engine's processes (`switched_inside/switched.py`)."""
+    """The counters shared with the engine's processes (`switched_inside/switched.py`)."""
 
     def __init__(self, file: Path) -> None:
         self._words = shared_words(file)
@@ -58,7 +59,7 @@ class Switch:
         self.inside = ("--scheduler-cls=switched.scheduler", "--middleware=switched.Tiers")
 
     async def cycles(self, seconds: float) -> list[Cycle]:
-        """Turns of both sides for so long."""
+        """Run turns of both sides for this time."""
         dice = random.Random(1)
         over = time.perf_counter() + seconds
         found: list[Cycle] = []
@@ -76,15 +77,15 @@ class Switch:
         return found
 
     async def _begin(self, side: int) -> Turn:
-        """Returns when the engine has begun a turn of that side; what it did in all turns before."""
+        """Return the totals of all previous turns once the engine has begun a turn of this side."""
         words, wanted, active = self._words, _WORDS["WANTED"], _WORDS["ACTIVE"]
-        # Another number each time: a side that goes on begins a new turn as well.
+        # Another number each time, so that the same side also begins a new turn.
         words[wanted] = words[wanted] // 2 * 2 + 2 + side
         deadline = time.monotonic() + PATIENCE_S
         while words[active] != words[wanted]:
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"the engine began no turn within {PATIENCE_S:.0f} s; see its log"
+                    f"the engine started no turn within {PATIENCE_S:.0f} s; see its log"
                 )
             await asyncio.sleep(LOOK_S)
         return Turn(words[_WORDS["NS"]] / 1e9, words[_WORDS["TOKENS"]])
@@ -97,7 +98,7 @@ def _turn(before: Turn, after: Turn) -> Turn:
 async def measure(
     directory: Path, locked: Callable[[], AbstractContextManager[None]]
 ) -> dict[str, Any]:
-    """Several starts of one engine; its figures for each number of clients."""
+    """Measure several starts of one engine; return the figures for each number of clients."""
     found: dict[str, Any] = {str(clients): [] for clients in CONCURRENCIES}
     for start in range(STARTS):
         with locked():
@@ -117,7 +118,7 @@ async def measure(
 
 
 def figures_of(cycles: Sequence[Cycle]) -> dict[str, float]:
-    """With against without, of one start: tokens a second with its standard error."""
+    """Return the figures of one start: the throughput ratio with its standard error, and rates."""
     size = len(cycles) // BLOCKS
     blocks = [ratio_of(cycles[n * size : (n + 1) * size], WITH, [WITHOUT]) for n in range(BLOCKS)]
     without, with_ours = (
@@ -134,16 +135,16 @@ def figures_of(cycles: Sequence[Cycle]) -> dict[str, float]:
 
 
 def render(part: dict[str, Any]) -> str:
-    """The section of the report."""
+    """Return the section of the report."""
     lines = [
-        f"## One engine with our code and without: {STARTS} starts, {ROUND_S:.0f} s each\n",
+        f"## One engine, switched between our code and stock: {STARTS} starts, {ROUND_S:.0f} s each\n",
         (
-            f"The same process is switched every {SHORTEST_S} to {LONGEST_S} s, while it serves, between our scheduler and "
-            "middleware and vLLM's own scheduler with nothing in front: neither the memory under it nor the host's moods "
-            "differ between the two. The middle half of the pairs of turns counts; the median of the starts, and their mean with its "
-            "standard error, from the spread within each or between them, whichever is more.\n"
+            f"While it serves, one process is switched every {SHORTEST_S} to {LONGEST_S} s between our scheduler with "
+            "middleware and vLLM's own scheduler without it. So neither the placement of memory nor fluctuations of the host "
+            "differ between the two. The middle half of the turn pairs counts. The table has the median of the starts, and their mean with its "
+            "standard error (from the spread within starts or between them, whichever is larger).\n"
         ),
-        "| clients | tok/s without | tok/s with | **with against without** | mean | each start |",
+        "| clients | tok/s without | tok/s with | **with / without** | mean | each start |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for clients, starts in sorted(part["figures"].items(), key=lambda item: int(item[0])):

@@ -2,9 +2,10 @@
 
 Usage: run.py --measure PATH/measure.py --n 100 [--routing None] [--out FOLDER]
 
-The operator runs with its default settings: control and direct reads are on. Every second pod's engine
-answers, the others do not. Starts etcd, kube-apiserver, controller-manager, scheduler and kwok, measures the floor (a client
-that creates N Deployments by itself, then one that creates all that N services need), then runs the harness and prints its figures as a table.
+It starts etcd, kube-apiserver, controller-manager, scheduler and kwok. It measures the floor: a
+client that creates N Deployments, then one that creates all objects of N services. Then it runs the
+harness and prints its figures as a table. The operator runs with its default settings: control and
+direct reads are on. Every second pod's engine responds, the others do not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fleetkeeper_local.programs import program_path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
-from idle_engines import add_nodes, half_answer  # noqa: E402 -- found by the line above
+from idle_engines import add_nodes, half_answer  # noqa: E402 -- on the path set above
 
 GPUS_A_NODE = 8
 IN_FLIGHT = 16
@@ -74,29 +75,34 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", type=Path, required=True, help="the harness, measure.py")
-    parser.add_argument("--n", type=int, default=100, help="services, at least 50")
+    parser.add_argument("--n", type=int, default=100, help="number of services, at least 50")
     parser.add_argument("--routing", default="None", choices=["None", "LeastLoaded"])
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "benchmarks")
     parser.add_argument(
         "--operator",
         default=f"{Path(sys.executable).with_name('fleetkeeper')} run",
-        help="command to start it",
+        help="command that starts the operator",
     )
     parser.add_argument(
-        "--settle", type=float, default=120, help="seconds before the rest is measured"
+        "--settle", type=float, default=120, help="seconds to wait before measuring at rest"
     )
     parser.add_argument("--rest", type=float, default=120)
     parser.add_argument("--rest-only", action="store_true")
     parser.add_argument(
-        "--timeout", type=float, default=600, help="seconds until all objects, and again all ready"
+        "--timeout",
+        type=float,
+        default=600,
+        help="seconds for all objects to exist, and again for all to be ready",
     )
-    parser.add_argument("--lock", type=Path, help="held in busy phases, against parallel runs")
+    parser.add_argument(
+        "--lock", type=Path, help="lock file, held in busy phases against parallel runs"
+    )
     parser.add_argument("--no-floor", action="store_true")
     return parser.parse_args()
 
 
 def _users(plane: ControlPlane) -> tuple[Path, Path]:
-    """Kubeconfigs of the operator (certificate) and of the harness (the token that it wants)."""
+    """Return kubeconfigs of the operator (certificate) and of the harness (which needs a token)."""
     for user in ("--user=operator", "--serviceaccount=kube-system:harness"):
         name = f"bench-{user.rpartition('=')[2].rpartition(':')[2]}"
         plane.kubectl("create", "clusterrolebinding", name, "--clusterrole=cluster-admin", user)
@@ -107,13 +113,13 @@ def _users(plane: ControlPlane) -> tuple[Path, Path]:
 
 
 def _access(kubeconfig: Path) -> tuple[str, str]:
-    """Server and bearer token."""
+    """Return server and bearer token."""
     config = yaml.safe_load(kubeconfig.read_text())
     return config["clusters"][0]["cluster"]["server"], config["users"][0]["user"]["token"]
 
 
 async def _floors(access: tuple[str, str], args: argparse.Namespace) -> dict[str, Any]:
-    """What a client without any operator takes, for bare Deployments and for a service's objects."""
+    """Measure a client without any operator, for bare Deployments and for a service's objects."""
 
     def bare(number: int) -> list[Manifest]:
         return [_deployment(f"f{number:04d}")]
@@ -131,7 +137,7 @@ async def _floors(access: tuple[str, str], args: argparse.Namespace) -> dict[str
 
 
 def _rendered(routing: str) -> str:
-    """What `fleetkeeper render` makes of the harness's service, named `placeholder`."""
+    """Return what `fleetkeeper render` prints for the harness's service, named `placeholder`."""
     template = (HERE / f"service-{routing}.yaml").read_text()
     service = template.replace("$name", "placeholder").replace("$i", "0")
     command = [
@@ -148,9 +154,9 @@ def _rendered(routing: str) -> str:
 async def _floor(
     access: tuple[str, str], count: int, objects: Callable[[int], list[Manifest]]
 ) -> dict[str, float]:
-    """Seconds for a client without any operator: all objects created, all Deployments ready.
+    """Return the seconds of a client without an operator until all objects exist and are ready.
 
-    Creates each number's objects one after another, `IN_FLIGHT` numbers at a time.
+    It creates the objects of a service in sequence, for `IN_FLIGHT` services at a time.
     """
     server, token = access
     deployments = "/apis/apps/v1/namespaces/floor/deployments"
@@ -216,7 +222,7 @@ def _free_port() -> int:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures of one run as a Markdown table."""
+    """Return the figures of one run as a Markdown table."""
     burst, rest = result["burst"], result["rest"]
     rows = [
         ("floor: created / ready", _pair(result.get("floor"), "created_s", "ready_s", " s")),
@@ -226,25 +232,25 @@ def table(result: dict[str, Any]) -> str:
         ),
         ("created by the client", f"{burst['create_s']} s"),
         ("all workloads / all ready", f"{burst['children_s']} / {burst['cr_ready_s']} s"),
-        ("writes a service until ready, lease included", burst["writes_per_cr"]),
+        ("writes per service until ready, lease included", burst["writes_per_cr"]),
         ("writes until ready", _by(burst)),
         ("CPU until ready", f"{burst['cpu_s']} s"),
-        ("writes a minute at rest", f"{rest['writes_per_min']} ({_by(rest)})"),
-        ("reads a minute at rest", rest["reads_per_min"]),
+        ("writes per minute at rest", f"{rest['writes_per_min']} ({_by(rest)})"),
+        ("reads per minute at rest", rest["reads_per_min"]),
         ("RSS at rest", f"{rest['rss_mib']} MiB"),
-        ("CPU at rest, of a core", f"{rest['cpu_pct_of_core']}%"),
+        ("CPU at rest, share of a core", f"{rest['cpu_pct_of_core']}%"),
     ]
     if "reaction" in result:
         drift, restart = result["drift"], result["restart"]
         rows += [
             ("patch of replicas -> workload, up / down", _pair(result["reaction"], "up_s", "down_s")),
-            ("deleted workload back", _median(result["heal"]["recreated_s"])),
-            ("hand edit reverted", ", ".join(f"{k} {v['reverted_s']} s" for k, v in drift.items())),
+            ("deleted workload restored", _median(result["heal"]["recreated_s"])),
+            ("manual edit reverted", ", ".join(f"{k} {v['reverted_s']} s" for k, v in drift.items())),
             ("restart: writes in 60 s", f"{restart['writes']} ({_by(restart)})"),
             ("restart: pods replaced / templates changed",
              f"{restart['pods_replaced']} / {restart['templates_changed']}"),
             ("RSS after the restart", f"{restart['rss_mib']} MiB"),
-            ("patch made while it was dead, after the start",
+            ("patch made while the operator was down, applied after the start",
              f"{result['change_while_down']['applied_s_after_start']} s"),
             ("50 services deleted, children gone", f"{result['delete_50']['children_gone_s']} s"),
         ]  # fmt: skip

@@ -1,10 +1,10 @@
-"""100 prompts one after another against all at once, through the address of a service.
+"""100 prompts sent sequentially and concurrently, through the address of a service.
 
     python benchmarks/serving/serial_against_async.py --url http://127.0.0.1:8080/v1 --model chat
 
-The same pooled client is used for both ways, so that only concurrency differs; passes alternate
-(one after another, all at once, one after another ...) so that both meet the same machine, and
-medians are compared. service.yaml beside this file is the service that RESULTS.md was measured on.
+Both ways use the same pooled client, so that only concurrency differs. Passes alternate
+(sequential, concurrent, sequential ...) so that both run under the same conditions, and medians are
+compared. RESULTS.md was measured with the service in service.yaml.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKEN_IDS = 900
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One pass over all prompts: seconds, tokens, and how many did not succeed."""
+    """One pass over all prompts: seconds, tokens, failures and retries."""
 
     way: str
     seconds: float
@@ -39,7 +39,7 @@ class Run:
 
 
 def prompts(count: int, tokens: int, salt: int) -> list[list[int]]:
-    """Different prompts of the same length, different in every pass (no prefix cache helps)."""
+    """Return prompts of equal length, different in every pass (so no prefix cache helps)."""
     return [
         [FIRST_TOKEN_ID + (salt * 131 + n * 31 + k * 7) % TOKEN_IDS for k in range(tokens)]
         for n in range(count)
@@ -47,7 +47,7 @@ def prompts(count: int, tokens: int, salt: int) -> list[list[int]]:
 
 
 def summarised(way: str, seconds: float, outcomes: list[Outcome]) -> Run:
-    """The outcomes of a pass as one row."""
+    """Return the outcomes of a pass as one row."""
     return Run(
         way,
         seconds,
@@ -58,35 +58,33 @@ def summarised(way: str, seconds: float, outcomes: list[Outcome]) -> Run:
 
 
 async def serial(client: CompletionClient, asked: list[list[int]], args: argparse.Namespace) -> Run:
-    """One prompt after another."""
+    """Send one prompt after another."""
     started = time.perf_counter()
     outcomes = [
         await client.complete(prompt, args.max_tokens, stream=args.stream) for prompt in asked
     ]
-    return summarised("one after another", time.perf_counter() - started, outcomes)
+    return summarised("sequential", time.perf_counter() - started, outcomes)
 
 
 async def together(
     client: CompletionClient, asked: list[list[int]], args: argparse.Namespace
 ) -> Run:
-    """All prompts at once."""
+    """Send all prompts at once."""
     started = time.perf_counter()
     outcomes = await asyncio.gather(
         *(client.complete(prompt, args.max_tokens, stream=args.stream) for prompt in asked)
     )
-    return summarised("all at once", time.perf_counter() - started, list(outcomes))
+    return summarised("concurrent", time.perf_counter() - started, list(outcomes))
 
 
 async def measure(args: argparse.Namespace, console: Console) -> list[Run]:
-    """Warms up, then alternates both ways."""
+    """Warm up, then alternate both ways."""
     runs: list[Run] = []
     patience = Patience(attempts=8, request_timeout_s=600)
     async with CompletionClient(args.url, args.model, patience=patience) as client:
         warm = await client.complete(prompts(1, args.prompt_tokens, 0)[0], args.max_tokens)
         if not warm.ok:
-            sys.exit(
-                f"{args.url} does not answer for model {args.model!r}: {warm.cause} {warm.detail}"
-            )
+            sys.exit(f"{args.url} does not serve model {args.model!r}: {warm.cause} {warm.detail}")
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("passes", total=2 * args.passes)
             for number in range(args.passes):
@@ -98,7 +96,7 @@ async def measure(args: argparse.Namespace, console: Console) -> list[Run]:
 
 
 def report(runs: list[Run], args: argparse.Namespace) -> tuple[Table, str, float]:
-    """The table for the terminal, the same in Markdown, and the ratio of the medians."""
+    """Return the table for the terminal, the same in Markdown, and the ratio of the medians."""
     medians: dict[str, float] = {}
     table = Table(title=f"{args.prompts} prompts, {args.max_tokens} tokens each")
     headings = ("way", "passes", "median s", "tokens/s", "failed", "retried")
@@ -119,23 +117,23 @@ def report(runs: list[Run], args: argparse.Namespace) -> tuple[Table, str, float
         )
         table.add_row(*cells)
         lines.append("| " + " | ".join(cells) + " |")
-    ratio = medians["one after another"] / medians["all at once"]
-    lines += ["", f"All at once is {ratio:.1f} times as fast."]
+    ratio = medians["sequential"] / medians["all at once"]
+    lines += ["", f"Concurrent requests are {ratio:.1f} times as fast."]
     return table, "\n".join(lines) + "\n", ratio
 
 
 def main() -> None:
-    """Measures and prints; writes Markdown where asked to."""
+    """Measure and print; write Markdown if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--url", required=True, help="base address, ends in /v1")
+    parser.add_argument("--url", required=True, help="base URL, ends in /v1")
     parser.add_argument("--model", required=True, help="served name of the model")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--stream", action="store_true", help="token by token, not whole answers")
-    parser.add_argument("--passes", type=int, default=3, help="passes a way")
+    parser.add_argument("--stream", action="store_true", help="stream the responses token by token")
+    parser.add_argument("--passes", type=int, default=3, help="passes per way")
     parser.add_argument("--at-least", type=float, default=0.0, help="fail below this ratio")
     parser.add_argument("--out", type=Path, help="write the table as Markdown to this file")
     args = parser.parse_args()
@@ -143,11 +141,11 @@ def main() -> None:
     runs = asyncio.run(measure(args, console))
     table, markdown, ratio = report(runs, args)
     console.print(table)
-    console.print(f"All at once is {ratio:.1f} times as fast.")
+    console.print(f"Concurrent requests are {ratio:.1f} times as fast.")
     if args.out:
         args.out.write_text(markdown)
     if ratio < args.at_least or any(run.failed for run in runs):
-        sys.exit(f"asked for {args.at_least:g} times as fast and no failed request")
+        sys.exit(f"goal missed: at least {args.at_least:g} times as fast and no failed request")
 
 
 if __name__ == "__main__":

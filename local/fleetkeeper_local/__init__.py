@@ -1,1 +1,1 @@
-"""A real single-node Kubernetes on this machine, started and removed by one command each."""
+"""A real single-node Kubernetes on this machine, started and removed with one command each."""

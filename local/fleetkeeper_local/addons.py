@@ -1,4 +1,4 @@
-"""What a cluster needs beside its components: the kubelet's access, DNS, and Prometheus."""
+"""Additions to a cluster's components: kubelet access, DNS and Prometheus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MONITORING = "monitoring"
 
 
 def desired_access() -> list[Manifest]:
-    """Lets the API server reach the kubelet (logs, exec, port-forward), and nobody else."""
+    """Return the RBAC that lets only the API server reach the kubelet (logs, exec, forwarding)."""
     return [
         _binding(
             "kubelet-api-admin",
@@ -35,7 +35,7 @@ def desired_access() -> list[Manifest]:
 
 
 def desired_dns(image: str) -> list[Manifest]:
-    """CoreDNS as an unprivileged Deployment behind the Service `kube-dns`."""
+    """Return CoreDNS as an unprivileged Deployment behind the Service `kube-dns`."""
     corefile = f""".:{DNS_PORT} {{
     errors
     health :8181
@@ -127,7 +127,7 @@ def desired_dns(image: str) -> list[Manifest]:
 
 
 def desired_monitoring(settings: NodeSettings) -> list[Manifest]:
-    """Prometheus's rights, and the Service `prometheus.monitoring` that leads to it on the host."""
+    """Return Prometheus's RBAC and the Service `prometheus.monitoring` that points to the host."""
     name = {"name": "prometheus", "namespace": MONITORING}
     port = {"name": "http", "port": settings.prometheus_port, "protocol": "TCP"}
     return [
@@ -162,10 +162,11 @@ def desired_monitoring(settings: NodeSettings) -> list[Manifest]:
 
 
 def prometheus_config(settings: NodeSettings) -> Manifest:
-    """Scrapes annotated pods every 2 s, and the containers' memory and CPU from the kubelet.
+    """Return the configuration: scrape annotated pods every 2 s, and the kubelet for containers.
 
-    Samples carry `namespace`, `pod`, `inference_service` and `component` (from the pods' labels
-    `fleetkeeper.io/service` and `fleetkeeper.io/component`).
+    The kubelet reports the memory and CPU of containers. Samples carry `namespace`, `pod`,
+    `inference_service` and `component` (from the pods' labels `fleetkeeper.io/service` and
+    `fleetkeeper.io/component`).
     """
     pki = settings.directory / "pki"
     tls = {
@@ -215,7 +216,7 @@ def prometheus_config(settings: NodeSettings) -> Manifest:
                 "honor_timestamps": False,
                 "kubernetes_sd_configs": [{"role": "node", "kubeconfig_file": login}],
                 "relabel_configs": [
-                    # Fake nodes have no kubelet to ask.
+                    # Fake nodes have no kubelet.
                     {
                         "action": "drop",
                         "source_labels": ["__meta_kubernetes_node_label_type"],
@@ -228,7 +229,7 @@ def prometheus_config(settings: NodeSettings) -> Manifest:
 
 
 def prometheus(settings: NodeSettings) -> list[str | Path]:
-    """Prometheus on the node's address, so that pods and host reach it and nobody else does."""
+    """Return Prometheus's arguments; it listens on the node's address for pods and host only."""
     directory = settings.directory
     return [
         program_path("prometheus"),
@@ -241,12 +242,12 @@ def prometheus(settings: NodeSettings) -> list[str | Path]:
 
 
 def write_prometheus_config(settings: NodeSettings) -> None:
-    """Writes the file that the command line above names."""
+    """Write the file that Prometheus's arguments name."""
     (settings.directory / "prometheus.yaml").write_text(yaml.safe_dump(prometheus_config(settings)))
 
 
 def as_list(items: list[Manifest]) -> str:
-    """The manifests as one document for `kubectl apply -f -`."""
+    """Return the manifests as one document for `kubectl apply -f -`."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
 
 

@@ -1,4 +1,4 @@
-"""Removes what a node leaves in the kernel: containers, mounts, namespaces, rules, cgroups."""
+"""Removal of a node's traces in the kernel: containers, mounts, namespaces, rules, cgroups."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CNI_STATE = Path("/var/lib/cni")
 CNI_RESULTS = CNI_STATE / "results"
 CONTAINER_LOGS = Path("/var/log/containers")
 KUBELET_DEFAULT = Path("/var/lib/kubelet")
-"""The kubelet makes a device-plugins folder here whatever its root folder is."""
+"""The kubelet creates a device-plugins directory here, whatever its root directory is."""
 SHIM_STATE = Path("/run/containerd")
 END_TIMEOUT_S = 10.0
 
 
 def remove_containers(settings: NodeSettings) -> None:
-    """Ends every container through containerd, while that still runs."""
+    """End every container through containerd; containerd must still run."""
     ctr = ("ctr", "--address", settings.containerd_socket, "--namespace", "k8s.io")
     tasks = attempt(*ctr, "task", "list", "--quiet").stdout.split()
     if tasks:
@@ -38,9 +38,9 @@ def remove_containers(settings: NodeSettings) -> None:
 
 
 def end_shims(settings: NodeSettings) -> None:
-    """Ends the shims of this node's containers, and what still runs under them.
+    """Kill the shims of this node's containers, and their children.
 
-    For the case that containerd was gone: a shim is known by the socket on its command line.
+    Needed when containerd is gone. A shim is identified by the socket among its arguments.
     """
     socket = str(settings.containerd_socket)
     shims = [
@@ -60,7 +60,7 @@ def end_shims(settings: NodeSettings) -> None:
 
 
 def remove_kernel_state(settings: NodeSettings) -> None:
-    """Removes mounts, network namespaces, interfaces, rules, cgroups and files outside our folder."""
+    """Remove mounts, network namespaces, interfaces, rules, cgroups and files in system paths."""
     namespaces = hostnet.namespaces_on(CNI_RESULTS, CNI_NETWORK)
     unmount_below(settings.directory)
     hostnet.remove_namespaces(namespaces)
@@ -71,18 +71,18 @@ def remove_kernel_state(settings: NodeSettings) -> None:
 
 
 def unmount_below(directory: Path) -> None:
-    """Unmounts everything mounted on or below a folder, deepest first."""
+    """Unmount everything that is mounted on or below a directory, deepest first."""
     for point in reversed(mounts_below(directory)):
         if attempt("umount", point).returncode:
             attempt("umount", "--lazy", point)
 
 
 def mounts_below(directory: Path) -> list[str]:
-    """Mount points on or below a folder, sorted so that a parent comes before its children."""
+    """Return the mount points on or below a directory, parents before their children."""
     root = str(directory.resolve())
     points = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        # Field 5 is the mount point; spaces in it are written \\040 (proc_pid_mountinfo(5)).
+        # Field 5 is the mount point; a space in it is written \\040 (proc_pid_mountinfo(5)).
         point = line.split()[4].encode().decode("unicode_escape")
         if point == root or point.startswith(root + "/"):
             points.append(point)
@@ -90,7 +90,7 @@ def mounts_below(directory: Path) -> list[str]:
 
 
 def remove_cgroups() -> None:
-    """Removes the `kubepods` groups of every hierarchy, waiting for their last processes."""
+    """Remove the `kubepods` cgroups of every hierarchy; wait for their last processes to end."""
     deadline = time.monotonic() + END_TIMEOUT_S
     while (roots := kubepods_cgroups()) and time.monotonic() < deadline:
         for root in roots:
@@ -101,7 +101,7 @@ def remove_cgroups() -> None:
 
 
 def kubepods_cgroups() -> list[Path]:
-    """The kubelet's groups, in cgroup v1 and v2."""
+    """Return the kubelet's cgroups, in cgroup v1 and v2."""
     return sorted([*CGROUPS.glob("kubepods"), *CGROUPS.glob("*/kubepods")])
 
 
@@ -127,12 +127,12 @@ def _remove_strays(directory: Path) -> None:
         KUBELET_DEFAULT / "device-plugins",
         KUBELET_DEFAULT,
     ):
-        with contextlib.suppress(OSError):  # not empty, or not there: not ours
+        with contextlib.suppress(OSError):  # not empty or absent: not ours
             folder.rmdir()
 
 
 def _answers(path: Path) -> bool:
-    """Whether a process still listens on a Unix socket."""
+    """Return whether a process listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         try:
             client.connect(str(path))

@@ -1,4 +1,4 @@
-"""`fleetkeeper local`: a real Kubernetes on this machine, started and removed by one command each."""
+"""`fleetkeeper local`: a real Kubernetes on this machine, started and removed with one command."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ app = typer.Typer(
 
 T = TypeVar("T")
 MARK = "control-plane-only"
-"""A file in the data folder: what runs there has no node."""
+"""Name of the file that marks a data directory without a node."""
 
 Dir = Annotated[
     Path,
-    typer.Option("--dir", help="Data folder.", default_factory=data_dir, show_default="~/.local/…"),
+    typer.Option(
+        "--dir", help="Data directory.", default_factory=data_dir, show_default="~/.local/…"
+    ),
 ]
 
 
@@ -63,17 +65,17 @@ def up(
         int, typer.Option(help="Port of Prometheus.")
     ] = NodeSettings.prometheus_port,
     bridge: Annotated[str, typer.Option(help="Name of the bridge.")] = NodeSettings.bridge,
-    pod_cidr: Annotated[str, typer.Option(help="The pods' network.")] = NodeSettings.pod_cidr,
-    prometheus: Annotated[bool, typer.Option(help="Run a Prometheus.")] = True,
+    pod_cidr: Annotated[str, typer.Option(help="Network of the pods.")] = NodeSettings.pod_cidr,
+    prometheus: Annotated[bool, typer.Option(help="Run Prometheus.")] = True,
     kubeconfig: Annotated[
         Path | None,
         typer.Option(
-            help="Use a cluster that you have (kind, minikube, a remote one): it is looked at and "
-            "remembered, and nothing is started here or changed there.",
+            help="Use an existing cluster (kind, minikube, a remote one). It is inspected and "
+            "recorded; nothing is started here or changed there.",
         ),
     ] = None,
 ) -> None:
-    """Start the cluster; a second call changes nothing, a call after a crash heals."""
+    """Start the cluster, or those of its components that are not running."""
     began = time.monotonic()
     if kubeconfig is not None:
         _orderly(lambda: _take_given(directory, kubeconfig))
@@ -95,7 +97,7 @@ def up(
     if gpu_nodes:
         _orderly(lambda: plane.ensure_nodes(gpu_nodes))
     say(
-        f"ready after {time.monotonic() - began:.1f} s; use it by: export KUBECONFIG={plane.kubeconfig}"
+        f"ready in {time.monotonic() - began:.1f} s; to use it: export KUBECONFIG={plane.kubeconfig}"
     )
 
 
@@ -103,16 +105,16 @@ def up(
 def down(
     directory: Dir,
     purge: Annotated[
-        bool, typer.Option("--purge", help="Remove the images and the whole data folder too.")
+        bool, typer.Option("--purge", help="Also remove the images and the data directory.")
     ] = False,
 ) -> None:
-    """End and remove the cluster; images stay for the next start."""
+    """Stop and remove the cluster; keep its images for the next start."""
     if not directory.exists():
         say(f"nothing to remove: {directory} does not exist")
         return
     if _given(directory):
         given.forget(directory)
-        say("forgotten; the cluster itself is as it was")
+        say("removed the record of the cluster; the cluster itself is unchanged")
         return
     if _is_plane_only(directory):
         _orderly(lambda: controlplane.remove(directory))
@@ -123,7 +125,7 @@ def down(
 
 @app.command()
 def status(directory: Dir) -> None:
-    """Show what runs; exit code 0 when all of it does."""
+    """Show the components; exit with code 0 if all of them are running."""
     if path := _given(directory):
         for line in given.lines_of(_orderly(lambda: given.observe_cluster(path))):
             typer.echo(line)
@@ -131,7 +133,7 @@ def status(directory: Dir) -> None:
     processes = Processes(directory, tied=False)
     names = processes.names()
     if not names:
-        typer.echo(f"nothing runs in {directory}")
+        typer.echo(f"no cluster runs in {directory}")
         raise typer.Exit(1)
     alive = True
     for name in names:
@@ -141,17 +143,17 @@ def status(directory: Dir) -> None:
     if _is_plane_only(directory):
         plane = ControlPlane(directory, tied=False)
         typer.echo(f"API         {plane.apiserver_url}")
-        typer.echo("pods        scheduled to fake nodes only: there is no container runtime")
+        typer.echo("pods        scheduled to fake nodes only (no container runtime)")
     else:
         settings = _settings(directory)
         plane = Node(settings).plane
         typer.echo(f"API         {plane.apiserver_url}")
         typer.echo(f"registry    localhost:{settings.registry_port}")
         typer.echo(f"Prometheus  {Node(settings).prometheus_url}")
-        typer.echo("NetworkPolicy objects are stored and NOT enforced on this node")
+        typer.echo("NetworkPolicy objects are stored but NOT enforced on this node")
     typer.echo(f"kubeconfig  {plane.kubeconfig}")
     if not alive:
-        typer.echo("some parts do not run; `fleetkeeper local up` starts them again")
+        typer.echo("some components are not running; start them with: fleetkeeper local up")
         raise typer.Exit(1)
 
 
@@ -159,15 +161,19 @@ def status(directory: Dir) -> None:
 def logs(
     component: Annotated[str, typer.Argument(help="kubelet, kube-apiserver, etcd, ...")],
     directory: Dir,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="Number of lines to print, from the end.")
+    ] = 100,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines.")
+    ] = False,
 ) -> None:
     """Print the log of a component."""
     processes = Processes(directory, tied=False)
     path = processes.log_file(component)
     if not path.exists():
         known = ", ".join(sorted(log.stem for log in path.parent.glob("*.log"))) or "none"
-        raise _failure(f"no log of {component!r} in {directory}; there are: {known}")
+        raise _failure(f"no log of {component!r} in {directory}; available: {known}")
     if follow:
         subprocess.run(["tail", "-n", str(lines), "-F", str(path)], check=False)
         return
@@ -187,15 +193,17 @@ def kubeconfig(directory: Dir) -> None:
 def load_image(
     source: Annotated[
         str,
-        typer.Argument(help="A tar archive, an OCI folder, or containers-storage:NAME (buildah)."),
+        typer.Argument(
+            help="A tar archive, an OCI layout directory, or containers-storage:NAME (buildah)."
+        ),
     ],
     name: Annotated[str, typer.Argument(help="NAME or NAME:TAG in the cluster's registry.")],
     directory: Dir,
 ) -> None:
-    """Put an image where the node's pods can pull it, and print its name there."""
+    """Push an image to the node's registry, and print the name by which pods pull it."""
     if _given(directory):
         raise _failure(
-            "a cluster of yours takes images from your registry: `make images push REGISTRY=...`"
+            "an existing cluster pulls images from your registry: `make images push REGISTRY=...`"
         )
     repository, _, tag = name.partition(":")
     typer.echo(
@@ -205,7 +213,7 @@ def load_image(
 
 @app.command()
 def build() -> None:
-    """Build every program the cluster is made of, side by side; what is built already stays."""
+    """Build all programs of the cluster in parallel; skip those that are built already."""
     _orderly(lambda: build_programs(PROGRAMS))
 
 
@@ -214,10 +222,10 @@ def build_images(
     directory: Dir,
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"{', '.join(sorted(BUILDERS))}; all of them when left out."),
+        typer.Argument(help=f"{', '.join(sorted(BUILDERS))}. Default: all."),
     ] = None,
 ) -> None:
-    """Build images; push them to the node's registry where it runs, and print their names."""
+    """Build images. If the node's registry runs, push them to it and print their names."""
     settings = nodeflags.read_settings(directory)
     serves = Processes(directory, tied=False).running("registry") is not None
     for name in names or sorted(BUILDERS):
@@ -225,17 +233,21 @@ def build_images(
         if serves:
             typer.echo(_orderly(lambda image=image: image.push(settings.registry_port)))  # type: ignore[misc]
         else:
-            say(f"{name} is built; `fleetkeeper local up`, then this command again, pushes it")
+            say(f"built {name}; to push it, run `fleetkeeper local up`, then this command again")
 
 
 @app.command()
 def push(
-    registry: Annotated[str, typer.Argument(help="Where to: registry.example.com/fleetkeeper")],
+    registry: Annotated[
+        str, typer.Argument(help="Registry and path: registry.example.com/fleetkeeper")
+    ],
     *,
-    tag: Annotated[str, typer.Option(help="The tag they get.")] = metadata.version("fleetkeeper"),
-    plain_http: Annotated[bool, typer.Option(help="The registry has no TLS.")] = False,
+    tag: Annotated[str, typer.Option(help="Tag of the images.")] = metadata.version("fleetkeeper"),
+    plain_http: Annotated[
+        bool, typer.Option(help="Use plain HTTP: the registry has no TLS.")
+    ] = False,
 ) -> None:
-    """Build what the chart names and push it to your registry; log in first (skopeo login)."""
+    """Build the images that the chart names and push them to a registry (first: skopeo login)."""
     for name in sorted(PUBLISHED):
         typer.echo(_orderly(partial(_publish, name, registry, tag, plain_http=plain_http)))
 
@@ -244,7 +256,7 @@ def push(
 def program(
     name: Annotated[str, typer.Argument(help="kubectl, helm, kwok, prometheus, ...")],
 ) -> None:
-    """Print the path of a program the cluster is made of; built when it is not there yet."""
+    """Print the path of a program of the cluster; build it if necessary."""
     typer.echo(_orderly(lambda: program_path(name)))
 
 
@@ -255,20 +267,20 @@ def _publish(name: str, registry: str, tag: str, *, plain_http: bool) -> str:
 def _take_given(directory: Path, kubeconfig: Path) -> None:
     if Processes(directory, tied=False).names():
         raise LocalError(
-            f"a cluster of ours lives in {directory}; remove it (fleetkeeper local down "
+            f"{directory} holds a cluster of `fleetkeeper local`; remove it (fleetkeeper local down "
             f"--dir {directory}) or choose another --dir"
         )
     cluster = given.observe_cluster(kubeconfig.expanduser().resolve())
     given.remember(directory, cluster)
     for line in given.lines_of(cluster):
         typer.echo(line)
-    say(f"use it by: export KUBECONFIG={cluster.kubeconfig}")
+    say(f"to use it: export KUBECONFIG={cluster.kubeconfig}")
 
 
 def _refuse_given(directory: Path) -> None:
     if path := given.remembered(directory):
         raise LocalError(
-            f"{directory} stands for the cluster of {path}; forget it first (fleetkeeper local down "
+            f"{directory} records the existing cluster of {path}; remove the record first (fleetkeeper local down "
             f"--dir {directory}) or choose another --dir"
         )
 
@@ -281,7 +293,7 @@ def _up_plane(directory: Path) -> ControlPlane:
     lock.claim_folder(directory)
     with lock.exclusive(directory):
         if lock.machine_owner() == directory.resolve():
-            raise LocalError(f"a whole node lives in {directory}; choose another folder with --dir")
+            raise LocalError(f"{directory} holds a node; choose another directory with --dir")
         (directory / MARK).touch()
         return ControlPlane(directory, tied=False).start()
 
@@ -289,12 +301,12 @@ def _up_plane(directory: Path) -> ControlPlane:
 def _up_node(settings: NodeSettings) -> ControlPlane:
     if _is_plane_only(settings.directory):
         raise LocalError(
-            f"a control plane without node lives in {settings.directory}; remove it "
+            f"{settings.directory} holds a control plane without a node; remove it "
             f"(fleetkeeper local down --dir {settings.directory}) or choose another --dir"
         )
     node = Node(settings)
     if not node.up():
-        say("everything runs already")
+        say("all components are running already")
     return node.plane
 
 
@@ -308,20 +320,20 @@ def _settings(directory: Path) -> NodeSettings:
 
 def _described(process: psutil.Process | None) -> str:
     if process is None:
-        return "does not run"
+        return "not running"
     memory_mib = process.memory_info().rss / 1024**2
     age_s = time.time() - process.create_time()
     return f"pid {process.pid:<8} {memory_mib:5.0f} MiB  up {age_s:.0f} s"
 
 
 def _orderly(work: Callable[[], T]) -> T:
-    """Runs the work; what a person can mend becomes one message and exit code 1."""
+    """Run the work; turn an error that the user can fix into one message and exit code 1."""
     try:
         return work()
     except LocalError as error:
         raise _failure(str(error)) from error
     except PermissionError as error:
-        raise _failure(f"{error}; run it as the user who started the cluster") from error
+        raise _failure(f"{error}; run the command as the user who started the cluster") from error
 
 
 def _failure(text: str) -> typer.Exit:

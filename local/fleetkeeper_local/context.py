@@ -1,4 +1,4 @@
-"""What a build of an image reads from here: the files that .dockerignore lets in."""
+"""The files that an image build reads from its context: those that .dockerignore allows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _BYTE_CODE = "__pycache__"
 
 
 def context_digest(root: Path, *words: str) -> str:
-    """A digest of every file of a build's context (path, mode, content) and of what else goes into it.
+    """Return a digest of every file of a build context (path, mode, content) and of other inputs.
 
     Args:
-        root: the folder with .dockerignore, which names what it lets in by lines that begin with `!`.
-        words: the base's name, build arguments and the like.
+        root: the directory with .dockerignore, which allows files by lines that begin with `!`.
+        words: other inputs of the build: the base image's name, build arguments and the like.
 
     Raises:
         OSError: .dockerignore or a file cannot be read.

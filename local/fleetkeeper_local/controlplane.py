@@ -1,8 +1,8 @@
 """A real Kubernetes control plane on free ports of one address: no root, no containers.
 
-etcd, kube-apiserver, kube-controller-manager and, if wanted, kube-scheduler and kwok, with their
-own certificates, RBAC, the Node authoriser and an audit log. Several run side by side. It is what
-most tests stand on, and the lower half of the real node.
+It runs etcd, kube-apiserver, kube-controller-manager and optionally kube-scheduler and kwok, with
+its own certificates, RBAC, the Node authorizer and an audit log. Several can run side by side. Most
+tests run on it, and the real node is built on it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from fleetkeeper_local.processes import Processes
 from fleetkeeper_local.programs import build_programs, program_path
 
 START_TIMEOUT_S = 120.0
-"""Generous: a start takes 3 s on an idle machine and half a minute on one with load 20."""
+"""Generous: a start takes 3 s on an idle machine and half a minute under a load average of 20."""
 PORT_ATTEMPTS = 5
 STATE_FILE = "control-plane.json"
 
 
 class KubectlError(LocalError):
-    """kubectl ended with a status other than 0; the text is what it printed."""
+    """A kubectl command that failed; the text is its output."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address and the ports of one control plane; written to disk so that `up` twice fits."""
+    """The address and ports of one control plane, stored so that each `up` uses the same ones."""
 
     host: str
     api: int
@@ -51,13 +51,13 @@ class Endpoint:
 
     @classmethod
     def free(cls, host: str = "127.0.0.1", api: int | None = None) -> Endpoint:
-        """Free ports for everything; the API server's port may be given."""
+        """Return an endpoint with free ports; the API server's port may be given."""
         ports = free_ports(6)
         return cls(host, api if api is not None else ports[0], *ports[1:])
 
 
 class ControlPlane:
-    """One control plane; a context manager that starts and removes it.
+    """A control plane; as a context manager, it starts and stops itself.
 
     Example:
         >>> with ControlPlane() as plane:
@@ -73,14 +73,14 @@ class ControlPlane:
         endpoint: Endpoint | None = None,
         real_node: bool = False,
     ) -> None:
-        """Describes a control plane; nothing runs before `start`.
+        """Describe a control plane; `start` runs it.
 
         Args:
-            directory: where its data lies; by default a temporary folder, removed by `stop`.
+            directory: the data directory; by default a temporary one that `stop` removes.
             scheduler: whether pods are scheduled.
-            tied: whether everything ends with the thread that starts it.
+            tied: whether the processes end with the thread that starts them.
             endpoint: address and ports; by default free ones on 127.0.0.1.
-            real_node: whether a real kubelet and real pods stand behind the API server.
+            real_node: whether a real kubelet runs real pods behind the API server.
         """
         self._temporary = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="fleetkeeper-"))
@@ -94,10 +94,10 @@ class ControlPlane:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Address and ports.
+        """The address and ports.
 
         Raises:
-            LocalError: it was never started.
+            LocalError: the control plane was never started.
         """
         if self._endpoint is None:
             self._endpoint = self._read_state()
@@ -107,12 +107,12 @@ class ControlPlane:
 
     @property
     def pki(self) -> Path:
-        """The folder of the certificates."""
+        """The directory of the certificates."""
         return self.directory / "pki"
 
     @property
     def ca_file(self) -> Path:
-        """The authority that signed the API server's certificate."""
+        """The certificate of the authority that signed the API server's certificate."""
         return self.pki / "ca.crt"
 
     @property
@@ -127,24 +127,24 @@ class ControlPlane:
 
     @property
     def audit_log(self) -> Path:
-        """One JSON event a line for every request, level Metadata, without RequestReceived."""
+        """One JSON event per line for every request, at level Metadata, without RequestReceived."""
         return self.directory / "audit.log"
 
     def is_described(self) -> bool:
-        """Whether an earlier start wrote down address and ports."""
+        """Return whether an earlier start stored the address and ports."""
         return self._endpoint is not None or self._read_state() is not None
 
     def use_endpoint(self, endpoint: Endpoint) -> None:
-        """Sets address and ports before the first start."""
+        """Set the address and ports before the first start."""
         self._endpoint = endpoint
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Starts what does not run yet and returns when the API serves and controllers work.
+        """Start what is not running; return once the API is ready and the controllers work.
 
         Raises:
-            LocalError: a component failed; everything this call started was ended again.
+            LocalError: a component failed; everything that this call started was stopped again.
         """
         build_programs(["fleetkeeper-node"])
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -155,7 +155,7 @@ class ControlPlane:
                 self._start_once()
             except PortInUse:
                 self._undo(before)
-                # Ports of our own choice were taken in between: choose others.
+                # Ports that we chose were taken in the meantime: choose others.
                 if fixed or attempt == PORT_ATTEMPTS - 1:
                     raise
                 self._endpoint = None
@@ -169,9 +169,9 @@ class ControlPlane:
         return self
 
     def stop(self) -> None:
-        """Ends everything; a folder of our own making is removed."""
+        """Stop all components; remove the data directory if it is a temporary one."""
         if self._temporary:
-            # Nothing of it is kept, so nothing has to be put in order first.
+            # No data is kept, so the order does not matter.
             self.processes.kill(self.processes.names())
             shutil.rmtree(self.directory, ignore_errors=True)
         else:
@@ -180,14 +180,14 @@ class ControlPlane:
             self.processes.stop(["etcd"])
 
     def healthy(self) -> bool:
-        """Whether every component runs and the API server says it is ready."""
+        """Return whether every component runs and the API server is ready."""
         names = ["etcd", "kube-apiserver", "kube-controller-manager"]
         names += ["kube-scheduler"] if self._scheduler else []
         names += ["kwok"] if "kwok" in self.processes.names() else []
         return all(self.processes.running(name) for name in names) and self._api_ready()
 
     def __enter__(self) -> Self:
-        """Starts it."""
+        """Start the control plane."""
         return self.start()
 
     def __exit__(
@@ -196,7 +196,7 @@ class ControlPlane:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stops it."""
+        """Stop the control plane."""
         self.stop()
 
     # -- use ----------------------------------------------------------------------------------
@@ -208,10 +208,10 @@ class ControlPlane:
         kubeconfig: Path | None = None,
         timeout_s: float = 120.0,
     ) -> str:
-        """Runs kubectl as the administrator (or with another kubeconfig) and returns its output.
+        """Run kubectl as the administrator (or with another kubeconfig) and return its output.
 
         Raises:
-            KubectlError: it ended with a status other than 0, or not in time.
+            KubectlError: kubectl failed or timed out.
         """
         argv = [str(program_path("kubectl")), "--kubeconfig", str(kubeconfig or self.kubeconfig)]
         argv += ["--cache-dir", str(self.directory / "kubectl-cache"), *args]
@@ -220,17 +220,19 @@ class ControlPlane:
                 argv, input=input, capture_output=True, text=True, check=False, timeout=timeout_s
             )
         except subprocess.TimeoutExpired as error:
-            raise KubectlError(f"kubectl {' '.join(args)}: no end within {timeout_s} s") from error
+            raise KubectlError(
+                f"kubectl {' '.join(args)}: timed out after {timeout_s} s"
+            ) from error
         if done.returncode:
             raise KubectlError(f"kubectl {' '.join(args)}: {done.stderr.strip() or done.stdout}")
         return done.stdout
 
     def get(self, path: str) -> Any:  # noqa: ANN401 - any JSON
-        """The decoded answer to a GET of an API path by the administrator; None unless it is 200."""
+        """Return the decoded response to an administrator's GET of an API path, None if not 200."""
         return probes.fetch_json(self.apiserver_url + path, self._context())
 
     def user_kubeconfig(self, name: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig with a client certificate for a user; what it may do, RBAC alone says."""
+        """Write a kubeconfig with a client certificate for a user; only RBAC grants permissions."""
         safe = name.replace("/", "_").replace(":", "_")
         identity = Authority(self.pki, "ca").issue(f"user-{safe}", name, groups=groups)
         return write_kubeconfig(
@@ -244,7 +246,7 @@ class ControlPlane:
     def service_account_kubeconfig(
         self, namespace: str, name: str, *, duration: str = "8h"
     ) -> Path:
-        """A kubeconfig with a bearer token of an existing ServiceAccount."""
+        """Write a kubeconfig with a bearer token of an existing ServiceAccount."""
         token = self.kubectl("-n", namespace, "create", "token", name, "--duration", duration)
         return write_kubeconfig(
             self.directory / "users" / f"{namespace}-{name}.kubeconfig",
@@ -257,26 +259,26 @@ class ControlPlane:
     def add_nodes(
         self, count: int, gpus: int = 8, labels: Mapping[str, str] | None = None
     ) -> list[str]:
-        """Adds fake nodes with GPUs (kwok) and returns their names once all are Ready.
+        """Add fake nodes with GPUs (kwok) and return their names once all are Ready.
 
-        Pods scheduled to them turn Running and Ready without a container.
+        Pods scheduled to them become Running and Ready without a container.
 
         Args:
-            count: how many more.
-            gpus: how many `nvidia.com/gpu` each advertises; 0 for none.
-            labels: labels of the nodes beside `type=kwok` and the usual ones.
+            count: the number of nodes to add.
+            gpus: `nvidia.com/gpu` of each node; 0 for none.
+            labels: labels of the nodes in addition to `type=kwok` and the usual ones.
         """
         return self._fake_nodes.add(count, gpus, labels or {})
 
     def ensure_nodes(self, count: int, gpus: int = 8) -> None:
-        """Adds fake nodes until there are `count` of them."""
+        """Add fake nodes until there are `count` of them."""
         missing = count - len(self._fake_nodes.names())
         if missing > 0:
             self.add_nodes(missing, gpus)
         else:
             self._fake_nodes.ensure_kwok()
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internal -----------------------------------------------------------------------------
 
     def _start_once(self) -> None:
         if self._endpoint is None:
@@ -299,7 +301,7 @@ class ControlPlane:
         )
         if self._scheduler:
             self.processes.start("kube-scheduler", flags.scheduler(self.directory, endpoint))
-        # Pods are refused until the namespace has its ServiceAccount: the controllers' first work.
+        # Pods are rejected until the controllers have created the namespace's ServiceAccount.
         self.processes.await_ready(
             "kube-controller-manager", self._has_default_account, START_TIMEOUT_S
         )
@@ -319,7 +321,7 @@ class ControlPlane:
                 require_free(host, port, name)
 
     def _write_files(self) -> None:
-        """Certificates, kubeconfigs, audit policy and the record of the ports."""
+        """Write the certificates, the kubeconfigs, the audit policy and the ports."""
         endpoint = self.endpoint
         (self.directory / STATE_FILE).write_text(json.dumps(asdict(endpoint), indent=1) + "\n")
         etcd_ca = Authority(self.pki, "etcd-ca").ensure()
@@ -364,7 +366,7 @@ class ControlPlane:
         return probes.answers_ok(self.apiserver_url + path, self._context())
 
     def _schedules(self) -> bool:
-        """Whether the scheduler has seen what there is; its certificate tells it from another's."""
+        """Return whether the scheduler has synced; its certificate proves that it is ours."""
         url = f"https://127.0.0.1:{self.endpoint.scheduler}/readyz"
         return probes.answers_ok(url, probes.client_context(self.ca_file, None))
 
@@ -376,22 +378,22 @@ class ControlPlane:
         try:
             return Endpoint(**json.loads((self.directory / STATE_FILE).read_text()))
         except (FileNotFoundError, json.JSONDecodeError, TypeError):
-            return None  # never started, or a start was interrupted while it wrote
+            return None  # never started, or interrupted while it wrote
 
     def _undo(self, before: set[str]) -> None:
-        """Ends what a failed start had started."""
+        """Kill what a failed start had started."""
         self.processes.kill([name for name in self.processes.names() if name not in before])
 
 
 def remove(directory: Path) -> None:
-    """Ends a control plane that an earlier call started in `directory` and removes its data.
+    """Stop a control plane that an earlier call started in `directory` and remove its data.
 
     Raises:
-        LocalError: the folder is no cluster's, or cannot be removed wholly.
+        LocalError: the directory is not a cluster's, or cannot be removed completely.
     """
     lock.require_folder(directory)
     processes = Processes(directory, tied=False)
     processes.stop(processes.names())
     shutil.rmtree(directory, ignore_errors=True)
     if directory.exists():
-        raise LocalError(f"{directory} cannot be removed wholly; look at what is left in it")
+        raise LocalError(f"{directory} cannot be removed completely; check what is left in it")

@@ -1,8 +1,8 @@
-"""The engine's CPU image from an environment that lies ready on disk, without any build step.
+"""The engine's CPU image from an environment that is ready on disk, without a build step.
 
-The content of `engine_image/Containerfile.cpu`: the pinned site-packages with compiled byte code as
-one layer, our own package as a small one above it. The first layer is packed once for each lock
-file; a change of our code makes the second one only, in about a second.
+It has the content of `engine_image/Containerfile.cpu`: one layer with the pinned site-packages and
+their byte code, and a small layer above it with our own package. The first layer is packed once per
+lock file. A change of our code makes only the second one, in about a second.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 INSPECT_TIMEOUT_S = 600.0
 SITE = f"{VENV}/lib/{PYTHON}/site-packages"
 OTHER_PYTHON = "/py31[2-9]_"
-"""Files of torch that only a later Python can read, and that ours never imports."""
+"""Files of torch that only a later Python can read, and that the engine never imports."""
 ENTRYPOINT = "fleetkeeper-engine"
 
 
 def engine_layers() -> list[oci.Layer]:
-    """The layers above the base, which has the system libraries: dependencies, our package.
+    """Return the layers above the base (which has the system libraries): dependencies, our package.
 
     Raises:
-        LocalError: `make setup-engine` was not run, or its Python is not the base's.
+        LocalError: `make setup-engine` was not run, or its Python differs from the base's.
     """
     environment = (REPOSITORY / ".venv-engine" / "base").resolve()
     stock = environment / "lib" / PYTHON / "site-packages"
     if not (environment / ".fleetkeeper-stamp").exists() or not stock.is_dir():
-        raise LocalError("the engine environment is not there; run: make setup-engine")
+        raise LocalError("the engine environment does not exist; run: make setup-engine")
     layers = cache_dir() / "images" / "layers"
     return [
         _dependencies(environment.name, stock, layers),
@@ -49,14 +49,14 @@ def engine_layers() -> list[oci.Layer]:
 def _dependencies(key: str, stock: Path, layers: Path) -> oci.Layer:
     target = layers / f"{key}.tar.zst"
     if not target.exists():
-        say("packing the engine environment into a layer (a minute, once for each lock file)")
+        say("packing the engine environment into a layer (about a minute, once per lock file)")
         _compile(stock)
-    # Byte code that records a source's time would be invalid: all times in a layer are 0.
+    # All times in a layer are 0, which would invalidate byte code that records its source's time.
     return oci.write_layer(stock, SITE, target, exclude=("*.opt-1.pyc", "*.opt-2.pyc"))
 
 
 def _inspected(environment: Path) -> Path:
-    """What vLLM says of model classes, as `Containerfile.cpu` has it; asked once for each lock file."""
+    """Return vLLM's model class information as in `Containerfile.cpu`, made once per lock file."""
     asks = REPOSITORY / "engine_image" / "fleetkeeper_engine" / "tools" / "inspect_models.py"
     asked = hashlib.sha256(asks.read_bytes()).hexdigest()[:8]
     target = cache_dir() / "images" / f"inspected-{environment.name}-{asked}"
@@ -71,7 +71,7 @@ def _inspected(environment: Path) -> Path:
 
 
 def _own_package(layers: Path, inspected: Path) -> oci.Layer:
-    """The virtual environment's frame and our package; packed anew each time, it weighs nothing."""
+    """Return the layer of our package and the virtual environment's frame, packed every time."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "root"
         site = root / SITE
@@ -82,7 +82,7 @@ def _own_package(layers: Path, inspected: Path) -> oci.Layer:
             site / "fleetkeeper_engine",
             ignore=shutil.ignore_patterns("__pycache__"),
         )
-        # Without the temporary folder's name in it, the same code gives the same layer.
+        # The same code gives the same layer only if the temporary directory's name is not in it.
         _compile(site, "-s", str(root), "-p", "/")
         shutil.copytree(inspected, root / VENV / "share" / "fleetkeeper" / inspected.name)
         (root / VENV / "pyvenv.cfg").write_text(
@@ -103,14 +103,14 @@ def _own_package(layers: Path, inspected: Path) -> oci.Layer:
 
 
 def _compile(folder: Path, *options: str) -> None:
-    """Compiles to byte code that is valid whatever the sources' times are."""
+    """Compile to byte code that is valid regardless of the sources' times."""
     argv = [sys.executable, "-m", "compileall", "-q", "-j2", "--invalidation-mode"]
     argv += ["unchecked-hash", "-x", OTHER_PYTHON, *options, str(folder)]
     run(*argv, timeout_s=COMPILE_TIMEOUT_S)
 
 
 def engine_config() -> oci.ImageConfig:
-    """How the image's containers start; the same as the Containerfile says."""
+    """Return how the image's containers start, as in the Containerfile."""
     return oci.ImageConfig(
         entrypoint=[ENTRYPOINT],
         user="65532:65532",

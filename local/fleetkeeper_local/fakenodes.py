@@ -1,4 +1,4 @@
-"""Fake nodes with GPUs: kwok plays their kubelet, so that thousands of pods need no machine."""
+"""Fake nodes with GPUs: kwok acts as their kubelet, so thousands of pods need no machine."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ class FakeNodes:
     """The fake nodes of one control plane."""
 
     def __init__(self, plane: ControlPlane, *, taint: bool = False) -> None:
-        """Describes them; kwok starts with the first node.
+        """Describe the nodes; kwok starts with the first one.
 
         Args:
             plane: where the nodes are registered.
-            taint: whether only pods that tolerate `kwok.x-k8s.io/node=fake` may land on them
-                (beside a real node).
+            taint: whether to keep off all pods that do not tolerate `kwok.x-k8s.io/node=fake`
+                (used next to a real node).
         """
         self._plane = plane
         self._taint = taint
 
     def add(self, count: int, gpus: int, labels: Mapping[str, str]) -> list[str]:
-        """Creates `count` nodes and returns their names once all are Ready."""
+        """Create `count` nodes and return their names once all are Ready."""
         self.ensure_kwok()
         first = len(self.names())
         names = [f"gpu-{first + index:04d}" for index in range(count)]
@@ -96,18 +96,18 @@ class FakeNodes:
         }
 
     def names(self) -> list[str]:
-        """The fake nodes there are."""
+        """Return the names of the existing fake nodes."""
         nodes = self._plane.get("/api/v1/nodes?labelSelector=type%3Dkwok") or {}
         return [node["metadata"]["name"] for node in nodes.get("items", ())]
 
     def ensure_kwok(self) -> None:
-        """Starts kwok unless it runs."""
+        """Start kwok unless it runs."""
         build_programs(["kwok"])
         plane = self._plane
         argv = flags.kwok(plane.directory, plane.endpoint, f"{ANNOTATION}=fake")
         if plane.processes.running("kwok") is None:
             plane.kubectl("apply", "-f", "-", input=_as_list(_RBAC))
-        # Its own folder: kwok else reads ~/.kwok.
+        # A directory of its own: kwok would read ~/.kwok otherwise.
         plane.processes.start("kwok", argv, env={"KWOK_WORKDIR": str(plane.directory / "kwok")})
         plane.processes.await_ready(
             "kwok",

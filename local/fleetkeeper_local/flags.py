@@ -1,4 +1,4 @@
-"""The command lines and configuration files of the control plane's components."""
+"""The arguments and configuration files of the control plane's components."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ AUDIT_POLICY = {
 }
 
 CLIENT_QPS = 300
-"""Requests a second that controllers may send; the defaults (20 to 50) make 1,000 pods a minute's wait."""
+"""Requests per second of the controllers. The defaults (20 to 50) delay 1,000 pods by a minute."""
 FAKE_NODE_GRACE = "1h"
-"""After which a silent fake node is not Ready; a real one after 50 s."""
+"""Grace period before a silent fake node is not Ready; a real one has 50 s."""
 
 
 def etcd(directory: Path, endpoint: Endpoint) -> list[str | Path]:
-    """Etcd on loopback, mutual TLS. Without fsync: this data may be lost at any time."""
+    """Return etcd's arguments: loopback, mutual TLS, no fsync because this data may be lost."""
     pki = directory / "pki"
     client = f"https://127.0.0.1:{endpoint.etcd}"
     peer = f"https://127.0.0.1:{endpoint.etcd_peer}"
@@ -58,7 +58,10 @@ def etcd(directory: Path, endpoint: Endpoint) -> list[str | Path]:
 
 
 def apiserver(directory: Path, endpoint: Endpoint, *, real_node: bool) -> list[str | Path]:
-    """kube-apiserver: certificates only, Node and RBAC authorisation, no anonymous access."""
+    """Return kube-apiserver's arguments: certificates only, Node and RBAC authorization.
+
+    Anonymous access is off.
+    """
     pki = directory / "pki"
     argv: list[str | Path] = [
         program_path("kube-apiserver"),
@@ -92,7 +95,7 @@ def apiserver(directory: Path, endpoint: Endpoint, *, real_node: bool) -> list[s
         f"--proxy-client-key-file={pki / 'front-proxy.key'}",
     ]
     if not real_node:
-        # A loopback address must not stand behind the Service `kubernetes`, and no pod asks for it.
+        # A loopback address must not back the Service `kubernetes`, and no pod uses it.
         return [*argv, "--endpoint-reconciler-type=none"]
     return [
         *argv,
@@ -104,10 +107,10 @@ def apiserver(directory: Path, endpoint: Endpoint, *, real_node: bool) -> list[s
 
 
 def controller_manager(directory: Path, endpoint: Endpoint, *, real_node: bool) -> list[str | Path]:
-    """kube-controller-manager with the controllers a single node needs.
+    """Return kube-controller-manager's arguments, with the controllers that a single node needs.
 
-    A fake node never dies; on a crowded machine its lease is late, and kwok does not turn the pods
-    Ready again that the node's controller turned.
+    A fake node never fails. On a busy machine its lease is late; the node controller would then set
+    its pods not Ready, and kwok would not set them Ready again.
     """
     pki = directory / "pki"
     patience = [] if real_node else [f"--node-monitor-grace-period={FAKE_NODE_GRACE}"]
@@ -132,7 +135,7 @@ def controller_manager(directory: Path, endpoint: Endpoint, *, real_node: bool) 
 
 
 def scheduler(directory: Path, endpoint: Endpoint) -> list[str | Path]:
-    """kube-scheduler with its configuration file."""
+    """Return kube-scheduler's arguments; its configuration is in a file."""
     login = directory / "kube-scheduler.kubeconfig"
     return [
         program_path("kube-scheduler"),
@@ -147,7 +150,7 @@ def scheduler(directory: Path, endpoint: Endpoint) -> list[str | Path]:
 
 
 def kwok(directory: Path, endpoint: Endpoint, annotation: str) -> list[str | Path]:
-    """kwok, which plays the kubelet for nodes that carry the annotation; its own "fast" stages."""
+    """Return kwok's arguments: it acts as kubelet of annotated nodes, with its "fast" stages."""
     return [
         program_path("kwok"),
         f"--kubeconfig={directory / 'kwok.kubeconfig'}",
@@ -162,7 +165,7 @@ def kwok(directory: Path, endpoint: Endpoint, annotation: str) -> list[str | Pat
 
 
 def write_configs(directory: Path) -> None:
-    """Writes the files that the command lines above name."""
+    """Write the files that the arguments above name."""
     _write_json(directory / "audit-policy.json", AUDIT_POLICY)
     _write_json(
         directory / "scheduler.json",

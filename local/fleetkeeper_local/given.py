@@ -1,4 +1,4 @@
-"""A cluster that the user has: looked at, remembered, never changed by `fleetkeeper local`."""
+"""An existing cluster of the user: inspected, recorded, never changed by `fleetkeeper local`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _NEEDED: Final = (
     ("apiextensions.k8s.io", "customresourcedefinitions"),
     ("rbac.authorization.k8s.io", "clusterroles"),
 )
-"""What installing the chart creates beyond its own namespace: API group and resource."""
+"""Cluster-scoped objects that installing the chart creates: API group and resource."""
 
 
 @dataclass(frozen=True)
 class GivenCluster:
-    """What a look at the cluster showed."""
+    """Facts about the inspected cluster."""
 
     kubeconfig: Path
     server: str
@@ -40,17 +40,17 @@ class GivenCluster:
     gpus: int
     """Allocatable GPUs of the Ready nodes."""
     lacks: tuple[str, ...]
-    """What this user may not create there but the installation needs."""
+    """Permissions that the installation needs and this user lacks."""
 
 
 def observe_cluster(kubeconfig: Path) -> GivenCluster:
-    """Looks at a cluster with a few reads; nothing in it is changed.
+    """Inspect a cluster with a few reads; nothing in it is changed.
 
     Raises:
-        LocalError: the file cannot be read, the API does not answer or refuses us, the version is
-            older than the chart allows, or no node is Ready.
+        LocalError: the file cannot be read, the API does not respond or denies access, the version
+            is older than the chart allows, or no node is Ready.
     """
-    # Loaded late: commands that need no cluster should not wait for its client.
+    # Imported here: commands that need no cluster should not wait for its client.
     import kubernetes  # noqa: PLC0415
     import urllib3  # noqa: PLC0415
     from kubernetes.client.exceptions import ApiException  # noqa: PLC0415
@@ -64,8 +64,8 @@ def observe_cluster(kubeconfig: Path) -> GivenCluster:
         lacks = tuple(_lacking(kubernetes.client.AuthorizationV1Api(client)))
     except ApiException as error:
         raise LocalError(
-            f"{server} answered {error.status} {error.reason}; the user of {kubeconfig} needs to read "
-            "nodes; log in again or take another kubeconfig"
+            f"{server} responded {error.status} {error.reason}; the user of {kubeconfig} needs to read "
+            "nodes; log in again or use another kubeconfig"
         ) from error
     except urllib3.exceptions.HTTPError as error:
         raise LocalError(
@@ -74,7 +74,7 @@ def observe_cluster(kubeconfig: Path) -> GivenCluster:
     ready = [node for node in nodes if _is_ready(node)]
     if not ready:
         raise LocalError(
-            f"{server} has no Ready node ({len(nodes)} in all); nothing could run there"
+            f"{server} has no Ready node ({len(nodes)} in all); no pod could run there"
         )
     return GivenCluster(
         kubeconfig=kubeconfig,
@@ -87,7 +87,7 @@ def observe_cluster(kubeconfig: Path) -> GivenCluster:
 
 
 def remember(directory: Path, cluster: GivenCluster) -> None:
-    """Writes into the data folder which cluster `status`, `kubeconfig` and `down` mean."""
+    """Record in the data directory which cluster `status`, `kubeconfig` and `down` refer to."""
     directory.mkdir(parents=True, exist_ok=True)
     draft = directory / f".{_RECORD}"
     draft.write_text(json.dumps({"kubeconfig": str(cluster.kubeconfig)}) + "\n")
@@ -95,7 +95,7 @@ def remember(directory: Path, cluster: GivenCluster) -> None:
 
 
 def remembered(directory: Path) -> Path | None:
-    """The kubeconfig of the given cluster, or None when the folder is not about one.
+    """Return the kubeconfig of the recorded cluster, or None if the directory records none.
 
     Raises:
         LocalError: the record is not readable.
@@ -112,12 +112,12 @@ def remembered(directory: Path) -> Path | None:
 
 
 def forget(directory: Path) -> None:
-    """Removes the record; the cluster is left as it is."""
+    """Remove the record; the cluster is left unchanged."""
     (directory / _RECORD).unlink(missing_ok=True)
 
 
 def lines_of(cluster: GivenCluster) -> list[str]:
-    """What a person wants to know of it, a line each."""
+    """Return a summary of the cluster for people, one fact per line."""
     return [
         f"API         {cluster.server} (Kubernetes {cluster.version})",
         f"nodes       {cluster.nodes} Ready, {cluster.gpus} GPUs allocatable",
@@ -133,8 +133,8 @@ def _client(kubeconfig: Path) -> kubernetes.client.ApiClient:
         client = kubernetes.config.new_client_from_config(str(kubeconfig))
     except (kubernetes.config.ConfigException, OSError, yaml.YAMLError, TypeError) as error:
         raise LocalError(
-            f"{kubeconfig} is no usable kubeconfig: {_cause(error)}; "
-            "give the file that `kubectl --kubeconfig` takes"
+            f"{kubeconfig} is not a usable kubeconfig: {_cause(error)}; "
+            "pass a file that `kubectl --kubeconfig` accepts"
         ) from error
     client.configuration.retries = False
     return client
@@ -154,7 +154,7 @@ def _lacking(api: kubernetes.client.AuthorizationV1Api) -> Iterable[str]:
         review = {"spec": {"resourceAttributes": attributes}}
         answer = api.create_self_subject_access_review(review, _request_timeout=TIMEOUT_S)
         if not answer.status.allowed:
-            yield f"the right to create {resource}: the chart cannot be installed by this user"
+            yield f"permission to create {resource}: this user cannot install the chart"
 
 
 def _is_ready(node: kubernetes.client.V1Node) -> bool:

@@ -1,8 +1,8 @@
-"""Builds the project's images and puts them where the node's pods can pull them.
+"""The project's images: how they are built, and pushed to where the node's pods can pull them.
 
-Images are built by buildah from the very Containerfiles that a user builds with docker or podman.
-Two shortcuts serve a machine without access to a public image registry, and a quick loop: the base
-is made from Debian packages, and an environment that lies ready on disk becomes a layer as it is.
+Images are built by buildah from the same Containerfiles that a user builds with docker or podman.
+Two shortcuts serve a machine without access to a public image registry, and quick iteration: the
+base is made from Debian packages, and an environment that is ready on disk becomes a layer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from fleetkeeper_local.report import say
 from fleetkeeper_local.shell import attempt, run
 
 BASE_VARIABLE = "FLEETKEEPER_BASE_IMAGE"
-"""Names another base image, such as the official Python one, where a registry can be reached."""
+"""Names another base image, such as the official Python one, if a registry can be reached."""
 
 SUITE = "bookworm"
 BASE_PACKAGES = ("ca-certificates", "libnuma1", "python3", "python3-venv")
-"""libnuma1: vLLM's kernels for CPU are linked to it. The local base has no sources of packages."""
+"""vLLM's CPU kernels are linked to libnuma1. The local base image has no package sources."""
 BUILD_TIMEOUT_S = 1800.0
 BUILD_DISK_GIB = 15
 GIB = 1024**3
@@ -42,7 +42,7 @@ class Recipe:
 
     name: str
     containerfile: str
-    """Path below the repository."""
+    """Path relative to the repository."""
     context: str = "."
     build_args: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,19 +60,19 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Image:
-    """A finished image, by what it contains."""
+    """A finished image, identified by its content."""
 
     name: str
     tag: str
     source: str
-    """What skopeo copies it from."""
+    """The name from which skopeo copies it."""
 
     def publish(self, prefix: str, tag: str, *, plain_http: bool = False) -> str:
-        """Copies it to a registry of the user's; returns its name there.
+        """Copy the image to a registry of the user; return its name there.
 
         Args:
-            prefix: host and folder, `registry.example.com/fleetkeeper`.
-            tag: the version to give it.
+            prefix: registry and path, such as `registry.example.com/fleetkeeper`.
+            tag: the image's tag there.
             plain_http: the registry has no TLS.
 
         Raises:
@@ -82,7 +82,7 @@ class Image:
         return registry.copy(self.source, target, tls=not plain_http)
 
     def push(self, port: int) -> str:
-        """Puts it into the registry on this port; returns the name by which pods pull it."""
+        """Put the image into the registry on this port; return the name by which pods pull it."""
         repository = f"fleetkeeper/{self.name}"
         if registry.has_image(port, repository, self.tag):
             return registry.reference(port, repository, self.tag)
@@ -90,35 +90,35 @@ class Image:
 
 
 def build(name: str) -> Image:
-    """Builds one of the project's images by the way that is quickest here.
+    """Build one of the project's images in the quickest way for this machine.
 
     Raises:
         LocalError: the name is unknown, or the build failed.
     """
     if name not in BUILDERS:
-        raise LocalError(f"no image is called {name!r}; known: {', '.join(sorted(BUILDERS))}")
+        raise LocalError(f"unknown image {name!r}; known: {', '.join(sorted(BUILDERS))}")
     return BUILDERS[name]()
 
 
 def engine_image() -> Image:
-    """The engine for CPU from the environment of `make setup-engine`, layer by layer."""
+    """Build the engine for CPU from the environment of `make setup-engine`, layer by layer."""
     layers = engine_layers.engine_layers()
     return layered_image("engine", layers, engine_layers.engine_config(), base=base_layout())
 
 
 def build_image(recipe: Recipe) -> Image:
-    """Builds a recipe's Containerfile; unchanged steps are taken from the last build.
+    """Build a recipe's Containerfile; unchanged steps come from the last build.
 
-    Where nothing changed at all buildah is not asked: it reads every file of the image to know that.
+    If nothing changed, buildah is not run: it would read every file of the image to find that out.
 
     Raises:
-        LocalError: packages or disk are missing, or a step failed (with its last lines).
+        LocalError: packages or disk space are missing, or a step failed (with its last lines).
     """
     packages.ensure_packages(packages.IMAGE_PACKAGES)
     containerfile = REPOSITORY / recipe.containerfile
     if not containerfile.exists():
         raise LocalError(
-            f"there is no {recipe.containerfile}; run from a checkout of the repository"
+            f"{recipe.containerfile} does not exist; run this from a checkout of the repository"
         )
     with exclusive(_store()):
         _check_disk()
@@ -128,38 +128,40 @@ def build_image(recipe: Recipe) -> Image:
         if image_id is not None:
             return _stored(recipe, image_id)
         started = time.monotonic()
-        say(f"building the image {recipe.name} from {recipe.containerfile}")
+        say(f"building image {recipe.name} from {recipe.containerfile}")
         with tempfile.TemporaryDirectory() as scratch:
             image_id_file = Path(scratch) / "id"
             argv = [*_buildah(), "build", "--layers", "--isolation=chroot", "--network=host"]
             argv += ["--timestamp=0", f"--iidfile={image_id_file}", f"--file={containerfile}"]
             argv += [f"--build-arg=BASE={base}", *_secrets()]
-            argv += [f"--tag=localhost/fleetkeeper-{recipe.name}:latest"]  # or _prune would take it
+            argv += [f"--tag=localhost/fleetkeeper-{recipe.name}:latest"]  # or _prune removes it
             argv += [f"--build-arg={name}={value}" for name, value in recipe.build_args.items()]
             argv += [str(REPOSITORY / recipe.context)]
             done = attempt(*argv, timeout_s=BUILD_TIMEOUT_S)
             if done.returncode:
                 tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
-                raise LocalError(f"building {recipe.name} ended with {done.returncode}:\n{tail}")
+                raise LocalError(
+                    f"building {recipe.name} failed with exit code {done.returncode}:\n{tail}"
+                )
             image_id = image_id_file.read_text().strip().removeprefix("sha256:")
         _record(recipe).write_text(f"{made_of} {image_id}")
-    say(f"the image {recipe.name} is ready ({time.monotonic() - started:.0f} s)")
+    say(f"image {recipe.name} is ready ({time.monotonic() - started:.0f} s)")
     return _stored(recipe, image_id)
 
 
 def _made_of(recipe: Recipe, base: str) -> str:
-    """A digest of everything that the build is made of."""
+    """Return a digest of all inputs of the build."""
     text = (REPOSITORY / recipe.containerfile).read_text()
     return context_digest(REPOSITORY / recipe.context, base, repr(recipe), text)
 
 
 def _record(recipe: Recipe) -> Path:
-    """The file with what the last build was made of, and its image."""
+    """Return the file that records the inputs of the last build, and its image."""
     return _store() / f"{recipe.name}.built"
 
 
 def _last_build(recipe: Recipe, made_of: str) -> str | None:
-    """The image of the last build, when it was made of the same and is still there."""
+    """Return the image of the last build if its inputs were the same and it still exists."""
     try:
         before, image_id = _record(recipe).read_text().split()
     except (FileNotFoundError, ValueError):
@@ -176,14 +178,14 @@ def _stored(recipe: Recipe, image_id: str) -> Image:
 def layered_image(
     name: str, layers: Sequence[oci.Layer], config: oci.ImageConfig, *, base: Path | None
 ) -> Image:
-    """An image made of a base's layout and finished layers, without any build step."""
+    """Assemble an image from a base's layout and finished layers, without a build step."""
     layout = oci.write_image(cache_dir() / "images" / name, layers, config, base=base)
     tag = oci.image_digest(layout).removeprefix("sha256:")[:16]
     return Image(name, tag, f"oci:{layout}:1")
 
 
 def base_layout() -> Path:
-    """The OCI layout of a small Debian with Python: made by debootstrap once, then cached.
+    """Return the OCI layout of a small Debian with Python, made once by debootstrap and cached.
 
     Raises:
         LocalError: packages or network are missing.
@@ -199,15 +201,15 @@ def base_layout() -> Path:
 
 
 def base_image() -> Image:
-    """The base as an image: a shell and Python, for pods of the tests."""
+    """Return the base as an image with a shell and Python, for pods of the tests."""
     layout = base_layout()
     return Image("base", layout.name.removeprefix("base-"), f"oci:{layout}:1")
 
 
 def _bootstrap(home: Path) -> None:
     if os.geteuid() != 0:
-        raise LocalError("making the base image needs root (debootstrap)")
-    say("making the base image from Debian packages (about a minute, once)")
+        raise LocalError("building the base image needs root (debootstrap)")
+    say("building the base image from Debian packages (about a minute, once)")
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=".base-") as scratch:
         root = Path(scratch) / "root"
         run(
@@ -220,7 +222,7 @@ def _bootstrap(home: Path) -> None:
             "",
             Path(scratch) / "layer",
             keep_rights=True,
-            # Caches, and what names the machine it was made on.
+            # Caches, and files that name the build machine.
             exclude=(
                 "./var/cache/apt/*",
                 "./var/lib/apt/lists/*",
@@ -242,16 +244,16 @@ def _bootstrap(home: Path) -> None:
 
 
 def _debian_mirror() -> str:
-    """The mirror that this machine's own apt uses."""
+    """Return the mirror that this machine's apt uses."""
     sites = attempt("apt-get", "indextargets", "--format", "$(SITE)").stdout.split()
     mirrors = [site for site in sites if not site.rstrip("/").endswith("-security")]
     if not mirrors:
-        raise LocalError("apt names no Debian mirror; see /etc/apt/sources.list.d")
+        raise LocalError("apt has no Debian mirror; check /etc/apt/sources.list.d")
     return mirrors[0]
 
 
 def _import_base() -> str:
-    """Makes the base known to buildah; returns its name there."""
+    """Import the base into buildah; return its name there."""
     layout = base_layout()
     name = f"localhost/fleetkeeper-base:{layout.name.removeprefix('base-')}"
     if attempt(*_buildah(), "inspect", "--type=image", name).returncode:
@@ -264,7 +266,7 @@ def _import_base() -> str:
 
 
 def _secrets() -> list[str]:
-    """The host's own settings of pip and its certificates, for build steps; never in the image."""
+    """Return the host's pip settings and certificates as build secrets; no image contains them."""
     found = []
     pip = Path("/etc/pip.conf")
     if pip.exists():
@@ -297,8 +299,8 @@ def _check_disk() -> None:
     free_gib = _free_gib(store)
     if free_gib < BUILD_DISK_GIB:
         raise LocalError(
-            f"building images needs {BUILD_DISK_GIB} GiB free under {store}, {free_gib:.1f} GiB are; "
-            "free some or set FLEETKEEPER_CACHE to a larger disk"
+            f"building images needs {BUILD_DISK_GIB} GiB free in {store}, found {free_gib:.1f} GiB; "
+            "free some space or set FLEETKEEPER_CACHE to a larger disk"
         )
 
 
@@ -307,8 +309,8 @@ def _free_gib(folder: Path) -> float:
 
 
 def _prune() -> None:
-    """Removes earlier builds that nothing is named after; each recipe's last one stays."""
-    say("little disk is free: removing earlier builds of the images")
+    """Remove earlier builds without a name; each recipe's last build stays."""
+    say("low disk space: removing earlier image builds")
     attempt(*_buildah(), "rmi", "--prune", timeout_s=BUILD_TIMEOUT_S)
 
 
@@ -319,7 +321,7 @@ BUILDERS: dict[str, Callable[[], Image]] = {
     "operator": lambda: build_image(RECIPES["operator"]),
     "router": lambda: build_image(RECIPES["router"]),
 }
-"""How each image is made on this machine; Containerfile.cpu is the engine's way elsewhere."""
+"""The builder of each image on this machine; Containerfile.cpu builds the engine elsewhere."""
 
 PUBLISHED = {
     "engine": "fleetkeeper-engine-cpu",
@@ -327,4 +329,4 @@ PUBLISHED = {
     "operator": "fleetkeeper",
     "router": "fleetkeeper-router",
 }
-"""The name that each image has in a registry, as in the chart's values."""
+"""The name of each image in a registry, as in the chart's values."""

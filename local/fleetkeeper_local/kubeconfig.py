@@ -1,4 +1,4 @@
-"""Kubeconfig files that hold all they need, so that they can be copied anywhere."""
+"""Self-contained kubeconfig files, which can be copied anywhere."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fleetkeeper_local.pki import Identity
 def write_kubeconfig(
     path: Path, server: str, ca_file: Path, user: str, credentials: Identity | str
 ) -> Path:
-    """Writes a kubeconfig (mode 0600) for one user and one cluster and returns its path.
+    """Write a kubeconfig (mode 0600) for one user and one cluster and return its path.
 
     Args:
-        path: where to.
+        path: the file to write.
         server: `https://HOST:PORT`.
-        ca_file: the authority that signed the server's certificate.
+        ca_file: the certificate of the authority that signed the server's certificate.
         user: the user's name in the file.
         credentials: a client certificate, or a bearer token.
     """

@@ -1,4 +1,4 @@
-"""One `up` or `down` at a time for a folder, and one node at a time for a machine."""
+"""Locks: one `up` or `down` at a time per data directory, and one node at a time per machine."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from fleetkeeper_local.errors import LocalError
 
 MACHINE = Path("/run/fleetkeeper-local.node")
-"""Names the folder of the node that runs on this machine; gone after a reboot, as the node is."""
+"""Names the directory of the node that runs on this machine; a reboot removes both."""
 
 
 MARKER = ".fleetkeeper-local"
-"""A file that makes a folder a cluster's."""
+"""A file that marks a cluster's data directory."""
 
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Holds the folder's lock while a command works on it.
+    """Hold the directory's lock while a command works on it.
 
-    The kernel frees it when its holder dies, however it dies: a lock file left behind is no lock.
+    The kernel releases the lock when its holder dies, so a lock file left behind locks nothing.
 
     Raises:
         LocalError: another command holds it; the text names its process.
@@ -36,7 +36,7 @@ def exclusive(directory: Path) -> Iterator[None]:
             handle.seek(0)
             holder = handle.read().strip() or "unknown"
             raise LocalError(
-                f"another command (pid {holder}) is working on {directory}; wait for its end"
+                f"another command (pid {holder}) is working on {directory}; wait until it ends"
             ) from error
         handle.truncate(0)
         handle.write(f"{os.getpid()}\n")
@@ -45,47 +45,48 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 def claim_folder(directory: Path) -> None:
-    """Marks a new or empty folder as a cluster's; one that is marked already stays so.
+    """Mark a new or empty directory as a cluster's; leave a marked one as it is.
 
     Raises:
-        LocalError: it holds other things. `down` empties a cluster's folder, so it must be its own.
+        LocalError: it holds other files. `down` empties the directory, so it must be the cluster's
+            own.
     """
     if not (directory / MARKER).exists():
         if directory.exists() and any(directory.iterdir()):
             raise LocalError(
-                f"{directory} is not empty and no cluster's; choose a new folder with --dir"
+                f"{directory} is not empty and not a cluster's data directory; choose another one with --dir"
             )
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (directory / MARKER).touch()
 
 
 def require_folder(directory: Path) -> None:
-    """Returns when the folder is a cluster's.
+    """Return if the directory is a cluster's.
 
     Raises:
-        LocalError: it is not; nothing in it may be touched.
+        LocalError: it is not; nothing in it may be changed.
     """
     if not (directory / MARKER).exists():
-        raise LocalError(f"{directory} is no cluster's folder; nothing was touched")
+        raise LocalError(f"{directory} is not a cluster's data directory; nothing was changed")
 
 
 def claim_machine(directory: Path) -> None:
-    """Notes that this folder's node runs on the machine.
+    """Record that this directory's node runs on the machine.
 
     Raises:
-        LocalError: another folder's does.
+        LocalError: the node of another directory runs.
     """
     owner = machine_owner()
     if owner is not None and owner != directory.resolve():
         raise LocalError(
-            f"a node of {owner} runs on this machine, and there can be one: cgroups, nftables and "
-            f"the bridge are the machine's. Remove it first: fleetkeeper local down --dir {owner}"
+            f"the node of {owner} runs on this machine. Only one can run, because nodes share cgroups, "
+            f"nftables and the bridge. Remove it first: fleetkeeper local down --dir {owner}"
         )
     MACHINE.write_text(f"{directory.resolve()}\n")
 
 
 def machine_owner() -> Path | None:
-    """The folder whose node runs on this machine; a note whose folder is gone counts for nothing."""
+    """Return the directory whose node runs on this machine; None if it no longer exists."""
     try:
         owner = Path(MACHINE.read_text().strip())
     except FileNotFoundError:
@@ -94,6 +95,6 @@ def machine_owner() -> Path | None:
 
 
 def release_machine(directory: Path) -> None:
-    """Forgets the note, if it is this folder's."""
+    """Remove the record if it is this directory's."""
     if machine_owner() in (None, directory.resolve()):
         MACHINE.unlink(missing_ok=True)

@@ -41,16 +41,16 @@ STOP_ORDER = (
     "etcd",
     "registry",
 )
-"""Those that talk to the API server go before it; containerd goes last, after the containers."""
+"""Clients of the API server stop before it. containerd stops last, after the containers."""
 KEPT = ("containerd", "registry", "image-layouts")
-"""What `down` keeps: images, so that the next start pulls nothing."""
+"""Images stay after `down`, so that the next start pulls nothing."""
 
 
 class Node:
-    """The node of one data folder."""
+    """The node of one data directory."""
 
     def __init__(self, settings: NodeSettings) -> None:
-        """Describes it; nothing runs before `up`."""
+        """Describe the node; `up` starts it."""
         self.settings = settings
         self.directory = settings.directory
         self.processes = Processes(self.directory, tied=False)
@@ -60,13 +60,14 @@ class Node:
     # -- up -----------------------------------------------------------------------------------
 
     def up(self) -> bool:
-        """Starts what does not run; returns once pods can be run and names be resolved.
+        """Start what is not running; return once pods can run and names resolve.
 
         Returns:
-            False when everything ran already and nothing was done.
+            False if everything ran already and nothing was done.
 
         Raises:
-            LocalError: what is missing, in the way, or failed; what this call started is ended.
+            LocalError: something is missing, in the way, or failed; what this call started is
+                stopped.
         """
         lock.claim_folder(self.directory)
         with lock.exclusive(self.directory):
@@ -82,7 +83,7 @@ class Node:
             return True
 
     def healthy(self) -> bool:
-        """Whether every component runs and the node is Ready."""
+        """Return whether every component runs and the node is Ready."""
         if not all(self.processes.running(name) for name in self._components()):
             return False
         return self.plane.healthy() and self._node_ready()
@@ -94,7 +95,7 @@ class Node:
         return [*names, "containerd"]
 
     def _prepare(self) -> None:
-        """Everything that can be refused is refused here, before anything is started."""
+        """Check everything that can fail before anything is started."""
         preflight.check_machine(self.settings)
         packages.ensure_packages(packages.NODE_PACKAGES)
         preflight.check_kernel()
@@ -105,8 +106,8 @@ class Node:
 
     def _check_ports(self) -> None:
         settings = self.settings
-        # Before the first start there is no bridge yet: then the port must be free everywhere.
-        own = settings.node_ip if is_free(settings.node_ip, 0) else "0.0.0.0"  # noqa: S104 - looked at, not listened on
+        # Before the first start there is no bridge, so the port must be free on every address.
+        own = settings.node_ip if is_free(settings.node_ip, 0) else "0.0.0.0"  # noqa: S104 - checked, not listened on
         wanted = [
             ("registry", "127.0.0.1", settings.registry_port),
             ("kube-apiserver", own, settings.api_port),
@@ -140,10 +141,14 @@ class Node:
                 Endpoint.free(self.settings.node_ip, api=self.settings.api_port)
             )
         self.plane.start()
-        self._mark("the API serves")
+        self._mark("the API server is ready")
 
     def _start_runtime(self) -> str:
-        """Registry, the two images that every start needs, containerd; returns CoreDNS's image."""
+        """Start the registry (with the two images that every start needs) and containerd.
+
+        Returns:
+            CoreDNS's image.
+        """
         settings = self.settings
         config = self.directory / "registry.yaml"
         registry.write_registry_config(config, self.directory / "registry", settings.registry_port)
@@ -160,11 +165,11 @@ class Node:
         self.processes.await_ready(
             "containerd", settings.containerd_socket.is_socket, START_TIMEOUT_S
         )
-        self._mark("containerd and the registry run")
+        self._mark("containerd and the registry are running")
         return coredns
 
     def _ensure_binary_image(self, name: str) -> str:
-        """An image of one static binary in the registry, tagged by the binary's own digest."""
+        """Return an image of one static binary in the registry, tagged with the binary's digest."""
         binary = programs.program_path(name)
         tag = binary.parent.name.rsplit("-", 1)[1]
         port = self.settings.registry_port
@@ -234,12 +239,12 @@ class Node:
             self.processes.await_ready(
                 "prometheus", lambda: probes.answers_ok(url), START_TIMEOUT_S
             )
-        self._mark("DNS answers")
+        self._mark("DNS is ready")
 
     def _node_ready(self) -> bool:
         node = self.plane.get(f"/api/v1/nodes/{self.settings.node_name}")
         conditions = node["status"].get("conditions", ()) if node else ()
-        # After a kill the old condition stays True for a while: the kubelet itself must answer too.
+        # After a kill the condition stays True for a while, so the kubelet must run too.
         return self.processes.running("kubelet") is not None and any(
             condition["type"] == "Ready" and condition["status"] == "True"
             for condition in conditions
@@ -249,7 +254,7 @@ class Node:
         say(f"{what} ({time.monotonic() - self._started_s:.1f} s)")
 
     def _undo(self, before: set[str]) -> None:
-        """Ends what a failed start had started; when nothing ran before, nothing stays."""
+        """Stop what a failed start had started; if nothing ran before, remove everything."""
         if before:
             self.processes.kill([name for name in self.processes.names() if name not in before])
         else:
@@ -258,10 +263,10 @@ class Node:
     # -- down ---------------------------------------------------------------------------------
 
     def down(self, *, purge: bool = False) -> None:
-        """Ends and removes everything but the images (those too with `purge`).
+        """Stop and remove everything except the images (those too with `purge`).
 
         Raises:
-            LocalError: the folder is no cluster's, or something cannot be ended.
+            LocalError: the directory is not a cluster's, or something cannot be stopped.
         """
         lock.require_folder(self.directory)
         with lock.exclusive(self.directory):
@@ -295,11 +300,11 @@ class Node:
 
     @property
     def prometheus_url(self) -> str:
-        """Where Prometheus answers, from the host and from pods."""
+        """The URL of Prometheus, from the host and from pods."""
         return f"http://{self.settings.node_ip}:{self.settings.prometheus_port}"
 
     def load_image(self, source: str, name: str, tag: str) -> str:
-        """Puts an image into the cluster's registry; returns the name by which pods pull it.
+        """Put an image into the cluster's registry; return the name by which pods pull it.
 
         Args:
             source: a tar archive (docker or OCI), or anything that skopeo reads.
@@ -307,7 +312,7 @@ class Node:
             tag: its tag.
         """
         if self.processes.running("registry") is None:
-            raise LocalError("the registry does not run; start the node: fleetkeeper local up")
+            raise LocalError("the registry is not running; start the node: fleetkeeper local up")
         return registry.push(_skopeo_source(source), self.settings.registry_port, name, tag)
 
 

@@ -1,4 +1,4 @@
-"""The command lines and configuration files of what makes a machine a node."""
+"""The arguments and configuration files of the programs that make a machine a node."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ CAP_SYS_RESOURCE = 24
 
 
 def containerd(settings: NodeSettings) -> list[str | Path]:
-    """The container runtime with our configuration and folders."""
+    """Return containerd's arguments, with our configuration and directories."""
     return ["containerd", "--config", settings.directory / "containerd.toml"]
 
 
 def registry(settings: NodeSettings) -> list[str | Path]:
-    """The image registry."""
+    """Return the image registry's arguments."""
     return ["docker-registry", "serve", settings.directory / "registry.yaml"]
 
 
 def kubelet(settings: NodeSettings) -> list[str | Path]:
-    """The kubelet of the one node."""
+    """Return the kubelet's arguments."""
     directory = settings.directory
     return [
         program_path("kubelet"),
@@ -39,18 +39,18 @@ def kubelet(settings: NodeSettings) -> list[str | Path]:
         f"--root-dir={directory / 'kubelet'}",
         f"--hostname-override={settings.node_name}",
         f"--node-ip={settings.node_ip}",
-        # Deprecated, but without it cAdvisor looks at the default socket and has no container metrics.
+        # Deprecated, but without it cAdvisor uses the default socket and has no container metrics.
         f"--containerd={settings.containerd_socket}",
     ]
 
 
 def kube_proxy(settings: NodeSettings) -> list[str | Path]:
-    """kube-proxy on nftables."""
+    """Return kube-proxy's arguments; it uses nftables."""
     return [program_path("kube-proxy"), f"--config={settings.directory / 'kube-proxy.yaml'}"]
 
 
 def read_settings(directory: Path) -> NodeSettings:
-    """The settings with which a folder's node was started; the defaults when it never was."""
+    """Return the settings with which a directory's node was started, else the defaults."""
     try:
         stored = json.loads((directory / SETTINGS_FILE).read_text())
         return NodeSettings(directory=directory, **stored)
@@ -59,13 +59,13 @@ def read_settings(directory: Path) -> NodeSettings:
 
 
 def write_settings(settings: NodeSettings) -> None:
-    """Writes the settings down for later commands."""
+    """Store the settings for later commands."""
     stored = {name: value for name, value in asdict(settings).items() if name != "directory"}
     (settings.directory / SETTINGS_FILE).write_text(json.dumps(stored, indent=1) + "\n")
 
 
 def write_node_configs(settings: NodeSettings, pause_image: str) -> None:
-    """Writes the configuration files that the command lines above name."""
+    """Write the configuration files that the arguments above name."""
     directory = settings.directory
     (directory / "containerd.toml").write_text(_containerd_config(settings, pause_image))
     net = directory / "cni" / "net.d"
@@ -90,7 +90,7 @@ state = "{directory}/sockets/containerd"
 
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause_image}"
-  # Without CAP_SYS_RESOURCE runc may not lower oom_score_adj and fails to start anything.
+  # Without CAP_SYS_RESOURCE runc cannot lower oom_score_adj and starts no container.
   restrict_oom_score_adj = {adjust}
   disable_apparmor = true
   [plugins."io.containerd.grpc.v1.cri".containerd]
@@ -107,7 +107,7 @@ state = "{directory}/sockets/containerd"
 
 
 def _cni_config(settings: NodeSettings) -> dict[str, object]:
-    """Pods on the bridge, without masquerading: they reach one another and the host, nothing else."""
+    """Return the bridge network without masquerading: pods reach only each other and the host."""
     return {
         "cniVersion": "0.4.0",
         "name": CNI_NETWORK,
@@ -133,7 +133,7 @@ def _kubelet_config(settings: NodeSettings) -> dict[str, object]:
     directory = settings.directory
     pki = directory / "pki"
     thresholds = {
-        # The defaults evict pods and delete images on disks whose free part is reserved.
+        # The defaults evict pods and delete images on disks with reserved space.
         "memory.available": "200Mi",
         "nodefs.available": "2Gi",
         "imagefs.available": "2Gi",
@@ -161,8 +161,8 @@ def _kubelet_config(settings: NodeSettings) -> dict[str, object]:
         "clusterDomain": CLUSTER_DOMAIN,
         "containerRuntimeEndpoint": f"unix://{settings.containerd_socket}",
         "resolvConf": "",
-        # Somebody sits in front of this node and waits. Elsewhere restarts are up to 5 min apart, and
-        # a changed ConfigMap is in a running pod after a minute or two.
+        # A developer waits for this node. Elsewhere restarts are up to 5 min apart, and a running
+        # pod sees a changed ConfigMap after a minute or two.
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         "syncFrequency": "10s",
         "evictionHard": thresholds,
@@ -196,7 +196,7 @@ def _proxy_config(settings: NodeSettings) -> dict[str, object]:
 
 
 def _may_raise_priority() -> bool:
-    """Whether this process holds CAP_SYS_RESOURCE."""
+    """Return whether this process has CAP_SYS_RESOURCE."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> CAP_SYS_RESOURCE & 1)

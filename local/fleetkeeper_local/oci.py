@@ -1,8 +1,8 @@
-"""Images written straight as OCI layouts: a base, layers made by tar, a configuration.
+"""Images written directly as OCI layouts: a base, layers made by tar, a configuration.
 
-For content that lies ready on disk this is many times faster than a build in containers, and the
-same content always gives the same digest, so that an unchanged layer is never pushed or pulled
-again. https://github.com/opencontainers/image-spec/blob/v1.1.0/spec.md
+For content that is ready on disk this is many times faster than a build in containers. The same
+content always gives the same digest, so an unchanged layer is never pushed or pulled again.
+https://github.com/opencontainers/image-spec/blob/v1.1.0/spec.md
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: the compressed file, its digest, and the digest of what is in it."""
+    """One layer: the compressed file, its digest, and the digest of its content."""
 
     path: Path
     digest: str
@@ -43,7 +43,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """What a container of the image is started with; empty values are taken from the base."""
+    """The settings that a container of the image starts with; empty ones come from the base."""
 
     entrypoint: Sequence[str] = ()
     command: Sequence[str] = ()
@@ -61,17 +61,17 @@ def write_layer(
     exclude: Sequence[str] = (),
     keep_rights: bool = False,
 ) -> Layer:
-    """Packs a folder's content under `prefix` into a layer; same content, same digest.
+    """Pack a directory's content under `prefix` into a layer; same content, same digest.
 
-    Time 0, sorted and, unless asked otherwise, owner 0:0 and readable by all: nothing of this machine is in it. A finished layer
-    with the same `target` is taken as it is.
+    Entries are sorted, have time 0 and, by default, owner 0:0 and are readable by all, so that
+    nothing depends on this machine. A finished layer with the same `target` is reused.
 
     Args:
-        source: the folder whose content is packed.
-        prefix: where it appears in the image, without leading slash; "" for the root.
-        target: the file to write; a small JSON with the digests is kept beside it.
-        exclude: tar patterns of what is left out.
-        keep_rights: whether owners and modes stay as they are (a whole root file system).
+        source: the directory whose content is packed.
+        prefix: where the content is in the image, without leading slash; "" for the root.
+        target: the file to write; a small JSON file with the digests is kept next to it.
+        exclude: tar patterns of files to leave out.
+        keep_rights: whether to keep owners and modes (for a complete root file system).
     """
     known = target.with_name(target.name + ".json")
     if target.exists() and known.exists():
@@ -93,10 +93,10 @@ def write_layer(
 def write_image(
     layout: Path, layers: Sequence[Layer], config: ImageConfig, *, base: Path | None = None
 ) -> Path:
-    """Writes an OCI layout with one image, tag `1`, and returns its folder.
+    """Write an OCI layout with one image, tag `1`, and return its directory.
 
     Args:
-        layout: the folder to make; an older one is replaced.
+        layout: the directory to create; an older one is replaced.
         layers: lowest first, on top of the base's.
         config: how its containers start.
         base: the layout of the image to build on; None for an empty one.
@@ -111,7 +111,7 @@ def write_image(
             {"mediaType": LAYER_TYPE, "digest": layer.digest, "size": layer.size_bytes}
         )
         settings["rootfs"]["diff_ids"].append(layer.diff_id)
-    # buildah refuses a base whose history does not name each of its layers.
+    # buildah rejects a base whose history does not name each of its layers.
     settings["history"] += [{"created": EPOCH, "created_by": "files"} for _ in layers]
     _merge(settings["config"], config)
     manifest["config"] = {"mediaType": CONFIG_TYPE, **_blob(blobs, settings)}
@@ -131,14 +131,14 @@ def write_image(
 
 
 def image_digest(layout: Path) -> str:
-    """The digest of the layout's image: `sha256:...`."""
+    """Return the digest of the layout's image: `sha256:...`."""
     index = json.loads((layout / "index.json").read_text())
     digest: str = index["manifests"][0]["digest"]
     return digest
 
 
 def _pack(source: Path, prefix: str, target: Path, options: Sequence[str]) -> str:
-    """Runs tar through a hash into zstd and returns the hash of the uncompressed stream."""
+    """Run tar through a hash into zstd and return the hash of the uncompressed stream."""
     argv = ["tar", "-C", str(source), "--sort=name", "--numeric-owner", "--mtime=@0"]
     argv += ["--format=gnu", *options]
     if prefix:
@@ -152,14 +152,14 @@ def _pack(source: Path, prefix: str, target: Path, options: Sequence[str]) -> st
         ) as zstd,
     ):
         if tar.stdout is None or zstd.stdin is None:
-            raise TypeError("pipes were asked for")
+            raise TypeError("tar's output or zstd's input is not a pipe")
         while chunk := tar.stdout.read(CHUNK_BYTES):
             hashed.update(chunk)
             zstd.stdin.write(chunk)
         zstd.stdin.close()
     if tar.returncode or zstd.returncode:
         raise LocalError(
-            f"packing {source} failed: tar ended with {tar.returncode}, zstd with {zstd.returncode}"
+            f"packing {source} failed: exit codes tar {tar.returncode}, zstd {zstd.returncode}"
         )
     return f"sha256:{hashed.hexdigest()}"
 
@@ -183,7 +183,7 @@ def _empty() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _base_of(base: Path, blobs: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The base's manifest and configuration; its layers are linked into `blobs`."""
+    """Return the base's manifest and configuration; link its layers into `blobs`."""
 
     def blob(digest: str) -> Path:
         return base / "blobs" / "sha256" / digest.removeprefix("sha256:")
@@ -219,7 +219,7 @@ def _blob(blobs: Path, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A hard link where the disk allows, else a copy."""
+    """Create a hard link if the disk allows it, else a copy."""
     if target.exists():
         return
     try:

@@ -1,4 +1,4 @@
-"""The container runtime and its companions, from Debian packages, never run as system services."""
+"""The container runtime and its tools, from Debian packages, never run as system services."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODE_PACKAGES = {
     str(CNI_PLUGINS / "bridge"): "containernetworking-plugins",
     str(CNI_PLUGINS / "host-local"): "containernetworking-plugins",
 }
-"""What a node needs: command (or file) and the Debian package that brings it."""
+"""The commands (or files) that a node needs, and the Debian packages that contain them."""
 
 IMAGE_PACKAGES = {
     "buildah": "buildah",
@@ -35,22 +35,23 @@ IMAGE_PACKAGES = {
     "debootstrap": "debootstrap",
     "zstd": "zstd",
 }
-"""What building images needs."""
+"""The same for building images."""
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 APT_TIMEOUT_S = 900
 
 
 def missing_packages(wanted: dict[str, str]) -> list[str]:
-    """The packages whose command or file is not there."""
+    """Return the packages whose command or file is missing."""
     return sorted({package for command, package in wanted.items() if not _present(command)})
 
 
 def ensure_packages(wanted: dict[str, str]) -> None:
-    """Installs what is missing.
+    """Install missing packages.
 
     Raises:
-        LocalError: something is missing and cannot be installed from here; the text says how to.
+        LocalError: packages are missing and cannot be installed from here; the text says how to do
+            it.
     """
     missing = missing_packages(wanted)
     if not missing:
@@ -58,8 +59,8 @@ def ensure_packages(wanted: dict[str, str]) -> None:
     words = " ".join(missing)
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise LocalError(
-            f"these Debian packages are missing: {words}; install them as root "
-            f"(apt-get install --no-install-recommends {words}), or by your distribution's means"
+            f"missing Debian packages: {words}; install them as root "
+            f"(apt-get install --no-install-recommends {words}), or with your distribution's package manager"
         )
     say(f"installing Debian packages: {words}")
     with _services_stay_off():
@@ -67,7 +68,9 @@ def ensure_packages(wanted: dict[str, str]) -> None:
         _apt("install", "--yes", "--no-install-recommends", *missing)
     still = missing_packages(wanted)
     if still:
-        raise LocalError(f"apt-get installed {words}, but what is needed of {still} is not there")
+        raise LocalError(
+            f"apt-get installed {words}, but commands or files of {still} are still missing"
+        )
 
 
 def _present(command: str) -> bool:
@@ -89,17 +92,19 @@ def _apt(*words: str) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise LocalError(
-            f"apt-get {words[0]} did not end within {APT_TIMEOUT_S} s; look at the network and "
-            "at another apt that may hold its lock, then run it again"
+            f"apt-get {words[0]} timed out after {APT_TIMEOUT_S} s; check the network and "
+            "whether another apt holds the lock, then retry"
         ) from error
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-8:])
-        raise LocalError(f"apt-get {' '.join(words)} ended with status {done.returncode}:\n{tail}")
+        raise LocalError(
+            f"apt-get {' '.join(words)} failed with exit code {done.returncode}:\n{tail}"
+        )
 
 
 @contextmanager
 def _services_stay_off() -> Iterator[None]:
-    """Forbids packages to start their services while they are installed (Debian's own way)."""
+    """Keep packages from starting their services while they are installed, with policy-rc.d."""
     if POLICY.exists():
         yield
         return

@@ -1,4 +1,4 @@
-"""Where the local cluster keeps things."""
+"""Paths of the local cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MANIFESTS = PACKAGE / "manifests"
 
 
 def cache_dir() -> Path:
-    """What may outlive a checkout: built programs, images. The same folder as scripts/setup.py's."""
+    """Return the directory of what outlives a checkout (programs, images), as scripts/setup.py."""
     given = os.environ.get("FLEETKEEPER_CACHE")
     if given:
         return Path(given)
@@ -20,7 +20,7 @@ def cache_dir() -> Path:
 
 
 def data_dir() -> Path:
-    """The default folder of the local cluster: everything it writes lies below."""
+    """Return the default data directory; the local cluster writes everything below it."""
     given = os.environ.get("FLEETKEEPER_LOCAL_DIR")
     if given:
         return Path(given)

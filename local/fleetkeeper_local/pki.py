@@ -1,7 +1,7 @@
-"""The certificates of a cluster: three authorities, so that a node's certificate opens no etcd.
+"""A cluster's certificates, from three authorities: no node's certificate gives access to etcd.
 
-Keys are EC P-256 (made in under a millisecond). A folder is filled file by file and each file is
-checked by itself, so that an interrupted run is completed by the next.
+Keys are EC P-256 (made in under a millisecond). Each file is checked on its own, so that a later
+run completes an interrupted one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ VALID_DAYS = 365
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority in a folder: `NAME.crt` and `NAME.key`."""
+    """A certificate authority in a directory: `NAME.crt` and `NAME.key`."""
 
     folder: Path
     name: str
 
     @property
     def certificate(self) -> Path:
-        """The PEM file that clients verify with."""
+        """The PEM file with which clients verify."""
         return self.folder / f"{self.name}.crt"
 
     @property
@@ -43,7 +43,7 @@ class Authority:
         return Identity(self.certificate, self.key)
 
     def ensure(self) -> Authority:
-        """Makes the authority unless it is there and good for another day."""
+        """Create the authority unless it exists and is valid for another day."""
         if self._own().usable():
             return self
         key = ec.generate_private_key(ec.SECP256R1())
@@ -81,16 +81,16 @@ class Authority:
         hosts: Sequence[str] = (),
         server: bool = False,
     ) -> Identity:
-        """A certificate signed by this authority, in `NAME.crt` and `NAME.key`.
+        """Return a certificate signed by this authority, in `NAME.crt` and `NAME.key`.
 
-        One that is there is kept while it is whole, signed by this authority and good for another day.
+        An existing one is kept if it is intact, signed by this authority and valid for another day.
 
         Args:
             name: base name of the two files.
             common_name: the user name that Kubernetes reads from it.
-            groups: the user's groups (organisations of the subject).
-            hosts: DNS names and IP addresses it answers for.
-            server: whether it may be used by a server as well as by a client.
+            groups: the user's groups (organizations of the subject).
+            hosts: DNS names and IP addresses for which it is valid.
+            server: whether a server may use it as well as a client.
         """
         identity = Identity(self.folder / f"{name}.crt", self.folder / f"{name}.key")
         if identity.usable(self._own()):
@@ -98,7 +98,7 @@ class Authority:
         issuer = x509.load_pem_x509_certificate(self.certificate.read_bytes())
         signer = serialization.load_pem_private_key(self.key.read_bytes(), password=None)
         if not isinstance(signer, ec.EllipticCurvePrivateKey):
-            raise TypeError(f"{self.key} holds no EC key")
+            raise TypeError(f"{self.key} does not contain an EC key")
         key = ec.generate_private_key(ec.SECP256R1())
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if server:
@@ -130,7 +130,7 @@ class Identity:
     key: Path
 
     def usable(self, issuer: Identity | None = None) -> bool:
-        """Whether both files are whole, belong together, are good for a day and have this issuer."""
+        """Return whether both files are intact, match, are valid for a day and have this issuer."""
         try:
             certificate = x509.load_pem_x509_certificate(self.certificate.read_bytes())
             key = serialization.load_pem_private_key(self.key.read_bytes(), password=None)
@@ -139,7 +139,7 @@ class Identity:
                     x509.load_pem_x509_certificate(issuer.certificate.read_bytes())
                 )
         except (OSError, ValueError, TypeError, InvalidSignature):
-            return False  # absent, or cut short by a crash, or of an earlier authority
+            return False  # missing, truncated by a crash, or of an earlier authority
         tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
         return (
             certificate.not_valid_after_utc > tomorrow
@@ -148,7 +148,7 @@ class Identity:
 
 
 def ensure_signing_key(folder: Path, name: str) -> Identity:
-    """A key pair that signs ServiceAccount tokens: `NAME.key` and its public half `NAME.pub`."""
+    """Return the key pair that signs ServiceAccount tokens: `NAME.key`, public part `NAME.pub`."""
     pair = Identity(folder / f"{name}.pub", folder / f"{name}.key")
     if not _is_pair(pair):
         key = ec.generate_private_key(ec.SECP256R1())
@@ -179,7 +179,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # An hour back: clocks of a container and its host may differ.
+        # One hour back: the clocks of a container and its host may differ.
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
     )
@@ -211,7 +211,7 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Writes a file whole or not at all, and never with wider rights than asked."""
+    """Write a file completely or not at all, and never with wider permissions than requested."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as handle:

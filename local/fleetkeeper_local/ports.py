@@ -1,4 +1,4 @@
-"""Free ports on an address, and the name of whoever holds one that is not free."""
+"""Free ports on an address, and the processes that hold the others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import psutil
 from fleetkeeper_local.errors import LocalError
 
 LOWEST, HIGHEST = 20000, 32000
-"""Below the range from which the kernel picks ports of outgoing connections (from 32768): a port
-found free here is not taken by a passing client before the server binds it."""
+"""Below the range of ephemeral ports (from 32768): a client connection does not take a port
+between the check here and the server's bind."""
 
 
 DYING_S = 5.0
@@ -24,7 +24,7 @@ class PortInUse(LocalError):
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on this address now."""
+    """Return whether a server could listen on this address now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -35,10 +35,10 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` different ports on which nothing listens.
+    """Return `count` different ports on which nothing listens.
 
     Raises:
-        LocalError: the host's range is all but exhausted.
+        LocalError: the range has too few free ports.
     """
     order = random.sample(range(LOWEST, HIGHEST), k=min(HIGHEST - LOWEST, 50 * count))
     found: list[int] = []
@@ -51,10 +51,10 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def require_free(host: str, port: int, what: str) -> None:
-    """Raises PortInUse, naming the port and the process that holds it, unless it is free.
+    """Raise PortInUse, naming the port and the process that holds it, unless the port is free.
 
-    A killed process of many threads looks ended before the last of them has let go of its sockets:
-    such a port is waited for.
+    A killed process with many threads seems to have ended before its last thread closes its
+    sockets. Such a port is waited for.
     """
     deadline = time.monotonic() + DYING_S
     while not is_free(host, port):
@@ -62,14 +62,14 @@ def require_free(host: str, port: int, what: str) -> None:
         if owner is not None or time.monotonic() > deadline:
             raise PortInUse(
                 f"{what} needs {host}:{port}, which is held by "
-                f"{owner or 'a process that cannot be seen from here'}; "
+                f"{owner or 'a process that is not visible from here'}; "
                 "end that process or choose another port"
             )
         time.sleep(POLL_S)
 
 
 def holder(port: int) -> str | None:
-    """The process that listens on a port; None when it is dying or this user may not see it."""
+    """Return the process that listens on a port; None if it is ending or invisible to this user."""
     for connection in psutil.net_connections(kind="tcp"):
         if (
             connection.status == psutil.CONN_LISTEN

@@ -1,4 +1,4 @@
-"""Readiness questions put to a starting component: each answers now, True or False."""
+"""Readiness probes of a starting component; each returns at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT_S = 5.0
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether something accepts connections on this address."""
+    """Return whether a server accepts connections on this address."""
     try:
         with socket.create_connection((host, port), timeout=TIMEOUT_S):
             return True
@@ -25,7 +25,7 @@ def listens(host: str, port: int) -> bool:
 
 
 def client_context(ca_file: Path, identity: Identity | None) -> ssl.SSLContext:
-    """A TLS context that verifies the server and shows our certificate."""
+    """Return a TLS context that verifies the server and presents our certificate."""
     context = ssl.create_default_context(cafile=str(ca_file))
     if identity is not None:
         context.load_cert_chain(identity.certificate, identity.key)
@@ -33,12 +33,12 @@ def client_context(ca_file: Path, identity: Identity | None) -> ssl.SSLContext:
 
 
 def answers_ok(url: str, context: ssl.SSLContext | None = None) -> bool:
-    """Whether a GET of the URL is answered with 200."""
+    """Return whether a GET of the URL returns 200."""
     return fetch(url, context) is not None
 
 
 def fetch(url: str, context: ssl.SSLContext | None = None) -> bytes | None:
-    """The body of a GET answered with 200; None for any other answer, or none."""
+    """Return the body of a GET with status 200; None for any other outcome."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S, context=context) as reply:  # noqa: S310 - our own addresses
             body: bytes = reply.read()
@@ -48,6 +48,6 @@ def fetch(url: str, context: ssl.SSLContext | None = None) -> bytes | None:
 
 
 def fetch_json(url: str, context: ssl.SSLContext | None = None) -> Any:  # noqa: ANN401 - any JSON
-    """The decoded JSON of a GET answered with 200; None otherwise."""
+    """Return the decoded JSON of a GET with status 200, None otherwise."""
     body = fetch(url, context)
     return None if body is None else json.loads(body)

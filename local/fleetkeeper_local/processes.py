@@ -1,4 +1,4 @@
-"""The processes of one cluster, each with a record on disk by which any later call finds it."""
+"""The processes of one cluster, each with a record on disk by which a later command finds it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.ports import PortInUse
 
 POLL_S = 0.03
-"""How often a starting component is asked whether it is ready."""
+"""Time between two readiness checks of a starting component."""
 
 
 @dataclass(frozen=True)
 class _Record:
-    """What is kept of a process: the start time tells it from a later one with the same pid."""
+    """A process's record; the start time tells it from a later process with the same pid."""
 
     pid: int
     create_time: float
@@ -30,19 +30,19 @@ class _Record:
 
 
 class ComponentFailed(LocalError):
-    """A component ended, or was not ready in time; the text holds the end of its log."""
+    """A component ended or was not ready in time; the text contains the end of its log."""
 
 
 class Processes:
-    """Starts, finds and ends processes; each is known by its pid and start time, never by name."""
+    """The processes of a cluster, identified by pid and start time, never by name."""
 
     def __init__(self, folder: Path, *, tied: bool) -> None:
-        """Keeps records in `folder`/run and logs in `folder`/logs.
+        """Keep records in `folder`/run and logs in `folder`/logs.
 
         Args:
-            folder: the cluster's folder.
+            folder: the cluster's data directory.
             tied: whether the kernel ends the processes when the thread that started them ends
-                (a test session that is killed leaves nothing behind).
+                (so a killed test session leaves nothing behind).
         """
         self._records = folder / "run"
         self._logs = folder / "logs"
@@ -50,19 +50,19 @@ class Processes:
         self._children: set[int] = set()
 
     def log_file(self, name: str) -> Path:
-        """Where a component's output goes."""
+        """Return the file of a component's output."""
         return self._logs / f"{name}.log"
 
     def names(self) -> list[str]:
-        """The components that have a record, running or not."""
+        """Return the components that have a record, running or not."""
         return sorted(path.stem for path in self._records.glob("*.json"))
 
     def ended(self) -> list[str]:
-        """The components that were started, were not stopped, and run no more."""
+        """Return the components that were started, were not stopped, and no longer run."""
         return [name for name in self.names() if self.running(name) is None]
 
     def running(self, name: str) -> psutil.Process | None:
-        """The live process of a component."""
+        """Return the live process of a component."""
         record = self._record(name)
         if record is None:
             return None
@@ -77,7 +77,7 @@ class Processes:
     def start(
         self, name: str, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None
     ) -> bool:
-        """Starts a component unless it runs with this very command line; True when it was started."""
+        """Start a component unless it runs with the same arguments; return True if it did start."""
         words = [str(word) for word in argv]
         process = self.running(name)
         if process is not None:
@@ -96,40 +96,40 @@ class Processes:
         return True
 
     def await_ready(self, name: str, probe: Callable[[], bool], timeout_s: float) -> None:
-        """Returns once `probe` holds.
+        """Return once `probe` succeeds.
 
         Raises:
             PortInUse: the component ended because its port was taken.
-            ComponentFailed: it ended, or the time ran out.
+            ComponentFailed: it ended, or was not ready in time.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             ready = probe()
-            # Asked after the probe: what answers may be another's, on a port that was taken from us.
+            # Checked after the probe: another process may have taken the port and answered.
             if self.running(name) is None:
                 tail = self.log_tail(name)
                 kind = PortInUse if "address already in use" in tail else ComponentFailed
-                raise kind(f"{name} ended while starting; its log ({self.log_file(name)}):\n{tail}")
+                raise kind(f"{name} ended while starting; log ({self.log_file(name)}):\n{tail}")
             if ready:
                 return
             if time.monotonic() > deadline:
                 raise ComponentFailed(
-                    f"{name} was not ready within {timeout_s:.0f} s; its log ({self.log_file(name)}) ends:\n"
+                    f"{name} was not ready within {timeout_s:.0f} s; end of its log ({self.log_file(name)}):\n"
                     + self.log_tail(name)
                 )
             time.sleep(POLL_S)
 
     def log_tail(self, name: str, lines: int = 15) -> str:
-        """The last lines of a component's log."""
+        """Return the last lines of a component's log."""
         path = self.log_file(name)
         if not path.exists():
             return "(no log)"
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, names: Iterable[str], *, patience_s: float = 5.0) -> None:
-        """Ends components: SIGTERM, a second one after 1 s, SIGKILL after `patience_s`; all side by side.
+        """Stop components in parallel: SIGTERM, a second one after 1 s, SIGKILL after `patience_s`.
 
-        The second SIGTERM is for kube-apiserver, which else waits a minute for open watches.
+        The second SIGTERM is for kube-apiserver, which otherwise waits a minute for open watches.
         """
         wanted = list(names)
         processes = {name: process for name in wanted if (process := self.running(name))}
@@ -141,12 +141,12 @@ class Processes:
         alive = self._wait(alive, 10.0)
         if alive:
             raise LocalError(
-                f"these processes cannot be ended: {[process.pid for process in alive]}"
+                f"these processes cannot be stopped: {[process.pid for process in alive]}"
             )
         self._forget(wanted)
 
     def kill(self, names: Iterable[str]) -> None:
-        """Ends components at once, by SIGKILL."""
+        """Stop components at once, with SIGKILL."""
         wanted = list(names)
         alive = [process for name in wanted if (process := self.running(name))]
         _send(alive, signal.SIGKILL)
@@ -158,17 +158,17 @@ class Processes:
             (self._records / f"{name}.json").unlink(missing_ok=True)
 
     def _wait(self, processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-        """Waits for the processes' end, reaping our own children; returns those that live on."""
+        """Wait until the processes end, reaping our own children; return those still alive."""
         deadline = time.monotonic() + timeout_s
         while alive := [process for process in processes if _lives(process)]:
             if time.monotonic() > deadline:
                 break
             time.sleep(POLL_S)
-        self._reap()  # after the last look: what ended just before it is no zombie to anybody
+        self._reap()  # last, so that no process that ended just now stays a zombie
         return alive
 
     def _reap(self) -> None:
-        """Collects those of our own children that have ended, so that no zombie stays."""
+        """Reap our own children that have ended, so that no zombie stays."""
         for pid in list(self._children):
             try:
                 ended = os.waitpid(pid, os.WNOHANG)[0] == pid
@@ -181,7 +181,7 @@ class Processes:
         try:
             return _Record(**json.loads((self._records / f"{name}.json").read_text()))
         except (FileNotFoundError, json.JSONDecodeError, TypeError):
-            return None  # absent or half-written: then the process was never ours to find
+            return None  # missing or half-written: then there is no process of ours to find
 
     def _tie(self) -> list[str]:
         if not self._tied:
@@ -193,7 +193,7 @@ class Processes:
 
 
 def _spawn(argv: list[str], env: dict[str, str], log: Path) -> int:
-    """Starts a program in a session of its own, its output appended to `log`; returns its pid."""
+    """Start a program in a session of its own, its output appended to `log`; return its pid."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     try:
         return os.posix_spawnp(
@@ -212,7 +212,7 @@ def _spawn(argv: list[str], env: dict[str, str], log: Path) -> int:
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    """A small environment: etcd and kubectl obey variables that a person's shell may hold."""
+    """Return a small environment: etcd and kubectl obey variables that the user's shell may set."""
     kept = {
         name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ
     }

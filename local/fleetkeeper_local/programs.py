@@ -1,7 +1,7 @@
 """The programs of the cluster, built from upstream Go modules when first needed.
 
-Each lies in the cache under a digest of its sources and flags, so that a fresh checkout and a CI
-run with a warm cache build nothing, and a changed pin builds anew.
+Each is cached under a digest of its sources and flags. With a warm cache, a fresh checkout or a CI
+run builds nothing; a changed version is built again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ HELM_VERSION = "3.22.0"
 PROMETHEUS_VERSION = "3.15.0"
 
 BUILD_DISK_GIB = 8
-"""Go's caches grow by about 5 GiB when everything is built the first time."""
+"""Go's caches grow by about 5 GiB when everything is built for the first time."""
 PROGRESS_PERIOD_S = 20
 GIB = 1024**3
 
 
 @dataclass(frozen=True)
 class Assets:
-    """YAML files of an upstream Go module, joined to one."""
+    """YAML files of an upstream Go module, joined into one."""
 
     name: str
     upstream: str
@@ -45,20 +45,20 @@ class Assets:
 
 @dataclass(frozen=True)
 class Program:
-    """One binary: the Go module it comes from and how it is linked."""
+    """A binary: the Go module that it comes from and how it is linked."""
 
     name: str
     module: str
-    """Folder under local/node that pins the versions (go.mod, go.sum)."""
+    """Directory under local/node that pins the versions (go.mod, go.sum)."""
     package: str
-    """What `go build` is given."""
+    """The package argument of `go build`."""
     stamps: tuple[str, ...] = ()
-    """`-X` values of the linker; without them Kubernetes calls itself v0.0.0 and helm refuses it."""
+    """`-X` values of the linker; without them Kubernetes reports v0.0.0 and helm rejects it."""
     tags: str = ""
     links: tuple[str, ...] = ()
-    """Other names the binary answers to."""
+    """Other names under which the binary can be run."""
     assets: Assets | None = None
-    """A file made from upstream's own, laid beside the binary."""
+    """A file made from upstream's files, stored next to the binary."""
 
 
 _BASE = "k8s.io/component-base/version"
@@ -109,7 +109,7 @@ PROGRAMS = {
             package="helm.sh/helm/v3/cmd/helm",
             stamps=(
                 f"helm.sh/helm/v3/internal/version.version=v{HELM_VERSION}",
-                # What `helm template` and `helm lint` take the cluster for; unset, it is 1.20.
+                # The Kubernetes version that `helm template` and `helm lint` assume; 1.20 if unset.
                 *(
                     f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}={number}"
                     for package in ("chartutil", "lint/rules")
@@ -141,13 +141,13 @@ _HOME = {
 
 
 def program_path(name: str) -> Path:
-    """The path of a program (kubectl, helm, kwok, prometheus, ...) or its file, built if absent.
+    """Return the path of a program (kubectl, helm, kwok, ...) or its file; build it if missing.
 
     Raises:
-        LocalError: the name is unknown, or Go, disk or network are missing.
+        LocalError: the name is unknown, or Go, disk space or network are missing.
     """
     if name not in _HOME:
-        raise LocalError(f"no program is called {name!r}; known: {', '.join(sorted(_HOME))}")
+        raise LocalError(f"unknown program {name!r}; known: {', '.join(sorted(_HOME))}")
     program = _HOME[name]
     home = _home(program)
     if not (home / name).exists():
@@ -156,15 +156,15 @@ def program_path(name: str) -> Path:
 
 
 def built(name: str) -> bool:
-    """Whether the program lies in the cache already."""
+    """Return whether the program is in the cache."""
     return (_home(_HOME[name]) / name).exists()
 
 
 def build_programs(names: Iterable[str]) -> None:
-    """Builds those of the named programs that are not in the cache yet, side by side.
+    """Build, in parallel, those of the named programs that are not in the cache yet.
 
     Raises:
-        LocalError: Go is missing, the disk is too full, or a build failed (with its last lines).
+        LocalError: Go or disk space is missing, or a build failed (with its last lines).
     """
     wanted = {_HOME[name].name: _HOME[name] for name in names}
     missing = [program for name, program in wanted.items() if not built(name)]
@@ -181,7 +181,7 @@ def _home(program: Program) -> Path:
 
 
 def _digest(program: Program) -> str:
-    """A digest of everything that goes into the binary."""
+    """Return a digest of all inputs of the binary."""
     text = hashlib.sha256(repr((program, platform.machine())).encode())
     folder = NODE_SOURCES / program.module
     for path in sorted([*folder.glob("go.*"), *folder.glob("*.go")]):
@@ -193,7 +193,7 @@ def _check_tools(missing: list[Program]) -> None:
     names = ", ".join(program.name for program in missing)
     if not NODE_SOURCES.is_dir():
         raise LocalError(
-            f"{names}: the Go sources are not at {NODE_SOURCES}; run from a checkout of the repository"
+            f"{names}: no Go sources at {NODE_SOURCES}; run this from a checkout of the repository"
         )
     if shutil.which("go") is None:
         raise LocalError(
@@ -204,13 +204,13 @@ def _check_tools(missing: list[Program]) -> None:
     free_gib = shutil.disk_usage(cache).free / GIB
     if free_gib < BUILD_DISK_GIB:
         raise LocalError(
-            f"{names}: building needs {BUILD_DISK_GIB} GiB free under {cache}, {free_gib:.1f} GiB are; "
-            "free some or set FLEETKEEPER_CACHE (and GOCACHE, GOMODCACHE) to a larger disk"
+            f"{names}: building needs {BUILD_DISK_GIB} GiB free in {cache}, found {free_gib:.1f} GiB; "
+            "free some space or set FLEETKEEPER_CACHE (and GOCACHE, GOMODCACHE) to a larger disk"
         )
 
 
 def _build(program: Program) -> None:
-    """Builds one program into the cache: whole or not at all, once even when asked twice."""
+    """Build one program into the cache, completely or not at all, and once if asked twice."""
     home = _home(program)
     with _locked(home.with_suffix(".lock")):
         if (home / program.name).exists():
@@ -225,7 +225,7 @@ def _build(program: Program) -> None:
                 (draft / link).symlink_to(program.name)
             if program.assets is not None:
                 _collect(program, program.assets, draft)
-            # The folder appears whole: whoever sees it may use everything in it.
+            # The directory appears complete, so that others can use everything in it.
             draft.replace(home)
         say(f"{program.name} is ready ({time.monotonic() - started:.0f} s)")
 
@@ -256,13 +256,13 @@ def _compile(program: Program, target: Path, log: Path, started: float) -> None:
     if child.returncode:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
         raise LocalError(
-            f"building {program.name} failed with status {child.returncode}:\n{tail}\n"
-            "If a download failed, check the network and GOPROXY; finished parts are kept, run it again."
+            f"building {program.name} failed with exit code {child.returncode}:\n{tail}\n"
+            "If a download failed, check the network and GOPROXY; then run it again; finished parts are kept."
         )
 
 
 def _collect(program: Program, assets: Assets, target: Path) -> None:
-    """Joins upstream's files into one beside the binary."""
+    """Join upstream's files into one next to the binary."""
     folder = subprocess.run(
         ["go", "list", "-m", "-f", "{{.Dir}}", assets.upstream],
         cwd=NODE_SOURCES / program.module,
@@ -271,13 +271,13 @@ def _collect(program: Program, assets: Assets, target: Path) -> None:
         check=False,
     )
     if folder.returncode:
-        raise LocalError(f"{assets.upstream} has no sources: {folder.stderr.strip()}")
+        raise LocalError(f"cannot get the sources of {assets.upstream}: {folder.stderr.strip()}")
     texts = [(Path(folder.stdout.strip()) / name).read_text() for name in assets.files]
     (target / assets.name).write_text("---\n".join(texts))
 
 
 def _still_running(child: subprocess.Popen[bytes]) -> bool:
-    """Waits up to one progress period; True when the child has not ended by then."""
+    """Wait up to one progress period; return True if the child has not ended by then."""
     try:
         child.wait(timeout=PROGRESS_PERIOD_S)
     except subprocess.TimeoutExpired:
@@ -287,7 +287,7 @@ def _still_running(child: subprocess.Popen[bytes]) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock; the kernel frees it when the holder dies, so none can be stale."""
+    """Hold an exclusive lock; the kernel releases it when the holder dies, so it is never stale."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

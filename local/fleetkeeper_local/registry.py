@@ -14,7 +14,7 @@ PUSH_TIMEOUT_S = 900
 
 
 def write_registry_config(path: Path, data: Path, port: int) -> None:
-    """Writes the configuration of docker-registry: a folder, loopback, deletions allowed."""
+    """Write docker-registry's configuration: one directory, loopback, deletions allowed."""
     document = {
         "version": 0.1,
         "log": {"level": "warn"},
@@ -29,21 +29,22 @@ def write_registry_config(path: Path, data: Path, port: int) -> None:
 
 
 def reference(port: int, name: str, tag: str) -> str:
-    """How pods name an image in the registry: `localhost:PORT/NAME:TAG`, pulled by plain http."""
+    """Return the name by which pods pull an image: `localhost:PORT/NAME:TAG`, over plain HTTP."""
     return f"localhost:{port}/{name}:{tag}"
 
 
 def has_image(port: int, name: str, tag: str) -> bool:
-    """Whether the registry holds this tag."""
+    """Return whether the registry has this tag."""
     tags = probes.fetch_json(f"http://127.0.0.1:{port}/v2/{name}/tags/list")
     return tags is not None and tag in (tags.get("tags") or ())
 
 
 def push(source: str, port: int, name: str, tag: str) -> str:
-    """Copies an image into the registry and returns the name by which pods pull it.
+    """Copy an image into the registry and return the name by which pods pull it.
 
     Args:
-        source: what skopeo reads: `oci:DIR:TAG`, `docker-archive:FILE`, `containers-storage:NAME`.
+        source: skopeo's name of it: `oci:DIR:TAG`, `docker-archive:FILE`, `containers-
+            storage:NAME`.
         port: the registry's.
         name: repository name.
         tag: its tag.
@@ -55,7 +56,7 @@ def push(source: str, port: int, name: str, tag: str) -> str:
 
 
 def copy(source: str, target: str, *, tls: bool) -> str:
-    """Copies an image to `HOST/NAME:TAG` with the user's own log-in and returns that name.
+    """Copy an image to `HOST/NAME:TAG` with the user's own login and return that name.
 
     Raises:
         LocalError: skopeo is missing, or the copy failed; the text is skopeo's.
@@ -81,7 +82,9 @@ def copy(source: str, target: str, *, tls: bool) -> str:
             "skopeo is not on the PATH; install it (Debian: apt-get install skopeo)"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise LocalError(f"{target} did not take the image within {PUSH_TIMEOUT_S} s") from error
+        raise LocalError(
+            f"copying the image to {target} timed out after {PUSH_TIMEOUT_S} s"
+        ) from error
     if done.returncode:
-        raise LocalError(f"{source} could not be copied to {target}: {done.stderr.strip()}")
+        raise LocalError(f"cannot copy {source} to {target}: {done.stderr.strip()}")
     return target

@@ -1,4 +1,4 @@
-"""Lines for the person who waits: on stderr, so that output can be piped."""
+"""Progress lines for the user, on stderr so that the output can be piped."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import typer
 
 
 def say(text: str) -> None:
-    """Prints one line at once."""
+    """Print one line at once."""
     typer.echo(f"local: {text}", err=True)

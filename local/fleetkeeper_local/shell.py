@@ -1,4 +1,4 @@
-"""One way to run a system command: captured, bounded in time, its failure a clear error."""
+"""System commands: output captured, time limited, failures as clear errors."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ TIMEOUT_S = 60.0
 
 
 def run(*words: str | Path, input_text: str | None = None, timeout_s: float = TIMEOUT_S) -> str:
-    """Runs a command and returns its output.
+    """Run a command and return its output.
 
     Raises:
-        LocalError: it is missing, ended with a status other than 0, or not in time.
+        LocalError: it is missing, failed or timed out.
     """
     done = attempt(*words, input_text=input_text, timeout_s=timeout_s)
     if done.returncode:
-        raise LocalError(f"`{_line(words)}` ended with {done.returncode}: {done.stderr.strip()}")
+        raise LocalError(
+            f"`{_line(words)}` failed with exit code {done.returncode}: {done.stderr.strip()}"
+        )
     return done.stdout
 
 
 def attempt(
     *words: str | Path, input_text: str | None = None, timeout_s: float = TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command whose failure is an answer too.
+    """Run a command whose failure is a valid result.
 
     Raises:
-        LocalError: it is missing, or did not end in time.
+        LocalError: it is missing or timed out.
     """
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     try:
@@ -46,7 +48,7 @@ def attempt(
     except FileNotFoundError as error:
         raise LocalError(f"{words[0]} is not on the PATH") from error
     except subprocess.TimeoutExpired as error:
-        raise LocalError(f"`{_line(words)}` did not end within {timeout_s:.0f} s") from error
+        raise LocalError(f"`{_line(words)}` timed out after {timeout_s:.0f} s") from error
 
 
 def _line(words: Sequence[str | Path]) -> str:

@@ -68,21 +68,21 @@ def test_a_good_run_keeps_everything(load: ModuleType) -> None:
     rows = _rows(load, GOOD)
     assert [row.what for row in rows.values() if not row.kept] == []
     measured = {what.split(",")[0]: row.measured for what, row in rows.items()}
-    assert measured["replicas ordered"] == "9 s"
+    assert measured["scale-up"] == "9 s"
     assert measured["queue wait back within its objective"] == "10 s"
-    assert measured["the breaker shows that Prometheus is gone"] == "10 s"
-    assert measured["the breaker shows that it is back"] == "10 s"
-    assert measured["load away: first replica less after"] == "100 s"
+    assert measured["the breaker reports that Prometheus is down"] == "10 s"
+    assert measured["the breaker reports that Prometheus is back"] == "10 s"
+    assert measured["load removed: first replica removed after"] == "100 s"
 
 
 @pytest.mark.parametrize(
     ("decisions", "cause", "missed"),
     [
-        ([_decision(1, 40, 1, 2), GOOD[1]], "", "replicas ordered"),
-        ([GOOD[0], _decision(4, 0, 2, 1), GOOD[1]], "", "replicas taken away"),
-        ([GOOD[0]], "", "load away: first replica"),
-        ([GOOD[0], _decision(6, 50, 2, 1)], "", "load away: first replica"),
-        (GOOD, "truncated", "requests that failed"),
+        ([_decision(1, 40, 1, 2), GOOD[1]], "", "scale-up"),
+        ([GOOD[0], _decision(4, 0, 2, 1), GOOD[1]], "", "replicas removed"),
+        ([GOOD[0]], "", "load removed: first replica"),
+        ([GOOD[0], _decision(6, 50, 2, 1)], "", "load removed: first replica"),
+        (GOOD, "truncated", "failed requests"),
     ],
 )
 def test_what_was_missed_says_so(

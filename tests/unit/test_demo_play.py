@@ -148,7 +148,7 @@ def test_the_load_rises_until_a_second_replica_is_ordered(
     assert loads[-2:] == [last, "x1 again: 2.0/s"]
     assert world.done[: len(FAULTS)] == FAULTS
     assert play.ended_at_s is not None
-    assert not [moment for moment in play.moments if "left out" in moment.text]
+    assert not [moment for moment in play.moments if "skipped" in moment.text]
 
 
 def test_where_no_load_is_too_much_the_run_ends_and_says_what_was_left_out(
@@ -158,5 +158,5 @@ def test_where_no_load_is_too_much_the_run_ends_and_says_what_was_left_out(
     play, world = _played(monkeypatch, capacity_per_s=1_000.0)
     assert _loads(play)[-2:] == ["x8: 16.0/s", "x1 again: 2.0/s"]
     assert world.done[:3] == ["unpin", "stop Prometheus", "start Prometheus"]
-    left = [moment.text for moment in play.moments if "left out" in moment.text]
+    left = [moment.text for moment in play.moments if "skipped" in moment.text]
     assert [text.rpartition(": ")[2] for text in left] == ["kill_operators", "freeze"]

@@ -181,9 +181,9 @@ def test_a_folder_with_other_things_is_never_used_nor_emptied(tmp_path: Path) ->
     node = Node(NodeSettings(directory=tmp_path))
     with pytest.raises(LocalError, match="not empty"):
         node.up()
-    with pytest.raises(LocalError, match="no cluster's folder"):
+    with pytest.raises(LocalError, match=str(tmp_path)):
         node.down(purge=True)
-    with pytest.raises(LocalError, match="no cluster's folder"):
+    with pytest.raises(LocalError, match=str(tmp_path)):
         controlplane.remove(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -235,7 +235,7 @@ def test_a_changed_source_or_flag_is_another_program(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LocalError, match="install Go"):
         programs.program_path("pause")
-    with pytest.raises(LocalError, match="no program is called 'nonsense'"):
+    with pytest.raises(LocalError, match=r"'nonsense'.*kubectl"):
         programs.program_path("nonsense")
 
 
@@ -258,7 +258,7 @@ def test_a_build_without_disk_removes_earlier_builds_before_it_is_refused(
     monkeypatch.setattr(images, "_free_gib", lambda _folder: free[-1])
     monkeypatch.setattr(images, "_prune", lambda: free.append(freed_gib))
     if refused:
-        with pytest.raises(LocalError, match=r"2\.0 GiB are; free some or set FLEETKEEPER_CACHE"):
+        with pytest.raises(LocalError, match=r"15 GiB .*2\.0 GiB.*FLEETKEEPER_CACHE"):
             images._check_disk()
     else:
         images._check_disk()

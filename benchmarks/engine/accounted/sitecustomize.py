@@ -1,12 +1,12 @@
-"""In the processes of a measured engine: how much processor time of their threads our code takes.
+"""Timing inside the processes of a measured engine: the CPU time that our code takes.
 
-Python imports a module of this name at its start. Every entry into our code is timed by the thread's
-own clock, which stands while others have the core; what vLLM's application and its server do on our
-behalf is taken off. Sums go to shared memory. The clock counts itself in: told to, it stands around
-nothing, and what it then finds is its own cost.
+Python imports a module of this name at start-up. Every entry into our code is timed with the
+thread's CPU clock, which stops while other threads have the core. The time that vLLM's application
+and server take on our behalf is subtracted. Sums go to shared memory. The clock includes its own
+cost; with EMPTY it surrounds nothing and so measures that cost.
 """
 
-# ruff: noqa: ANN401, PLC0415 - vLLM's own types pass through; only processes of an engine know its classes
+# ruff: noqa: ANN401, PLC0415 - vLLM's own types pass through; only engine processes can import them
 from __future__ import annotations
 
 import mmap
@@ -19,7 +19,7 @@ from typing import Any
 
 FILE = os.environ.get("FLEETKEEPER_BENCHMARK_ACCOUNT")
 EMPTY = bool(os.environ.get("FLEETKEEPER_BENCHMARK_ACCOUNT_EMPTY"))
-"""Whether our code does nothing: the scheduler is left as it is, requests are passed on."""
+"""Whether our code does nothing: the scheduler is left unchanged, requests are passed on."""
 ENTRIES = (
     "before_schedule",
     "after_schedule",
@@ -29,11 +29,11 @@ ENTRIES = (
     "publish",
     "tick",
 )
-"""What is told apart: of each a word with its calls and one with its nanoseconds."""
+"""The timed entries; each has a counter of its calls and one of its nanoseconds."""
 
 
 class Account:
-    """One request: the time that is not ours."""
+    """The time during one request that is not ours."""
 
     def __init__(self) -> None:
         self.others_ns = 0
@@ -44,14 +44,14 @@ OF_REQUEST: ContextVar[Account | None] = ContextVar("account", default=None)
 
 
 class Timed:
-    """An awaitable whose every run between two waits is timed."""
+    """An awaitable of which every run between two waits is timed."""
 
     def __init__(self, inner: Awaitable[Any], spent: Callable[[int], None]) -> None:
         self._inner = inner.__await__()
         self._spent = spent
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Runs it, as awaiting it does."""
+        """Run the awaitable as `await` does."""
         sent, thrown = None, None
         while True:
             began = thread_time_ns()
@@ -64,12 +64,12 @@ class Timed:
             sent, thrown = None, None
             try:
                 sent = yield waits_for
-            except BaseException as error:  # noqa: BLE001 - passed into what is timed
+            except BaseException as error:  # noqa: BLE001 - passed to the timed awaitable
                 thrown = error
 
 
 def other(made: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Others' code that ours calls: its time is not ours. What it calls of others counts once."""
+    """Wrap other code that ours calls, so that its time is not ours; nested calls count once."""
 
     def call(*args: Any) -> Awaitable[Any]:
         account = OF_REQUEST.get()
@@ -97,11 +97,11 @@ def _nothing(*_: Any) -> None:
 
 
 async def _pass_on(middleware: Any, scope: Any, receive: Any, send: Any) -> None:
-    await middleware._app(scope, receive, send)  # noqa: SLF001 - in the place of its own code
+    await middleware._app(scope, receive, send)  # noqa: SLF001 - replaces its own code
 
 
 def main(file: Path) -> None:
-    """Puts a clock around every call of our code."""
+    """Put a clock around every call of our code."""
     with file.open("r+b") as opened:
         words = memoryview(mmap.mmap(opened.fileno(), 0)).cast("Q")
 

@@ -1,7 +1,7 @@
-"""Schedulers of measured engines that count tokens where another process can read them at any moment.
+"""Schedulers of measured engines whose token count another process can read at any time.
 
-vLLM's own, and ours on top of it; named to vLLM by `--scheduler-cls`. Both count in the same way, so
-what counting costs meets both.
+One is vLLM's own, the other ours on top of it; `--scheduler-cls` names them. Both count in the same
+way, so that both bear the cost of counting.
 """
 
 # ruff: noqa: ANN401 - vLLM's own types pass through
@@ -16,12 +16,12 @@ from fleetkeeper_engine.in_vllm.scheduler import chosen_class, mixed_into
 
 
 def stock(*args: Any, **kwargs: Any) -> Any:
-    """The scheduler that vLLM would have made."""
+    """Return the scheduler that vLLM would have created."""
     return _counting(chosen_class(_config(args, kwargs)))(*args, **kwargs)
 
 
 def ours(*args: Any, **kwargs: Any) -> Any:
-    """The same with live limits."""
+    """Return the same scheduler with live limits."""
     return _counting(mixed_into(chosen_class(_config(args, kwargs))))(*args, **kwargs)
 
 

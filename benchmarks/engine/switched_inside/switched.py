@@ -1,11 +1,12 @@
-"""Our code in an engine that can be told, while it serves, to run without it.
+"""Our code in an engine that can be switched, while it serves, to run without it.
 
-Named to vLLM by `--scheduler-cls` and `--middleware`. Without it the scheduler is of the class that vLLM
-would have chosen, and requests go past the middleware; the engine is the same process, with the same
-memory under it. The scheduler's process keeps the clock, since a turn begins with a step of its own.
+`--scheduler-cls` and `--middleware` name it to vLLM. Without our code, the scheduler has the class
+that vLLM would have chosen, and requests bypass the middleware; the engine is the same process with
+the same memory. The scheduler's process keeps the clock, since each turn begins with one of its
+steps.
 """
 
-# ruff: noqa: ANN401, SLF001 - vLLM's own types pass through; the clock of ours is set right
+# ruff: noqa: ANN401, SLF001 - vLLM's own types pass through; our clock is corrected
 from __future__ import annotations
 
 import mmap
@@ -21,12 +22,12 @@ from fleetkeeper_engine.in_vllm.scheduler import chosen_class, mixed_into
 
 FILE = os.environ.get("FLEETKEEPER_BENCHMARK_SWITCH", "")
 WANTED, ACTIVE, BEGAN, NS, TOKENS = range(5)
-"""Words: the turn asked for and the one that runs, odd with our code; when the first began, how long all
-took that are over, and the tokens of all."""
+"""Words: the requested and the active turn (odd with our code); the start time of the first turn,
+the total time of all completed turns, and the tokens of all turns."""
 
 
 class Nothing:
-    """In the place of ours: an object goes only from one class to another of like bases."""
+    """A placeholder base for ours: an object can change only between classes with similar bases."""
 
 
 def _words() -> memoryview:
@@ -35,7 +36,7 @@ def _words() -> memoryview:
 
 
 def scheduler(*args: Any, **kwargs: Any) -> Any:
-    """The scheduler of vLLM, with ours in front of it whenever that is wanted."""
+    """Return vLLM's scheduler, with ours in front of it whenever that is requested."""
     base = chosen_class(kwargs["vllm_config"] if "vllm_config" in kwargs else args[0])
     words = _words()
     sides: list[type[Any]] = []
@@ -48,7 +49,8 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
         if turn % 2 < last % 2:
             left_ns = now
         elif turn % 2 > last % 2:
-            # Ours counts several times a second; turns without it must not make that more often.
+            # Ours counts several times a second; turns without it must not make it count more
+            # often.
             made._live._count_due += (now - left_ns) / 1e9
         made.__class__ = sides[turn % 2]
         words[ACTIVE] = turn
@@ -76,7 +78,7 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
 
 
 class Tiers(TierMiddleware):
-    """The middleware, gone past while the scheduler runs without ours."""
+    """The middleware, bypassed while the scheduler runs without ours."""
 
     def __init__(self, app: App) -> None:
         super().__init__(app)
@@ -84,7 +86,7 @@ class Tiers(TierMiddleware):
         self._switch = _words()
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Handles one connection's scope."""
+        """Handle one connection's scope."""
         if self._switch[ACTIVE] % 2:
             return super().__call__(scope, receive, send)
         return self._past(scope, receive, send)

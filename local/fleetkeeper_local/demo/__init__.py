@@ -1,4 +1,4 @@
-"""The whole product on a real cluster: installed by Helm, loaded, disturbed, and looked at.
+"""The whole product on a real cluster: installed by Helm, loaded, disturbed and observed.
 
-`make demo` and the end-to-end tests are made of the same parts.
+`make demo` and the end-to-end tests share these modules.
 """

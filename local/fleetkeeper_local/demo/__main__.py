@@ -40,15 +40,16 @@ from fleetkeeper_local.paths import REPOSITORY, data_dir
 from fleetkeeper_local.report import say
 
 TENANT = "fleetkeeper-demo"
-TITLE = "Fleetkeeper: a surge of load, three faults"
+TITLE = "Fleetkeeper: a load surge and three faults"
 SHARE_RATIO = 0.3
-"""Of what one replica can do: four times that is more than one replica carries, and two carry it.
+"""First load relative to one replica's capacity: four times as much exceeds one, but not two.
 
-Not by more than a fifth: where cores are scarce, what waits takes them from the engine that starts.
+It exceeds one replica by at most a fifth. Where cores are scarce, waiting requests compete for
+them with the engine that starts.
 """
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-Out = Annotated[Path, typer.Option("--out", help="Where the page and the figure go.")]
+Out = Annotated[Path, typer.Option("--out", help="Directory of the report and the figure.")]
 
 
 @app.command()
@@ -57,15 +58,15 @@ def up(
     rate: Annotated[
         float | None,
         typer.Option(
-            help=f"Requests a second at first; by default {SHARE_RATIO} of what one replica can do.",
+            help=f"Requests per second in the first stage. Default: {SHARE_RATIO} x one replica's capacity.",
             min=0.1,
         ),
     ] = None,
 ) -> None:
-    """Install everything, load it, break it, and say what happened.
+    """Install everything, apply load, inject faults, and report what happened.
 
-    On the local node; with DEMO_KUBECONFIG on a cluster of yours. There DEMO_VALUES names a file of
-    the chart's values with images that it can pull.
+    This runs on the local node, or with DEMO_KUBECONFIG on an existing cluster. DEMO_VALUES then
+    names a file of chart values with images that the cluster can pull.
     """
     began = time.monotonic()
     try:
@@ -80,7 +81,7 @@ def up(
 
 @app.command()
 def down() -> None:
-    """Remove what the demo made: the local node, or on a cluster of yours the demo's namespaces."""
+    """Remove what the demo created: the local node, or its namespaces on an existing cluster."""
     given = os.environ.get("DEMO_KUBECONFIG")
     try:
         if given:
@@ -93,7 +94,7 @@ def down() -> None:
     except LocalError as error:
         typer.echo(f"demo: {error}", err=True)
         raise typer.Exit(1) from error
-    say("the demo is gone" + ("; the CRD stays, as the chart says" if given else ""))
+    say("removed the demo" + ("; the CRD stays, as the chart specifies" if given else ""))
 
 
 def _stage() -> Stage:
@@ -103,21 +104,21 @@ def _stage() -> Stage:
     values = os.environ.get("DEMO_VALUES")
     if not values:
         raise LocalError(
-            "DEMO_KUBECONFIG is set: set DEMO_VALUES too, a values file of charts/fleetkeeper with "
-            "image names that the cluster can pull (docs/operations.md)"
+            "DEMO_KUBECONFIG is set, so set DEMO_VALUES too: a values file of charts/fleetkeeper with "
+            "images that the cluster can pull (docs/operations.md)"
         )
     return GivenStage(Cluster(Path(given)), Path(values))
 
 
 def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
-    """Plays it all; returns how many requests failed that no frozen engine explains."""
+    """Run the demo; return the number of failures that the frozen engine does not explain."""
     installation = stage.install()
     ensure_namespace(stage.cluster, TENANT)
     stage.put_model(TENANT)
     say("kubectl apply -f examples/tiny.yaml")
     fleet = apply_example(stage.cluster, TENANT)
     fleet.said = say
-    fleet.pin(1)  # also when the measurement below is too much for one replica
+    fleet.pin(1)  # also if the measurement below is too much for one replica
     ready_s = time.monotonic() - began
     say(f"the fleet is Ready ({ready_s:.0f} s after the start)")
     with (
@@ -142,28 +143,28 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
         samples=samples,
         frozen=play.frozen_times(),
         notes=(
-            f"One replica answered {capacity:.1f} requests a second; x1 is {first:.1f}.",
-            f"Ready {ready_s:.0f} s after the start; {took_s:.0f} s in all.",
+            f"One replica answered {capacity:.1f} requests/s; x1 is {first:.1f}.",
+            f"Ready {ready_s:.0f} s after the start; {took_s:.0f} s in total.",
             f"Figure: {figure}",
         ),
     )
     written = out / "demo.txt"
     written.write_text(text)
     typer.echo(text)
-    typer.echo(f"The same page: {written}")
+    typer.echo(f"This report is also in {written}")
     broken = failed(samples)
     return len(broken) - len(inside(broken, play.frozen_times()))
 
 
 def _capacity(address: str, model: str) -> float:
-    say("measuring what one replica can do")
+    say("measuring the capacity of one replica")
     capacity = measure_capacity(address, model, Shape())
-    say(f"one replica answers {capacity:.1f} requests a second")
+    say(f"one replica answers {capacity:.1f} requests/s")
     return capacity
 
 
 def _told(fleet: Fleet, recorder: Recorder, since_s: float) -> list[Moment]:
-    """What Fleetkeeper said of the fleet since the load began."""
+    """Return what Fleetkeeper reported about the fleet since the load started."""
     return merged(
         moments_of_events(fleet.cluster.events(fleet.namespace, fleet.name), since_s),
         moments_of_decisions(recorder.decisions, since_s),

@@ -1,4 +1,4 @@
-"""What one replica can do on this machine: load is chosen by it, not by a number for all machines."""
+"""The capacity of one replica on this machine, from which the load is chosen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetkeeper_local.load.open_loop import prompt_of
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
 CLIENTS = 16
-"""At once: more than the sequences that a young engine is first limited to, so that it is never idle."""
+"""Concurrent clients: more than a new engine's sequence limit, so that it is never idle."""
 WARM_UP_S, MEASURED_S = 4.0, 12.0
 SEED = 19
 
@@ -24,10 +24,10 @@ def measure_capacity(
     seconds: float = MEASURED_S,
     warm_up_s: float = WARM_UP_S,
 ) -> float:
-    """Requests of this shape that are answered in a second while there is always one waiting.
+    """Return the requests of this shape that are answered per second while more always wait.
 
     Raises:
-        LocalError: none was answered.
+        LocalError: no request was answered.
     """
     answered = asyncio.run(_saturate(base_url, model, shape, seconds, warm_up_s))
     if not answered:
@@ -55,7 +55,7 @@ async def _saturate(
 
     async with CompletionClient(base_url, model, patience=Patience(attempts=20)) as client:
         with suppress(TimeoutError):
-            # What is under way at the end is hung up on: the engine drops it.
+            # Requests in flight at the end are dropped; the engine aborts them.
             async with asyncio.timeout_at(end_s), asyncio.TaskGroup() as group:
                 for _ in range(CLIENTS):
                     group.create_task(keep_asking(client))

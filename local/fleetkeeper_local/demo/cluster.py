@@ -1,4 +1,4 @@
-"""A cluster as a user has it: a kubeconfig, and what is asked of it often."""
+"""A cluster as a user has it: a kubeconfig and common requests."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ REQUEST_TIMEOUT_S = 30.0
 
 
 class CommandError(LocalError):
-    """kubectl or Helm ended with a status other than 0; the text is what it said."""
+    """A kubectl or Helm command that failed; the text is its output."""
 
 
 class Cluster:
-    """One cluster, by its kubeconfig."""
+    """A cluster, given by its kubeconfig."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        """Reads the kubeconfig; nothing is asked yet."""
+        """Read the kubeconfig; nothing is requested yet."""
         self.kubeconfig = kubeconfig
         api = config.new_client_from_config(str(kubeconfig))
         self._core = client.CoreV1Api(api)
@@ -39,25 +39,25 @@ class Cluster:
     # -- commands -----------------------------------------------------------------------------
 
     def kubectl(self, *args: str, given: str | None = None, timeout_s: float = 120.0) -> str:
-        """Runs kubectl and returns what it printed.
+        """Run kubectl and return its output.
 
         Raises:
-            CommandError: it failed, or did not end in time.
+            CommandError: it failed or timed out.
         """
         argv = ["kubectl", "--cache-dir", str(self._cache)]
         return self._run(argv, args, given, timeout_s)
 
     def argv(self, *args: str) -> list[str]:
-        """The command line of kubectl, for who runs it on its own (exec, port-forward)."""
+        """Return kubectl's argument list, for callers that run it (exec, port-forward)."""
         return [str(program_path("kubectl")), "--kubeconfig", str(self.kubeconfig), *args]
 
     def helm(
         self, *args: str, values: Mapping[str, Any] | None = None, timeout_s: float = 900.0
     ) -> str:
-        """Runs Helm, with values on standard input, and returns what it printed.
+        """Run Helm, with values on standard input, and return its output.
 
         Raises:
-            CommandError: it failed, or did not end in time.
+            CommandError: it failed or timed out.
         """
         if values is None:
             return self._run(["helm"], args, None, timeout_s)
@@ -78,13 +78,13 @@ class Cluster:
                 timeout=timeout_s,
             )
         except subprocess.TimeoutExpired as error:
-            raise CommandError(f"{shown}: no end within {timeout_s:.0f} s") from error
+            raise CommandError(f"{shown}: timed out after {timeout_s:.0f} s") from error
         if done.returncode:
             raise CommandError(f"{shown}: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout
 
     def apply(self, *manifests: Live, namespace: str | None = None) -> None:
-        """Server-side apply, under a field manager of its own."""
+        """Apply manifests server-side, with a field manager of its own."""
         document = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         where = ("-n", namespace) if namespace else ()
         self.kubectl(
@@ -92,10 +92,10 @@ class Cluster:
             given=json.dumps(document),
         )
 
-    # -- looks: no process is started for them --------------------------------------------------
+    # -- reads: they start no process -------------------------------------------------------------
 
     def inference_service(self, namespace: str, name: str) -> Live | None:
-        """The InferenceService as it is, or None."""
+        """Return the InferenceService, or None if it does not exist."""
         try:
             found: Live = self._custom.get_namespaced_custom_object(
                 GROUP, VERSION, namespace, PLURAL, name, _request_timeout=REQUEST_TIMEOUT_S
@@ -107,7 +107,7 @@ class Cluster:
         return found
 
     def pods(self, namespace: str, selector: str) -> list[Live]:
-        """The pods with these labels, oldest first."""
+        """Return the pods with these labels, oldest first."""
         answer = self._core.list_namespaced_pod(
             namespace,
             label_selector=selector,
@@ -118,7 +118,7 @@ class Cluster:
         return sorted(items, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def events(self, namespace: str, name: str) -> list[Live]:
-        """What was said of an InferenceService, oldest first."""
+        """Return the Events of an InferenceService, oldest first."""
         answer = self._core.list_namespaced_event(
             namespace,
             field_selector=f"involvedObject.name={name},involvedObject.kind=InferenceService",
@@ -129,18 +129,18 @@ class Cluster:
         return sorted(items, key=lambda event: str(event["metadata"]["creationTimestamp"]))
 
     def cluster_ip(self, namespace: str, name: str) -> str:
-        """The address of a Kubernetes Service.
+        """Return the cluster IP of a Kubernetes Service.
 
         Raises:
-            LocalError: there is none.
+            LocalError: it has none.
         """
         text = self.kubectl(
             *("-n", namespace, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
         )
         if not text:
-            raise LocalError(f"the Service {namespace}/{name} has no address")
+            raise LocalError(f"the Service {namespace}/{name} has no cluster IP")
         return text
 
     def namespaces(self) -> list[str]:
-        """The names of all namespaces."""
+        """Return the names of all namespaces."""
         return self.kubectl("get", "namespaces", "-o", "name").replace("namespace/", "").split()

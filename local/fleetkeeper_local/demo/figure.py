@@ -1,4 +1,4 @@
-"""The figure of a run: one time axis, what was done on top, decisions where they took effect."""
+"""The figure of a run: one time axis, the demo's actions on top, decisions as they took effect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COVERAGE = ("signal_coverage_ratio", ())
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of a run, in seconds of the wall clock: a stage of the load, or a fault."""
+    """A period of a run, in seconds of the wall clock: a stage of the load, or a fault."""
 
     begin_s: float
     end_s: float
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything that is drawn. Samples count from `start_s`; all else is the wall clock's."""
+    """The data of the figure. Samples count from `start_s`; other times are wall clock times."""
 
     title: str
     start_s: float
@@ -53,17 +53,17 @@ class Run:
     samples: Sequence[Sample]
 
     def points(self, name: str, **labels: str) -> Points:
-        """A gauge of the control loop, with gaps where nobody led."""
+        """Return a gauge of the control loop, with gaps while no operator led."""
         return gapped(points_of(self.looks, self.start_s, name, **labels), GAP_S)
 
     def signal(self, name: str) -> Points:
-        """A signal, with gaps where no replica's signals could be used: its 0 means nothing then."""
+        """Return a signal, with gaps while no replica's signals were usable: it is 0 then."""
         looks = [look for look in self.looks if look.gauges.get(COVERAGE)]
         return gapped(points_of(looks, self.start_s, name), GAP_S)
 
 
 def draw(run: Run, file: Path) -> None:
-    """Writes the figure as PNG."""
+    """Write the figure as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - heavy
     from matplotlib.figure import Figure  # noqa: PLC0415 - as above
 
@@ -84,7 +84,7 @@ def draw(run: Run, file: Path) -> None:
             axis.legend(
                 loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize="x-small", frameon=False
             )
-    axes[-1].set_xlabel("seconds after the load began")
+    axes[-1].set_xlabel("seconds since the load started")
     axes[-1].set_xlim(0, run.end_s - run.start_s)
     figure.align_ylabels(axes)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def draw(run: Run, file: Path) -> None:
 
 
 def _strip(axis: Axes, run: Run) -> None:
-    """What was done to the fleet: a row for the load, one for each kind of fault."""
+    """Draw the demo's actions: a row for the load, and one for each kind of fault."""
     faults = list(dict.fromkeys(span.text for span in run.spans if span.kind == FAULT))
     rows = ["load", *faults]
     stages = 0
@@ -112,7 +112,7 @@ def _strip(axis: Axes, run: Run) -> None:
 
 
 def _shade(axis: Axes, run: Run) -> None:
-    """Faults as pale bands, changes of load as lines, through every panel."""
+    """Draw faults as pale bands and load changes as lines through every panel."""
     for span in run.spans:
         begin, end = span.begin_s - run.start_s, span.end_s - run.start_s
         if span.kind == FAULT:
@@ -133,7 +133,7 @@ def _requests(axis: Axes, run: Run) -> None:
     answered = spread([s.ended_s for s in run.samples if s.outcome.ok], width_s, BIN_S)
     _line(axis, sent, "sent", INK)
     _line(axis, answered, "answered", "#27824a")
-    axis.set_ylabel("requests\na second")
+    axis.set_ylabel("requests\nper second")
     axis.set_ylim(bottom=0)
 
 
@@ -144,12 +144,12 @@ def _first_token(axis: Axes, run: Run) -> None:
         values = [max(1e-3, s.first_token_s or 0.0) for s in chosen]
         axis.plot(times, values, ".", markersize=2.2, color=COLOURS[tier], label=tier, alpha=0.6)
     axis.set_yscale("log")
-    axis.set_ylabel("first token\nat the client, s")
+    axis.set_ylabel("TTFT\nat the client, s")
 
 
 def _queue_wait(axis: Axes, run: Run) -> None:
     _line(axis, run.points("objective_queue_wait_seconds"), "objective", INK, linestyle=":")
-    _line(axis, run.signal("signal_queue_wait_seconds"), "as judged", BLUE)
+    _line(axis, run.signal("signal_queue_wait_seconds"), "measured", BLUE)
     axis.set_yscale("log")
     axis.set_ylabel("queue wait, s")
 
@@ -163,7 +163,7 @@ def _batch_time(axis: Axes, run: Run) -> None:
         )
     )
     _line(axis, objective, "objective", INK, linestyle=":")
-    _line(axis, measured, "mean of a step", BLUE)
+    _line(axis, measured, "mean step time", BLUE)
     axis.set_ylabel("batch time, ms")
     axis.set_ylim(bottom=0)
 
@@ -171,7 +171,7 @@ def _batch_time(axis: Axes, run: Run) -> None:
 def _sequences(axis: Axes, run: Run) -> None:
     limit = run.points("decision_limit_sequences")
     _line(axis, run.signal("signal_running"), "running, all replicas", "#8e9aa6", linewidth=1.0)
-    _line(axis, limit, "limit of one replica", BLUE, drawstyle="steps-post")
+    _line(axis, limit, "limit per replica", BLUE, drawstyle="steps-post")
     changes = [row for row in run.decisions if row["what"] == "limits"]
     _marks(axis, run, changes, [float(str(row.get("to", "0")).split("/")[0]) for row in changes])
     axis.set_ylabel("sequences\nin a batch")
@@ -180,7 +180,7 @@ def _sequences(axis: Axes, run: Run) -> None:
 
 def _replicas(axis: Axes, run: Run) -> None:
     ordered = run.points("decision_replicas", kind="ordered")
-    _line(axis, ordered, "ordered", INK, drawstyle="steps-post")
+    _line(axis, ordered, "allocated", INK, drawstyle="steps-post")
     ready = ready_of(run.looks, run.start_s)
     _line(axis, ready, "ready", "#27824a", drawstyle="steps-post", linestyle="--")
     changes = [row for row in run.decisions if row["what"] == "replicas"]
@@ -194,7 +194,7 @@ def _replicas(axis: Axes, run: Run) -> None:
 def _marks(
     axis: Axes, run: Run, changes: Sequence[Mapping[str, Any]], values: Sequence[float]
 ) -> None:
-    """A triangle at each decision, with what it changed."""
+    """Draw a triangle at each decision, with its change."""
     for number, (row, value) in enumerate(zip(changes, values, strict=True)):
         at_s = seconds_of(str(row["time"])) - run.start_s
         axis.plot([at_s], [value], "v", color="#d35400", markersize=6, zorder=5)
@@ -210,7 +210,7 @@ def _marks(
 
 
 def _breakers(axis: Axes, run: Run) -> None:
-    """A row a breaker: pale while closed, amber half-open, red open; empty where nobody led."""
+    """Draw a row per breaker: pale closed, amber half-open, red open, empty if none led."""
     end_s = run.end_s - run.start_s
     for row, name in enumerate(reversed(BREAKERS)):
         points = run.points("breaker_state", breaker=name)

@@ -13,12 +13,12 @@ from fleetkeeper_local.errors import LocalError
 ENGINE, ROUTER = "engine", "router"
 POLL_S = 0.5
 NO_PROGRESS_S = 600.0
-"""An engine on a crowded machine takes minutes to start, and shows nothing meanwhile."""
+"""An engine on a busy machine takes minutes to start and shows no progress meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What tests and the demo want to know of a pod."""
+    """The facts about a pod that tests and the demo use."""
 
     name: str
     uid: str
@@ -27,19 +27,19 @@ class PodFacts:
     leaving: bool
     restarts: int
     started: str
-    """When its container last started; empty before."""
+    """Start time of its container; empty before it starts."""
     ended: str
-    """Why its container last ended (OOMKilled, Error, ...); empty when it never did."""
+    """Reason for its container's last termination (OOMKilled, Error, ...); empty if none."""
     image: str
 
     @property
     def identity(self) -> tuple[str, int, str]:
-        """Equal before and after exactly when nothing was restarted."""
+        """Equal before and after if and only if nothing was restarted."""
         return (self.uid, self.restarts, self.started)
 
 
 def pod_facts(pod: Live) -> PodFacts:
-    """The facts of a pod with one container."""
+    """Return the facts about a pod with one container."""
     status = pod["status"]
     containers = status.get("containerStatuses") or [{}]
     first = containers[0]
@@ -62,56 +62,56 @@ class Fleet:
     """The InferenceService `name` in `namespace`."""
 
     def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
-        """Asks nothing yet."""
+        """Store the names; nothing is requested yet."""
         self.cluster = cluster
         self.namespace = namespace
         self.name = name
         self.said: Callable[[str], None] = lambda _text: None
-        """Told each new state while somebody waits."""
+        """Called with each new state during a wait."""
 
-    # -- what it is ---------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------
 
     def live(self) -> Live:
-        """The resource.
+        """Return the resource.
 
         Raises:
             LocalError: it does not exist.
         """
         found = self.cluster.inference_service(self.namespace, self.name)
         if found is None:
-            raise LocalError(f"there is no InferenceService {self.namespace}/{self.name}")
+            raise LocalError(f"InferenceService {self.namespace}/{self.name} does not exist")
         return found
 
     def status(self) -> Live:
-        """Its status; empty before the operator's first look."""
+        """Return its status; empty before the operator's first reconcile."""
         status: Live = self.live().get("status") or {}
         return status
 
     def condition(self, kind: str) -> Live:
-        """A condition; empty where there is none."""
+        """Return a condition; empty if it is absent."""
         return condition_of(self.live(), kind)
 
     def engines(self) -> list[PodFacts]:
-        """Its engine pods that are not on their way out, oldest first."""
+        """Return its engine pods that are not terminating, oldest first."""
         return [pod for pod in self.pods(ENGINE) if not pod.leaving]
 
     def pods(self, component: str) -> list[PodFacts]:
-        """All pods of a component, oldest first."""
+        """Return all pods of a component, oldest first."""
         selector = f"fleetkeeper.io/service={self.name},fleetkeeper.io/component={component}"
         return [pod_facts(pod) for pod in self.cluster.pods(self.namespace, selector)]
 
     def base_url(self) -> str:
-        """The address of the API from the cluster's nodes."""
+        """Return the URL of the API, for clients on the cluster's nodes."""
         return f"http://{self.cluster.cluster_ip(self.namespace, self.name)}/v1"
 
     # -- changes ------------------------------------------------------------------------------
 
     def kubectl(self, *args: str, given: str | None = None) -> str:
-        """Runs kubectl in its namespace."""
+        """Run kubectl in its namespace."""
         return self.cluster.kubectl("-n", self.namespace, *args, given=given)
 
     def change(self, spec: Live) -> None:
-        """Merges into its spec (null removes)."""
+        """Merge into its spec (null removes)."""
         import json  # noqa: PLC0415 - one use
 
         self.kubectl(
@@ -127,11 +127,11 @@ class Fleet:
         what: str,
         no_progress_s: float = NO_PROGRESS_S,
     ) -> Any:  # noqa: ANN401 - whatever the question answers
-        """The first answer that is neither None nor false; patient as long as something moves.
+        """Return the first result of `question` that is true; wait while the fleet makes progress.
 
         Raises:
-            LocalError: neither the answer nor anything of the fleet changed for `no_progress_s`;
-                the text is what the fleet says of itself.
+            LocalError: the state of the fleet did not change for `no_progress_s`; the text is its
+                summary.
         """
         last, since_s = "", time.monotonic()
         while not (answer := question()):
@@ -147,21 +147,21 @@ class Fleet:
         return answer
 
     def await_ready(self, replicas: int | None = None) -> None:
-        """Returns once its current generation is Ready, with so many replicas where given."""
+        """Return once its current generation is Ready, with this number of replicas if given."""
         wanted = "Ready" if replicas is None else f"Ready with {replicas} replicas"
         self.until(lambda: self.is_ready(replicas), wanted)
 
     def pin(self, replicas: int) -> None:
-        """Returns when so many replicas stand, which they do until `unpin`, whatever the load."""
+        """Set spec.replicas and return once they are ready; they stay until `unpin`."""
         self.change({"replicas": replicas})
         self.await_ready(replicas)
 
     def unpin(self) -> None:
-        """The control loop decides the number again."""
+        """Let the control loop choose the number of replicas again."""
         self.change({"replicas": None})
 
     def is_ready(self, replicas: int | None = None) -> bool:
-        """Whether its current generation is Ready and no pod comes or goes."""
+        """Return whether its generation is Ready, with exactly `replicas` ready pods if given."""
         live = self.live()
         if not ready_in_its_generation(live):
             return False
@@ -172,26 +172,26 @@ class Fleet:
         return len(pods) == replicas and all(pod.ready and not pod.leaving for pod in pods)
 
     def summary(self) -> str:
-        """One line: Ready with its reason, and the pods."""
+        """Return one line: the Ready condition with its reason, and the pods."""
         ready = self.condition("Ready")
         pods = ", ".join(_pod_words(pod) for pod in self.pods(ENGINE)) or "no pods"
         return f"Ready={ready.get('status', '?')} {ready.get('reason', '')}: {ready.get('message', '')} [{pods}]"
 
 
 def _pod_words(pod: PodFacts) -> str:
-    state = "leaving" if pod.leaving else "ready" if pod.ready else "not ready"
+    state = "terminating" if pod.leaving else "ready" if pod.ready else "not ready"
     restarts = f", {pod.restarts} restarts ({pod.ended})" if pod.restarts else ""
     return f"{pod.name} {state}{restarts}"
 
 
 def condition_of(live: Live, kind: str) -> Live:
-    """A condition of the resource; empty where there is none."""
+    """Return a condition of the resource; empty if it is absent."""
     found = (live.get("status") or {}).get("conditions") or []
     return next((item for item in found if item["type"] == kind), {})
 
 
 def ready_in_its_generation(live: Live) -> bool:
-    """Whether Ready is True and speaks of the spec as it is now."""
+    """Return whether Ready is True for the current generation of the spec."""
     generation = live["metadata"]["generation"]
     ready = condition_of(live, "Ready")
     return (

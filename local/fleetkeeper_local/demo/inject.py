@@ -1,4 +1,4 @@
-"""Faults, put into a running fleet from outside: what a machine, a network or a bug would do."""
+"""Faults injected from outside, as a machine, a network or a bug would cause them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetkeeper_local.errors import LocalError
 
 
 def processes_of(pod_uid: str, wanted: Callable[[str], bool]) -> list[int]:
-    """Processes of this machine in the cgroups of one pod, chosen by their command line."""
+    """Return the processes of this machine in a pod's cgroups whose command line is `wanted`."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -30,20 +30,22 @@ def processes_of(pod_uid: str, wanted: Callable[[str], bool]) -> list[int]:
 
 
 def freeze_engine(pod: PodFacts) -> int:
-    """Stops the core of a pod's vLLM, as a hang would: its port stays open. Returns its pid.
+    """Stop the core of a pod's vLLM as a hang would: its port stays open. Return its pid.
 
     Raises:
         LocalError: the pod has no such process on this machine.
     """
     cores = processes_of(pod.uid, lambda command: command.startswith("VLLM::EngineCore"))
     if len(cores) != 1:
-        raise LocalError(f"pod {pod.name} has {len(cores)} engine cores on this machine, not one")
+        raise LocalError(
+            f"pod {pod.name} has {len(cores)} engine cores on this machine, expected one"
+        )
     os.kill(cores[0], signal.SIGSTOP)
     return cores[0]
 
 
 def kill_operators(installation: Installation) -> int:
-    """Kill -9 of every operator process on this machine; returns how many there were."""
+    """Kill every operator process on this machine with SIGKILL; return their number."""
     pids = [
         pid
         for pod in installation.operators()

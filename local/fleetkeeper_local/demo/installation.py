@@ -1,4 +1,4 @@
-"""Fleetkeeper on a cluster by Helm, and a model for its engines to serve."""
+"""Fleetkeeper installed on a cluster by Helm, and a model for its engines to serve."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INSTALL_TIMEOUT = "10m"
 
 @dataclass(frozen=True)
 class ImageNames:
-    """The names by which the cluster pulls the product's images."""
+    """The names under which the cluster pulls the product's images."""
 
     operator: str
     engine: str
@@ -45,10 +45,10 @@ class Installation:
     namespace: str = NAMESPACE
 
     def install(self, values: Mapping[str, Any] | None = None) -> None:
-        """Installs or upgrades, and returns when the operator is ready.
+        """Install or upgrade, and return when the operator is ready.
 
         Raises:
-            CommandError: Helm's words, and those of the operator's pods.
+            CommandError: Helm failed; the text has its output and the state of the operator's pods.
         """
         if values is not None:
             self.values = dict(values)
@@ -63,7 +63,7 @@ class Installation:
             raise CommandError(f"{error}\n{self.describe()}") from error
 
     def _end_interrupted(self) -> None:
-        """Takes back what an interrupted Helm left half done: it would refuse every next step."""
+        """Revert what an interrupted Helm left half done; it blocks every further command."""
         try:
             said = self.cluster.helm(
                 "status", self.release, "--namespace", self.namespace, "-o=json"
@@ -77,21 +77,21 @@ class Installation:
             self.cluster.helm("rollback", self.release, "--namespace", self.namespace)
 
     def uninstall(self) -> None:
-        """Removes the release; the CRD stays, as the chart says."""
+        """Remove the release; the CRD stays, as the chart specifies."""
         self.cluster.helm(
             *("uninstall", self.release, "--namespace", self.namespace, "--wait"),
             *("--ignore-not-found",),
         )
 
     def operators(self) -> list[Live]:
-        """The operator's pods, oldest first."""
+        """Return the operator's pods, oldest first."""
         return self.cluster.pods(self.namespace, OPERATOR_SELECTOR)
 
     def leader(self) -> Live:
-        """The pod that holds the Lease.
+        """Return the pod that holds the Lease.
 
         Raises:
-            LocalError: nobody does.
+            LocalError: no pod holds it.
         """
         lease = json.loads(
             self.cluster.kubectl("-n", self.namespace, "get", "lease", self.release, "-o", "json")
@@ -100,10 +100,10 @@ class Installation:
         for pod in self.operators():
             if pod["metadata"]["uid"] in holder:
                 return pod
-        raise LocalError(f"no operator pod leads; the Lease names {holder or 'nobody'}")
+        raise LocalError(f"no operator pod is the leader; the Lease names {holder or 'no holder'}")
 
     def logs(self) -> str:
-        """What the operator's containers said, those that ended too."""
+        """Return the logs of the operator's containers, including terminated ones."""
         said = []
         for pod in self.operators():
             name = pod["metadata"]["name"]
@@ -115,7 +115,7 @@ class Installation:
         return "\n".join(said)
 
     def describe(self) -> str:
-        """The state of its pods and their newest events, for error texts."""
+        """Return the state of the operator's pods and their newest events, for error texts."""
         try:
             pods = self.cluster.kubectl("-n", self.namespace, "get", "pods", "-o", "wide")
             events = self.cluster.kubectl(
@@ -127,7 +127,7 @@ class Installation:
 
 
 def push_images(node: Node) -> ImageNames:
-    """Builds the three images (unchanged ones come from the cache) and fills the node's registry."""
+    """Build the three images (unchanged ones come from the cache) and push them to the node."""
     port = node.settings.registry_port
     return ImageNames(
         **{name: images.build(name).push(port) for name in ("operator", "engine", "router")}
@@ -135,7 +135,7 @@ def push_images(node: Node) -> ImageNames:
 
 
 def desired_values(names: ImageNames, node: Node) -> dict[str, Any]:
-    """The chart's values for the local node: its images, its Prometheus, small requests."""
+    """Return the chart's values for the local node: its images, its Prometheus, small requests."""
     repository, _, tag = names.operator.rpartition(":")
     return {
         "image": {"repository": repository, "tag": tag},
@@ -150,7 +150,7 @@ def desired_values(names: ImageNames, node: Node) -> dict[str, Any]:
 
 
 def put_model(cluster: Cluster, node: Node, namespace: str) -> None:
-    """Writes the tiny model and gives it to a namespace as the claim `models`, read-only."""
+    """Write the tiny model and mount it into a namespace as the read-only claim `models`."""
     folder = node.directory / "models"
     if not (folder / "tiny" / "config.json").exists():
         python = REPOSITORY / ".venv-engine" / "bin" / "python"
@@ -161,7 +161,7 @@ def put_model(cluster: Cluster, node: Node, namespace: str) -> None:
 
 
 def desired_model_claim(folder: Path, node_name: str, namespace: str) -> list[Live]:
-    """A folder of a node as a volume, bound to the claim `models` of a namespace."""
+    """Return a node's directory as a volume, bound to the claim `models` of a namespace."""
     common = {
         "accessModes": ["ReadOnlyMany"],
         "storageClassName": "",
@@ -194,7 +194,7 @@ def desired_model_claim(folder: Path, node_name: str, namespace: str) -> list[Li
 
 
 def ensure_namespace(cluster: Cluster, namespace: str) -> None:
-    """A namespace in which only hardened pods are admitted: ours are."""
+    """Create a namespace that admits only hardened pods, as Fleetkeeper's are."""
     cluster.apply(
         {
             "apiVersion": "v1",
@@ -208,17 +208,17 @@ def ensure_namespace(cluster: Cluster, namespace: str) -> None:
 
 
 def apply_example(cluster: Cluster, namespace: str, file: Path = TINY, name: str = "tiny") -> Fleet:
-    """Applies an example in a namespace."""
+    """Apply an example in a namespace."""
     cluster.kubectl("-n", namespace, "apply", "-f", str(file))
     return Fleet(cluster, namespace, name)
 
 
 def install_on_node(node: Node) -> Installation:
-    """The whole product on a node that runs: images, chart, operator ready."""
+    """Install the whole product on a running node: images, chart, operator ready."""
     cluster = Cluster(node.kubeconfig)
-    say("building and pushing the images (those that are there already take a second)")
+    say("building and pushing the images (unchanged ones take a second)")
     names = push_images(node)
     installation = Installation(cluster, desired_values(names, node))
-    say("installing the chart by Helm")
+    say("installing the chart with Helm")
     installation.install()
     return installation

@@ -1,7 +1,7 @@
-"""The demo's course: load once, fourfold, once again; three faults; each stage ends by an event.
+"""The stages of the demo: load once, fourfold, once again; three faults; each ends with an event.
 
-Fourfold is by a measurement that a slow moment of the machine may spoil: where one replica carries it,
-the load rises further until a second is ordered.
+The factor relies on a measurement that a slow moment of the machine may spoil. If one replica
+carries the fourfold load, the load rises further until a second replica is created.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ LOOK_S = 1.0
 SEED = 20_240_607
 QUIET_LEAST_S, SURGE_LEAST_S, LAST_LEAST_S = 25.0, 45.0, 45.0
 UNPINNED_S = 20.0
-"""Time for the load that capacity was measured with to leave the windows of the control loop, most of it."""
+"""Time in which most of the capacity measurement's load leaves the control loop's windows."""
 QUIET_MAX_S, SURGE_MAX_S, RECOVERY_MAX_S = 90.0, 360.0, 300.0
 SURGE: Final = (4.0, 5.0, 6.25, 8.0)
-"""Times the first load. The next where one replica has carried the one before for `SURGE_LEAST_S`."""
+"""Multiples of the first load. The next one follows if one replica carried the last for
+`SURGE_LEAST_S`."""
 SETTLED_S = 10.0
-"""How long the surge goes on with two replicas."""
+"""Time that the surge continues with two replicas."""
 PROMETHEUS_GONE_S = 25.0
 KILLED_S = 2.0
 PATIENCE = Patience(attempts=100, longest_wait_s=30.0, request_timeout_s=300.0, deadline_s=300.0)
-"""A user's client that comes back when it is told to, for five minutes."""
+"""A client that honors Retry-After, for five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something to do once, so many seconds into a stage and not before `when` says so."""
+    """An action to perform once, `at_s` seconds into a stage or later, once `when` is true."""
 
     at_s: float
     do: Callable[[], None]
@@ -51,13 +52,13 @@ class Play:
     """One run on a fleet that is Ready.
 
     Attributes:
-        stage: the cluster, and what may be done to it.
+        stage: the cluster, and the actions it allows.
         installation: the operator.
         fleet: the service under load.
-        base_url: its API's address from here.
-        rate_per_s: requests a second in the first stage.
-        look: called about once a second, to show how it goes.
-        moments: what was done to the fleet.
+        base_url: the URL of its API from here.
+        rate_per_s: requests per second in the first stage.
+        look: called about once per second, to show the progress.
+        moments: the demo's actions, and their effects.
     """
 
     stage: Stage
@@ -79,18 +80,18 @@ class Play:
 
     @property
     def start_s(self) -> float:
-        """When the load began, by the wall clock."""
+        """Start of the load by the wall clock."""
         return self.traffic[0].started_at_s
 
     def run(self) -> None:
-        """Plays all stages, and waits for the last answers."""
+        """Run all stages, and wait for the last responses."""
         began_s = time.time()
         try:
             release = Act(UNPINNED_S, self._unpin)
             self._load("x1", 1.0, QUIET_LEAST_S, self._is_judged, QUIET_MAX_S, release)
             self._surge()
             acts = [
-                # With one replica alone every request would be in the frozen engine.
+                # With one replica only, every request would be in the frozen engine.
                 Act(4.0, self._freeze, self._has_two_ready),
                 Act(25.0, self._stop_prometheus),
                 Act(25.0 + PROMETHEUS_GONE_S, self._start_prometheus),
@@ -100,17 +101,17 @@ class Play:
             self._start_prometheus()
             for traffic in self.traffic:
                 traffic.end()
-        self._note("the load ended; waiting for the last answers")
+        self._note("load stopped; waiting for the last responses")
         for traffic in self.traffic:
             traffic.wait()
-        self._note(f"everything was answered, {time.time() - began_s:.0f} s after the start")
+        self._note(f"all requests ended, {time.time() - began_s:.0f} s after the start")
 
     def samples(self) -> list[Sample]:
-        """All requests of all stages; times in seconds after the load began."""
+        """Return all requests of all stages; times in seconds since the load started."""
         return joined(self.traffic)
 
     def frozen_times(self) -> Frozen | None:
-        """When an engine was frozen, got no requests any more, and was ended."""
+        """Return when an engine was frozen, stopped receiving requests, and ended."""
         if self.frozen_at_s is None:
             return None
         now_s = time.time()
@@ -123,7 +124,7 @@ class Play:
     # -- stages -------------------------------------------------------------------------------
 
     def _surge(self) -> None:
-        """More load than one replica carries, until two have been ready for a while."""
+        """Apply more load than one replica carries, until two have been ready for a while."""
         end_s = time.monotonic() + SURGE_MAX_S
         for factor in SURGE:
             carried = self._load(
@@ -137,7 +138,7 @@ class Play:
             )
             if not carried:
                 return
-            self._note("no second replica was ordered: the load rises")
+            self._note("no second replica was created: raising the load")
 
     def _load(
         self,
@@ -149,17 +150,19 @@ class Play:
         *acts: Act,
         unless: Callable[[], bool] | None = None,
     ) -> bool:
-        """Load for at least `least_s`, until the event came, at most `most_s`; acts at their times.
+        """Apply load for at least `least_s` and until `until` is true; run acts when they are due.
+
+        It ends after `most_s` at the latest.
 
         Returns:
-            Whether it ended for `unless`, which waits for no act.
+            True if it ended because of `unless`, which does not wait for acts.
         """
         rate = factor * self.rate_per_s
         arrivals = plan_arrivals([Phase(name, most_s, rate)], Shape(), SEED + len(self.traffic))
         traffic = Traffic(self.base_url, self.fleet.name, arrivals, PATIENCE).start()
         self.traffic.append(traffic)
         self.phase = name
-        self._note(f"load {name}: {rate:.1f} requests a second")
+        self._note(f"load {name}: {rate:.1f} requests/s")
         began_s, begin_s = time.time(), time.monotonic()
         waiting = sorted(acts, key=lambda act: act.at_s)
         cut = False
@@ -177,11 +180,11 @@ class Play:
         traffic.end()
         self.spans.append(Span(began_s, time.time(), LOAD, f"{name}: {rate:.1f}/s"))
         for act in [] if cut else waiting:
-            self._note(f"left out, as its time never came: {act.do.__name__.strip('_')}")
+            self._note(f"skipped, never due: {act.do.__name__.strip('_')}")
         return cut
 
     def _is_judged(self) -> bool:
-        """The control loop goes by what its replicas report: their first minute is over."""
+        """Return whether the control loop uses its replicas' reports, after their first minute."""
         return self.fleet.condition("MetricsAvailable").get("status") == "True"
 
     def _has_one(self) -> bool:
@@ -194,7 +197,7 @@ class Play:
         return sum(pod.ready for pod in self.fleet.engines()) >= 2
 
     def _has_settled(self) -> bool:
-        """Two replicas have been ready for a while."""
+        """Return whether two replicas have been ready for a while."""
         if not self._has_two_ready():
             self._two_ready_since_s = None
             return False
@@ -203,12 +206,12 @@ class Play:
         return now_s - self._two_ready_since_s >= SETTLED_S
 
     def _has_recovered(self) -> bool:
-        """The frozen engine was ended, by whoever noticed first."""
+        """Return whether the frozen engine has ended, whoever noticed first."""
         return self.frozen is None or self.ended_at_s is not None
 
     def _unpin(self) -> None:
         self.fleet.unpin()
-        self._note("spec.replicas is removed: the number follows the load from here on")
+        self._note("removed spec.replicas: replicas follow the load from now on")
 
     # -- faults -------------------------------------------------------------------------------
 
@@ -223,7 +226,7 @@ class Play:
         self.frozen = ready[0]
         self.frozen_at_s = time.time()
         self.stage.freeze_engine(self.fleet, self.frozen)
-        self._note(f"SIGSTOP of the engine in {self.frozen.name}")
+        self._note(f"sent SIGSTOP to the engine in {self.frozen.name}")
 
     def _watch_frozen(self) -> None:
         if self.frozen is None or self.frozen_at_s is None or self.ended_at_s is not None:
@@ -232,10 +235,10 @@ class Play:
         now_s = time.time()
         if self.ejected_at_s is None and not any(pod.ready for pod in same):
             self.ejected_at_s = now_s
-            self._note(f"{self.frozen.name} gets no requests any more", who="kubernetes")
+            self._note(f"{self.frozen.name} no longer receives requests", who="kubernetes")
         if not same:
             self.ended_at_s = now_s
-            self._note(f"the engine in {self.frozen.name} was ended", who="kubernetes")
+            self._note(f"the engine in {self.frozen.name} ended", who="kubernetes")
             self.spans.append(Span(self.frozen_at_s, now_s, FAULT, "engine frozen"))
 
     def _stop_prometheus(self) -> None:

@@ -1,4 +1,4 @@
-"""What happened in a run: moments, and the fleet's own words for its decisions. Pure."""
+"""The record of a run: moments, and Fleetkeeper's reasons for its decisions. Pure."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ TWICE_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened, in seconds of the wall clock."""
+    """One line of the timeline; its time is in seconds of the wall clock."""
 
     at_s: float
     who: str
-    """`demo` did it to the fleet, or `fleetkeeper` decided it."""
+    """`demo` acted on the fleet, or `fleetkeeper` made a decision."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """An engine that was frozen, in seconds after the load began."""
+    """The times of an engine that was frozen, in seconds since the load started."""
 
     begin_s: float
-    """It was stopped."""
+    """It was frozen."""
     ejected_s: float
-    """It got no requests any more."""
+    """It stopped receiving requests."""
     ended_s: float
-    """It was ended, and its connections with it."""
+    """It ended, and its connections with it."""
 
 
 def seconds_of(timestamp: str) -> float:
-    """Kubernetes' time in seconds."""
+    """Return a Kubernetes timestamp in seconds."""
     return datetime.fromisoformat(timestamp).timestamp()
 
 
 def moments_of_events(events: Iterable[dict[str, Any]], since_s: float) -> list[Moment]:
-    """What the operator told of the service, in order of time; the same words twice count once."""
+    """Return the operator's Events about the service in order of time, each text once."""
     found: dict[tuple[str, str], Moment] = {}
     for event in events:
         when = event.get("eventTime") or event.get("firstTimestamp") or event.get("lastTimestamp")
@@ -54,7 +54,7 @@ def moments_of_events(events: Iterable[dict[str, Any]], since_s: float) -> list[
 
 
 def moments_of_decisions(decisions: Iterable[dict[str, Any]], since_s: float) -> list[Moment]:
-    """The decisions in a status that changed something."""
+    """Return the decisions of a status that changed something."""
     moments = []
     for row in decisions:
         at_s = seconds_of(str(row["time"]))
@@ -65,11 +65,11 @@ def moments_of_decisions(decisions: Iterable[dict[str, Any]], since_s: float) ->
 
 
 def _words_of(row: dict[str, Any]) -> str:
-    """A decision in words."""
+    """Return the text of a decision."""
     what, old, new = str(row["what"]), str(row.get("from", "")), str(row.get("to", ""))
     message, reason = str(row.get("message", "")), str(row.get("reason", ""))
     if not old:
-        return message or new  # a breaker tells in words what it did
+        return message or new  # a breaker's message says what it did
     change = f"{what} {old} -> {new}"
     if message.lower().startswith(change.lower()):
         return message
@@ -77,9 +77,9 @@ def _words_of(row: dict[str, Any]) -> str:
 
 
 def merged(*lists: Iterable[Moment]) -> list[Moment]:
-    """All moments in order of time; what is told twice within some seconds counts once.
+    """Return all moments in order of time; those reported twice within seconds appear once.
 
-    Events and decisions tell of the same change: the one with more words stays.
+    Events and decisions report the same change: the longer text stays.
     """
     result: list[Moment] = []
     for moment in sorted((m for each in lists for m in each), key=lambda m: (m.at_s, -len(m.text))):
@@ -92,7 +92,7 @@ def merged(*lists: Iterable[Moment]) -> list[Moment]:
 
 
 def _same(one: Moment, other: Moment) -> bool:
-    """Whether both tell the same, by the words before the reason."""
+    """Return whether both report the same change, comparing the texts before the reason."""
     if abs(one.at_s - other.at_s) > TWICE_S or one.who != other.who:
         return False
     heads = [moment.text.partition(":")[0].lower() for moment in (one, other)]
@@ -108,31 +108,31 @@ def page(
     frozen: Frozen | None,
     notes: Sequence[str] = (),
 ) -> str:
-    """One page of text: what happened, when and why; requests by stage and tier; failures by cause.
+    """Return one page of text: what happened, when and why; requests by stage and tier; failures.
 
     Args:
         title: the first line.
-        start_s: when the load began, by the wall clock.
+        start_s: start of the load by the wall clock.
         moments: in order of time.
         samples: all requests; their times count from `start_s`.
         frozen: the engine that was frozen.
         notes: the last lines.
     """
-    lines = [title, "=" * len(title), "", "What happened (seconds after the load began)", ""]
+    lines = [title, "=" * len(title), "", "Timeline (seconds since the load started)", ""]
     lines += [
         f"{moment.at_s - start_s:7.0f}  {'** ' if moment.who == OURS else '   '}{moment.text}"
         for moment in moments
     ]
     lines += [
         "",
-        "** was done to the fleet; everything else is what Fleetkeeper said of itself.",
+        "** are actions of the demo; all other lines are reports of Fleetkeeper and Kubernetes.",
         "",
     ]
     lines += ["Requests by stage", "", *_table(summarise(samples, lambda s: s.arrival.phase)), ""]
     lines += ["Requests by tier", "", *_table(summarise(samples)), ""]
     lines += [
-        "again: of those answered, the ones that were told to come back first (429, Retry-After) or",
-        "whose connection broke before a token came. Times count from when a request was to be sent.",
+        "retried: answered after at least one 429 (Retry-After) or a connection that broke before the",
+        "first token. shed: refused with 429 after all retries. Times count from the intended send time.",
         "",
     ]
     lines += [*_failures(samples, frozen), "", *notes]
@@ -141,11 +141,11 @@ def page(
 
 def _table(rows: Sequence[Row]) -> list[str]:
     head = (
-        f"{'':12}{'sent':>7}{'answered':>10}{'again':>7}{'refused':>9}{'failed':>8}"
-        f"{'p50 s':>8}{'p95 s':>8}{'1st token p95 s':>17}"
+        f"{'':12}{'sent':>7}{'answered':>10}{'retried':>9}{'shed':>9}{'failed':>8}"
+        f"{'p50 s':>8}{'p95 s':>8}{'TTFT p95 s':>17}"
     )
     return [head] + [
-        f"{row.name:12}{row.requests:7}{row.succeeded:10}{row.repeated:7}{row.shed:9}{row.failures:8}"
+        f"{row.name:12}{row.requests:7}{row.succeeded:10}{row.repeated:9}{row.shed:9}{row.failures:8}"
         f"{_number(row.p50_s):>8}{_number(row.p95_s):>8}{_number(row.first_token_p95_s):>17}"
         for row in rows
     ]
@@ -156,18 +156,18 @@ def _number(value: float | None) -> str:
 
 
 def failed(samples: Iterable[Sample]) -> list[Sample]:
-    """Requests that neither succeeded nor were refused with 429 after all tries."""
+    """Return the requests that neither succeeded nor were refused with 429 after all retries."""
     return [s for s in samples if not s.outcome.ok and s.outcome.status != 429]
 
 
 ENDING_S = 10.0
-"""Connections of an ended engine break within this: its grace, and the router's notice."""
+"""Connections of an ended engine break within its grace period and the router's update."""
 
 
 def inside(samples: Iterable[Sample], frozen: Frozen | None) -> list[Sample]:
-    """Those that broke off in the frozen engine: sent while it took requests, ended with it.
+    """Return requests that failed in the frozen engine: sent before it was ejected, ended with it.
 
-    A client that gave up by itself waited for something else, and what broke off later too.
+    A request that timed out at the client, or failed later, has another cause.
     """
     if frozen is None:
         return []

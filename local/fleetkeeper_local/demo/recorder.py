@@ -1,7 +1,7 @@
-"""What the control loop saw and did in a run: its own gauges and decisions, looked at every 2 s.
+"""The control loop's view of a run: its gauges and decisions, read every 2 s.
 
-They come from the leading operator through the API server, as `fleetkeeper top` reads them, so
-that a kubeconfig is all it takes and a stopped Prometheus leaves no gap.
+They come from the leading operator through the API server, as `fleetkeeper top` reads them, so a
+kubeconfig is enough and a stopped Prometheus leaves no gap.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look, at a second of the wall clock; `gauges` is empty while no operator leads."""
+    """The fleet at one time of the wall clock; `gauges` is empty while no operator leads."""
 
     at_s: float
     gauges: Gauges
     ready: int
-    """Replicas that take requests."""
+    """Replicas that receive requests."""
 
 
 def points_of(looks: Sequence[Look], start_s: float, name: str, **labels: str) -> Points:
-    """A gauge (without its prefix) over time, in seconds after `start_s`."""
+    """Return a gauge (without its prefix) over time, in seconds after `start_s`."""
     key = (name, tuple(sorted(labels.items())))
     return tuple(
         (look.at_s - start_s, look.gauges[key])
@@ -44,17 +44,17 @@ def points_of(looks: Sequence[Look], start_s: float, name: str, **labels: str) -
 
 
 def ready_of(looks: Sequence[Look], start_s: float) -> Points:
-    """Ready replicas over time, in seconds after `start_s`."""
+    """Return the ready replicas over time, in seconds after `start_s`."""
     return tuple((look.at_s - start_s, float(look.ready)) for look in looks if look.at_s >= start_s)
 
 
 class Recorder:
-    """Looks in a thread of its own while its block runs."""
+    """A thread that records the fleet while its block runs."""
 
     def __init__(
         self, kubeconfig: Path, operator_namespace: str, namespace: str, name: str
     ) -> None:
-        """Reads like `fleetkeeper top`, with the same kubeconfig."""
+        """Read as `fleetkeeper top` does, with the same kubeconfig."""
         self._source = FleetSource(operator_namespace, kubeconfig=str(kubeconfig))
         self._namespace, self._name = namespace, name
         self._over = threading.Event()
@@ -62,15 +62,15 @@ class Recorder:
         self._decisions: dict[tuple[str, ...], dict[str, Any]] = {}
         self.looks: list[Look] = []
         self.fleet = Fleet([], {})
-        """The last look, whole."""
+        """The complete last reading."""
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        """All decisions seen, oldest first; the status itself holds the last ten."""
+        """All decisions seen, oldest first; the status itself has the last ten."""
         return sorted(self._decisions.values(), key=lambda row: str(row["time"]))
 
     def __enter__(self) -> Self:
-        """Begins to look."""
+        """Start recording."""
         self._thread.start()
         return self
 
@@ -80,7 +80,7 @@ class Recorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Looks once more."""
+        """Record once more, then stop."""
         self._over.set()
         self._thread.join()
 
@@ -98,7 +98,7 @@ class Recorder:
         try:
             self.fleet = self._source.look(self._namespace)
         except typer.Exit:
-            return  # the API server did not answer; it was said on standard error
+            return  # the API server did not respond; that was printed to standard error
         at_s = time.time()
         for service in self.fleet.services:
             if service["metadata"]["name"] == self._name:

@@ -1,4 +1,4 @@
-"""Lines of a figure from what was looked at: gaps, rates and steps. Pure."""
+"""Series for a figure from recorded values: gaps, rates and steps. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleetkeeper_local.demo.recorder import Points
 
 
 def gapped(points: Sequence[tuple[float, float]], gap_s: float) -> Points:
-    """The points, with a NaN where nothing was known for longer: no line is drawn across."""
+    """Return the points, with a NaN in each gap longer than `gap_s`, so that no line crosses it."""
     drawn: list[tuple[float, float]] = []
     for at_s, value in points:
         if drawn and at_s - drawn[-1][0] > gap_s:
@@ -20,7 +20,7 @@ def gapped(points: Sequence[tuple[float, float]], gap_s: float) -> Points:
 
 
 def spread(times_s: Iterable[float], end_s: float, bin_s: float) -> Points:
-    """How many a second, in bins of `bin_s`, at the middle of each; those after `end_s` are left out."""
+    """Return the rate per second in bins of `bin_s`, at their middle; ignore later times."""
     counts = [0] * max(1, int(end_s // bin_s))
     for at_s in times_s:
         number = int(at_s // bin_s)
@@ -30,7 +30,7 @@ def spread(times_s: Iterable[float], end_s: float, bin_s: float) -> Points:
 
 
 def steps_of(points: Points, end_s: float) -> list[tuple[float, float, float]]:
-    """Stretches (begin, end, value) of one value each; NaN ends one, and begins none."""
+    """Return periods (begin, end, value) of constant value; a NaN ends one and starts none."""
     found: list[tuple[float, float, float]] = []
     for (begin, value), (end, _) in pairwise([*points, (end_s, nan)]):
         if isnan(value):

@@ -1,4 +1,4 @@
-"""How it goes, live: `fleetkeeper top` above, the load below; plain lines where there is no screen."""
+"""The live view: `fleetkeeper top` above, the load below; plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ MOMENTS_SHOWN = 6
 
 
 class Show:
-    """A context manager; `look` is given to the play."""
+    """A context manager; the play calls its `look`."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Shows what the recorder looked at last."""
+        """Show the recorder's last reading."""
         self._recorder = recorder
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False)
         self._next_line_s = 0.0
 
     def __enter__(self) -> Self:
-        """Begins to draw."""
+        """Start drawing."""
         if self._console.is_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leaves the last look on the screen."""
+        """Leave the last view on the screen."""
         if self._console.is_terminal:
             self._live.stop()
 
     def look(self, play: Play) -> None:
-        """Draws, or prints a line every few seconds."""
+        """Draw, or print a line every few seconds."""
         if self._console.is_terminal:
             self._live.update(self._screen(play), refresh=True)
         elif time.monotonic() >= self._next_line_s:

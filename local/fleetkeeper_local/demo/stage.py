@@ -1,4 +1,4 @@
-"""Where the demo plays: the local node, or a cluster that the user has."""
+"""The cluster of the demo: the local node, or an existing cluster of the user."""
 
 from __future__ import annotations
 
@@ -37,97 +37,97 @@ SEED = "import sys; sys.path.insert(0, '/script'); import tiny_model; from pathl
 
 
 class Stage(Protocol):
-    """A cluster with everything that the demo does to it."""
+    """A cluster, and everything that the demo does to it."""
 
     cluster: Cluster
 
     def install(self) -> Installation:
-        """Installs the product."""
+        """Install the product."""
 
     def put_model(self, namespace: str) -> None:
-        """Makes the claim `models` with the tiny model in it."""
+        """Create the claim `models` with the tiny model in it."""
 
     def address(self, fleet: Fleet) -> Iterator[str]:
-        """Yields the API's address from here."""
+        """Yield the URL of the API from here."""
 
     def freeze_engine(self, fleet: Fleet, pod: PodFacts) -> None:
-        """Stops an engine's core."""
+        """Stop an engine's core."""
 
     def kill_operators(self, installation: Installation) -> int:
-        """Kills every operator process; how many."""
+        """Kill every operator process; return their number."""
 
     def stop_prometheus(self) -> bool:
-        """Whether there was one that may be stopped."""
+        """Stop Prometheus if that is allowed; return whether it was stopped."""
 
     def start_prometheus(self) -> None:
-        """Starts it again."""
+        """Start Prometheus again."""
 
 
 @dataclass
 class LocalStage:
-    """The node of this machine, which is ours to break."""
+    """The node of this machine, which the demo may break."""
 
     node: Node
 
     def __post_init__(self) -> None:
-        """Starts the node where it does not run."""
+        """Start the node if it does not run."""
         self.node.up()
         self.cluster = Cluster(self.node.kubeconfig)
 
     def install(self) -> Installation:
-        """Images from this checkout, into the node's registry."""
+        """Install images from this checkout, through the node's registry."""
         return install_on_node(self.node)
 
     def put_model(self, namespace: str) -> None:
-        """A folder of this machine."""
+        """Provide the model in a directory of this machine."""
         put_model(self.cluster, self.node, namespace)
 
     def address(self, fleet: Fleet) -> Iterator[str]:
-        """The Service's own address: this machine is the cluster's node."""
+        """Yield the Service's own address: this machine is the cluster's node."""
         yield fleet.base_url()
 
     def freeze_engine(self, fleet: Fleet, pod: PodFacts) -> None:
-        """SIGSTOP, by the pod's cgroup."""
+        """Send SIGSTOP to the engine's core, found by the pod's cgroup."""
         del fleet
         inject.freeze_engine(pod)
 
     def kill_operators(self, installation: Installation) -> int:
-        """SIGKILL, by the pods' cgroups."""
+        """Send SIGKILL to the operators, found by the pods' cgroups."""
         return inject.kill_operators(installation)
 
     def stop_prometheus(self) -> bool:
-        """Ends the node's Prometheus."""
+        """Stop the node's Prometheus."""
         self.node.processes.stop(["prometheus"])
         return True
 
     def start_prometheus(self) -> None:
-        """As `local up` heals it."""
+        """Start it with `local up`."""
         self.node.up()
 
 
 @dataclass
 class GivenStage:
-    """A cluster of the user's: nothing outside the demo's own pods is touched.
+    """An existing cluster: nothing outside the demo's own pods is touched.
 
-    `values` is the chart's values file with the names of images that the cluster can pull.
+    `values` is the chart's values file with images that the cluster can pull.
     """
 
     cluster: Cluster
     values: Path
 
     def install(self) -> Installation:
-        """With the user's values."""
+        """Install with the user's values."""
         installation = Installation(self.cluster, yaml.safe_load(self.values.read_text()) or {})
-        say("installing the chart by Helm")
+        say("installing the chart with Helm")
         installation.install()
         return installation
 
     def put_model(self, namespace: str) -> None:
-        """A job with the engine's image writes the model into a claim of the default class."""
+        """Write the model with a job (engine's image) into a claim of the default class."""
         profiles = (yaml.safe_load(self.values.read_text()) or {}).get("engineProfiles") or {}
         images = [p["image"] for name, p in profiles.items() if name.startswith("cpu") and p]
         if not images:
-            raise LocalError(f"{self.values} names no image of a cpu profile: engineProfiles")
+            raise LocalError(f"{self.values} has no image for a cpu profile in engineProfiles")
         script = (REPOSITORY / "scripts" / "tiny_model.py").read_text()
         self.cluster.apply(*desired_seed(images[0], script), namespace=namespace)
         self.cluster.kubectl(
@@ -137,7 +137,7 @@ class GivenStage:
         )
 
     def address(self, fleet: Fleet) -> Iterator[str]:
-        """Through a port-forward."""
+        """Yield the address of a port-forward."""
         argv = fleet.cluster.argv(
             *("-n", fleet.namespace, "port-forward", f"service/{fleet.name}", ":80")
         )
@@ -146,17 +146,17 @@ class GivenStage:
                 line = forward.stdout.readline() if forward.stdout else ""
                 port = re.search(r"127\.0\.0\.1:(\d+)", line)
                 if port is None:
-                    raise LocalError(f"kubectl port-forward did not begin: {line.strip()}")
+                    raise LocalError(f"kubectl port-forward failed: {line.strip()}")
                 yield f"http://127.0.0.1:{port.group(1)}/v1"
             finally:
                 forward.terminate()
 
     def freeze_engine(self, fleet: Fleet, pod: PodFacts) -> None:
-        """From within the pod's own container."""
+        """Send SIGSTOP to the engine's core from within its container."""
         fleet.kubectl("exec", pod.name, "-c", "engine", "--", "python3", "-c", FREEZE)
 
     def kill_operators(self, installation: Installation) -> int:
-        """Deletes the pods without any grace."""
+        """Delete the pods without a grace period."""
         names = [pod["metadata"]["name"] for pod in installation.operators()]
         self.cluster.kubectl(
             *("-n", installation.namespace, "delete", "pod", "--force", "--grace-period=0"), *names
@@ -164,21 +164,21 @@ class GivenStage:
         return len(names)
 
     def stop_prometheus(self) -> bool:
-        """It is not ours."""
+        """Return False: Prometheus is not ours."""
         return False
 
     def start_prometheus(self) -> None:
-        """It never stopped."""
+        """Do nothing: it never stopped."""
 
 
 @contextmanager
 def reached(stage: Stage, fleet: Fleet) -> Iterator[str]:
-    """The API's address while the block runs."""
+    """Provide the URL of the API while the block runs."""
     yield from stage.address(fleet)
 
 
 def desired_seed(image: str, script: str) -> list[dict[str, object]]:
-    """A claim, and a job that writes the tiny model into it."""
+    """Return a claim, and a job that writes the tiny model into it."""
     mounts = [
         {"name": "script", "mountPath": "/script", "readOnly": True},
         {"name": "models", "mountPath": "/models"},

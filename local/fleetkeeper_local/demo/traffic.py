@@ -1,4 +1,4 @@
-"""Open-loop load in a thread of its own, for as long as somebody watches."""
+"""Open-loop load in a thread of its own, until it is stopped."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fleetkeeper_local.load.schedule import Arrival
 
 
 class Traffic:
-    """Sends planned arrivals at their times until they are all sent, or until `stop`.
+    """Planned arrivals, sent at their times until all are sent or `stop` is called.
 
-    A context manager: entering starts, leaving stops and waits for what is under way.
+    A context manager: entering starts; leaving stops and waits for the requests in flight.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class Traffic:
         arrivals: Sequence[Arrival],
         patience: Patience | None = None,
     ) -> None:
-        """Sends nothing yet.
+        """Prepare the load; `start` sends it.
 
         Args:
             base_url: of the API, ending in /v1.
-            model: the name by which it serves.
+            model: the name under which it is served.
             arrivals: in order of time.
-            patience: how often the client tries; by default as a user's should.
+            patience: how often the client retries; by default the client's own default.
         """
         self._base_url = base_url
         self._model = model
@@ -47,28 +47,28 @@ class Traffic:
         self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
         self._failure: BaseException | None = None
         self.samples: list[Sample] = []
-        """Those that ended, in the order of their ends."""
+        """Requests that ended, in the order in which they ended."""
         self.sent = 0
         self.started_at_s = 0.0
         """By the wall clock."""
 
     def start(self) -> Self:
-        """Begins to send."""
+        """Start sending."""
         self.started_at_s = time.time()
         self._thread.start()
         return self
 
     def stop(self) -> list[Sample]:
-        """Sends nothing more, waits for what is under way, and returns all samples.
+        """Stop sending, wait for the requests in flight, and return all samples.
 
         Raises:
-            Exception: whatever broke the generator itself; failed requests are samples.
+            Exception: an error of the generator itself; failed requests are samples.
         """
         self.end()
         return self.wait()
 
     def wait(self) -> list[Sample]:
-        """Waits until everything planned was sent and answered; returns all samples."""
+        """Wait until everything planned was sent and has ended; return all samples."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure
@@ -76,11 +76,11 @@ class Traffic:
 
     @property
     def over(self) -> bool:
-        """Whether everything was sent and answered."""
+        """True once everything was sent and has ended."""
         return not self._thread.is_alive()
 
     def __enter__(self) -> Self:
-        """Begins to send."""
+        """Start sending."""
         return self.start()
 
     def __exit__(
@@ -89,21 +89,21 @@ class Traffic:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stops."""
+        """Stop sending, and wait for the requests in flight."""
         self.end()
         self._thread.join()
 
     def end(self) -> None:
-        """Sends nothing more; what is under way goes on."""
+        """Stop sending; requests in flight continue."""
         self._stopped.set()
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop ended by itself just now
+            with suppress(RuntimeError):  # the loop just ended by itself
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     def _run(self) -> None:
         try:
             asyncio.run(self._send_all())
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits for the thread
+        except BaseException as error:  # noqa: BLE001 - raised again by `wait`
             self._failure = error
 
     async def _send_all(self) -> None:
@@ -121,7 +121,7 @@ class Traffic:
                 group.create_task(self._one(client, arrival, zero))
 
     async def _until(self, moment_s: float) -> None:
-        """Sleeps to a moment of the loop's clock, or to the end of sending."""
+        """Sleep until a time of the loop's clock, or until sending stops."""
         left_s = moment_s - asyncio.get_running_loop().time()
         if left_s > 0:
             with suppress(TimeoutError):
@@ -137,7 +137,7 @@ class Traffic:
 
 
 def joined(traffics: Sequence[Traffic]) -> list[Sample]:
-    """All samples in order, their times in seconds after the first traffic began."""
+    """Return all samples in order, their times in seconds after the first traffic started."""
     found = []
     for traffic in traffics:
         shift_s = traffic.started_at_s - traffics[0].started_at_s

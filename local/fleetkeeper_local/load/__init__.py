@@ -1,6 +1,6 @@
 """Load for an OpenAI-compatible address: an open-loop generator, a patient client, and a summary.
 
-Open loop: a request is sent when its time has come, whatever became of those before it, and every
-latency counts from the moment it *should* have been sent (else a stalled server hides its own
-stall: "coordinated omission").
+Open loop: each request is sent at its time, regardless of the requests before it, and its latency
+counts from the time at which it *should* have been sent. Otherwise a stalled server hides its own
+stall ("coordinated omission").
 """

@@ -1,4 +1,4 @@
-"""A client as users should write theirs: pooled connections, deadlines, patient retries."""
+"""An example of a good client: pooled connections, deadlines, patient retries."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any, Self
 import aiohttp
 
 RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
-"""As the clients of OpenAI do: no token came yet, so nothing is done twice."""
+"""As in OpenAI's clients: no token was sent yet, so no work is repeated."""
 DONE = "[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request, all its attempts together.
+    """The outcome of one request, over all its attempts.
 
-    `cause` is empty when it succeeded; else `http_<status>`, `timeout`, `connection` or `truncated`
-    (the stream ended without its closing frame). Times are seconds by the event loop's clock.
+    `cause` is empty if it succeeded; else `http_<status>`, `timeout`, `connection` or `truncated`
+    (the stream ended without its closing frame). Times are in seconds of the event loop's clock.
     """
 
     ok: bool
@@ -39,12 +39,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long and how often a client tries.
+    """Bounds on how long and how often a client tries.
 
-    The wait before attempt n is drawn evenly from 0 to base x 2^n (full jitter), at most
-    `longest_wait_s`. A server's Retry-After is honoured, with up to a quarter more, so that those
-    who were told the same do not come back together; beyond `longest_wait_s` it is cut. No attempt
-    begins later than `deadline_s` after the first.
+    The wait before attempt n is drawn uniformly from 0 to base x 2^n (full jitter), at most
+    `longest_wait_s`. A server's Retry-After is honored, plus up to a quarter, so that clients with
+    the same value do not return together; it is capped at `longest_wait_s`. No attempt starts later
+    than `deadline_s` after the first.
     """
 
     attempts: int = 5
@@ -54,7 +54,7 @@ class Patience:
     deadline_s: float = 300.0
 
     def wait_s(self, attempt: int, retry_after_s: float | None, rng: random.Random) -> float:
-        """Seconds to wait after failed attempt number `attempt` (from 0)."""
+        """Return the seconds to wait after failed attempt number `attempt` (from 0)."""
         # Beyond 2^16 the bound is `longest_wait_s` for any sensible base.
         most = min(self.longest_wait_s, self.base_wait_s * 2.0 ** min(attempt, 16))
         drawn = rng.uniform(0.0, most)
@@ -65,7 +65,7 @@ class Patience:
 
 
 def parse_retry_after(value: str | None) -> float | None:
-    """Seconds from a Retry-After header in its numeric form; None when absent or not a number."""
+    """Return the seconds of a numeric Retry-After header; None if absent or not a number."""
     try:
         seconds = float(value) if value is not None else None
     except ValueError:
@@ -74,7 +74,7 @@ def parse_retry_after(value: str | None) -> float | None:
 
 
 class RequestFailedError(Exception):
-    """One attempt failed; `cause` as in Outcome."""
+    """A failed attempt; `cause` as in Outcome."""
 
     def __init__(
         self, cause: str, status: int = 0, retry_after_s: float | None = None, detail: str = ""
@@ -87,12 +87,12 @@ class RequestFailedError(Exception):
 
     @property
     def can_be_retried(self) -> bool:
-        """Whether another attempt makes sense: refused or unreachable, and not half an answer."""
+        """True if another attempt makes sense: refused or unreachable, not a partial response."""
         return self.status in RETRIED_STATUSES or self.cause == "connection"
 
 
 class CompletionClient:
-    """Streams completions from `base_url` (ends in /v1) over one pool of connections."""
+    """A client that streams completions from `base_url` (ends in /v1) over one connection pool."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class CompletionClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        """Opens the pool."""
+        """Open the pool."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=30),
             timeout=aiohttp.ClientTimeout(total=self._patience.request_timeout_s, sock_connect=5),
@@ -126,7 +126,7 @@ class CompletionClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Closes the pool and whatever is still under way on it."""
+        """Close the pool and abort the requests in flight."""
         if self._session is not None:
             await self._session.close()
 
@@ -139,14 +139,15 @@ class CompletionClient:
         session: str | None = None,
         stream: bool = True,
     ) -> Outcome:
-        """Sends one request, trying again as its patience allows; never raises for its failure.
+        """Send one request, with the retries that its patience allows; never raise if it fails.
 
         Args:
             prompt: text or token ids.
-            max_tokens: exactly so many are generated.
+            max_tokens: exactly this many tokens are generated.
             tier: the header X-Inference-Tier.
             session: the header X-Session-ID.
-            stream: token by token; else the answer comes whole, and no first token is told apart.
+            stream: token by token; otherwise the response is not streamed and has no first-token
+                time.
         """
         loop = asyncio.get_running_loop()
         headers = {"X-Request-Id": uuid.uuid4().hex}
@@ -194,13 +195,13 @@ class CompletionClient:
     async def _stream(
         self, body: dict[str, Any], headers: dict[str, str]
     ) -> tuple[float | None, int]:
-        """One attempt: time of the first token and the number of tokens.
+        """Make one attempt; return the time of the first token and the number of tokens.
 
         Raises:
-            RequestFailedError: Refused, unreachable, late, or ended before its closing frame.
+            RequestFailedError: refused, unreachable, late, or ended before its closing frame.
         """
         if self._session is None:
-            raise RuntimeError("CompletionClient is used outside `async with`")
+            raise RuntimeError("CompletionClient must be used inside `async with`")
         try:
             async with self._session.post(self._url, json=body, headers=headers) as answer:
                 if answer.status != 200:
@@ -220,12 +221,12 @@ class CompletionClient:
 
     @staticmethod
     async def _read_whole(answer: aiohttp.ClientResponse) -> tuple[float | None, int]:
-        """Reads an answer that is not streamed."""
+        """Read a response that is not streamed."""
         return None, int((await answer.json())["usage"]["completion_tokens"])
 
     @staticmethod
     async def _read(answer: aiohttp.ClientResponse) -> tuple[float | None, int]:
-        """Reads server-sent events to their closing frame."""
+        """Read server-sent events up to the closing frame."""
         loop = asyncio.get_running_loop()
         first_s: float | None = None
         tokens = 0

@@ -1,4 +1,4 @@
-"""Sends planned arrivals at their times and keeps what became of each."""
+"""Open-loop load: planned arrivals sent at their times, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PROMPT_TOKEN_RANGE = 900
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request of a run; times in seconds since the run's start.
+    """One request of a run; times in seconds since the start of the run.
 
-    `latency_s` and `first_token_s` count from `intended_s`, not from when it was really sent.
+    `latency_s` and `first_token_s` count from `intended_s`, not from the actual send time.
     """
 
     arrival: Arrival
@@ -28,21 +28,21 @@ class Sample:
 
     @property
     def latency_s(self) -> float:
-        """From the intended moment to the last byte."""
+        """Time from the intended send to the last byte."""
         return self.ended_s - self.intended_s
 
     @property
     def first_token_s(self) -> float | None:
-        """From the intended moment to the first token, None without one."""
+        """Time from the intended send to the first token, None without one."""
         if self.outcome.first_token_s is None:
             return None
         return self.outcome.first_token_s - self.outcome.started_s + self.sent_s - self.intended_s
 
 
 def prompt_of(arrival: Arrival) -> list[int]:
-    """A prompt of exactly the planned number of tokens, different for each request.
+    """Return a prompt of exactly the planned number of tokens, different for each request.
 
-    Token ids, not text: lengths are then exact, and no prefix cache can answer.
+    It consists of token ids, not text: lengths are exact, and no prefix cache can help.
     """
     return [
         FIRST_PROMPT_TOKEN + (arrival.number * 31 + position * 7) % PROMPT_TOKEN_RANGE
@@ -56,7 +56,7 @@ async def run_open_loop(
     *,
     on_sample: Callable[[Sample], None] | None = None,
 ) -> list[Sample]:
-    """Sends every arrival at its time and waits for all of them; samples in order of arrival."""
+    """Send every arrival at its time and wait for all; return the samples in order of arrival."""
     loop = asyncio.get_running_loop()
     zero = loop.time()
 

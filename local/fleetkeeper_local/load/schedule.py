@@ -1,4 +1,4 @@
-"""When to send what: pure, seeded, no clock."""
+"""The plan of which requests to send when: pure, seeded, without a clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_TIERS: Mapping[str, float] = {"realtime": 0.3, "standard": 0.5, "batch":
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of `seconds` with on average `rate_per_s` requests a second (Poisson)."""
+    """A period of `seconds` with an average of `rate_per_s` requests per second (Poisson)."""
 
     name: str
     seconds: float
@@ -21,7 +21,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the requests look like: tiers by weight, lengths in tokens drawn evenly from a range."""
+    """The mix of requests: tiers by weight, lengths in tokens drawn uniformly from a range."""
 
     tiers: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_TIERS))
     prompt_tokens: tuple[int, int] = (16, 64)
@@ -43,7 +43,7 @@ class Arrival:
 
 
 def _times(phases: Sequence[Phase], rng: random.Random) -> Iterator[tuple[float, Phase]]:
-    """Poisson arrivals: gaps are exponential with the phase's rate, each phase begun afresh."""
+    """Yield Poisson arrivals: exponential gaps with the phase's rate, restarted in each phase."""
     starts = accumulate((phase.seconds for phase in phases), initial=0.0)
     for start, phase in zip(starts, phases, strict=False):
         at_s = start
@@ -55,16 +55,16 @@ def _times(phases: Sequence[Phase], rng: random.Random) -> Iterator[tuple[float,
 
 
 def plan_arrivals(phases: Sequence[Phase], shape: Shape, seed: int) -> tuple[Arrival, ...]:
-    """All requests of a run in order of time; the same seed gives the same run.
+    """Return all requests of a run in order of time; the same seed gives the same run.
 
     Raises:
-        ValueError: A phase has no length, a rate is negative, or no tier has a weight.
+        ValueError: a phase has no length, a rate is negative, or no tier has a weight.
     """
     for phase in phases:
         if phase.seconds <= 0 or phase.rate_per_s < 0:
             raise ValueError(
                 f"phase {phase.name!r}: seconds must be above 0 and the rate at least 0, "
-                f"they are {phase.seconds} and {phase.rate_per_s}"
+                f"got {phase.seconds} and {phase.rate_per_s}"
             )
     if not any(weight > 0 for weight in shape.tiers.values()):
         raise ValueError("no tier has a weight above 0; give one, such as standard=1")

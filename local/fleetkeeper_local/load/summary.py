@@ -1,4 +1,4 @@
-"""A run in numbers: pure."""
+"""A summary of a run: pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SHED_CAUSE = "http_429"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Requests of one group. Shed = turned away with 429 after all retries; not a failure.
+    """The requests of one group. Shed = refused with 429 after all retries; not a failure.
 
-    Quantiles are of those that succeeded, in seconds from the intended send time.
+    Quantiles cover the requests that succeeded, in seconds from the intended send time.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Row:
     first_token_p95_s: float | None
     tokens: int
     repeated: int = 0
-    """Succeeded at a later attempt, as Retry-After had told."""
+    """Requests that succeeded at a later attempt."""
 
     @property
     def failures(self) -> int:
@@ -37,7 +37,7 @@ class Row:
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The nearest-rank quantile; None of nothing."""
+    """Return the nearest-rank quantile; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -66,7 +66,7 @@ def _row(name: str, samples: Sequence[Sample]) -> Row:
 def summarise(
     samples: Iterable[Sample], by: Callable[[Sample], str] = lambda sample: sample.arrival.tier
 ) -> list[Row]:
-    """One row a group in order of first appearance, and a last row `all`."""
+    """Return one row per group in order of first appearance, and a last row `all`."""
     everything = list(samples)
     groups: dict[str, list[Sample]] = {}
     for sample in everything:
