@@ -26,6 +26,14 @@ from reference_pages import settings_rows
 PAGES = {**program_pages(), **metric_pages()}
 RUNBOOKS = ROOT / "docs" / "runbooks"
 NEEDS_A_PAGE = sorted(reason for reason in Reason if reason not in NOTHING_TO_DO)
+PARTS = [
+    "What it means.",
+    "How to confirm.",
+    "What Fleetkeeper does.",
+    "What to do.",
+    "When it clears.",
+]
+"""The parts of a runbook, in order."""
 
 
 EXAMPLES = {
@@ -111,11 +119,10 @@ def test_the_control_loops_gauges_are_those_of_the_page() -> None:
 
 @pytest.mark.parametrize("reason", NEEDS_A_PAGE)
 def test_a_reason_that_needs_a_person_has_a_page(reason: Reason) -> None:
-    """With its meaning, where it is seen, what Fleetkeeper does and what to do."""
+    """With its meaning, where it is seen, how to confirm it, what to do and when it clears."""
     text = (RUNBOOKS / f"{reason}.md").read_text()
     assert text.startswith(f"# {reason}\n\n> {reason.text}\n")
-    for part in ("What it means.", "What Fleetkeeper does.", "What to do."):
-        assert f"**{part}**" in text
+    assert re.findall(r"^\*\*(.+?)\*\*", text, re.MULTILINE) == PARTS
     seen = re.findall(r"`(\w+)`", text.split("Seen in: ")[1].split("\n")[0])
     assert seen
     assert set(seen) <= {str(kind) for kind in ConditionType}
