@@ -176,7 +176,7 @@ def test_explain_lists_only_conditions_that_are_not_as_they_should_be() -> None:
     """Degraded=False is fine; Ready=False is not."""
     conditions = [
         {"type": "Ready", "status": "False", "reason": "ImagePull", "message": "Check the image."},
-        {"type": "Degraded", "status": "False", "reason": "AsAsked", "message": ""},
+        {"type": "Degraded", "status": "False", "reason": "AsExpected", "message": ""},
         {"type": "Available", "status": "True", "reason": "Answers", "message": ""},
     ]
     rows = list(trouble_rows(view_of(service(conditions=conditions), {})))

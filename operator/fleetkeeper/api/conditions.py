@@ -127,7 +127,7 @@ class Reason(Told):
         "InternalError",
         "A step for this service failed by a defect of Fleetkeeper; everything else of it holds.",
     )
-    AS_ASKED = "AsAsked", "It serves as asked."
+    AS_EXPECTED = "AsExpected", "It serves as asked."
     WRITE_FAILED = "WriteFailed", "The API server did not take a write; it is tried again."
 
     # Not ready, told apart

@@ -335,7 +335,7 @@ def _degraded_by_pods(look: Assessment) -> Value:
     if ejected:
         text = f"Kept out of service by their own readiness: {', '.join(ejected)}"
         return _true(Reason.PODS_EJECTED, text)
-    return _false(Reason.AS_ASKED)
+    return _false(Reason.AS_EXPECTED)
 
 
 def scaling_limited(look: Assessment) -> Value:

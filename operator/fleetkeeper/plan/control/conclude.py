@@ -352,7 +352,7 @@ def _degraded(look: _Look) -> Value:
         return "True", Reason.REMEDY_IN_FORCE, _capital(look.decision.remedy.value.reason)
     if look.decision.signals.hung_pods:
         return "True", Reason.ENGINE_HUNG, f"No steps: {', '.join(look.decision.signals.hung_pods)}"
-    return "False", Reason.AS_ASKED, ""
+    return "False", Reason.AS_EXPECTED, ""
 
 
 _CONDITIONS: tuple[tuple[ConditionType, Callable[[_Look], Value]], ...] = (
