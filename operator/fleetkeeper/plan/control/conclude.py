@@ -66,7 +66,7 @@ def _why(decision: ControlDecision, held: Shown, desired: int) -> Decision[int]:
     if made or held.value in {"", str(desired)}:
         return decision.replicas
     found = f"the workload had {desired} replicas when this was decided"
-    return replace(decision.replicas, reason="AsFound", detail=found)
+    return replace(decision.replicas, reason="ExternallyChanged", detail=found)
 
 
 def conclude(
