@@ -162,7 +162,7 @@ def _worse(look: _Look) -> tuple[str, str] | None:
 def _model_off(look: _Look) -> tuple[str, str] | None:
     if look.evidence.model_off_windows < MODEL_OFF_WINDOWS:
         return None
-    return "ModelOff", "the step-time model misses batch time by more than half"
+    return "StepTimeModelInaccurate", "the step-time model misses batch time by more than half"
 
 
 CAUSES: tuple[Cause, ...] = (_lost, _failed, _ineffective, _oscillates, _worse, _model_off)
