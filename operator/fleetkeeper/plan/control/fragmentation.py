@@ -39,7 +39,10 @@ class RestartReason(Told):
     REPLACING = "ReplicasReplaced", "Another remedy replaces replicas."
     CHANGING = "ReplicasChange", "The number of replicas changes."
     BREAKER = "BreakerNotClosed", "A circuit breaker is not closed."
-    NONE_SPARED = "NoneSpared", "It is not known that the others do without one replica now."
+    NO_SPARE_CAPACITY = (
+        "NoSpareCapacity",
+        "It is not known that the others do without one replica now.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ def _breaker(view: RestartView) -> tuple[RestartReason, str] | None:
 
 
 def _needed(view: RestartView) -> tuple[RestartReason, str] | None:
-    return (RestartReason.NONE_SPARED, view.needed) if view.needed else None
+    return (RestartReason.NO_SPARE_CAPACITY, view.needed) if view.needed else None
 
 
 OBJECTIONS: tuple[Callable[[RestartView], tuple[RestartReason, str] | None], ...] = (
