@@ -60,7 +60,9 @@ def judge_canary(canary: Canary, windows: Sequence[Window], now: float) -> Decis
         detail = f"{canary.pod} kept {mine:.1%} of its steps, the others {theirs:.1%}"
         return act(fine, "CanaryGood" if fine else "CanaryWorse", detail, own=mine, others=theirs)
     if now - canary.since >= CANARY_S:
-        return act(False, "CanaryUnjudged", f"{canary.pod} had too few steps in {CANARY_S:.0f} s")
+        return act(
+            False, "CanaryInconclusive", f"{canary.pod} had too few steps in {CANARY_S:.0f} s"
+        )
     return hold(False, "CanaryRunning", f"{canary.pod} tries {canary.limits.sequences} sequences")
 
 
