@@ -570,7 +570,7 @@ def test_what_was_too_little_is_not_tried_again_at_the_same_load() -> None:
     )
     made, after, now = _over_time(calm, memory, 1200, NOW + 5)
     assert {decision.value for decision in made} == {3}
-    assert made[-1].reason == "ScaleDownHeld"
+    assert made[-1].reason == "ScaleDownBlocked"
     assert "2 replicas served 8.0 requests/s while others waited; 10.0 come" in made[-1].detail
     less = view(
         settings=delay,

@@ -316,12 +316,12 @@ def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int
     if target >= view.replicas:
         is_model_alone = view.needed_down is not None and view.needed_down < view.replicas
         why = _too_few(view, memory, now) if is_model_alone else ""
-        return hold(view.replicas, "ScaleDownHeld", why) if why else steady
+        return hold(view.replicas, "ScaleDownBlocked", why) if why else steady
     if memory.since is None or now - memory.since < delay_s:
         return hold(view.replicas, "ScaleDownDelay", f"observed for less than {delay_s:.0f} s")
     for why in (*(check(view) for check in OBJECTIONS), _fallback_source(view, memory, now)):
         if why:
-            return hold(view.replicas, "ScaleDownHeld", why)
+            return hold(view.replicas, "ScaleDownBlocked", why)
     if now - max(memory.lowered, memory.raised) < DOWN_EVERY_REPLICA_S:
         return hold(view.replicas, "ScaleDownPace", "one step a minute")
     step = max(1, math.floor(DOWN_SHARE * view.replicas))
