@@ -34,7 +34,7 @@ class RestartReason(Told):
     OFF = "RestartsOff", "memory.restartFragmented is false."
     NONE = "NoneFragmented", "No replica's allocator was above 30% for 10 minutes."
     ONLY_REPLICA = "OnlyReplica", "A restart of the only replica would be an outage."
-    PACE = "RestartPace", "At most one an hour, and none in an operator's first hour."
+    PACE = "RestartRateLimited", "At most one an hour, and none in an operator's first hour."
     ROLLING_OUT = "RollingOut", "A roll-out replaces the replicas."
     REPLACING = "ReplicasReplaced", "Another remedy replaces replicas."
     CHANGING = "ReplicasChange", "The number of replicas changes."

@@ -93,7 +93,7 @@ def decide_replacements(
         return hold((), "Paused", f"{min(hung_pods)} hangs, and spec.paused keeps it")
     if now - replaced_at < HUNG_EVERY_S:
         return hold(
-            (), "ReplacementPace", f"the last one was replaced {now - replaced_at:.0f} s ago"
+            (), "ReplacementRateLimited", f"the last one was replaced {now - replaced_at:.0f} s ago"
         )
     chosen = min(hung_pods, key=lambda pod: (pod <= last, pod))
     detail = f"{chosen} has work, makes no step and says that it hangs: it is replaced"

@@ -164,7 +164,7 @@ def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> s
 
 def would_lower(decision: Decision[int], replicas: int) -> bool:
     """Whether nothing but the direct reading or the pace stands between this decision and fewer replicas."""
-    is_next = decision.reason == "ScaleDownPace" or decision.detail == UNCHECKED
+    is_next = decision.reason == "ScaleDownRateLimited" or decision.detail == UNCHECKED
     return is_next or (decision.reason == "LoadFell" and decision.value < replicas)
 
 
@@ -323,7 +323,7 @@ def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int
         if why:
             return hold(view.replicas, "ScaleDownBlocked", why)
     if now - max(memory.lowered, memory.raised) < DOWN_EVERY_REPLICA_S:
-        return hold(view.replicas, "ScaleDownPace", "one step a minute")
+        return hold(view.replicas, "ScaleDownRateLimited", "one step a minute")
     step = max(1, math.floor(DOWN_SHARE * view.replicas))
     return act(
         max(target, view.replicas - step),
