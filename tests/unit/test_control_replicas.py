@@ -237,7 +237,7 @@ WAITS = signals(queue_wait_s=1.9, waiting=12.0)
             6,
             "LoadForecast",
         ),
-        ("at the floor and slow", {"demand": True}, 5, "BatchTimeAtFloor"),
+        ("at the floor and slow", {"demand": True}, 5, "MinimumBatchTooSlow"),
         (
             "never above max",
             {**BROKEN, "needed_up": 90, "replicas": 9, "ready": 9},

@@ -262,7 +262,7 @@ def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
     if view.demand:
         return (
             max(needed, view.replicas + 1),
-            "BatchTimeAtFloor",
+            "MinimumBatchTooSlow",
             (
                 f"batch time {signals.batch_time_s * 1e3:.0f} ms against "
                 f"{settings.batch_time_objective_s * 1e3:.0f} ms with the smallest batch"
