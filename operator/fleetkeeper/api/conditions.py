@@ -166,7 +166,7 @@ class Reason(Told):
     NO_METRICS = "NoMetrics", "No signals come; replicas are held."
     STALE_METRICS = "StaleMetrics", "Signals are too old; replicas are held."
     TOO_FEW_REPORT = (
-        "TooFewReplicasReport",
+        "TooFewReplicasReporting",
         "Signals come from too few replicas; replicas are held.",
     )
     ALL_METRICS_PRESENT = "AllMetricsPresent", "Every metric that decisions need is there."
