@@ -77,7 +77,7 @@ NOTHING_TO_DO: frozenset[Reason] = frozenset(
         Reason.SCALING_UP,
         Reason.SCALING_DOWN,
         Reason.WRITING,
-        Reason.AS_ASKED,
+        Reason.AS_EXPECTED,
         Reason.FRESH_METRICS,
         Reason.ALL_METRICS_PRESENT,
         Reason.WITHIN_CAP,

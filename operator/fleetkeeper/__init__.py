@@ -1,1 +1,1 @@
-"""Fleetkeeper: a Kubernetes operator that keeps fleets of vLLM."""
+"""Fleetkeeper: a Kubernetes operator that runs and autoscales vLLM fleets."""

@@ -1,4 +1,4 @@
-"""`python -m fleetkeeper`: the same as `fleetkeeper`."""
+"""The entry point of `python -m fleetkeeper`, the same as `fleetkeeper`."""
 
 from fleetkeeper.cli import main
 

@@ -1,4 +1,4 @@
-"""The command `fleetkeeper`. Each command is in `fleetkeeper.commands`; what is heavy loads late."""
+"""The program `fleetkeeper`. Its commands are in `fleetkeeper.commands` and import heavy modules lazily."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 
 app = typer.Typer(
     name="fleetkeeper",
-    help="Keeps fleets of vLLM on Kubernetes: live batch limits, replicas and a memory cap from queue wait and batch time.",
+    help="Run and autoscale vLLM fleets on Kubernetes. Fleetkeeper adjusts batch limits and replicas to meet objectives for queue wait and batch time, and caps memory.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -43,7 +43,7 @@ def crds() -> None:
 
 @app.command()
 def version() -> None:
-    """Print the version, and what it works with."""
+    """Print the version, and the supported versions of the engine contract and vLLM."""
     typer.echo(
         f"fleetkeeper {metadata.version('fleetkeeper')} (Python {platform.python_version()}, "
         f"engine contract {', '.join(map(str, CONTRACTS))}, vLLM {', '.join(VLLM_VERSIONS)})"
@@ -51,7 +51,7 @@ def version() -> None:
 
 
 def _mount_local() -> None:
-    """`fleetkeeper local`: a real cluster on this machine; its dependencies are an extra."""
+    """Add `fleetkeeper local`, or a command that names the missing extra dependencies."""
     try:
         local = import_module("fleetkeeper_local.cli")
     except ImportError as problem:
@@ -63,10 +63,10 @@ def _mount_local() -> None:
             add_help_option=False,
         )
         def without_local() -> None:
-            """Run a real cluster on this machine (not installed here)."""
+            """Run a local Kubernetes cluster (not installed)."""
             stop(
                 ExitCode.NOT_INSTALLED,
-                f"the local cluster needs {missing}, which is not installed: pip install 'fleetkeeper[local]'",
+                f"the local cluster requires {missing}, which is not installed; run: pip install 'fleetkeeper[local]'",
             )
 
         return
@@ -77,5 +77,5 @@ _mount_local()
 
 
 def main() -> None:
-    """The entry point of the program."""
+    """Run the program."""
     app()

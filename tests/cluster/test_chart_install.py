@@ -226,7 +226,7 @@ def test_the_key_job_makes_keys_once_with_a_right_that_reads_nothing(
     assert set(made["data"]) == {"key.pem", "jwks.json"}
     second = _run(*container["args"], kubeconfig=account)
     assert second.returncode == 0, second.stderr
-    assert "stays as it is" in second.stdout
+    assert "already exists" in second.stdout
     assert secret() == made
     with pytest.raises(KubectlError, match="forbidden"):
         control_plane.kubectl("-n", namespace, "get", "secret", name, kubeconfig=account)
@@ -269,7 +269,7 @@ async def test_a_profile_in_use_is_not_dropped(world: World, tmp_path: Path) -> 
     assert kept.returncode == 0, kept.stderr
     lost = check("cpu-0.32.0-1")
     assert lost.returncode == 1
-    assert f"{world.namespace}/chat runs on the engine profile cuda-0.32.0-1" in lost.stderr
+    assert f"{world.namespace}/chat uses the engine profile cuda-0.32.0-1" in lost.stderr
 
 
 def test_helm_refuses_wrong_values_at_install(control_plane: ControlPlane, namespace: str) -> None:

@@ -243,8 +243,11 @@ def test_a_status_condition_is_held_to_its_shape(control_plane: ControlPlane, se
     ("field", "words"),
     [
         ("fis", ["fleet of vLLM engines"]),
-        ("fis.spec", ["leaves every child as it is", "kubectl scale, HPA or KEDA", "batching"]),
-        ("fis.spec.batching", ["From 64 to 1048576. Default: 8192.", "most tokens in a step"]),
+        ("fis.spec", ["stops changing child objects", "kubectl scale, HPA, or KEDA", "batching"]),
+        (
+            "fis.spec.batching",
+            ["From 64 to 1048576. Default: 8192.", "limit of tokens in an engine step"],
+        ),
         ("fis.spec.objectives", ["in milliseconds", "Default: 500."]),
         ("fis.spec.rollout.strategy", ["ENUM:", "Surge", "Default: Auto."]),
         ("fis.status.conditions", ["lastTransitionTime", "MemoryWithinCap"]),

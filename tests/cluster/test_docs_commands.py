@@ -191,5 +191,5 @@ def test_what_the_pages_say_of_a_service_is_seen(fleet: Fleet, tmp_path: Path) -
     fleet.reset()
     fleet.wait_ready()
     said = run_blocks(BLOCKS["docs/troubleshooting.md"], tmp_path, fleet.environment, timeout_s=120)
-    for word in ("READY", "WANTED", "BREAKER", "Conditions:", "what stands", "chat-fk-router"):
+    for word in ("READY", "WANTED", "BREAKER", "Conditions:", "current state", "chat-fk-router"):
         assert word in said

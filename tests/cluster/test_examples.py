@@ -65,7 +65,7 @@ def test_check_finds_an_example_good_and_says_what_it_needs(file: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert ": good" in done.stdout
+    assert ": OK" in done.stdout
     assert "memory cap   80%" in done.stdout
 
 

@@ -211,9 +211,9 @@ def test_messages_of_rules_say_what_to_do_in_one_short_sentence() -> None:
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"__annotations__": {"a": str}, "a": Field(description="A.")}, "longest length"),
-        ({"__annotations__": {"a": int}, "a": Field(description="A.")}, "least value"),
-        ({"__annotations__": {"a": tuple[bool, ...]}, "a": Field(description="A.")}, "longest length"),
+        ({"__annotations__": {"a": str}, "a": Field(description="A.")}, "maximum length"),
+        ({"__annotations__": {"a": int}, "a": Field(description="A.")}, "minimum"),
+        ({"__annotations__": {"a": tuple[bool, ...]}, "a": Field(description="A.")}, "maximum length"),
         ({"__annotations__": {"a": bool}}, "no description"),
         ({"__annotations__": {"a": float}, "a": Field(ge=0, description="A.")}, "no schema for"),
     ],

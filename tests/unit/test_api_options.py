@@ -86,7 +86,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 def test_an_option_that_needs_another_says_so() -> None:
     (error,) = option_errors({"spec-method": "ngram"})
-    assert "needs the option spec-tokens" in error.message
+    assert "spec-tokens" in error.message
     assert not option_errors({"spec-method": "ngram", "spec-tokens": "3"})
     assert not option_errors({"enable-auto-tool-choice": "false"})
 

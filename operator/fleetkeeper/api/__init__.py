@@ -1,1 +1,1 @@
-"""L0: the InferenceService as frozen values. No I/O, no clock."""
+"""The InferenceService as frozen values: layer 0, without I/O or a clock."""

@@ -1,4 +1,4 @@
-"""What all sections of the resource share: frozen, camelCase outside, nothing unknown."""
+"""The base class of all sections of the resource, and the types of their fields."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ StringMap = Annotated[Mapping[str, V], AfterValidator(_frozen), PlainSerializer(
 
 
 def frozen_map() -> Mapping[str, Any]:
-    """The empty map as a default."""
+    """Return an empty read-only map, for use as a default."""
     return MappingProxyType({})
 
 
 class QuantityMark:
-    """Tells the schema generator that a string is a quantity, checked there by CEL."""
+    """A marker for strings that are quantities. The CRD checks them with a CEL rule."""
 
 
 def _is_quantity(value: str) -> str:
@@ -53,11 +53,11 @@ def _is_quantity(value: str) -> str:
 Quantity = Annotated[
     str, Field(min_length=1, max_length=32), AfterValidator(_is_quantity), QuantityMark()
 ]
-"""A Kubernetes quantity as it was written; `canonical_quantity` gives the API server's form."""
+"""A Kubernetes quantity as the user wrote it. `canonical_quantity` returns the API server's form."""
 
 
 class Section(BaseModel):
-    """A part of the resource: frozen, snake_case attributes, camelCase keys, no unknown fields."""
+    """A frozen part of the resource with snake_case attributes, camelCase keys, and no unknown fields."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -70,5 +70,5 @@ class Section(BaseModel):
     )
 
     def to_manifest(self) -> dict[str, Any]:
-        """The section as it stands in a manifest: camelCase keys, absent fields left out."""
+        """Return the section as in a manifest: with camelCase keys and without absent fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,6 +1,6 @@
-"""Condition types and reasons: closed sets, each with its text.
+"""Condition types and reasons: closed sets whose members carry their explanation.
 
-Every reason has a page in docs/runbooks. A reason is added here and nowhere else.
+Add reasons here and nowhere else. Each reason that requires action has a page in docs/runbooks.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ MESSAGE_MAX_LENGTH = 256
 
 
 class Told(StrEnum):
-    """An enum whose members carry their own explanation in `.text`."""
+    """An enum whose members carry their explanation in `.text`."""
 
     text: str
 
     def __new__(cls, value: str, text: str) -> Self:
-        """A member with its text."""
+        """Create a member with its text."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.text = text
@@ -25,47 +25,47 @@ class Told(StrEnum):
 
 
 class ConditionType(Told):
-    """What is told about a service. `.text` says what True means."""
+    """The type of a condition. `.text` says what True means."""
 
     AVAILABLE = (
         "Available",
-        "At least one engine and, with a router, one router pod is ready: it answers.",
+        "The service accepts requests: at least one replica is ready and, with a router, at least one router pod.",
     )
     READY = (
         "Ready",
-        "It answers, the current generation was rolled out and enough replicas are ready.",
+        "The service accepts requests, the current generation is rolled out, and enough replicas are ready.",
     )
-    PROGRESSING = "Progressing", "Something moves: a roll-out, a start, a change of replicas."
+    PROGRESSING = "Progressing", "A rollout, start, or scale operation is in progress."
     RECONCILING = (
         "Reconciling",
-        "A generation is not rolled out yet. Present only when True; never for autoscaling.",
+        "A generation is not rolled out yet. Present only when True. Autoscaling does not set it.",
     )
     STALLED = (
         "Stalled",
-        "Nothing will change without a change of the spec or the cluster. Present only when True.",
+        "The service makes no progress until the spec or the cluster changes. Present only when True.",
     )
-    DEGRADED = "Degraded", "It serves, but not as asked."
-    METRICS_AVAILABLE = "MetricsAvailable", "Fresh signals come from enough replicas."
+    DEGRADED = "Degraded", "The service accepts requests, but does not operate as specified."
+    METRICS_AVAILABLE = "MetricsAvailable", "Enough replicas report fresh metrics."
     METRICS_COMPATIBLE = (
         "MetricsCompatible",
-        "Every metric that decisions need exists on this engine version.",
+        "The engine version exports every metric that Fleetkeeper needs.",
     )
     MEMORY_WITHIN_CAP = (
         "MemoryWithinCap",
-        "The measured peak of every replica is within memory.capPercent.",
+        "The measured memory peak of every replica is within memory.capPercent.",
     )
     SCALING_LIMITED = (
         "ScalingLimited",
-        "More or fewer replicas are wanted than the bounds, a pin or the GPU budget allow.",
+        "A bound, spec.replicas, scaling.mode, the GPU budget, or a failing revision limits scaling.",
     )
 
 
 ONLY_WHEN_TRUE = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
-"""Conditions that are left out rather than shown as False."""
+"""Conditions that are absent instead of False."""
 
 
 class Status(StrEnum):
-    """A condition's status."""
+    """The status of a condition."""
 
     TRUE = "True"
     FALSE = "False"
@@ -73,121 +73,142 @@ class Status(StrEnum):
 
 
 class Reason(Told):
-    """Why a condition is as it is. `.text` explains it; a message adds names and numbers."""
+    """The reason for a condition's status. `.text` explains it; the message adds names and figures."""
 
-    # At the first visit
-    PENDING = "Pending", "Not looked at yet."
+    # Before the first evaluation
+    PENDING = "Pending", "Fleetkeeper has not evaluated this condition yet."
 
     # Available, Ready
-    ANSWERING = "Answering", "At least one replica answers."
-    ALL_READY = "AllReplicasReady", "As many replicas are ready as were ordered."
+    ANSWERING = "Answering", "At least one replica accepts requests."
+    ALL_READY = "AllReplicasReady", "All desired replicas are ready."
     ENOUGH_READY = "EnoughReplicasReady", "Enough replicas are ready."
-    NO_READY_REPLICA = "NoReadyReplica", "No engine is ready."
+    NO_READY_REPLICA = "NoReadyReplica", "No replica is ready."
     NO_READY_ROUTER = "NoReadyRouter", "No router pod is ready."
     MINIMUM_REPLICAS_UNAVAILABLE = (
         "MinimumReplicasUnavailable",
-        "Fewer replicas are ready than the service must have.",
+        "Fewer replicas are ready than the service requires.",
     )
     NOT_ROLLED_OUT = "NotRolledOut", "The current generation is not rolled out yet."
-    STARTING = "Starting", "Engines load their model."
+    STARTING = "Starting", "Replicas are starting and loading the model."
 
     # Progressing, Reconciling
-    ROLLED_OUT = "RolledOut", "The current generation runs on all replicas."
-    ROLLING_OUT = "RollingOut", "Replicas are being replaced by the current generation."
+    ROLLED_OUT = "RolledOut", "All replicas run the current generation."
+    ROLLING_OUT = "RollingOut", "Replicas of the current generation are replacing older ones."
     SCALING_UP = "ScalingUp", "Replicas are being added."
     SCALING_DOWN = "ScalingDown", "Replicas are being drained and removed."
-    WRITING = "WritingChildren", "Children are being written."
+    WRITING = "WritingChildren", "Child objects are being written."
 
     # Stalled, Degraded
-    ROLLED_BACK = "RolledBack", "The roll-out failed; the last good revision serves."
-    ROLLOUT_HELD = "RolloutHeld", "The roll-out failed and was stopped, as rollout.onFailure says."
+    ROLLED_BACK = "RolledBack", "The rollout failed. The last good revision handles requests."
+    ROLLOUT_HELD = (
+        "RolloutHeld",
+        "The rollout failed and was stopped because rollout.onFailure is Hold.",
+    )
     ROLLOUT_FAILED = (
         "RolloutFailed",
-        "No engine of the new revision became ready within rollout.startupSeconds.",
+        "No replica of the new revision became ready within rollout.startupSeconds.",
     )
     REPLICAS_CONTESTED = (
         "ReplicasContested",
-        "Another manager keeps changing the replicas of the engine Deployment.",
+        "Another field manager keeps changing spec.replicas of the engine Deployment.",
     )
     CONTROL_BREAKER_OPEN = (
         "ControlBreakerOpen",
-        "Signals or actuators cannot be trusted; known safe values are in force.",
+        "Metrics or actuators cannot be trusted. Known safe limits are in force.",
     )
-    LOAD_BREAKER_OPEN = "LoadBreakerOpen", "Requests of some tiers are refused for overload."
+    LOAD_BREAKER_OPEN = "LoadBreakerOpen", "Requests of some tiers are shed because of overload."
     REMEDY_IN_FORCE = (
         "RemedyInForce",
-        "Smaller limits are in force after an engine ran out of memory.",
+        "Smaller limits are in force because an engine ran out of memory.",
     )
-    PODS_EJECTED = "PodsEjected", "Some replicas are kept out of service."
+    PODS_EJECTED = (
+        "PodsEjected",
+        "Some running replicas receive no requests because they are not ready.",
+    )
     SOME_REPLICAS_FAILING = (
         "SomeReplicasFailing",
-        "It serves, while some replicas cannot start or keep failing.",
+        "The service accepts requests, but some replicas cannot start or keep failing.",
     )
     INTERNAL_ERROR = (
         "InternalError",
-        "A step for this service failed by a defect of Fleetkeeper; everything else of it holds.",
+        "A step for this service failed because of a defect in Fleetkeeper. All other steps continue.",
     )
-    AS_ASKED = "AsAsked", "It serves as asked."
-    WRITE_FAILED = "WriteFailed", "The API server did not take a write; it is tried again."
+    AS_EXPECTED = "AsExpected", "The service operates as specified."
+    WRITE_FAILED = "WriteFailed", "The API server did not accept a write. Fleetkeeper retries it."
 
-    # Not ready, told apart
+    # Not ready: the causes
     IMAGE_PULL = "ImagePull", "An image cannot be pulled."
     UNSCHEDULABLE = "Unschedulable", "No node fits the pods."
     INSUFFICIENT_GPU = "InsufficientGPU", "No node has enough free accelerators."
-    MODEL_NOT_FOUND = "ModelNotFound", "The model is not where model.source says."
-    MODEL_NOT_READABLE = "ModelNotReadable", "The model is there, and the engine may not read it."
-    BAD_ENGINE_OPTION = "BadEngineOption", "The engine refused an option."
+    MODEL_NOT_FOUND = "ModelNotFound", "The model does not exist at model.source."
+    MODEL_NOT_READABLE = "ModelNotReadable", "The model exists, but the engine cannot read it."
+    BAD_ENGINE_OPTION = "BadEngineOption", "The engine rejected an option."
     UNSUPPORTED_ARCHITECTURE = (
         "UnsupportedArchitecture",
-        "The engine cannot run this model or not on this hardware.",
+        "The engine does not support this model, or does not support it on this hardware.",
     )
     CUDA_OUT_OF_MEMORY = "CUDAOutOfMemory", "The engine ran out of accelerator memory."
-    HOST_OUT_OF_MEMORY = "HostOutOfMemory", "The engine ran out of memory of its pod."
-    ENGINE_HUNG = "EngineHung", "The engine had work and made no step."
-    CRASH_LOOP = "CrashLoop", "The engine keeps ending."
-    QUOTA_EXCEEDED = "QuotaExceeded", "The namespace's quota has no room for the pods or children."
-    ADMISSION_DENIED = "AdmissionDenied", "A policy of the cluster refused a pod or a child."
-    NAME_CONFLICT = "NameConflict", "A child's name is taken by an object that is not ours."
+    HOST_OUT_OF_MEMORY = "HostOutOfMemory", "The engine ran out of pod memory."
+    ENGINE_HUNG = "EngineHung", "The engine has requests but makes no progress."
+    CRASH_LOOP = "CrashLoop", "The engine container fails repeatedly."
+    QUOTA_EXCEEDED = (
+        "QuotaExceeded",
+        "The namespace's quota does not allow the pods or the child objects.",
+    )
+    ADMISSION_DENIED = (
+        "AdmissionDenied",
+        "An admission policy of the cluster denied a pod or a child object.",
+    )
+    NAME_CONFLICT = (
+        "NameConflict",
+        "An object that Fleetkeeper does not own has the name of a child object.",
+    )
     MISSING_SECRET = "MissingSecret", "A Secret that the pods mount does not exist."
     MISSING_VOLUME = "MissingVolume", "A PersistentVolumeClaim does not exist or is not bound."
-    UNKNOWN_PROFILE = "UnknownProfile", "The operator has no such engine profile."
-    CRD_TOO_OLD = "CRDTooOld", "The CRD in the cluster is older than the operator needs."
-    INVALID_SPEC = "InvalidSpec", "The spec asks for something that cannot be."
+    UNKNOWN_PROFILE = "UnknownProfile", "The operator does not have this engine profile."
+    CRD_TOO_OLD = "CRDTooOld", "The CRD in the cluster is older than the operator requires."
+    INVALID_SPEC = "InvalidSpec", "The spec has an invalid value or combination of values."
     UNREADABLE_OBJECT = (
         "UnreadableObject",
-        "An object of the service cannot be read, so nothing is created, deleted or scaled.",
+        "Fleetkeeper cannot read an object of the service, so it creates, deletes, and scales nothing.",
     )
     NAMESPACE_TERMINATING = "NamespaceTerminating", "The namespace is being deleted."
     STOPPED = "Stopped", "spec.replicas is 0."
-    PAUSED = "Paused", "spec.paused is true: nothing is written."
+    PAUSED = "Paused", "spec.paused is true: Fleetkeeper does not change child objects."
 
     # MetricsAvailable, MetricsCompatible
-    FRESH_METRICS = "FreshMetrics", "Signals are fresh."
-    NO_METRICS = "NoMetrics", "No signals come; replicas are held."
-    STALE_METRICS = "StaleMetrics", "Signals are too old; replicas are held."
+    FRESH_METRICS = "FreshMetrics", "Metrics are fresh."
+    NO_METRICS = "NoMetrics", "No metrics are available. The number of replicas stays unchanged."
+    STALE_METRICS = "StaleMetrics", "Metrics are too old. The number of replicas stays unchanged."
     TOO_FEW_REPORT = (
-        "TooFewReplicasReport",
-        "Signals come from too few replicas; replicas are held.",
+        "TooFewReplicasReporting",
+        "Too few replicas report metrics. The number of replicas stays unchanged.",
     )
-    ALL_METRICS_PRESENT = "AllMetricsPresent", "Every metric that decisions need is there."
-    METRICS_MISSING = "MetricsMissing", "Metrics that decisions need do not exist on this engine."
+    ALL_METRICS_PRESENT = (
+        "AllMetricsPresent",
+        "The engine exports every metric that Fleetkeeper needs.",
+    )
+    METRICS_MISSING = "MetricsMissing", "The engine lacks metrics that Fleetkeeper needs."
 
     # MemoryWithinCap
-    WITHIN_CAP = "WithinCap", "Every measured peak is within the cap."
+    WITHIN_CAP = "WithinCap", "Every measured memory peak is within the cap."
     ABOVE_CAP = "AboveCap", "A replica used more memory than the cap allows."
-    NOT_MEASURED = "NotMeasured", "No replica has reported its memory yet."
+    NOT_MEASURED = "NotMeasured", "No replica has reported its memory use yet."
 
     # ScalingLimited
-    WITHIN_BOUNDS = "WithinBounds", "As many replicas are ordered as are wanted."
-    AT_MAXIMUM = "AtMaximum", "More replicas are wanted than scaling.maxReplicas."
-    AT_MINIMUM = "AtMinimum", "Fewer replicas would do than scaling.minReplicas."
+    WITHIN_BOUNDS = "WithinBounds", "The recommended number of replicas is within all bounds."
+    AT_MAXIMUM = "AtMaximum", "The load requires more replicas than scaling.maxReplicas."
+    AT_MINIMUM = "AtMinimum", "The service runs scaling.minReplicas replicas."
     REPLICAS_PINNED = "ReplicasPinned", "spec.replicas is set, so Fleetkeeper does not scale."
-    GPU_BUDGET = "GPUBudget", "The fleet's GPU budget allows no more."
-    ADVISORY = "Advisory", "scaling.mode is Advisory: the wish is reported, not ordered."
-    EXTERNAL = "External", "scaling.mode is External: spec.replicas is the order."
+    GPU_BUDGET = "GPUBudget", "The GPU budget does not allow more replicas."
+    ADVISORY = (
+        "Advisory",
+        "scaling.mode is Advisory: Fleetkeeper reports its recommendation, but does not apply it.",
+    )
+    EXTERNAL = "External", "scaling.mode is External: spec.replicas sets the number of replicas."
     SCALE_UP_BLOCKED = (
         "ScaleUpBlocked",
-        "The newest revision has no ready replica, so none are added.",
+        "No replica of the newest revision is ready, so Fleetkeeper adds none.",
     )
 
 
@@ -215,4 +236,4 @@ NOT_READY_REASONS = frozenset(
         Reason.PAUSED,
     }
 )
-"""The reasons for not ready that are told apart, each reached by a test of its own."""
+"""The causes of a service that is not ready. A test reaches each of them."""

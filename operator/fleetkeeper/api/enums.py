@@ -1,4 +1,4 @@
-"""The closed sets of words in the spec."""
+"""The enums of the spec."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Dtype(StrEnum):
-    """The type of weights and activations."""
+    """The data type of weights and activations."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -15,7 +15,7 @@ class Dtype(StrEnum):
 
 
 class Quantization(StrEnum):
-    """How weights are quantized, in vLLM's words."""
+    """The quantization methods of weights, with vLLM's names."""
 
     AWQ = "awq"
     AWQ_MARLIN = "awq_marlin"
@@ -34,7 +34,7 @@ class Quantization(StrEnum):
 
 
 class ScalingMode(StrEnum):
-    """Who decides the number of replicas."""
+    """The ways to set the number of replicas."""
 
     AUTO = "Auto"
     ADVISORY = "Advisory"
@@ -42,7 +42,7 @@ class ScalingMode(StrEnum):
 
 
 class BatchingMode(StrEnum):
-    """Who decides the batch limits."""
+    """The ways to set the batch limits."""
 
     AUTO = "Auto"
     ADVISORY = "Advisory"
@@ -50,14 +50,14 @@ class BatchingMode(StrEnum):
 
 
 class BreakerMode(StrEnum):
-    """Whether the circuit breakers act."""
+    """The modes of the circuit breakers."""
 
     AUTO = "Auto"
     DISABLED = "Disabled"
 
 
 class RoutingPolicy(StrEnum):
-    """How the router chooses a replica."""
+    """The load-balancing policies of the router."""
 
     LEAST_LOADED = "LeastLoaded"
     SESSION_AFFINITY = "SessionAffinity"
@@ -66,7 +66,7 @@ class RoutingPolicy(StrEnum):
 
 
 class AccessFrom(StrEnum):
-    """Who may reach the address."""
+    """The clients that may connect to the service."""
 
     SAME_NAMESPACE = "SameNamespace"
     CLUSTER = "Cluster"
@@ -74,7 +74,7 @@ class AccessFrom(StrEnum):
 
 
 class RolloutStrategy(StrEnum):
-    """Whether a new pod comes before an old one goes."""
+    """The order in which a rollout creates and removes pods."""
 
     AUTO = "Auto"
     SURGE = "Surge"
@@ -82,14 +82,14 @@ class RolloutStrategy(StrEnum):
 
 
 class OnFailure(StrEnum):
-    """What follows a failed roll-out."""
+    """The reactions to a failed rollout."""
 
     ROLLBACK = "Rollback"
     HOLD = "Hold"
 
 
 class EngineUpdates(StrEnum):
-    """When a newer profile behind an alias is taken."""
+    """The times at which a service adopts a newer profile behind its alias."""
 
     ON_SPEC_CHANGE = "OnSpecChange"
     AUTOMATIC = "Automatic"

@@ -1,9 +1,10 @@
-"""Environment variables of engines: what a service may set, and what only a profile may.
+"""Environment variables of engines: names that services may set, and names that only profiles may set.
 
-A profile's `env` lists the names that its services may set. Two rules hold whatever it lists: a name
-that makes the engine load a file, a shared object or a configuration, or that says where secrets are
-sent, is the administrator's (`variables` of the profile); and a trailing `*` allows only the names in
-`HARMLESS`, because what begins with NCCL_ or VLLM_ grows with every release.
+A profile's `env` lists the names that its services may set. Two rules apply to every list:
+
+- Only the profile's `variables` set names that make the engine load a file, a shared object, or a
+  configuration, or that choose where secrets are sent.
+- A trailing `*` allows only the names in `HARMLESS`, because each release of NCCL and vLLM adds names.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import re
 from typing import Final
 
 ADMINISTRATORS: Final = "^(LD_|PYTHON|FLEETKEEPER_)|ENDPOINT|PLUGIN|_FILE|_CONF|_PATH|_PRELOAD|_URL|_URI|_CA_BUNDLE|SSL_CERT"
-"""What a service never sets: NCCL_NET_PLUGIN and NCCL_CONF_FILE load a shared object, HF_ENDPOINT and
-AWS_ENDPOINT_URL receive the token of `tokenSecret`. The syntax is common to Python and RE2 (CEL)."""
+"""Names that services never set. NCCL_NET_PLUGIN and NCCL_CONF_FILE load a shared object. HF_ENDPOINT
+and AWS_ENDPOINT_URL receive the token of `tokenSecret`. Python and RE2 (CEL) both accept the syntax."""
 
 _HARMLESS_NCCL = """
     ALGO ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE CGA_CLUSTER_SIZE CHECK_POINTERS COLLNET_ENABLE
@@ -39,18 +40,18 @@ HARMLESS: Final = frozenset(
     {f"NCCL_{ending}" for ending in _HARMLESS_NCCL.split()}
     | {f"VLLM_{ending}" for ending in _HARMLESS_VLLM.split()}
 )
-"""Documented variables that only tune: numbers, switches, interface names, log levels."""
+"""Documented tuning variables: numbers, switches, interface names, and log levels."""
 
 _ADMINISTRATORS = re.compile(ADMINISTRATORS)
 
 
 def is_administrators(name: str) -> bool:
-    """Whether only an engine profile may set this variable."""
+    """Return whether only an engine profile may set this variable."""
     return _ADMINISTRATORS.search(name) is not None
 
 
 def allows(listed: tuple[str, ...], name: str) -> bool:
-    """Whether a profile that lists these names lets a service set this variable."""
+    """Return whether a service may set this variable if its profile lists these names."""
     if is_administrators(name):
         return False
     return name in listed or (

@@ -1,4 +1,4 @@
-"""Looks into the models: a field's class behind Optional, tuples and annotations."""
+"""Introspection of the models: the class of a field behind Optional, tuples, and annotations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 
 def bare(annotation: object) -> object:
-    """The annotation without Optional and Annotated."""
+    """Return the annotation without Optional and Annotated."""
     while True:
         origin = typing.get_origin(annotation)
         if origin is typing.Annotated:
@@ -26,7 +26,7 @@ def bare(annotation: object) -> object:
 
 
 def item_of(annotation: object) -> object:
-    """The type of a tuple's or a map's members; the annotation itself when it has none."""
+    """Return the type of a tuple's items or a map's values, or the annotation itself if it is neither."""
     inner = bare(annotation)
     arguments: tuple[object, ...] = typing.get_args(inner)
     if not arguments:
@@ -36,7 +36,7 @@ def item_of(annotation: object) -> object:
 
 @cache
 def aliases(model: type[BaseModel]) -> tuple[tuple[str, str, object], ...]:
-    """(key in the manifest, attribute, annotation) of each field."""
+    """Return (key in the manifest, attribute, annotation) for each field."""
     return tuple(
         (info.alias or name, name, info.annotation) for name, info in model.model_fields.items()
     )
@@ -44,7 +44,7 @@ def aliases(model: type[BaseModel]) -> tuple[tuple[str, str, object], ...]:
 
 @cache
 def sections(model: type[BaseModel]) -> Mapping[str, type[BaseModel] | None]:
-    """By key in the manifest: the section that a field holds, None for any other field."""
+    """Return the section class of each field by its key in the manifest, None for other fields."""
     found: dict[str, type[BaseModel] | None] = {}
     for key, _, annotation in aliases(model):
         inner = bare(annotation)
@@ -54,7 +54,7 @@ def sections(model: type[BaseModel]) -> Mapping[str, type[BaseModel] | None]:
 
 
 def known_fields(model: type[BaseModel], where: tuple[int | str, ...]) -> list[str]:
-    """The keys that a manifest may hold at this path below the model."""
+    """Return the keys that a manifest may have at this path below the model."""
     for part in where:
         if isinstance(part, int):
             continue

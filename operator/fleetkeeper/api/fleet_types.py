@@ -1,4 +1,4 @@
-"""The parts of the spec that say how the fleet behaves: scaling, batching, tiers, roll-out."""
+"""The parts of the spec about the whole fleet: scaling, batching, tiers, rollout, and access."""
 
 from __future__ import annotations
 
@@ -21,73 +21,76 @@ from fleetkeeper.api.scheduling import LabelSelector
 
 
 class Scaling(Section):
-    """How many replicas."""
+    """The bounds and the mode of scaling."""
 
     mode: ScalingMode = Field(
         ScalingMode.AUTO,
-        description="Auto: Fleetkeeper decides. Advisory: it computes and reports, and does not act. External: spec.replicas is the order (a person, HPA, KEDA).",
+        description="Auto: Fleetkeeper sets the number of replicas. Advisory: Fleetkeeper reports a recommendation and does not apply it. External: spec.replicas sets the number (a person, HPA, or KEDA).",
     )
     min_replicas: int = Field(
-        1, ge=1, le=1000, description="The fewest replicas that Fleetkeeper orders."
+        1, ge=1, le=1000, description="Minimum number of replicas that Fleetkeeper sets."
     )
     max_replicas: int = Field(
-        8, ge=1, le=1000, description="The most replicas that Fleetkeeper orders."
+        8, ge=1, le=1000, description="Maximum number of replicas that Fleetkeeper sets."
     )
     scale_down_delay_seconds: int = Field(
         600,
         ge=30,
         le=86_400,
-        description="Seconds that fewer replicas must have been enough before one goes.",
+        description="Time in seconds for which fewer replicas must have been enough before Fleetkeeper removes one.",
     )
 
 
 class Objectives(Section):
-    """What the fleet is held to."""
+    """The service level objectives of the fleet."""
 
     queue_wait_milliseconds: int = Field(
         500,
         ge=10,
         le=600_000,
-        description="The time from a request's arrival to its first scheduling, in milliseconds.",
+        description="Maximum time from a request's arrival until the engine first schedules it, in milliseconds.",
     )
     batch_time_milliseconds: int = Field(
         50,
         ge=2,
         le=60_000,
-        description="The time of one engine step, which a user feels between two tokens, in milliseconds.",
+        description="Maximum duration of one engine step in milliseconds. Users see it as the time between two tokens.",
     )
     attainment_percent: int = Field(
         95,
         ge=50,
         le=99,
-        description="The share of requests and of steps that must be within, in percent.",
+        description="Share of requests and of engine steps that must meet their objective, in percent.",
     )
 
 
 class Batching(Section):
-    """The limits of a batch, and who moves them."""
+    """The bounds of the batch limits, and the mode in which they change."""
 
     mode: BatchingMode = Field(
         BatchingMode.AUTO,
-        description="Auto: Fleetkeeper moves the limits of the running engines. Advisory: it computes and reports. Fixed: the start-up values stay.",
+        description="Auto: Fleetkeeper changes the batch limits of running engines. Advisory: Fleetkeeper reports recommended limits and does not apply them. Fixed: the engines keep their startup values.",
     )
     min_sequences: int = Field(
-        4, ge=1, le=8192, description="The fewest sequences that a batch is limited to."
+        4, ge=1, le=8192, description="Lower bound for the limit of sequences in a batch."
     )
     max_sequences: int = Field(
         256,
         ge=1,
         le=8192,
-        description="The most sequences in a batch; also the engine's start-up value. A change restarts the engines.",
+        description="Upper bound for the limit of sequences in a batch, and the startup value of the engines. A change restarts the engines.",
     )
     min_tokens: int = Field(
-        256, ge=64, le=1_048_576, description="The fewest tokens that a step is limited to."
+        256,
+        ge=64,
+        le=1_048_576,
+        description="Lower bound for the limit of tokens in an engine step.",
     )
     max_tokens: int = Field(
         8192,
         ge=64,
         le=1_048_576,
-        description="The most tokens in a step; also the engine's start-up value. A change restarts the engines.",
+        description="Upper bound for the limit of tokens in an engine step, and the startup value of the engines. A change restarts the engines.",
     )
 
 
@@ -98,53 +101,57 @@ class Tier(Section):
         256,
         ge=0,
         le=100_000,
-        description="Requests of this tier that may wait in one replica; beyond it they are refused with 429.",
+        description="Maximum number of requests of this tier that wait in one replica. Further requests receive status 429.",
     )
 
 
 class RealtimeTier(Tier):
-    """Requests of the tier realtime."""
+    """The tier realtime."""
 
     queue_limit: int = Field(
         64,
         ge=0,
         le=100_000,
-        description="Requests of this tier that may wait in one replica; beyond it they are refused with 429.",
+        description="Maximum number of requests of this tier that wait in one replica. Further requests receive status 429.",
     )
 
 
 class BatchTier(Tier):
-    """Requests of the tier batch."""
+    """The tier batch."""
 
     queue_limit: int = Field(
         1024,
         ge=0,
         le=100_000,
-        description="Requests of this tier that may wait in one replica; beyond it they are refused with 429.",
+        description="Maximum number of requests of this tier that wait in one replica. Further requests receive status 429.",
     )
     share_percent: int = Field(
         30,
         ge=1,
         le=100,
-        description="The most of the sequences that batch requests take while others wait, in percent.",
+        description="Maximum share of the sequences that batch requests use while requests of other tiers wait, in percent.",
     )
     floor_percent: int = Field(
         5,
         ge=0,
         le=100,
-        description="The share of the sequences that batch requests always keep, in percent.",
+        description="Share of the sequences that is always available to batch requests, in percent.",
     )
 
 
 class Tiers(Section):
-    """The classes of requests, chosen by the request header X-Inference-Tier; without it standard."""
+    """The classes of requests. The request header X-Inference-Tier selects one; the default is standard."""
 
     realtime: RealtimeTier = Field(
-        default_factory=RealtimeTier, description="Requests that somebody waits for."
+        default_factory=RealtimeTier,
+        description="Requests of interactive users. They have priority.",
     )
-    standard: Tier = Field(default_factory=Tier, description="Requests without a tier.")
+    standard: Tier = Field(
+        default_factory=Tier, description="Requests without the header X-Inference-Tier."
+    )
     batch: BatchTier = Field(
-        default_factory=BatchTier, description="Requests that may wait for long."
+        default_factory=BatchTier,
+        description="Requests that can wait for minutes. They are shed first.",
     )
 
 
@@ -153,11 +160,11 @@ class Breaker(Section):
 
     mode: BreakerMode = Field(
         BreakerMode.AUTO,
-        description="Auto: they act. Disabled: they report only.",
+        description="Auto: the breakers act when they open. Disabled: the breakers only report their state.",
     )
     fallback_replicas: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         None,
-        description="The fewest replicas while the control breaker is open. Absent means those that run.",
+        description="Minimum number of replicas while the control breaker is open. Absent means the current number.",
     )
 
 
@@ -166,56 +173,64 @@ class Routing(Section):
 
     policy: RoutingPolicy = Field(
         RoutingPolicy.LEAST_LOADED,
-        description="LeastLoaded: the less loaded of two replicas. SessionAffinity: by the header X-Session-ID. RoundRobin: in turn. None: no router, a plain Service.",
+        description="LeastLoaded: the less loaded of two replicas. SessionAffinity: the same replica for the same X-Session-ID header. RoundRobin: each replica in turn. None: no router, only a Kubernetes Service.",
     )
-    replicas: int = Field(1, ge=1, le=16, description="Router pods. Not used with policy None.")
+    replicas: int = Field(
+        1, ge=1, le=16, description="Number of router pods. Ignored with policy None."
+    )
 
 
 class Access(Section):
-    """Who may reach the address."""
+    """The clients that may connect to the service."""
 
     from_: AccessFrom = Field(
         AccessFrom.CLUSTER,
         alias="from",
-        description="SameNamespace: pods of the service's namespace. Cluster: every pod. Namespaces: those that namespaceSelector selects.",
+        description="SameNamespace: pods of the service's namespace. Cluster: all pods. Namespaces: pods of the namespaces that namespaceSelector selects.",
     )
     namespace_selector: LabelSelector | None = Field(
-        None, description="The namespaces, with from: Namespaces."
+        None, description="Namespaces whose pods may connect. Requires from: Namespaces."
     )
 
 
 class Rollout(Section):
-    """How a change reaches the replicas."""
+    """The rollout of a change to the replicas."""
 
     strategy: RolloutStrategy = Field(
         RolloutStrategy.AUTO,
-        description="Surge: a new pod comes first. Replace: an old pod goes first. Auto: Surge, and Replace when the extra pod found no accelerator for 120 seconds and more than one replica is ready.",
+        description="Surge: create a new pod before an old one is removed. Replace: remove an old pod first. Auto: Surge, but Replace if the extra pod found no accelerator for 120 seconds and more than one replica is ready.",
     )
     max_surge: int = Field(
-        1, ge=0, le=100, description="Pods above the ordered number during a roll-out."
+        1,
+        ge=0,
+        le=100,
+        description="Maximum number of pods above the desired number during a rollout.",
     )
     max_unavailable: int = Field(
-        0, ge=0, le=100, description="Pods below the ordered number during a roll-out."
+        0,
+        ge=0,
+        le=100,
+        description="Maximum number of pods below the desired number during a rollout.",
     )
     on_failure: OnFailure = Field(
         OnFailure.ROLLBACK,
-        description="Rollback: return to the last revision whose pods were ready for a minute. Hold: stop and say so.",
+        description="Rollback: return to the last revision whose pods were ready for one minute. Hold: stop the rollout and report it in the conditions.",
     )
     engine_updates: EngineUpdates = Field(
         EngineUpdates.ON_SPEC_CHANGE,
-        description="When a newer profile behind an alias is taken: with the next change of the spec, or automatically, one service at a time.",
+        description="When the service adopts a newer profile behind its alias. OnSpecChange: with the next change of the spec that replaces the pods. Automatic: without a change of the spec, one service at a time.",
     )
     drain_seconds: int = Field(
         120,
         ge=0,
         le=3600,
-        description="Seconds that a pod which goes may take to finish its requests.",
+        description="Time in seconds that a pod has to finish its requests before it stops.",
     )
     startup_seconds: int = Field(
         3600,
         ge=60,
         le=86_400,
-        description="Seconds that an engine may take to load its model before its start counts as failed.",
+        description="Time in seconds that an engine has to load its model before the start counts as failed.",
     )
 
 
@@ -226,5 +241,5 @@ class Disruption(Section):
         1,
         ge=0,
         le=1000,
-        description="Replicas that evictions (node drains) may take at a time. 0 blocks node drains for as long as the service lives.",
+        description="Maximum number of replicas that evictions, such as node drains, may remove at the same time. 0 blocks node drains for as long as the service exists.",
     )

@@ -1,6 +1,6 @@
-"""Every name that Fleetkeeper gives: the API's own, labels, annotations and children.
+"""The names that Fleetkeeper uses: API names, labels, annotations, and names of child objects.
 
-These are promises. A label or a child's name that changed would orphan what an older version made.
+Do not change labels or names of child objects: that would orphan objects of an older version.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ SHORT_NAME: Final = "fis"
 CRD_NAME: Final = f"{PLURAL}.{GROUP}"
 
 FIELD_MANAGER: Final = "fleetkeeper"
-"""The one field manager of every server-side apply."""
+"""The field manager of every server-side apply."""
 
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "fleetkeeper"
-"""The value of `LABEL_MANAGED_BY` on every child."""
+"""The value of `LABEL_MANAGED_BY` on every child object."""
 LABEL_SERVICE: Final = "fleetkeeper.io/service"
 LABEL_COMPONENT: Final = "fleetkeeper.io/component"
 
 ANNOTATION_TEMPLATE_HASH: Final = "fleetkeeper.io/template-hash"
-"""On the engine's pod template: the hash of the template without this annotation."""
+"""The hash of the engine's pod template without this annotation."""
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
-"""Kubernetes' own: the pod with the lowest cost goes first on a scale-down."""
+"""A Kubernetes annotation: a scale-down removes the pod with the lowest cost first."""
 
 RESERVED_PREFIXES: Final = ("fleetkeeper.io/", "app.kubernetes.io/managed-by")
-"""Label and annotation names that begin so are refused in `podMetadata`."""
+"""Prefixes of label and annotation names that `podMetadata` must not contain."""
 
 NAME_MAX_LENGTH: Final = 50
-"""The longest service name: with the longest suffix of a child it stays within a label's 63."""
+"""The maximum length of a service name: with the longest child suffix it fits a label's 63 characters."""
 NAME_PATTERN: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 CHILD_INFIX: Final = "-fk-"
-"""Stands between the service's name and the part of a child; a service's own name has none."""
+"""The text between the service name and the child suffix. Service names must not contain it."""
 
 
 class Component(StrEnum):
-    """The values of the component label. Frozen: selectors hold them."""
+    """The values of the component label. Do not change them: immutable selectors contain them."""
 
     ENGINE = "engine"
     ROUTER = "router"
@@ -51,55 +51,55 @@ class Component(StrEnum):
 
 
 def engine_name(service: str) -> str:
-    """The engine Deployment."""
+    """Return the name of the engine Deployment."""
     return service
 
 
 def address_name(service: str) -> str:
-    """The Kubernetes Service that clients call."""
+    """Return the name of the Kubernetes Service that clients call."""
     return service
 
 
 def router_name(service: str) -> str:
-    """The router's Deployment, ServiceAccount, RoleBinding, NetworkPolicy and PodDisruptionBudget."""
+    """Return the name of all objects of the router, such as its Deployment and ServiceAccount."""
     return f"{service}{CHILD_INFIX}router"
 
 
 def disruption_name(service: str) -> str:
-    """The PodDisruptionBudget of the engines."""
+    """Return the name of the PodDisruptionBudget of the engines."""
     return f"{service}{CHILD_INFIX}engine"
 
 
 def engine_policy_name(service: str) -> str:
-    """The NetworkPolicy of the engines."""
+    """Return the name of the NetworkPolicy of the engines."""
     return f"{service}{CHILD_INFIX}engine"
 
 
 def router_policy_name(service: str) -> str:
-    """The NetworkPolicy of the router."""
+    """Return the name of the NetworkPolicy of the router."""
     return router_name(service)
 
 
 def control_config_name(service: str) -> str:
-    """The ConfigMap with the public control keys (JWKS)."""
+    """Return the name of the ConfigMap with the public control keys (JWKS)."""
     return f"{service}{CHILD_INFIX}control"
 
 
 def selector(service: str, component: Component) -> dict[str, str]:
-    """The labels that select the pods of one component of one service, and no others."""
+    """Return the labels that select exactly the pods of one component of one service."""
     return {LABEL_SERVICE: service, LABEL_COMPONENT: component.value}
 
 
 def labels(service: str, component: Component) -> dict[str, str]:
-    """The labels of every child and of every pod of a child."""
+    """Return the labels of every child object and of its pods."""
     return {LABEL_MANAGED_BY: MANAGED_BY, **selector(service, component)}
 
 
 def selector_text(service: str) -> str:
-    """The engines' selector as one string, as `status.selector` and the scale subresource hold it."""
+    """Return the engines' selector as a string, for `status.selector` and the scale subresource."""
     return ",".join(f"{key}={value}" for key, value in selector(service, Component.ENGINE).items())
 
 
 def service_url(service: str, namespace: str) -> str:
-    """The address of the OpenAI-compatible API inside the cluster."""
+    """Return the URL of the OpenAI-compatible API inside the cluster."""
     return f"http://{service}.{namespace}.svc:80/v1"

@@ -1,4 +1,4 @@
-"""Closed sets of words that vLLM 0.32 takes, and the options that fields set."""
+"""The values that options of vLLM 0.32 accept, and the options that fields set."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SET_BY_FIELD: Final = MappingProxyType(
         "tensor-parallel-size": "engine.tensorParallelSize",
     }
 )
-"""Options with a field of their own."""
+"""The options that a field of the spec sets, with the path of that field."""
 
 OWN: Final = frozenset(
     {
@@ -45,14 +45,14 @@ OWN: Final = frozenset(
         "shutdown-timeout",
     }
 )
-"""Options that Fleetkeeper sets and nobody else."""
+"""The options that only Fleetkeeper sets."""
 
 PARTNERS: Final = (
     ("enable-auto-tool-choice", "tool-call-parser"),
     ("spec-method", "spec-tokens"),
     ("spec-tokens", "spec-method"),
 )
-"""(option, the option it needs)."""
+"""Pairs of (option, option that it requires)."""
 
 ATTENTION_BACKENDS: Final = (
     "FLASH_ATTN",
@@ -91,7 +91,7 @@ ATTENTION_BACKENDS: Final = (
     "TURBOQUANT",
     "ULTRAQUANT",
 )
-"""Implementations of attention, without those for other platforms and the one that loads foreign code."""
+"""Attention backends, except those for other platforms and the one that loads custom code."""
 
 MOE_BACKENDS: Final = (
     "aiter",
@@ -118,7 +118,7 @@ MOE_BACKENDS: Final = (
     "triton",
     "triton_unfused",
 )
-"""Implementations of mixture-of-experts layers."""
+"""Backends of mixture-of-experts layers."""
 
 LINEAR_BACKENDS: Final = (
     "aiter",
@@ -143,7 +143,7 @@ LINEAR_BACKENDS: Final = (
     "xpu",
     "xpu_woq",
 )
-"""Implementations of linear layers."""
+"""Backends of linear layers."""
 
 TOOL_PARSERS: Final = (
     "apertus",
@@ -201,7 +201,7 @@ TOOL_PARSERS: Final = (
     "step3p5",
     "xlam",
 )
-"""Parsers of tool calls that vLLM brings."""
+"""The tool call parsers of vLLM."""
 
 REASONING_PARSERS: Final = (
     "cohere_command3",
@@ -243,4 +243,4 @@ REASONING_PARSERS: Final = (
     "step3",
     "step3p5",
 )
-"""Parsers of reasoning that vLLM brings."""
+"""The reasoning parsers of vLLM."""

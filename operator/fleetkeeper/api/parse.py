@@ -1,4 +1,4 @@
-"""From a manifest to values: every mistake at once, each with its field and what to do."""
+"""Parsing of manifests into values. Reports all errors at once, with their fields and corrections."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fleetkeeper.api.types import InferenceServiceSpec
 __all__ = ["FieldError", "InferenceService", "InvalidService", "parse_service"]
 
 KEPT_SPECS: Final = 1024
-"""Parsed specs that are kept, 12 KiB each. They are frozen, and the control loop holds the same ones."""
+"""The size of the cache of parsed specs, 12 KiB each. The control loop shares these frozen values."""
 
 S = TypeVar("S", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceService:
-    """An InferenceService as decisions see it. Labels and annotations are the object's own."""
+    """An InferenceService as an input of decisions, with the object's own labels and annotations."""
 
     namespace: str
     name: str
@@ -42,7 +42,7 @@ class InferenceService:
 
 
 class InvalidService(ValueError):
-    """The manifest is no valid InferenceService; `errors` holds every mistake."""
+    """A manifest that is not a valid InferenceService. `errors` contains all errors."""
 
     def __init__(self, errors: tuple[FieldError, ...]) -> None:
         super().__init__("; ".join(str(error) for error in errors))
@@ -52,22 +52,22 @@ class InvalidService(ValueError):
 def parse_service(
     manifest: Mapping[str, Any], *, allow_floating_revisions: bool = False
 ) -> InferenceService:
-    """The service that a manifest describes; defaults are filled in as the API server fills them.
+    """Return the service that a manifest describes, with the same defaults as the API server.
 
-    The rules are those of the CRD, checked again here: admission may have been older. With
-    `allow_floating_revisions` an hf:// model may name a branch or a tag. What only the engine
-    profile can judge (options, variables, accelerators), `profile_errors` judges.
+    Checks the rules of the CRD again, because the CRD in the cluster may be older. With
+    `allow_floating_revisions`, an hf:// model may name a branch or a tag. `profile_errors` checks
+    what depends on the engine profile: options, variables, and accelerators.
 
     Raises:
-        InvalidService: with every mistake that was found.
+        InvalidService: The manifest is invalid; contains all errors.
     """
     errors: list[FieldError] = []
     for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if manifest.get(key) != wanted:
-            errors.append(FieldError(key, f"must be {wanted}, is {manifest.get(key)!r}"))
+            errors.append(FieldError(key, f"must be {wanted}, but is {manifest.get(key)!r}"))
     metadata = manifest.get("metadata")
     if not isinstance(metadata, Mapping):
-        errors.append(FieldError("metadata", "is missing; give at least metadata.name"))
+        errors.append(FieldError("metadata", "is missing; set at least metadata.name"))
         metadata = {}
     name = str(metadata.get("name") or "")
     errors += broken_name_rules(name)
@@ -102,7 +102,7 @@ def _map(value: object) -> Mapping[str, Any]:
 
 def _parse_spec(spec: object) -> tuple[InferenceServiceSpec | None, list[FieldError]]:
     if not isinstance(spec, Mapping):
-        return None, [FieldError("spec", "is missing; give at least spec.model.source")]
+        return None, [FieldError("spec", "is missing; set at least spec.model.source")]
     try:
         parsed, broken = _parsed_spec(json.dumps(spec, default=str))
     except ValidationError as problem:
@@ -114,13 +114,13 @@ def _parse_spec(spec: object) -> tuple[InferenceServiceSpec | None, list[FieldEr
 
 @lru_cache(maxsize=KEPT_SPECS)
 def _parsed_spec(text: str) -> tuple[InferenceServiceSpec, tuple[FieldError, ...]]:
-    """A service is looked at some ten times before it is ready, and its spec parsed once."""
+    """Parse and cache a spec: a service is reconciled about ten times before it is ready."""
     parsed = _validated(InferenceServiceSpec, json.loads(text))
     return parsed, tuple(broken_rules(parsed, "spec"))
 
 
 def _rules_of_sound_parts(spec: Mapping[str, Any]) -> list[FieldError]:
-    """The broken rules within those sections that are sound in themselves, so that all is told at once."""
+    """Return the rules broken within valid sections, to report them together with the other errors."""
     errors: list[FieldError] = []
     for key, section in sections(InferenceServiceSpec).items():
         if key not in spec or section is None:
@@ -128,19 +128,19 @@ def _rules_of_sound_parts(spec: Mapping[str, Any]) -> list[FieldError]:
         try:
             part = _validated(section, spec[key])
         except ValidationError:
-            continue  # told already, field by field
+            continue  # already reported for each field
         errors += broken_rules(part, "spec", key)
     return errors
 
 
 def _validated(section: type[S], raw: object) -> S:
-    """As JSON and strictly, so that only what the API server takes is taken: no "3" for 3."""
+    """Validate strict JSON, to accept only what the API server accepts: not "3" for 3."""
     text = json.dumps(_without_nulls(section, raw), default=str)
     return section.model_validate_json(text, strict=True, by_alias=True, by_name=False)
 
 
 def _without_nulls(section: type[BaseModel], raw: object) -> object:
-    """Drops the nulls of known fields, as the API server does before it fills in defaults."""
+    """Drop nulls of known fields, as the API server does before it applies defaults."""
     if not isinstance(raw, Mapping):
         return raw
     kept = dict(raw)

@@ -1,7 +1,7 @@
-"""Engine profiles: which images and which vLLM run, as the operator's settings say.
+"""Engine profiles: the images and the vLLM version of engines, from the operator's settings.
 
-A profile is immutable and versioned, so that an upgrade of the operator restarts nothing. An alias
-is resolved when a service is made or its spec changes; the answer is kept in `status.engine`.
+Profiles are immutable and versioned, so an upgrade of the operator restarts no engine. An alias is
+resolved when a service is created or its spec changes. `status.engine` stores the resolved profile.
 """
 
 from __future__ import annotations
@@ -35,120 +35,126 @@ EnvironmentName = Annotated[
 OptionName = Annotated[str, Field(min_length=2, max_length=63, pattern=r"^[a-z][a-z0-9-]*$")]
 
 CONTRACTS = (1,)
-"""The versions of the engine contract that this operator speaks: the newest and the one before."""
+"""The versions of the engine contract that this operator supports: the newest and the previous one."""
 
 
 class AcceleratorKind(StrEnum):
-    """What an engine computes on."""
+    """The kind of hardware that an engine runs on."""
 
     CUDA = "cuda"
     CPU = "cpu"
 
 
 class Delivery(StrEnum):
-    """How our supervisor comes into the engine's container."""
+    """The ways to provide the supervisor to the engine container."""
 
     INJECT = "inject"
     BAKED = "baked"
 
 
 class ResourceDefaults(Section):
-    """What a replica asks for where the spec says nothing."""
+    """The resources of a replica for which the spec sets none."""
 
     accelerator_resource: ResourceName | None = Field(
-        None, description="The extended resource of an accelerator, on cuda profiles."
+        None, description="Name of the accelerator's extended resource, on cuda profiles."
     )
-    cpu: Quantity = Field("4", description="Cores.")
+    cpu: Quantity = Field("4", description="Number of CPU cores.")
     memory: Quantity = Field("32Gi", description="Memory in bytes.")
-    shared_memory: Quantity = Field("2Gi", description="The size of /dev/shm in bytes.")
+    shared_memory: Quantity = Field("2Gi", description="Size of /dev/shm in bytes.")
 
 
 class EgressPeer(Section):
-    """An address that engine pods may call, beyond DNS."""
+    """An address range to which engine pods may connect, in addition to DNS."""
 
-    cidr: str = Field(max_length=64, description="An address range, for example 10.0.0.0/8.")
+    cidr: str = Field(max_length=64, description="Address range, for example 10.0.0.0/8.")
     ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field(
-        (443,), max_length=16, description="TCP ports."
+        (443,), max_length=16, description="TCP ports to which engine pods may connect."
     )
 
 
 class EngineProfile(Section):
-    """One engine, exactly: images, vLLM version, contract, allow-lists."""
+    """An immutable description of an engine: images, vLLM version, contract, and allow-lists."""
 
     name: str = Field(
-        max_length=63, description="Exact name: KIND-VLLM_VERSION-NUMBER, such as cuda-0.32.0-1."
+        max_length=63,
+        description="Exact name: KIND-VLLM_VERSION-NUMBER, for example cuda-0.32.0-1.",
     )
-    accelerator: AcceleratorKind = Field(description="cuda or cpu.")
+    accelerator: AcceleratorKind = Field(
+        description="Kind of hardware that the engine runs on: cuda or cpu."
+    )
     vllm_version: str = Field(
-        max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$", description="The vLLM version."
+        max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$", description="Version of vLLM."
     )
-    contract: int = Field(1, ge=1, le=1000, description="The engine contract's version.")
+    contract: int = Field(1, ge=1, le=1000, description="Version of the engine contract.")
     delivery: Delivery = Field(
-        description="inject: an init container brings the supervisor into a stock image. baked: the image holds it."
+        description="inject: an init container copies the supervisor into a stock engine image. baked: the engine image contains the supervisor."
     )
-    image: Image = Field(description="The engine's image.")
+    image: Image = Field(description="Image of the engine.")
     injected_image: Image | None = Field(
-        None, description="The image that brings the supervisor, with delivery inject."
+        None, description="Image that contains the supervisor. Requires delivery inject."
     )
     resources: ResourceDefaults = Field(
-        default_factory=ResourceDefaults, description="What a replica asks for by default."
+        default_factory=ResourceDefaults,
+        description="Resources of a replica for which the spec sets none.",
     )
     options: tuple[OptionName, ...] | None = Field(
         None,
         max_length=512,
-        description="Engine options that services may set, by name. Absent means the whole allow-list of the vLLM version.",
+        description="Names of the engine options that services may set. Absent means all allowed options of the vLLM version.",
     )
     env: tuple[EnvironmentName, ...] = Field(
         ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "NCCL_*"),
         max_length=64,
-        description="Environment variables that services may set. A trailing * allows the known harmless names with that beginning. Names of files, plugins, configurations and endpoints are never allowed: set them in `variables`.",
+        description="Names of the environment variables that services may set. A trailing * allows the known harmless names with that prefix. Names of files, plugins, configurations, and endpoints are never allowed; set them in `variables`.",
     )
     variables: StringMap[EnvironmentValue] = Field(
         default_factory=frozen_map,
         max_length=64,
-        description="Environment variables that every engine of the profile gets, such as HF_ENDPOINT or AWS_ENDPOINT_URL. Services cannot set these.",
+        description="Environment variables of every engine with this profile, for example HF_ENDPOINT or AWS_ENDPOINT_URL. Services cannot set them.",
     )
     egress: tuple[EgressPeer, ...] = Field(
-        (), max_length=32, description="Addresses that engine pods may call, beyond DNS."
+        (),
+        max_length=32,
+        description="Address ranges to which engine pods may connect, in addition to DNS.",
     )
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
         if not EXACT_NAME.fullmatch(self.name):
             raise ValueError(
-                f"profile {self.name!r}: the name must be KIND-VLLM_VERSION-NUMBER, such as cuda-0.32.0-1"
+                f"profile {self.name!r}: the name must be KIND-VLLM_VERSION-NUMBER, for example cuda-0.32.0-1"
             )
         if (self.delivery is Delivery.INJECT) != (self.injected_image is not None):
             raise ValueError(
-                f"profile {self.name!r}: injectedImage is needed with delivery inject, and only there"
+                f"profile {self.name!r}: delivery inject requires injectedImage; delivery baked does not allow it"
             )
         if self.contract not in CONTRACTS:
             raise ValueError(
-                f"profile {self.name!r}: engine contract {self.contract} is not spoken by this operator, which speaks {', '.join(map(str, CONTRACTS))}"
+                f"profile {self.name!r}: this operator does not support engine contract {self.contract}; it supports {', '.join(map(str, CONTRACTS))}"
             )
         return self
 
     def allows_env(self, name: str) -> bool:
-        """Whether a service may set this environment variable."""
+        """Return whether a service may set this environment variable."""
         return name not in self.variables and allows(self.env, name)
 
     def allows_option(self, name: str) -> bool:
-        """Whether a service may set this engine option, as far as the profile is concerned."""
+        """Return whether the profile allows services to set this engine option."""
         return self.options is None or name in self.options
 
 
 class UnknownProfile(LookupError):
-    """No profile and no alias has this name; the message lists those there are."""
+    """A name that is neither a profile nor an alias. The message lists the known names."""
 
 
 class ProfileCatalog(Section):
-    """All profiles of an operator and the aliases that point to them."""
+    """The profiles of an operator, and the aliases that point to them."""
 
-    profiles: tuple[EngineProfile, ...] = Field((), max_length=256, description="The profiles.")
+    profiles: tuple[EngineProfile, ...] = Field((), max_length=256, description="Engine profiles.")
     aliases: StringMap[ProfileName] = Field(
         default_factory=frozen_map,
         max_length=64,
-        description="Short names, each for one profile: cuda, cpu.",
+        description="Short names of profiles, for example cuda and cpu.",
     )
 
     @model_validator(mode="after")
@@ -156,19 +162,19 @@ class ProfileCatalog(Section):
         names = [profile.name for profile in self.profiles]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"profiles given twice: {', '.join(twice)}")
+            raise ValueError(f"duplicate profiles: {', '.join(twice)}")
         for alias, name in self.aliases.items():
             if name not in names:
-                raise ValueError(f"alias {alias!r} points to {name!r}, which is no profile")
+                raise ValueError(f"alias {alias!r} points to {name!r}, which is not a profile")
             if alias in names:
                 raise ValueError(f"alias {alias!r} is also the name of a profile")
         return self
 
     def resolve(self, name_or_alias: str) -> EngineProfile:
-        """The profile of that exact name or behind that alias.
+        """Return the profile with this exact name or alias.
 
         Raises:
-            UnknownProfile: there is none.
+            UnknownProfile: No profile has this name or alias.
         """
         name = self.aliases.get(name_or_alias, name_or_alias)
         for profile in self.profiles:
@@ -176,13 +182,13 @@ class ProfileCatalog(Section):
                 return profile
         known = sorted([*self.aliases, *(profile.name for profile in self.profiles)])
         raise UnknownProfile(
-            f"no engine profile {name_or_alias!r}; there are {', '.join(known) or 'none'}"
+            f"engine profile {name_or_alias!r} does not exist; known profiles: {', '.join(known) or 'none'}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveResources:
-    """What each replica asks for once spec and profile are put together. Quantities are canonical."""
+    """The resources of each replica from spec and profile, as canonical quantities."""
 
     cpu: str
     memory: str
@@ -191,15 +197,15 @@ class EffectiveResources:
 
     @property
     def accelerators(self) -> int:
-        """The number of accelerators of a replica."""
+        """Return the number of accelerators of a replica."""
         return self.accelerator.count if self.accelerator else 0
 
 
 def effective_resources(spec: InferenceServiceSpec, profile: EngineProfile) -> EffectiveResources:
-    """The spec's resources, and the profile's where the spec says nothing.
+    """Return the spec's resources, completed with the profile's defaults.
 
-    On a cuda profile without `resources.accelerator`, a replica asks for as many of the profile's
-    accelerators as `engine.tensorParallelSize`; on a cpu profile for none.
+    On a cuda profile without `resources.accelerator`, a replica gets `engine.tensorParallelSize` of
+    the profile's accelerators. On a cpu profile it gets none.
     """
     asked, default = spec.resources, profile.resources
     accelerator = asked.accelerator
@@ -220,13 +226,13 @@ def effective_resources(spec: InferenceServiceSpec, profile: EngineProfile) -> E
 
 
 def _shared_memory_within(memory: str, default: str) -> str:
-    """The profile's shared memory, or a quarter of a memory that is too small for it."""
+    """Return the profile's shared memory, or a quarter of `memory` if it exceeds half of `memory`."""
     whole = parse_quantity(memory)
     return default if parse_quantity(default) * 2 <= whole else str(int(whole / 4))
 
 
 def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:
-    """What the spec asks and this profile cannot give; every mistake at once."""
+    """Return all settings of the spec that this profile does not support."""
     errors = option_errors(spec.engine.options, profile.options)
     errors += [
         FieldError(f"spec.engine.env.{name}", _refusal(name, profile))
@@ -238,7 +244,7 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
         errors.append(
             FieldError(
                 "spec.resources.sharedMemory",
-                f"is {resources.shared_memory}, must be less than the memory of {resources.memory}; lower it or raise spec.resources.memory",
+                f"is {resources.shared_memory}, but must be less than the memory of {resources.memory}; lower it or raise spec.resources.memory",
             )
         )
     if profile.accelerator is AcceleratorKind.CPU:
@@ -250,10 +256,10 @@ def _refusal(name: str, profile: EngineProfile) -> str:
     if name in profile.variables:
         return f"is set by the engine profile {profile.name}; remove it"
     if is_administrators(name):
-        return "can only be set by the administrator, as one of the engine profile's variables"
+        return "can only be set by the administrator, in the engine profile's variables"
     return (
         f"is not allowed by the engine profile {profile.name}, "
-        f"which allows {', '.join(profile.env) or 'none'} (see the reference of engine profiles)"
+        f"which allows {', '.join(profile.env) or 'no variables'} (see the reference of engine profiles)"
     )
 
 
@@ -263,14 +269,14 @@ def _accelerator_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> l
         errors.append(
             FieldError(
                 "spec.resources.accelerator",
-                f"the engine profile {profile.name} computes on CPUs; remove it or choose a cuda profile",
+                f"is not supported by the engine profile {profile.name}, which runs on CPUs; remove it or choose a cuda profile",
             )
         )
     if spec.engine.tensor_parallel_size > 1:
         errors.append(
             FieldError(
                 "spec.engine.tensorParallelSize",
-                f"must be 1 with the engine profile {profile.name}, which computes on CPUs",
+                f"must be 1 with the engine profile {profile.name}, which runs on CPUs",
             )
         )
     return errors

@@ -1,9 +1,9 @@
-"""Kubernetes quantities: `parse_quantity` reads one, `canonical_quantity` writes it as the API server does.
+"""Kubernetes quantities: `parse_quantity` reads them, `canonical_quantity` formats them like the API server.
 
 Follows k8s.io/apimachinery/pkg/api/resource: suffixes Ki Mi Gi Ti Pi Ei (powers of 1024),
-n u m k M G T P E (powers of 1000) and exponents (1e3). Parts smaller than a nano are rounded up.
-An exponent has at most two digits here: Kubernetes takes any, and with more of them the value fits
-no arithmetic.
+n u m k M G T P E (powers of 1000), and exponents (1e3). Fractions of a nano are rounded up.
+Exponents have at most two digits here. Kubernetes accepts more, but such values are too large to
+compute with.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_LENGTH = 64
 
 
 class BadQuantity(ValueError):
-    """The text is no quantity; the message says what one looks like."""
+    """A string that is not a quantity. The message contains examples of quantities."""
 
 
 def _match(text: str) -> re.Match[str]:
@@ -38,12 +38,12 @@ def _match(text: str) -> re.Match[str]:
 
 def _bad(text: str) -> BadQuantity:
     return BadQuantity(
-        f"{text[:MAX_LENGTH]!r} is no quantity; write a number with a unit, such as 32Gi, 500m or 4"
+        f"{text[:MAX_LENGTH]!r} is not a quantity; write a number with an optional unit, such as 32Gi, 500m, or 4"
     )
 
 
 def _round(value: Decimal) -> Decimal:
-    """To whole nanos, away from zero, and no larger than 2^63-1, as Kubernetes does."""
+    """Round away from zero to whole nanos and cap at 2^63-1, as Kubernetes does."""
     if value == 0:
         return Decimal(0)
     rounded = value.quantize(_NANO, rounding=ROUND_UP, context=_EXACT)
@@ -51,10 +51,10 @@ def _round(value: Decimal) -> Decimal:
 
 
 def parse_quantity(text: str) -> Decimal:
-    """The value of a quantity in its base unit (cores, bytes, pieces).
+    """Return the value of a quantity in its base unit (cores, bytes, or a count).
 
     Raises:
-        BadQuantity: the text is not a Kubernetes quantity.
+        BadQuantity: The text is not a Kubernetes quantity.
     """
     found = _match(text)
     try:
@@ -64,7 +64,7 @@ def parse_quantity(text: str) -> Decimal:
 
 
 def _value(found: re.Match[str]) -> Decimal:
-    """The exact value, before it is rounded and capped."""
+    """Return the exact value, before rounding and capping."""
     number = Decimal(found["sign"] + found["number"])
     suffix = found["suffix"] or ""
     if suffix in _BINARY:
@@ -74,10 +74,10 @@ def _value(found: re.Match[str]) -> Decimal:
 
 
 def canonical_quantity(text: str) -> str:
-    """The quantity as the API server writes it: `1024Mi` is `1Gi`, `0.5` is `500m`, `1000` is `1k`.
+    """Return the quantity as the API server writes it: `1024Mi` is `1Gi`, `0.5` is `500m`, `1000` is `1k`.
 
     Raises:
-        BadQuantity: the text is not a Kubernetes quantity.
+        BadQuantity: The text is not a Kubernetes quantity.
     """
     found = _match(text)
     value = parse_quantity(text)
@@ -93,9 +93,9 @@ def canonical_quantity(text: str) -> str:
 
 
 def _canonical_binary(value: Decimal) -> str | None:
-    """With the largest binary suffix that leaves a whole number; None when there is a fraction.
+    """Format with the largest binary suffix that leaves an integer, or return None for a fraction.
 
-    Kubernetes writes values under 1024 without a binary suffix.
+    Kubernetes writes values below 1024 without a binary suffix; return None for these as well.
     """
     if value != value.to_integral_value() or -1024 < value < 1024:
         return None
@@ -107,7 +107,7 @@ def _canonical_binary(value: Decimal) -> str | None:
 
 
 def _thousands(value: Decimal) -> tuple[int, int]:
-    """(mantissa, power): the value with the largest power of 1000 that leaves a whole mantissa."""
+    """Return (mantissa, power of ten) with the largest power of 1000 that leaves an integer mantissa."""
     mantissa, power = int(_EXACT.multiply(value, Decimal(10**9))), -9
     while mantissa % 1000 == 0 and power < _DECIMAL["E"]:
         mantissa //= 1000

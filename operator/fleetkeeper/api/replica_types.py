@@ -1,4 +1,4 @@
-"""The parts of the spec that say what one replica is: model, engine, resources, memory, placement."""
+"""The parts of the spec about a single replica: model, engine, resources, memory, and placement."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ ResourceName = Annotated[
 class SecretKey(Section):
     """A key of a Secret in the same namespace."""
 
-    name: ObjectName = Field(description="The Secret's name, in the service's namespace.")
+    name: ObjectName = Field(description="Name of the Secret in the service's namespace.")
     key: str = Field(
         "token",
         min_length=1,
         max_length=253,
         pattern=r"^\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$",
-        description="The key within the Secret.",
+        description="Key in the Secret.",
     )
 
 
 class ModelCache(Section):
-    """Where downloaded models are kept. Exactly one of the two."""
+    """The storage of downloaded models. Exactly one of the two fields is set."""
 
     claim_name: ObjectName | None = Field(
         None,
-        description="A PersistentVolumeClaim in the service's namespace, shared by the pods; it must allow writing from several pods.",
+        description="Name of a PersistentVolumeClaim in the service's namespace. All pods share it, so it must allow several pods to write.",
     )
     ephemeral_size: Quantity | None = Field(
         None,
-        description="The size limit of an emptyDir of each pod, for example 100Gi. Every new pod downloads again.",
+        description="Size limit of an emptyDir volume in each pod, for example 100Gi. Every new pod downloads the model again.",
     )
 
 
@@ -71,77 +71,82 @@ class Adapter(Section):
         min_length=1,
         max_length=63,
         pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-        description="The name by which requests ask for the adapter (the field `model` of a request).",
+        description="Name of the adapter in requests (the field `model` of a request).",
     )
     source: ModelSource = Field(
-        description="Where the adapter is: pvc://CLAIM/PATH or hf://ORG/NAME."
+        description="Location of the adapter: pvc://CLAIM/PATH or hf://ORG/NAME."
     )
     revision: GitRevision | None = Field(
-        None, description="The commit of an hf:// adapter: 40 hexadecimal digits."
+        None, description="Commit of an hf:// adapter: 40 hexadecimal digits."
     )
 
 
 class Model(Section):
-    """What is served."""
+    """The model that the service serves."""
 
     source: ModelSource = Field(
-        description="Where the model is: pvc://CLAIM/PATH (a PersistentVolumeClaim in the service's namespace) or hf://ORG/NAME (Hugging Face)."
+        description="Location of the model: pvc://CLAIM/PATH (a PersistentVolumeClaim in the service's namespace) or hf://ORG/NAME (Hugging Face)."
     )
     revision: GitRevision | None = Field(
         None,
-        description="The commit of an hf:// model: 40 hexadecimal digits. A branch or a tag is taken only where the operator's settings allow floating revisions.",
+        description="Commit of an hf:// model: 40 hexadecimal digits. Branches and tags are allowed only if the operator's settings allow floating revisions.",
     )
     served_name: ServedName | None = Field(
         None,
-        description="The name by which requests ask for the model. Absent means the service's own name.",
+        description="Name of the model in requests. Absent means the name of the service.",
     )
     token_secret: SecretKey | None = Field(
         None,
-        description="The Hugging Face token, for models that need one. Mounted by name; the operator never reads it.",
+        description="Secret with the Hugging Face token, for models that require one. Pods reference it by name; the operator never reads it.",
     )
     cache: ModelCache | None = Field(
         None,
-        description="Where an hf:// model is kept. Absent means that every new pod downloads it again.",
+        description="Storage of downloaded hf:// models. Absent means that every new pod downloads the model again.",
     )
     adapters: tuple[Adapter, ...] = Field(
-        (), max_length=32, description="LoRA adapters, loaded when the engine starts. At most 32."
+        (),
+        max_length=32,
+        description="LoRA adapters that the engine loads when it starts. At most 32.",
     )
 
 
 class Engine(Section):
-    """How vLLM runs."""
+    """The configuration of vLLM."""
 
     profile: ProfileName = Field(
         "cuda",
-        description="The engine profile: an alias (cuda, cpu) or an exact name (cuda-0.32.0-1). Profiles are the operator's settings; an alias is resolved when the service is made and when its spec changes.",
+        description="Engine profile: an alias (cuda, cpu) or an exact name (cuda-0.32.0-1). Profiles are settings of the operator. An alias is resolved when the service is created and when its spec changes.",
     )
     dtype: Dtype = Field(
-        Dtype.AUTO, description="The type of weights and activations. auto follows the model."
+        Dtype.AUTO, description="Data type of weights and activations. auto follows the model."
     )
     quantization: Quantization | None = Field(
         None,
-        description="How the weights are quantized. Absent means as the model's own configuration says.",
+        description="Quantization method of the weights. Absent means the method in the model's configuration.",
     )
     max_model_length: Annotated[int, Field(ge=128, le=10_000_000)] | None = Field(
         None,
-        description="The longest sequence, prompt and answer together, in tokens. Absent means the model's own limit.",
+        description="Maximum length of a sequence (prompt plus response) in tokens. Absent means the limit of the model.",
     )
     tensor_parallel_size: int = Field(
-        1, ge=1, le=16, description="The number of accelerators that share each layer of the model."
+        1,
+        ge=1,
+        le=16,
+        description="Number of accelerators over which each layer of the model is split.",
     )
     prefix_caching: bool = Field(
         True,
-        description="Whether the KV cache of common beginnings of prompts is shared between requests.",
+        description="Whether requests share the KV cache of common prompt prefixes.",
     )
     options: StringMap[OptionValue] = Field(
         default_factory=frozen_map,
         max_length=64,
-        description='Further vLLM options by name without the leading dashes, as strings, for example enforce-eager: "true". Only those in the reference are taken.',
+        description='Further vLLM options by name without leading dashes, with string values, for example enforce-eager: "true". Only the options in the reference are allowed.',
     )
     env: StringMap[EnvironmentValue] = Field(
         default_factory=frozen_map,
         max_length=32,
-        description="Environment variables of the engine; only names that the profile allows, such as HTTPS_PROXY and NCCL_DEBUG. Endpoints, such as HF_ENDPOINT, are set in the profile.",
+        description="Environment variables of the engine. Only names that the profile allows can be set, for example HTTPS_PROXY and NCCL_DEBUG. Endpoints, for example HF_ENDPOINT, are set in the profile.",
     )
 
 
@@ -150,92 +155,93 @@ class Accelerator(Section):
 
     resource: ResourceName = Field(
         "nvidia.com/gpu",
-        description="The extended resource to ask for. MIG profiles are resources of their own, for example nvidia.com/mig-3g.40gb.",
+        description="Name of the extended resource. MIG profiles have their own resource names, for example nvidia.com/mig-3g.40gb.",
     )
     count: int = Field(
         1,
         ge=1,
         le=16,
-        description="Accelerators of each replica; the same number as engine.tensorParallelSize.",
+        description="Number of accelerators of each replica. Must equal engine.tensorParallelSize.",
     )
 
 
 class Resources(Section):
-    """What each replica asks for. Request and limit are the same; beside an accelerator, CPU has no limit."""
+    """The resources of each replica. Requests equal limits, but CPU has no limit with accelerators."""
 
     accelerator: Accelerator | None = Field(
         None,
-        description="The accelerators of each replica. Absent means as the profile says: nvidia.com/gpu times engine.tensorParallelSize on cuda profiles, none on cpu profiles.",
+        description="Accelerators of each replica. Absent means the profile's default: engine.tensorParallelSize times nvidia.com/gpu on cuda profiles, none on cpu profiles.",
     )
     cpu: Quantity | None = Field(
-        None, description="Cores of each replica, for example 4. Absent means as the profile says."
+        None,
+        description="Number of CPU cores of each replica, for example 4. Absent means the profile's default.",
     )
     memory: Quantity | None = Field(
         None,
-        description="Memory of each replica, in bytes, for example 32Gi. Absent means as the profile says.",
+        description="Memory of each replica in bytes, for example 32Gi. Absent means the profile's default.",
     )
     shared_memory: Quantity | None = Field(
         None,
-        description="The size of /dev/shm, in bytes, for example 2Gi; counts as part of memory. Absent means as the profile says.",
+        description="Size of /dev/shm in bytes, for example 2Gi. It is part of memory. Absent means the profile's default.",
     )
 
 
 class Memory(Section):
-    """The cap on memory."""
+    """The memory cap, and the handling of fragmented memory."""
 
     cap_percent: int = Field(
         80,
         ge=10,
         le=80,
-        description="The share of memory that a replica may use, in percent: of the accelerator's memory on cuda profiles, of resources.memory on cpu profiles.",
+        description="Maximum share of memory that a replica may use, in percent: of the accelerator's memory on cuda profiles, of resources.memory on cpu profiles.",
     )
     restart_fragmented: bool = Field(
         False,
-        description="Whether a replica whose allocator holds more than 30% unused memory for 10 minutes is drained and restarted: one at a time, at most one an hour, and only while the rest of the fleet is well. Only engines of cuda profiles measure it; on cpu profiles it does nothing. A change restarts nothing.",
+        description="Whether Fleetkeeper drains and restarts a replica whose allocator has held more than 30% unused memory for 10 minutes: one at a time, at most one per hour, and only while the rest of the fleet is healthy. It has no effect on cpu profiles. Changing this field restarts no replica.",
     )
 
 
 class Placement(Section):
-    """Where the engine pods run."""
+    """The scheduling of the engine pods."""
 
     node_selector: StringMap[LabelValue] = Field(
         default_factory=frozen_map,
         max_length=32,
-        description="Labels that a node must have.",
+        description="Labels that a node must have to run engine pods.",
     )
     tolerations: tuple[Toleration, ...] = Field(
         (), max_length=32, description="Taints that the engine pods tolerate."
     )
     affinity: Affinity = Field(
         default_factory=Affinity,
-        description="Kubernetes' affinity rules, within the service's namespace.",
+        description="Affinity rules as in a Kubernetes pod. Pod affinity applies to the service's namespace only.",
     )
     priority_class_name: ObjectName | None = Field(
         None,
-        description="The PriorityClass of the engine pods. Absent means the cluster's default. Kubernetes' own classes (system-...) are taken only where the operator's settings allow them.",
+        description="PriorityClass of the engine pods. Absent means the cluster's default. System classes (system-...) are allowed only if the operator's settings allow them.",
     )
     runtime_class_name: ObjectName | None = Field(
-        None, description="The RuntimeClass of the engine pods. Absent means the cluster's default."
+        None, description="RuntimeClass of the engine pods. Absent means the cluster's default."
     )
     scheduler_name: ObjectName | None = Field(
-        None, description="The scheduler of the engine pods. Absent means the cluster's default."
+        None, description="Scheduler of the engine pods. Absent means the cluster's default."
     )
     topology_spread: bool = Field(
         True,
-        description="Whether replicas are spread over nodes and zones where possible (never at the price of waiting).",
+        description="Whether the scheduler spreads replicas over nodes and zones where possible. It never delays a pod to do so.",
     )
 
 
 class PodMetadata(Section):
-    """Labels and annotations of the engine pods, for queues, meshes and cost tools."""
+    """Additional labels and annotations of the engine pods, for queues, meshes, and cost tools."""
 
     labels: StringMap[LabelValue] = Field(
         default_factory=frozen_map,
         max_length=32,
-        description="Labels of the engine pods. Names that begin with fleetkeeper.io/ are refused.",
+        description="Additional labels of the engine pods. The prefix fleetkeeper.io/ and the name app.kubernetes.io/managed-by are reserved.",
     )
     annotations: StringMap[AnnotationValue] = Field(
         default_factory=frozen_map,
         max_length=32,
-        description="Annotations of the engine pods. Names that begin with fleetkeeper.io/ are refused.",
+        description="Additional annotations of the engine pods. The prefix fleetkeeper.io/ and the name app.kubernetes.io/managed-by are reserved.",
     )

@@ -1,4 +1,4 @@
-"""Applies the rules to a parsed spec, section by section."""
+"""The checks of the rules on a parsed spec, section by section."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fleetkeeper.api.rules import NAME_RULES, RULES, is_hub_source
 from fleetkeeper.api.types import InferenceServiceSpec
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-FLOATING_REVISION = "must be a commit of 40 hexadecimal digits; this operator's settings do not allow branches and tags (floating revisions)"
+FLOATING_REVISION = "must be a commit of 40 hexadecimal digits; the operator's settings do not allow branches and tags (floatingRevisions)"
 
 SYSTEM_PRIORITY = "system-"
-"""How the PriorityClasses begin that Kubernetes keeps for its own pods: they evict everybody else's."""
-SYSTEM_PRIORITY_REFUSED = "is one of Kubernetes' own PriorityClasses, whose pods evict all others; this operator's settings do not allow them (systemPriorityClasses). Choose another class"
+"""The prefix of the PriorityClasses that Kubernetes reserves for its own pods, which preempt all others."""
+SYSTEM_PRIORITY_REFUSED = "is a system PriorityClass, whose pods preempt all others; the operator's settings do not allow these classes (systemPriorityClasses). Choose another class"
 
 
 def broken_name_rules(name: str) -> list[FieldError]:
-    """What is wrong with the resource's own name."""
+    """Return the errors in the name of the resource."""
     return [
         FieldError("metadata.name", rule.message) for rule in NAME_RULES if not rule.holds(name)
     ]
 
 
 def broken_rules(section: BaseModel, *at: str | int) -> list[FieldError]:
-    """The rules that a section and all within it break; `at` is the section's path."""
+    """Return the rules that a section and its inner sections break. `at` is the path of the section."""
     errors = [
         FieldError(path_text(*at, *([rule.field] if rule.field else [])), rule.message)
         for rule in RULES.get(type(section), ())
@@ -50,7 +50,7 @@ def _sections_in(section: BaseModel) -> Iterator[tuple[tuple[str | int, ...], Ba
 
 
 def floating_revisions(spec: InferenceServiceSpec) -> list[FieldError]:
-    """The revisions that are no commits: a branch or a tag moves, and new pods would differ."""
+    """Return the revisions that are not commits. A branch or tag can move, so new pods could differ."""
     sources: list[tuple[str, str, str | None]] = [
         ("spec.model.revision", spec.model.source, spec.model.revision),
         *(
@@ -66,7 +66,7 @@ def floating_revisions(spec: InferenceServiceSpec) -> list[FieldError]:
 
 
 def system_priority(spec: InferenceServiceSpec) -> list[FieldError]:
-    """The PriorityClass, where it is one of Kubernetes' own."""
+    """Return an error if the PriorityClass is a system class."""
     name = spec.placement.priority_class_name or ""
     if not name.startswith(SYSTEM_PRIORITY):
         return []

@@ -1,7 +1,7 @@
-"""The rules between fields, each once: as CEL for the API server and as Python for the operator.
+"""The rules between fields, each as CEL for the API server and as Python for the operator.
 
-The operator checks them again because a CRD in the cluster may be older than the operator. A test
-runs every case through both and holds the messages equal.
+The operator checks the rules again because the CRD in the cluster may be older than the operator.
+A test runs every case through both and compares the messages.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Rule(Generic[S]):
-    """One rule about a section. `field` is the key that the message is shown at ("" = the section).
+    """A rule of a section. `field` is the key that the message refers to ("" for the section itself).
 
-    `cel` is empty where the schema itself says it (list-map keys).
+    `cel` is empty if the schema already enforces the rule (keys of list maps).
     """
 
     field: str
@@ -59,12 +59,12 @@ def _cel_reserved(field: str) -> str:
 
 
 def is_hub_source(source: str) -> bool:
-    """Whether the source is downloaded from Hugging Face."""
+    """Return whether the source is on Hugging Face."""
     return source.startswith("hf://")
 
 
 def _quantity_rule(field: str, attribute: str, most: str) -> Rule[Any]:
-    """The quantity at `field` is more than 0 and at most `most`; absent is allowed."""
+    """Return a rule that `field` is absent or a quantity greater than 0 and at most `most`."""
 
     def holds(of: BaseModel) -> bool:
         text: str | None = getattr(of, attribute)
@@ -76,15 +76,15 @@ def _quantity_rule(field: str, attribute: str, most: str) -> Rule[Any]:
         f"quantity(self.{field}).isGreaterThan(quantity('0')) && "
         f"!quantity(self.{field}).isGreaterThan(quantity('{most}')))",
         holds,
-        f"must be a quantity of more than 0 and at most {most}: a number with a unit, such as 32Gi, 500m or 4",
+        f"must be a quantity greater than 0 and at most {most}, such as 32Gi, 500m, or 4",
     )
 
 
 def _cel_quantity(field: str) -> str:
-    """Whether the field is a quantity that can be computed with.
+    """Return CEL that checks that the field is a quantity with an exponent of at most two digits.
 
-    Go parses any exponent. One of three digits and more is refused before the API server has to
-    compute with it; `parse_quantity` refuses the same.
+    Go parses any exponent. The rule rejects longer ones before the API server computes with them, as
+    `parse_quantity` does.
     """
     return f"!self.{field}.matches('[eE][+-]?[0-9]{{3}}') && isQuantity(self.{field})"
 
@@ -98,7 +98,7 @@ def _node_values_fit(of: s.NodeRequirement) -> bool:
 
 
 def _names_one_node(of: s.NodeTerm) -> bool:
-    """Kubernetes knows one field of nodes, and takes one value for it."""
+    """Return whether all node fields are metadata.name with one value, as Kubernetes requires."""
     return all(
         field.key == "metadata.name"
         and field.operator in {s.NodeSelectorOperator.IN, s.NodeSelectorOperator.NOT_IN}
@@ -109,21 +109,23 @@ def _names_one_node(of: s.NodeTerm) -> bool:
 
 _MOST_CPU = "10k"
 _MOST_BYTES = "1Pi"
-"""Of one pod: far above any machine, far below what 64-bit counts of bytes hold."""
-_KEY_MESSAGE = "a name is no label or annotation name; write NAME or DOMAIN/NAME, such as team or example.com/team"
-_RESERVED_MESSAGE = "names that begin with fleetkeeper.io/ and app.kubernetes.io/managed-by are Fleetkeeper's own; choose others"
+"""The maximum for one pod: far above any machine, far below the limit of 64-bit byte counts."""
+_KEY_MESSAGE = (
+    "invalid label or annotation name; use NAME or DOMAIN/NAME, such as team or example.com/team"
+)
+_RESERVED_MESSAGE = "the prefix fleetkeeper.io/ and the name app.kubernetes.io/managed-by are reserved; choose another name"
 _ONE_SOURCE: tuple[Rule[Any], ...] = (
     Rule(
         "revision",
         "!self.source.startsWith('hf://') || has(self.revision)",
         lambda of: not is_hub_source(of.source) or of.revision is not None,
-        "an hf:// source needs a revision: the commit's 40 hexadecimal digits, as the model's page shows them",
+        "an hf:// source requires a revision; set it to a commit of 40 hexadecimal digits from the model's page",
     ),
     Rule(
         "revision",
         "self.source.startsWith('hf://') || !has(self.revision)",
         lambda of: is_hub_source(of.source) or of.revision is None,
-        "a revision belongs to an hf:// source; remove it, and name the version in the pvc:// path",
+        "only an hf:// source has a revision; remove it and select the version in the pvc:// path",
     ),
 )
 
@@ -133,7 +135,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "",
             "has(self.claimName) != has(self.ephemeralSize)",
             lambda of: (of.claim_name is None) != (of.ephemeral_size is None),
-            "give exactly one of claimName and ephemeralSize",
+            "set exactly one of claimName and ephemeralSize",
         ),
         _quantity_rule("ephemeralSize", "ephemeral_size", _MOST_BYTES),
     ),
@@ -144,13 +146,13 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "adapters",
             "",
             lambda of: len({adapter.name for adapter in of.adapters}) == len(of.adapters),
-            "two adapters have the same name; give each its own",
+            "two adapters have the same name; use unique names",
         ),
         Rule[t.Model](
             "adapters",
             "!has(self.servedName) || self.adapters.all(a, a.name != self.servedName)",
             lambda of: all(adapter.name != of.served_name for adapter in of.adapters),
-            "an adapter has the name of the model (servedName); requests could not tell them apart",
+            "an adapter has the same name as the model (servedName); choose another name",
         ),
         Rule[t.Model](
             "cache",
@@ -159,7 +161,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
                 of.cache is None
                 or any(is_hub_source(one) for one in (of.source, *(a.source for a in of.adapters)))
             ),
-            "a cache is for hf:// sources; remove it, a pvc:// model is read where it is",
+            "only hf:// sources use a cache; remove it (pvc:// models are read in place)",
         ),
         Rule[t.Model](
             "tokenSecret",
@@ -168,7 +170,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
                 of.token_secret is None
                 or any(is_hub_source(one) for one in (of.source, *(a.source for a in of.adapters)))
             ),
-            "a token is for hf:// sources; remove tokenSecret",
+            "only hf:// sources use a token; remove tokenSecret",
         ),
     ),
     t.Engine: (
@@ -176,13 +178,13 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "env",
             _cel_keys("env", _ENVIRONMENT_NAME.pattern, 128),
             lambda of: _keys_are(_ENVIRONMENT_NAME, of.env, 128),
-            "a name is no environment variable's; write letters, digits and _, such as NCCL_DEBUG",
+            "invalid environment variable name; use letters, digits, and _, such as NCCL_DEBUG",
         ),
         Rule[t.Engine](
             "env",
             f"self.env.all(k, !k.matches('{ADMINISTRATORS}'))",
             lambda of: not any(map(is_administrators, of.env)),
-            "plugins, files and endpoints, such as NCCL_NET_PLUGIN and HF_ENDPOINT, can only be set by the administrator, as variables of the engine profile",
+            "variables for plugins, files, and endpoints, such as NCCL_NET_PLUGIN and HF_ENDPOINT, can only be set by the administrator, in the engine profile's variables",
         ),
     ),
     t.Resources: (
@@ -199,7 +201,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
                 or of.shared_memory is None
                 or parse_quantity(of.shared_memory) < parse_quantity(of.memory)
             ),
-            "must be less than memory, of which it is a part",
+            "must be less than memory, because it is part of memory",
         ),
     ),
     s.Toleration: (
@@ -207,19 +209,19 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "key",
             "has(self.key) || (has(self.operator) && self.operator == 'Exists')",
             lambda of: of.key is not None or of.operator is s.TolerationOperator.EXISTS,
-            "without a key the operator must be Exists, which tolerates every taint",
+            "without a key, the operator must be Exists, which tolerates every taint",
         ),
         Rule[s.Toleration](
             "value",
             "!has(self.value) || !has(self.operator) || self.operator != 'Exists'",
             lambda of: of.value is None or of.operator is not s.TolerationOperator.EXISTS,
-            "with the operator Exists there is no value; remove it or write Equal",
+            "the operator Exists does not allow a value; remove it or use the operator Equal",
         ),
         Rule[s.Toleration](
             "tolerationSeconds",
             "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
             lambda of: of.toleration_seconds is None or of.effect is s.TaintEffect.NO_EXECUTE,
-            "tolerationSeconds needs the effect NoExecute",
+            "tolerationSeconds requires the effect NoExecute",
         ),
     ),
     s.LabelRequirement: (
@@ -230,7 +232,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
                 bool(of.values)
                 == (of.operator in {s.SelectorOperator.IN, s.SelectorOperator.NOT_IN})
             ),
-            "In and NotIn need values; Exists and DoesNotExist take none",
+            "In and NotIn require values; Exists and DoesNotExist do not allow them",
         ),
     ),
     s.NodeRequirement: (
@@ -239,7 +241,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "self.operator in ['In', 'NotIn'] ? size(self.values) > 0 : "
             "(self.operator in ['Gt', 'Lt'] ? size(self.values) == 1 && self.values[0].matches('^[0-9]{1,18}$') : size(self.values) == 0)",
             _node_values_fit,
-            "In and NotIn need values, Gt and Lt one whole number; Exists and DoesNotExist take none",
+            "In and NotIn require values, Gt and Lt require one integer; Exists and DoesNotExist do not allow values",
         ),
     ),
     t.Accelerator: (
@@ -249,7 +251,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             lambda of: (
                 "kubernetes.io/" not in of.resource and not of.resource.startswith("requests.")
             ),
-            "is no extended resource; write a device plugin's, such as nvidia.com/gpu",
+            "is not an extended resource; use the resource of a device plugin, such as nvidia.com/gpu",
         ),
     ),
     s.NodeTerm: (
@@ -257,7 +259,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "matchFields",
             "self.matchFields.all(f, f.key == 'metadata.name' && f.operator in ['In', 'NotIn'] && size(f.values) == 1)",
             _names_one_node,
-            "the only field is metadata.name, with In or NotIn and one value; use matchExpressions for labels",
+            "only the field metadata.name is supported, with In or NotIn and one value; use matchExpressions for labels",
         ),
     ),
     t.Placement: (
@@ -307,7 +309,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "maxReplicas",
             "self.minReplicas <= self.maxReplicas",
             lambda of: of.min_replicas <= of.max_replicas,
-            "must not be less than minReplicas; raise maxReplicas or lower minReplicas",
+            "must be at least minReplicas; raise maxReplicas or lower minReplicas",
         ),
     ),
     t.Batching: (
@@ -315,19 +317,19 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "maxSequences",
             "self.minSequences <= self.maxSequences",
             lambda of: of.min_sequences <= of.max_sequences,
-            "must not be less than minSequences; raise maxSequences or lower minSequences",
+            "must be at least minSequences; raise maxSequences or lower minSequences",
         ),
         Rule[t.Batching](
             "maxTokens",
             "self.minTokens <= self.maxTokens",
             lambda of: of.min_tokens <= of.max_tokens,
-            "must not be less than minTokens; raise maxTokens or lower minTokens",
+            "must be at least minTokens; raise maxTokens or lower minTokens",
         ),
         Rule[t.Batching](
             "maxTokens",
             "self.maxSequences <= self.maxTokens",
             lambda of: of.max_sequences <= of.max_tokens,
-            "must not be less than maxSequences: every sequence needs a token of each step; raise maxTokens or lower maxSequences",
+            "must be at least maxSequences, because every sequence needs one token in each step; raise maxTokens or lower maxSequences",
         ),
     ),
     t.BatchTier: (
@@ -335,7 +337,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "floorPercent",
             "self.floorPercent <= self.sharePercent",
             lambda of: of.floor_percent <= of.share_percent,
-            "must not be more than sharePercent; lower floorPercent or raise sharePercent",
+            "must be at most sharePercent; lower floorPercent or raise sharePercent",
         ),
     ),
     t.Access: (
@@ -343,7 +345,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "namespaceSelector",
             "(self.from == 'Namespaces') == has(self.namespaceSelector)",
             lambda of: (of.from_ is t.AccessFrom.NAMESPACES) == (of.namespace_selector is not None),
-            "from: Namespaces needs a namespaceSelector, and only that takes one",
+            "from: Namespaces requires a namespaceSelector; other values of from do not allow one",
         ),
     ),
     t.Rollout: (
@@ -351,13 +353,13 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "maxSurge",
             "self.maxSurge > 0 || self.maxUnavailable > 0",
             lambda of: of.max_surge > 0 or of.max_unavailable > 0,
-            "maxSurge and maxUnavailable are both 0, so no pod could ever be replaced; set one to 1 or more",
+            "maxSurge and maxUnavailable are both 0, so no pod can be replaced; set one of them to at least 1",
         ),
         Rule[t.Rollout](
             "maxSurge",
             "self.strategy != 'Surge' || self.maxSurge > 0",
             lambda of: of.strategy is not t.RolloutStrategy.SURGE or of.max_surge > 0,
-            "the strategy Surge needs a maxSurge of 1 or more",
+            "the strategy Surge requires a maxSurge of at least 1",
         ),
     ),
     t.InferenceServiceSpec: (
@@ -365,7 +367,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "replicas",
             "self.scaling.mode != 'External' || has(self.replicas)",
             lambda of: of.scaling.mode is not t.ScalingMode.EXTERNAL or of.replicas is not None,
-            "scaling.mode External needs replicas; set it (HPA and KEDA then change it through the scale subresource)",
+            "scaling.mode External requires replicas; set it (HPA and KEDA then change it through the scale subresource)",
         ),
         Rule[t.InferenceServiceSpec](
             "resources",
@@ -374,7 +376,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
                 of.resources.accelerator is None
                 or of.resources.accelerator.count == of.engine.tensor_parallel_size
             ),
-            "accelerator.count must equal engine.tensorParallelSize: each accelerator of a replica holds one part of the model",
+            "accelerator.count must equal engine.tensorParallelSize, because each accelerator of a replica holds one part of the model",
         ),
         Rule[t.InferenceServiceSpec](
             "breaker",
@@ -383,7 +385,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
                 of.breaker.fallback_replicas is None
                 or of.breaker.fallback_replicas <= of.scaling.max_replicas
             ),
-            "fallbackReplicas must not be more than scaling.maxReplicas; lower it or raise maxReplicas",
+            "fallbackReplicas must be at most scaling.maxReplicas; lower it or raise maxReplicas",
         ),
     ),
 }
@@ -393,13 +395,13 @@ NAME_RULES: tuple[Rule[str], ...] = (
         "",
         f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {NAME_MAX_LENGTH}",
         lambda name: len(name) <= NAME_MAX_LENGTH and re.search(NAME_PATTERN, name) is not None,
-        f"metadata.name must have at most {NAME_MAX_LENGTH} lower-case letters, digits and dashes, begin with a letter and not end in a dash",
+        f"metadata.name must consist of at most {NAME_MAX_LENGTH} lowercase letters, digits, and hyphens, start with a letter, and not end with a hyphen",
     ),
     Rule(
         "",
         f"!self.metadata.name.contains('{CHILD_INFIX}')",
         lambda name: CHILD_INFIX not in name,
-        f"metadata.name must not contain {CHILD_INFIX}, which the names of the service's own children contain",
+        f"metadata.name must not contain {CHILD_INFIX}, which is reserved for the names of child objects",
     ),
 )
-"""About the resource's own name, at the schema's root."""
+"""The rules for the name of the resource, at the root of the schema."""

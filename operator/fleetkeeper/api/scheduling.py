@@ -1,6 +1,6 @@
-"""Where pods may run, in Kubernetes' own words: tolerations, affinity, label selectors.
+"""Kubernetes types for scheduling: tolerations, affinity, and label selectors.
 
-Kubernetes' types less the fields that name other namespaces: a service stays within its own.
+Fields that name other namespaces are left out, because a service is limited to its own namespace.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fleetkeeper.api.base import LabelKey, LabelValue, Section, StringMap, froze
 
 
 class SelectorOperator(StrEnum):
-    """How a label is compared."""
+    """The operators of label selectors."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -23,7 +23,7 @@ class SelectorOperator(StrEnum):
 
 
 class NodeSelectorOperator(StrEnum):
-    """How a node's label or field is compared."""
+    """The operators of node selectors."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -34,14 +34,14 @@ class NodeSelectorOperator(StrEnum):
 
 
 class TolerationOperator(StrEnum):
-    """How a taint is compared."""
+    """The operators of tolerations."""
 
     EXISTS = "Exists"
     EQUAL = "Equal"
 
 
 class TaintEffect(StrEnum):
-    """What a taint does to pods that do not tolerate it."""
+    """The effects of a taint on pods that do not tolerate it."""
 
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
@@ -52,66 +52,73 @@ class Toleration(Section):
     """A taint that the engine pods tolerate."""
 
     key: LabelKey | None = Field(
-        None, description="The taint's key. Absent with operator Exists: every taint."
+        None,
+        description="Key of the taint. Absent means every taint and requires operator Exists.",
     )
     operator: TolerationOperator | None = Field(
         None, description="Exists or Equal. Absent means Equal."
     )
-    value: LabelValue | None = Field(None, description="The taint's value, with operator Equal.")
+    value: LabelValue | None = Field(
+        None, description="Value of the taint. Requires operator Equal."
+    )
     effect: TaintEffect | None = Field(
-        None, description="The effect to tolerate. Absent means every effect."
+        None, description="Effect to tolerate. Absent means every effect."
     )
     toleration_seconds: int | None = Field(
         None,
         ge=0,
         le=86400 * 365,
-        description="Seconds that a NoExecute taint is tolerated. Absent means for ever.",
+        description="Time in seconds for which a NoExecute taint is tolerated. Absent means forever.",
     )
 
 
 class LabelRequirement(Section):
-    """One comparison of a label."""
+    """A requirement for a label."""
 
-    key: LabelKey = Field(description="The label's key.")
-    operator: SelectorOperator = Field(description="How the label is compared with `values`.")
+    key: LabelKey = Field(description="Key of the label.")
+    operator: SelectorOperator = Field(description="Relation of the label to `values`.")
     values: tuple[LabelValue, ...] = Field(
         (),
         max_length=32,
-        description="What it is compared with; empty with Exists and DoesNotExist.",
+        description="Values for In and NotIn. Must be empty for Exists and DoesNotExist.",
     )
 
 
 class LabelSelector(Section):
-    """Selects by labels. All parts must hold."""
+    """A selector of objects by their labels. An object must meet all requirements."""
 
     match_labels: StringMap[LabelValue] = Field(
         default_factory=frozen_map,
         max_length=32,
-        description="Labels that must have exactly these values.",
+        description="Labels with their required values.",
     )
     match_expressions: tuple[LabelRequirement, ...] = Field(
-        (), max_length=32, description="Further comparisons of labels."
+        (), max_length=32, description="Further requirements for labels."
     )
 
 
 class NodeRequirement(Section):
-    """One comparison of a node's label or field."""
+    """A requirement for a node label or node field."""
 
-    key: LabelKey = Field(description="The node's label key, or the field's name.")
-    operator: NodeSelectorOperator = Field(description="How it is compared with `values`.")
+    key: LabelKey = Field(description="Key of the node label, or name of the node field.")
+    operator: NodeSelectorOperator = Field(
+        description="Relation of the label or field to `values`."
+    )
     values: tuple[LabelValue, ...] = Field(
-        (), max_length=32, description="What it is compared with; one number with Gt and Lt."
+        (),
+        max_length=32,
+        description="Values for In and NotIn, or one integer for Gt and Lt. Must be empty for Exists and DoesNotExist.",
     )
 
 
 class NodeTerm(Section):
-    """Nodes for which every comparison holds."""
+    """The nodes that meet every requirement of the term."""
 
     match_expressions: tuple[NodeRequirement, ...] = Field(
-        (), max_length=16, description="Comparisons of labels."
+        (), max_length=16, description="Requirements for node labels."
     )
     match_fields: tuple[NodeRequirement, ...] = Field(
-        (), max_length=16, description="Comparisons of fields."
+        (), max_length=16, description="Requirements for node fields."
     )
 
 
@@ -119,59 +126,63 @@ Weight = Annotated[int, Field(ge=1, le=100)]
 
 
 class PreferredNodeTerm(Section):
-    """A preference for nodes."""
+    """A weighted preference for nodes."""
 
-    weight: Weight = Field(description="How much it counts, 1 to 100.")
-    preference: NodeTerm = Field(description="The nodes that are preferred.")
+    weight: Weight = Field(description="Weight of the preference, 1 to 100.")
+    preference: NodeTerm = Field(description="Preferred nodes.")
 
 
 class NodeSelector(Section):
-    """Nodes for which at least one of the terms holds."""
+    """The nodes that match at least one term."""
 
     node_selector_terms: tuple[NodeTerm, ...] = Field(
-        min_length=1, max_length=16, description="The terms; one must hold."
+        min_length=1, max_length=16, description="Node terms. A node must match at least one."
     )
 
 
 class NodeAffinity(Section):
-    """Which nodes."""
+    """The node affinity rules of the engine pods."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = Field(
-        None, description="Nodes that the pods must run on."
+        None, description="Nodes on which the pods must run."
     )
     preferred_during_scheduling_ignored_during_execution: tuple[PreferredNodeTerm, ...] = Field(
-        (), max_length=16, description="Nodes that the pods should run on."
+        (), max_length=16, description="Nodes on which the pods should run."
     )
 
 
 class PodTerm(Section):
-    """Pods of this namespace, and how near is near."""
+    """A set of pods in the service's namespace, and the topology in which they count."""
 
-    label_selector: LabelSelector = Field(description="The pods, in the service's own namespace.")
-    topology_key: LabelKey = Field(description="The node label that says what is one place.")
+    label_selector: LabelSelector = Field(
+        description="Selector of pods in the service's namespace."
+    )
+    topology_key: LabelKey = Field(
+        description="Node label that defines the topology domain, for example kubernetes.io/hostname."
+    )
 
 
 class PreferredPodTerm(Section):
-    """A preference about other pods."""
+    """A weighted preference for a pod affinity term."""
 
-    weight: Weight = Field(description="How much it counts, 1 to 100.")
-    pod_affinity_term: PodTerm = Field(description="The pods it is about.")
+    weight: Weight = Field(description="Weight of the preference, 1 to 100.")
+    pod_affinity_term: PodTerm = Field(description="Pods and topology domain of the preference.")
 
 
 class PodAffinity(Section):
-    """Near which pods, or far from which."""
+    """The pod affinity or pod anti-affinity rules of the engine pods."""
 
     required_during_scheduling_ignored_during_execution: tuple[PodTerm, ...] = Field(
-        (), max_length=16, description="What must hold."
+        (), max_length=16, description="Rules that the scheduler must meet."
     )
     preferred_during_scheduling_ignored_during_execution: tuple[PreferredPodTerm, ...] = Field(
-        (), max_length=16, description="What should hold."
+        (), max_length=16, description="Rules that the scheduler should meet."
     )
 
 
 class Affinity(Section):
-    """Kubernetes' affinity, within the service's namespace."""
+    """The affinity rules of Kubernetes, limited to the service's namespace."""
 
-    node_affinity: NodeAffinity | None = Field(None, description="Which nodes.")
-    pod_affinity: PodAffinity | None = Field(None, description="Near which pods.")
-    pod_anti_affinity: PodAffinity | None = Field(None, description="Far from which pods.")
+    node_affinity: NodeAffinity | None = Field(None, description="Node affinity rules.")
+    pod_affinity: PodAffinity | None = Field(None, description="Pod affinity rules.")
+    pod_anti_affinity: PodAffinity | None = Field(None, description="Pod anti-affinity rules.")

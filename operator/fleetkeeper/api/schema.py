@@ -1,8 +1,8 @@
-"""Turns the models into a structural schema as Kubernetes wants it.
+"""Conversion of the models into a structural schema for Kubernetes.
 
-Not pydantic's own JSON schema: that uses $ref and null, which a CRD must not hold. Every object
-whose parts all have defaults gets a default, so that nested defaults apply; every string, list and
-number has bounds; every list has a type.
+Pydantic's JSON schema is not usable: it contains $ref and null, which a CRD must not contain. Every
+object whose fields all have defaults gets a default, so that nested defaults apply. Every string,
+list, and number has bounds. Every list has a list type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fleetkeeper.api.status import TimeMark
 Schema = dict[str, Any]
 
 LIST_MAP_KEYS = {"Adapter": "name", "Condition": "type"}
-"""Lists whose members are told apart by one of their fields; all others are one value."""
+"""The key fields of lists of type map. All other lists are atomic."""
 
 _BOUNDS = {
     "ge": "minimum",
@@ -36,7 +36,7 @@ _BOUNDS = {
 
 
 def object_schema(model: type[BaseModel]) -> Schema:
-    """The schema of a section: its fields, what is required, and the rules between them."""
+    """Return the schema of a section: its fields, the required ones, and the rules between them."""
     properties, required = {}, []
     for name, info in model.model_fields.items():
         key = info.alias or name
@@ -53,7 +53,7 @@ def object_schema(model: type[BaseModel]) -> Schema:
 
 
 def rule_schema(rule: Rule[Any]) -> Schema:
-    """The rule as x-kubernetes-validations holds it."""
+    """Return the rule as an entry of x-kubernetes-validations."""
     told: Schema = {"rule": rule.cel, "message": rule.message}
     return {**told, "fieldPath": f".{rule.field}"} if rule.field else told
 
@@ -74,7 +74,7 @@ def _default(info: FieldInfo) -> Any:  # noqa: ANN401 - any JSON value
     if value is None or value is PydanticUndefined:
         return None
     if isinstance(value, BaseModel):
-        # The API server tries the rules on the default itself, before nested defaults are filled in.
+        # The API server checks the rules on this default before it applies nested defaults.
         has_rules = any(rule.cel for rule in RULES.get(type(value), ()))
         return value.to_manifest() if has_rules and isinstance(value, Section) else {}
     if isinstance(value, Enum):
@@ -85,7 +85,7 @@ def _default(info: FieldInfo) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def _description(text: str, schema: Schema) -> str:
-    """The text with bounds and default, which `kubectl explain` shows nowhere else."""
+    """Append the bounds and the default, because `kubectl explain` does not show them otherwise."""
     parts = [text]
     least, most = schema.get("minimum"), schema.get("maximum")
     if most is not None:
@@ -122,7 +122,7 @@ def _scalar_schema(where: str, inner: object, marks: list[object]) -> Schema:
 
 
 def _unwrapped(annotation: object, marks: list[object]) -> tuple[object, list[object]]:
-    """The bare type and every constraint found on the way in."""
+    """Return the bare type and all constraints of its annotations."""
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
             annotation, *more = typing.get_args(annotation)
@@ -136,7 +136,7 @@ def _unwrapped(annotation: object, marks: list[object]) -> tuple[object, list[ob
 
 
 def bare_optional(annotation: object) -> object:
-    """The annotation without `| None`, its other annotations kept."""
+    """Return the annotation without `| None`, but with its other annotations."""
     arguments = typing.get_args(annotation)
     if type(None) not in arguments:
         return annotation
@@ -157,7 +157,7 @@ def _list_schema(where: str, annotation: object, marks: list[object]) -> Schema:
         if isinstance(mark, annotated_types.MinLen):
             schema["minItems"] = mark.min_length
     if "maxItems" not in schema:
-        raise TypeError(f"{where}: a list needs a longest length")
+        raise TypeError(f"{where}: a list requires a maximum length")
     item = bare(item_of(annotation))
     key = LIST_MAP_KEYS.get(item.__name__) if isinstance(item, type) else None
     schema["x-kubernetes-list-type"] = "map" if key else "atomic"
@@ -175,12 +175,12 @@ def _map_schema(where: str, annotation: object, marks: list[object]) -> Schema:
         if isinstance(mark, annotated_types.MaxLen):
             schema["maxProperties"] = mark.max_length
     if "maxProperties" not in schema:
-        raise TypeError(f"{where}: a map needs a largest number of entries")
+        raise TypeError(f"{where}: a map requires a maximum number of entries")
     return schema
 
 
 def item_raw(annotation: object) -> object:
-    """The type of a tuple's members with its constraints."""
+    """Return the type of a tuple's items with its constraints."""
     return typing.get_args(annotation)[0]
 
 
@@ -192,7 +192,7 @@ def _number_bounds(where: str, marks: list[object]) -> Schema:
         if hasattr(mark, name)
     }
     if "minimum" not in bounds:
-        raise TypeError(f"{where}: a number needs a least value")
+        raise TypeError(f"{where}: a number requires a minimum")
     return bounds
 
 
@@ -206,11 +206,11 @@ def _string_bounds(where: str, marks: list[object]) -> Schema:
         elif isinstance(mark, TimeMark):
             schema["format"] = "date-time"
         elif isinstance(mark, QuantityMark):
-            continue  # a rule of the section says it, with a message
+            continue  # a rule of the section checks it and has a better message
         elif getattr(mark, "pattern", None):
             schema["pattern"] = mark.pattern  # type: ignore[attr-defined]
     if "maxLength" not in schema:
-        raise TypeError(f"{where}: a string needs a longest length")
+        raise TypeError(f"{where}: a string requires a maximum length")
     return schema
 
 

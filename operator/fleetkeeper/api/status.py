@@ -1,7 +1,7 @@
-"""The status of an InferenceService: the shape that the CRD publishes.
+"""The status of an InferenceService, as published in the CRD.
 
-Nothing here has a default and everything may be absent. Numbers that change all the time are
-metrics, not status; a time in a status is the time of a change, never of a look.
+No field has a default and every field may be absent. Numbers that change constantly are metrics, not
+status. A time in the status is the time of a change, never the time of a reconcile.
 """
 
 from __future__ import annotations
@@ -22,201 +22,219 @@ Hash = Annotated[str, Field(max_length=64)]
 
 
 class TimeMark:
-    """Tells the schema generator that a string is a time (RFC 3339)."""
+    """A marker for strings that are times (RFC 3339), for the schema generator."""
 
 
 Time = Annotated[str, Field(max_length=64), TimeMark()]
 
 
 class Summary(Section):
-    """For the columns of `kubectl get`."""
+    """The values of columns of `kubectl get`."""
 
-    ready: Word | None = Field(
-        None, description="Ready replicas and ordered ones, for example 3/3."
-    )
+    ready: Word | None = Field(None, description="Ready and desired replicas, for example 3/3.")
     breaker: Word | None = Field(
-        None, description="Which breaker is not closed, for example batch open; else closed."
+        None,
+        description="Circuit breakers that are not closed, for example batch open. Otherwise closed.",
     )
 
 
 class EngineStatus(Section):
-    """The engine profile in force."""
+    """The engine profile in use."""
 
-    profile: Word | None = Field(None, description="The exact name of the profile.")
+    profile: Word | None = Field(None, description="Exact name of the profile.")
     requested: Word | None = Field(
-        None, description="The name or alias in the spec from which it was resolved."
+        None, description="Name or alias in the spec that was resolved to this profile."
     )
-    version: Word | None = Field(None, description="The vLLM version.")
+    version: Word | None = Field(None, description="Version of vLLM.")
     update_available: Word | None = Field(
-        None, description="The newer profile behind the alias, where there is one."
+        None, description="Newer profile behind the alias, if there is one."
     )
 
 
 class Effective(Section):
-    """Values that follow from the spec and the profile together."""
+    """The values that depend on both the spec and the profile."""
 
-    accelerators: Count | None = Field(None, description="Accelerators of each replica.")
+    accelerators: Count | None = Field(None, description="Number of accelerators of each replica.")
     fallback_replicas: Count | None = Field(
-        None, description="The fewest replicas while the control breaker is open."
+        None, description="Minimum number of replicas while the control breaker is open."
     )
 
 
 class LastGood(Section):
-    """The newest revision whose pods were ready for a minute."""
+    """The newest revision whose pods were ready for one minute."""
 
-    generation: Generation | None = Field(None, description="The generation that it came from.")
-    template_hash: Hash | None = Field(None, description="The hash of its pod template.")
+    generation: Generation | None = Field(None, description="Generation of the revision.")
+    template_hash: Hash | None = Field(None, description="Hash of its pod template.")
 
 
 class Rollback(Section):
-    """A roll-out that was taken back."""
+    """A rollout that was rolled back."""
 
-    generation: Generation | None = Field(None, description="The generation that failed.")
-    template_hash: Hash | None = Field(None, description="The hash of the failed pod template.")
-    reason: Word | None = Field(None, description="Why it failed.")
-    message: Text | None = Field(None, description="Why it failed, in words.")
+    generation: Generation | None = Field(None, description="Generation whose rollout failed.")
+    template_hash: Hash | None = Field(None, description="Hash of the failed pod template.")
+    reason: Word | None = Field(None, description="Reason for the failure.")
+    message: Text | None = Field(None, description="Details of the failure.")
 
 
 class ScalingStatus(Section):
-    """The number of replicas in force."""
+    """The desired number of replicas and the reason for it."""
 
-    desired: Count | None = Field(None, description="Replicas that are ordered.")
+    desired: Count | None = Field(None, description="Desired number of replicas.")
     wanted: Count | None = Field(
-        None, description="Replicas that the measurements ask for, before any bound."
+        None,
+        description="Recommended number of replicas. Present only with scaling.mode Advisory.",
     )
-    reason: Word | None = Field(None, description="Why, in one word.")
-    message: Text | None = Field(None, description="Why, in words and figures.")
-    since: Time | None = Field(None, description="When the number last changed.")
+    reason: Word | None = Field(None, description="Reason for the number.")
+    message: Text | None = Field(None, description="Details of the reason, with figures.")
+    since: Time | None = Field(None, description="Time of the last change.")
 
 
 class BatchingStatus(Section):
-    """The batch limits in force."""
+    """The batch limits and the reason for them."""
 
-    sequences: Count | None = Field(None, description="The limit of sequences in a batch.")
+    sequences: Count | None = Field(None, description="Limit of sequences in a batch.")
     tokens: Annotated[int, Field(ge=0, le=100_000_000)] | None = Field(
-        None, description="The limit of tokens in a step."
+        None, description="Limit of tokens in an engine step."
     )
     applied_replicas: Count | None = Field(
-        None, description="Replicas in which these limits are in force."
+        None, description="Number of replicas that have confirmed these limits."
     )
-    reason: Word | None = Field(None, description="Why, in one word.")
-    message: Text | None = Field(None, description="Why, in words and figures.")
-    since: Time | None = Field(None, description="When the limits last changed.")
+    reason: Word | None = Field(None, description="Reason for the limits.")
+    message: Text | None = Field(None, description="Details of the reason, with figures.")
+    since: Time | None = Field(None, description="Time of the last change.")
 
 
 class LoadBreakers(Section):
-    """The load breaker of each tier: Closed, Open or HalfOpen."""
+    """The state of each tier's load breaker: Closed, Open, or HalfOpen."""
 
-    realtime: Word | None = Field(None, description="The breaker of the tier realtime.")
-    standard: Word | None = Field(None, description="The breaker of the tier standard.")
-    batch: Word | None = Field(None, description="The breaker of the tier batch.")
+    realtime: Word | None = Field(None, description="State of the breaker of the tier realtime.")
+    standard: Word | None = Field(None, description="State of the breaker of the tier standard.")
+    batch: Word | None = Field(None, description="State of the breaker of the tier batch.")
 
 
 class BreakerStatus(Section):
-    """The circuit breakers."""
+    """The states of the circuit breakers and the reason for the last change."""
 
-    control: Word | None = Field(None, description="The control breaker: Closed, Open or HalfOpen.")
+    control: Word | None = Field(
+        None, description="State of the control breaker: Closed, Open, or HalfOpen."
+    )
     source: Word | None = Field(
         None,
-        description="Open while Prometheus is silent and replicas are read directly, else Closed.",
+        description="Open while Prometheus provides no fresh samples. Otherwise Closed.",
     )
-    load: LoadBreakers | None = Field(None, description="The load breaker of each tier.")
-    reason: Word | None = Field(None, description="Why the last change, in one word.")
-    message: Text | None = Field(None, description="Why the last change, in words and figures.")
-    since: Time | None = Field(None, description="When one of them last changed.")
+    load: LoadBreakers | None = Field(None, description="States of the load breakers of all tiers.")
+    reason: Word | None = Field(None, description="Reason for the last change.")
+    message: Text | None = Field(None, description="Details of the last change, with figures.")
+    since: Time | None = Field(None, description="Time of the last change of a breaker.")
 
 
 class MemoryStatus(Section):
-    """The memory of the replicas."""
+    """The memory cap and the measured memory of the replicas."""
 
-    cap_percent: Percent | None = Field(None, description="The cap, in percent.")
+    cap_percent: Percent | None = Field(None, description="Memory cap in percent.")
     peak_percent: Percent | None = Field(
-        None, description="The highest measured peak of a replica, in percent."
+        None, description="Highest measured memory peak of a replica in percent."
     )
 
 
 class Remedy(Section):
-    """Smaller limits after engines ran out of memory."""
+    """The smaller limits that apply after engines ran out of memory."""
 
-    reason: Word | None = Field(None, description="What they are a remedy for.")
-    message: Text | None = Field(None, description="What was changed, in words and figures.")
-    max_sequences: Count | None = Field(None, description="batching.maxSequences in force.")
-    max_tokens: Annotated[int, Field(ge=0, le=100_000_000)] | None = Field(
-        None, description="batching.maxTokens in force."
+    reason: Word | None = Field(None, description="Problem that the remedy addresses.")
+    message: Text | None = Field(None, description="Details of the change, with figures.")
+    max_sequences: Count | None = Field(
+        None, description="Value that applies instead of batching.maxSequences."
     )
-    cap_percent: Percent | None = Field(None, description="memory.capPercent in force.")
-    attempts: Count | None = Field(None, description="Steps taken so far.")
-    generation: Generation | None = Field(None, description="The generation that it belongs to.")
-    since: Time | None = Field(None, description="When the last step was taken.")
+    max_tokens: Annotated[int, Field(ge=0, le=100_000_000)] | None = Field(
+        None, description="Value that applies instead of batching.maxTokens."
+    )
+    cap_percent: Percent | None = Field(
+        None, description="Value that applies instead of memory.capPercent."
+    )
+    attempts: Count | None = Field(None, description="Number of steps taken.")
+    generation: Generation | None = Field(
+        None, description="Generation of the spec to which the remedy applies."
+    )
+    since: Time | None = Field(None, description="Time of the last step.")
 
 
 class Decision(Section):
-    """A decision that changed something."""
+    """A decision that changed the service."""
 
-    time: Time = Field(description="When.")
-    what: Word = Field(description="What: replicas, limits, breaker, restart.")
-    from_: Word | None = Field(None, alias="from", description="The value before.")
-    to: Word | None = Field(None, description="The value after.")
-    reason: Word | None = Field(None, description="Why, in one word.")
-    message: Text | None = Field(None, description="Why, in words and figures.")
+    time: Time = Field(description="Time of the decision.")
+    what: Word = Field(description="Subject of the change: replicas, limits, breaker, or restart.")
+    from_: Word | None = Field(None, alias="from", description="Value before the change.")
+    to: Word | None = Field(None, description="Value after the change.")
+    reason: Word | None = Field(None, description="Reason for the decision.")
+    message: Text | None = Field(None, description="Details of the reason, with figures.")
 
 
 class Condition(Section):
-    """One condition, in Kubernetes' own shape."""
+    """A condition in the form of Kubernetes."""
 
     type: Annotated[str, Field(min_length=1, max_length=64)] = Field(
-        description=f"One of {', '.join(ConditionType)}."
+        description=f"Type of the condition, one of {', '.join(ConditionType)}."
     )
-    status: Status = Field(description="True, False or Unknown.")
+    status: Status = Field(description="Status of the condition: True, False, or Unknown.")
     reason: Annotated[
         str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z]([A-Za-z0-9]*[A-Za-z0-9])?$")
-    ] = Field(description="Why, in one word of a closed set.")
+    ] = Field(description="Reason for the status. The reference lists all reasons.")
     message: Annotated[str, Field(max_length=MESSAGE_MAX_LENGTH)] = Field(
-        description="Why, in words that say what to do."
+        description="Details of the reason and the action to take."
     )
     observed_generation: Generation | None = Field(
-        None, description="The generation that it speaks of."
+        None, description="Generation of the spec to which the condition applies."
     )
-    last_transition_time: Time = Field(description="When the status last flipped.")
+    last_transition_time: Time = Field(description="Time of the last change of the status.")
 
 
 class InferenceServiceStatus(Section):
-    """What is."""
+    """The observed state of an InferenceService."""
 
     observed_generation: Generation | None = Field(
-        None, description="The generation of the spec that was last looked at."
+        None, description="Generation of the spec that Fleetkeeper last reconciled."
     )
     url: Annotated[str, Field(max_length=512)] | None = Field(
-        None, description="The address of the OpenAI-compatible API inside the cluster."
+        None, description="URL of the OpenAI-compatible API inside the cluster."
     )
-    replicas: Count | None = Field(None, description="Replicas that exist.")
-    ready_replicas: Count | None = Field(None, description="Replicas that are ready.")
-    updated_replicas: Count | None = Field(None, description="Replicas of the current revision.")
+    replicas: Count | None = Field(None, description="Number of replicas that exist.")
+    ready_replicas: Count | None = Field(None, description="Number of ready replicas.")
+    updated_replicas: Count | None = Field(
+        None, description="Number of replicas of the current revision."
+    )
     selector: Annotated[str, Field(max_length=512)] | None = Field(
-        None, description="The label selector of the replicas, for the scale subresource."
+        None, description="Label selector of the replicas, for the scale subresource."
     )
-    summary: Summary | None = Field(None, description="For the columns of kubectl get.")
-    engine: EngineStatus | None = Field(None, description="The engine profile in force.")
+    summary: Summary | None = Field(None, description="Values of columns of kubectl get.")
+    engine: EngineStatus | None = Field(None, description="Engine profile in use.")
     effective: Effective | None = Field(
-        None, description="Values that follow from the spec and the profile together."
+        None, description="Values that depend on both the spec and the profile."
     )
     last_good: LastGood | None = Field(
-        None, description="The newest revision whose pods were ready for a minute."
+        None, description="Newest revision whose pods were ready for one minute."
     )
     rollback: Rollback | None = Field(
-        None, description="The roll-out that was taken back; absent when none was."
+        None, description="Rollout that was rolled back. Absent if there was none."
     )
-    scaling: ScalingStatus | None = Field(None, description="The number of replicas in force.")
-    batching: BatchingStatus | None = Field(None, description="The batch limits in force.")
-    breaker: BreakerStatus | None = Field(None, description="The circuit breakers.")
-    memory: MemoryStatus | None = Field(None, description="The memory of the replicas.")
+    scaling: ScalingStatus | None = Field(
+        None, description="Desired number of replicas and the reason for it."
+    )
+    batching: BatchingStatus | None = Field(
+        None, description="Batch limits and the reason for them."
+    )
+    breaker: BreakerStatus | None = Field(
+        None, description="States of the circuit breakers and the reason for the last change."
+    )
+    memory: MemoryStatus | None = Field(
+        None, description="Memory cap and measured memory of the replicas."
+    )
     remedy: Remedy | None = Field(
         None,
-        description="Smaller limits after engines ran out of memory; absent when none are in force.",
+        description="Smaller limits that apply after engines ran out of memory. Absent if none apply.",
     )
     decisions: tuple[Decision, ...] | None = Field(
-        None, max_length=10, description="The last ten decisions that changed something."
+        None, max_length=10, description="Last ten decisions that changed the service."
     )
     conditions: tuple[Condition, ...] | None = Field(
-        None, max_length=16, description="What is true of the service; see the reference."
+        None, max_length=16, description="Conditions of the service. The reference explains each."
     )

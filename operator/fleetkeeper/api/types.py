@@ -1,8 +1,8 @@
-"""The spec of an InferenceService as frozen values: fields, defaults, bounds, descriptions.
+"""The spec of an InferenceService as frozen values: fields, defaults, bounds, and descriptions.
 
-The one source of the CRD and of the reference. A default here can never change once it reaches a
-pod template, and never depends on another field or a profile: what depends is worked out
-(`fleetkeeper.api.profile`) and shown in `status.effective`.
+The CRD and the reference are generated from these classes. Never change a default that reaches a pod
+template: that would restart engines. A default never depends on another field or a profile. Values
+that do are computed in `fleetkeeper.api.profile` and shown in `status.effective`.
 """
 
 from __future__ import annotations
@@ -111,58 +111,66 @@ Replicas = Annotated[int, Field(ge=0, le=1000)]
 
 
 class LocalReference(Section):
-    """An object of the same namespace, by name."""
+    """A reference to an object in the same namespace."""
 
-    name: ObjectName = Field(description="The object's name, in the service's namespace.")
+    name: ObjectName = Field(description="Name of the object in the service's namespace.")
 
 
 class InferenceServiceSpec(Section):
-    """What is wanted."""
+    """The desired state of an InferenceService."""
 
     paused: bool = Field(
         False,
-        description="Whether Fleetkeeper leaves every child as it is. It still watches and reports.",
+        description="Whether Fleetkeeper stops changing child objects. It still watches the service and updates its status.",
     )
-    model: Model = Field(description="What is served.")
-    engine: Engine = Field(default_factory=Engine, description="How vLLM runs.")
+    model: Model = Field(description="Model that the service serves.")
+    engine: Engine = Field(default_factory=Engine, description="Configuration of vLLM.")
     resources: Resources = Field(
-        default_factory=Resources, description="What each replica asks for."
+        default_factory=Resources,
+        description="Resources of each replica. Requests equal limits, except that CPU has no limit on replicas with accelerators.",
     )
-    memory: Memory = Field(default_factory=Memory, description="The cap on memory.")
+    memory: Memory = Field(
+        default_factory=Memory, description="Memory cap, and handling of fragmented memory."
+    )
     placement: Placement = Field(
-        default_factory=Placement, description="Where the engine pods run."
+        default_factory=Placement, description="Scheduling of the engine pods."
     )
     pod_metadata: PodMetadata = Field(
-        default_factory=PodMetadata, description="Labels and annotations of the engine pods."
+        default_factory=PodMetadata,
+        description="Additional labels and annotations of the engine pods.",
     )
     image_pull_secrets: tuple[LocalReference, ...] = Field(
         (),
         max_length=16,
-        description="Secrets with which images are pulled, in the service's namespace.",
+        description="Image pull secrets in the service's namespace.",
     )
     replicas: Replicas | None = Field(
         None,
-        description="The ordered number of replicas: by a person, kubectl scale, HPA or KEDA. It wins in every mode. 0 stops the service. Absent means that Fleetkeeper decides.",
+        description="Fixed number of replicas, set by a person, kubectl scale, HPA, or KEDA. It takes precedence in every scaling.mode. 0 stops the service. Absent means that Fleetkeeper sets the number.",
     )
-    scaling: Scaling = Field(default_factory=Scaling, description="How many replicas.")
+    scaling: Scaling = Field(default_factory=Scaling, description="Mode and bounds of scaling.")
     objectives: Objectives = Field(
-        default_factory=Objectives, description="What the fleet is held to."
+        default_factory=Objectives, description="Service level objectives of the fleet."
     )
     batching: Batching = Field(
-        default_factory=Batching, description="The limits of a batch, and who moves them."
+        default_factory=Batching,
+        description="Bounds of the batch limits, and the mode in which they change.",
     )
     tiers: Tiers = Field(
         default_factory=Tiers,
-        description="The classes of requests, chosen by the request header X-Inference-Tier; without it standard.",
+        description="Classes of requests. The request header X-Inference-Tier selects one; the default is standard.",
     )
-    breaker: Breaker = Field(default_factory=Breaker, description="The circuit breakers.")
-    routing: Routing = Field(
-        default_factory=Routing, description="The router in front of the engines."
+    breaker: Breaker = Field(
+        default_factory=Breaker,
+        description="Circuit breakers that protect users from overload and the fleet from bad decisions.",
     )
-    access: Access = Field(default_factory=Access, description="Who may reach the address.")
+    routing: Routing = Field(default_factory=Routing, description="Router in front of the engines.")
+    access: Access = Field(
+        default_factory=Access, description="Clients that may connect to the service."
+    )
     rollout: Rollout = Field(
-        default_factory=Rollout, description="How a change reaches the replicas."
+        default_factory=Rollout, description="Rollout of changes to the replicas."
     )
     disruption: Disruption = Field(
-        default_factory=Disruption, description="The PodDisruptionBudget of the engines."
+        default_factory=Disruption, description="PodDisruptionBudget of the engines."
     )

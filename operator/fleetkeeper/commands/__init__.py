@@ -1,1 +1,1 @@
-"""The commands of the command line, one file each. They speak; the work is done elsewhere."""
+"""The commands of `fleetkeeper`, one file each. They handle input and output only."""

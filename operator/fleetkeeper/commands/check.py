@@ -1,4 +1,4 @@
-"""`fleetkeeper check`: what would be refused and why, and what a service will need."""
+"""`fleetkeeper check`: validate InferenceServices and show the resources that they require."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check(
     namespace: Annotated[str, NAMESPACE] = "default",
     settings: Annotated[Path | None, SETTINGS] = None,
 ) -> None:
-    """Say what would be refused and why, and what each service will need. No cluster is needed.
+    """Validate InferenceServices and show the resources that they require. Requires no cluster.
 
     \b
     Examples:
@@ -30,26 +30,28 @@ def check(
     inputs = read_inputs(file, plan_inputs(settings), namespace)
     for other in inputs.others:
         name = (other.manifest.get("metadata") or {}).get("name", "")
-        typer.echo(f"{other.place('')}: {other.manifest.get('kind')} {name}: not ours, skipped")
+        typer.echo(
+            f"{other.place('')}: {other.manifest.get('kind')} {name}: skipped (not an InferenceService)"
+        )
     for one in inputs.checked:
         typer.echo("\n".join(report(one)))
     if inputs.complaints:
         mistakes = len(inputs.complaints)
-        typer.echo(f"{mistakes} mistake{'s' * (mistakes > 1)}", err=True)
+        typer.echo(f"{mistakes} error{'s' * (mistakes > 1)}", err=True)
         raise typer.Exit(ExitCode.BAD_INPUT.value)
 
 
 def report(one: Checked) -> list[str]:
-    """What to say of one service."""
+    """Return the lines of output for one service."""
     if one.service is None or one.profile is None:
         return one.complaints
     service, needs = one.service, needs_of(one.service, one.profile)
     lines = [
-        f"{one.document.place('')}: {service.namespace}/{service.name}: good",
+        f"{one.document.place('')}: {service.namespace}/{service.name}: OK",
         f"  engine       vLLM {needs.profile.vllm_version}, profile {needs.profile.name}",
         f"  replicas     {_span(needs)}",
         *_accelerator_lines(needs),
-        f"  cores        {_times(needs, _plain(needs.cores(1)), _plain(needs.cores(needs.most)))}",
+        f"  CPU cores    {_times(needs, _plain(needs.cores(1)), _plain(needs.cores(needs.most)))}",
         f"  memory       {_times(needs, _gib(needs.memory_gib(1)), _gib(needs.memory_gib(needs.most)))}",
         f"  memory cap   {_cap(needs)}",
     ]
@@ -73,7 +75,7 @@ def _accelerator_lines(needs: Needs) -> list[str]:
     if needs.surge and needs.most:
         more = needs.accelerators(needs.surge)
         lines.append(
-            f"               {more} more during a roll-out (rollout.maxSurge {needs.surge}); none with rollout.strategy Replace"
+            f"               {more} more during a rollout (rollout.maxSurge is {needs.surge}); none with rollout.strategy Replace"
         )
     return lines
 
@@ -86,10 +88,8 @@ def _cap(needs: Needs) -> str:
     whole = needs.memory_gib(1)
     capped = needs.capped_memory_gib
     if capped is None:
-        return (
-            f"{needs.cap_percent}% of each accelerator's memory, for weights, KV cache and all else"
-        )
-    return f"{needs.cap_percent}% x {_gib(whole)} = {_gib(capped)} in each replica, for weights, KV cache and all else"
+        return f"{needs.cap_percent}% of each accelerator's memory, for weights, KV cache, and everything else"
+    return f"{needs.cap_percent}% x {_gib(whole)} = {_gib(capped)} in each replica, for weights, KV cache, and everything else"
 
 
 def _plain(value: Decimal) -> str:

@@ -1,4 +1,4 @@
-"""How a command ends. `fleetkeeper --help` shows this table, and scripts may rely on it."""
+"""The exit codes. `fleetkeeper --help` shows them, and scripts may rely on them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class ExitCode(IntEnum):
 
 
 MEANING = {
-    ExitCode.OK: "done",
-    ExitCode.FAILED: "failed; the last line says why",
-    ExitCode.USAGE: "wrong use of the command line",
-    ExitCode.BAD_INPUT: "a file holds something that would be refused",
-    ExitCode.NO_INPUT: "a file cannot be read, or holds no InferenceService",
-    ExitCode.NOT_INSTALLED: "a part of Fleetkeeper that is needed is not installed",
+    ExitCode.OK: "success",
+    ExitCode.FAILED: "failure (the last line of output names the cause)",
+    ExitCode.USAGE: "invalid command-line arguments",
+    ExitCode.BAD_INPUT: "a file has invalid content",
+    ExitCode.NO_INPUT: "a file cannot be read or contains no InferenceService",
+    ExitCode.NOT_INSTALLED: "a required part of Fleetkeeper is not installed",
 }
 EPILOG = "Exit codes: " + "; ".join(f"{code.value} {text}" for code, text in MEANING.items()) + "."
 
 
 def stop(code: ExitCode, message: str) -> NoReturn:
-    """Ends the command with one line on standard error."""
+    """Print one line to standard error and exit the command."""
     typer.echo(message, err=True)
     raise typer.Exit(code.value)

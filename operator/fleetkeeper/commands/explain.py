@@ -1,4 +1,4 @@
-"""`fleetkeeper explain NAME`: why the fleet is as it is, with the numbers."""
+"""`fleetkeeper explain NAME`: show the last decisions for a service, with reasons and figures."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Row = tuple[str, str]
 
 SHARES = (
     ("KV cache used", "signal_kv_ratio"),
-    ("Replicas that report", "signal_coverage_ratio"),
-    ("Allocator unused (worst replica)", "signal_fragmentation_ratio"),
+    ("Replicas that report metrics", "signal_coverage_ratio"),
+    ("Unused allocator memory (worst replica)", "signal_fragmentation_ratio"),
 )
 COUNTS = (
-    ("Arrivals a second", "signal_arrivals_per_second"),
-    ("Waiting", "signal_waiting"),
-    ("Running", "signal_running"),
-    ("A replica carries (sequences)", "model_capacity_sequences"),
+    ("Requests per second", "signal_arrivals_per_second"),
+    ("Waiting requests", "signal_waiting"),
+    ("Running requests", "signal_running"),
+    ("Sequences per replica (capacity)", "model_capacity_sequences"),
     ("Pressure (1 = at an objective)", "pressure_ratio"),
 )
 GOOD_WHEN_FALSE = frozenset({"Degraded", "ScalingLimited", "Progressing", "Reconciling", "Stalled"})
@@ -42,13 +42,13 @@ GOOD_WHEN_FALSE = frozenset({"Degraded", "ScalingLimited", "Progressing", "Recon
 def _decision(view: ServiceView, section: str, what: str) -> Row:
     part = view.status.get(section) or {}
     if not part:
-        return what, "nothing decided yet"
+        return what, "no decision yet"
     why = part.get("message") or part.get("reason") or ""
     return what, f"{part.get('reason', '')}: {why}" if why != part.get("reason") else why
 
 
 def evidence_rows(view: ServiceView) -> Iterator[Row]:
-    """The figures that decide, as they were at the last tick."""
+    """Yield the measurements of the last tick, on which decisions are based."""
     yield "Queue wait (now / objective)", in_milliseconds(view.queue_wait)
     yield "Batch time (now / objective)", in_milliseconds(view.batch_time)
     for title, name in COUNTS:
@@ -62,28 +62,28 @@ def evidence_rows(view: ServiceView) -> Iterator[Row]:
 
 
 def decision_rows(view: ServiceView) -> Iterator[Row]:
-    """What stands, and why."""
-    yield _decision(view, "scaling", f"Replicas {view.ready} ready, {view.wanted} wanted")
-    title = f"Limits {view.sequences} sequences, {view.tokens} tokens a step"
+    """Yield the current decisions and the reasons for them."""
+    yield _decision(view, "scaling", f"Replicas: {view.ready} ready, {view.wanted} desired")
+    title = f"Limits: {view.sequences} sequences, {view.tokens} tokens per step"
     yield _decision(view, "batching", title)
     yield from breaker_rows(view)
     yield from restart_rows(view)
     signals = view.conditions.get("MetricsAvailable") or {}
-    yield "Signals", signals.get("message") or "nothing measured yet"
+    yield "Metrics", signals.get("message") or "no measurements yet"
 
 
 BREAKER_OF = {"PrometheusLost": "source", "Overload": "load"}
-"""Which breaker a reason in status.breaker is of; every other one is of the control breaker."""
+"""The breaker to which a reason in status.breaker belongs. Other reasons belong to the control breaker."""
 
 BREAKERS = (
-    ("control", "Breaker control (protects from Fleetkeeper)"),
-    ("source", "Breaker source (Prometheus)"),
-    ("load", "Breaker load (protects users)"),
+    ("control", "Control breaker (protects the fleet)"),
+    ("source", "Source breaker (Prometheus)"),
+    ("load", "Load breaker (protects from overload)"),
 )
 
 
 def breaker_rows(view: ServiceView) -> Iterator[Row]:
-    """Each breaker with its state; the one that changed last with when and why."""
+    """Yield the state of each breaker, with the time and the reason for the latest change."""
     breaker = view.status.get("breaker") or {}
     reason = breaker.get("reason", "")
     latest = BREAKER_OF.get(reason, "control") if reason else ""
@@ -98,7 +98,7 @@ def breaker_rows(view: ServiceView) -> Iterator[Row]:
 
 
 def restart_rows(view: ServiceView) -> Iterator[Row]:
-    """Whether fragmented replicas are restarted, and why not now; nothing where the spec does not ask for it."""
+    """Yield whether fragmented replicas are restarted or why not, if memory.restartFragmented is set."""
     texts = {str(reason): reason.text for reason in RestartReason}
     for name, labels in view.gauges:
         if name == "decision_restart":
@@ -107,7 +107,7 @@ def restart_rows(view: ServiceView) -> Iterator[Row]:
 
 
 def trouble_rows(view: ServiceView) -> Iterator[Row]:
-    """Conditions that are not as they should be, with what to do."""
+    """Yield the conditions that indicate a problem, with their messages."""
     for kind, condition in view.conditions.items():
         wanted = "False" if kind in GOOD_WHEN_FALSE else "True"
         if condition.get("status") != wanted:
@@ -127,11 +127,13 @@ def _grid(title: str, rows: Iterator[Row]) -> Table:
 
 def explain(
     name: Annotated[str, typer.Argument(help="Name of the InferenceService.")],
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Its namespace.")] = "default",
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Namespace of the InferenceService.")
+    ] = "default",
     operator_namespace: OperatorNamespace = "fleetkeeper-system",
     metrics: MetricsUrl = "",
 ) -> None:
-    """Say why the last decisions on a service were taken, with the numbers.
+    """Explain the last decisions for a service, with reasons and figures.
 
     \b
     Examples:
@@ -143,16 +145,16 @@ def explain(
         known = ", ".join(sorted(item["metadata"]["name"] for item in fleet.services)) or "none"
         stop(
             ExitCode.FAILED,
-            f"no InferenceService {name} in namespace {namespace}; there are: {known}",
+            f"InferenceService {name} not found in namespace {namespace}; found: {known}",
         )
     console = Console()
-    console.print(_grid(f"{view.namespace}/{view.name}: what stands", decision_rows(view)))
-    console.print(_grid("\nMeasured", evidence_rows(view)))
+    console.print(_grid(f"{view.namespace}/{view.name}: current state", decision_rows(view)))
+    console.print(_grid("\nMeasurements", evidence_rows(view)))
     if fleet.remark:
         console.print(Text(fleet.remark, style="yellow"))
     troubles = list(trouble_rows(view))
     if troubles:
-        console.print(_grid("\nNot as it should be", iter(troubles)))
+        console.print(_grid("\nProblems", iter(troubles)))
     now = time.time()
     changes = ((f"{age_in_words(c.time, now)} ago", c.in_words()) for c in view.changes[::-1])
     console.print(_grid("\nLast decisions, newest first", changes))

@@ -1,7 +1,7 @@
-"""Where `top` and `explain` read from: the API server, and the leading operator's metrics.
+"""The data source of `top` and `explain`: the API server and the metrics of the leading operator.
 
-The metrics come through the API server (its pod proxy), so that a kubeconfig is all it takes; an
-address can be given instead, for an operator that runs elsewhere.
+Metrics are read through the pod proxy of the API server, so a kubeconfig is sufficient. For an
+operator that does not run as a pod, the user gives a URL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """One look: services as the API server holds them, gauges, and why gauges are missing."""
+    """A snapshot of services and gauges. `remark` says why gauges are missing."""
 
     services: list[dict[str, Any]]
     gauges: dict[ServiceKey, Gauges]
@@ -30,16 +30,16 @@ class Fleet:
 
 
 class FleetSource:
-    """Reads with the rights of whoever runs the command.
+    """A reader that uses the credentials of the user.
 
-    `metrics_url` names an operator's /metrics; without it the leader is found by its Lease in
-    `operator_namespace`. `kubeconfig` stands in for the usual one.
+    `metrics_url` is the URL of an operator's metrics. Without it, the Lease in `operator_namespace`
+    identifies the leader. `kubeconfig` replaces the default kubeconfig.
     """
 
     def __init__(
         self, operator_namespace: str, metrics_url: str = "", *, kubeconfig: str | None = None
     ) -> None:
-        from kubernetes import client, config  # noqa: PLC0415 - half a second; only these commands need it
+        from kubernetes import client, config  # noqa: PLC0415 - takes 0.5 s; only these commands need it
         from kubernetes.config import ConfigException  # noqa: PLC0415
 
         try:
@@ -47,7 +47,7 @@ class FleetSource:
         except ConfigException as problem:
             stop(
                 ExitCode.FAILED,
-                f"no way to the cluster: {problem}; set KUBECONFIG to a kubeconfig that works",
+                f"cannot load a kubeconfig: {problem}; set KUBECONFIG to a valid kubeconfig",
             )
         self._objects = client.CustomObjectsApi()
         self._core = client.CoreV1Api()
@@ -57,12 +57,12 @@ class FleetSource:
         self._metrics_url = metrics_url
 
     def look(self, namespace: str | None) -> Fleet:
-        """All services of a namespace (None: of the cluster), with their gauges."""
+        """Return all services of a namespace (None: of the cluster) with their gauges."""
         services = self._services(namespace)
         try:
             text = self._metrics()
         except (self._api_exception, URLError, TimeoutError, LookupError, OSError) as problem:
-            return Fleet(services, {}, f"no measurements: {_in_a_line(problem)}")
+            return Fleet(services, {}, f"no metrics: {_in_a_line(problem)}")
         return Fleet(services, dict(parse_gauges(text)))
 
     def _services(self, namespace: str | None) -> list[dict[str, Any]]:
@@ -81,13 +81,13 @@ class FleetSource:
         return list(found["items"])
 
     def _metrics(self) -> str:
-        """The leader's exposition.
+        """Return the metrics of the leader in Prometheus' text format.
 
         Raises:
-            LookupError: Nobody leads.
+            LookupError: No operator pod is the leader.
         """
         if self._metrics_url:
-            with urlopen(self._metrics_url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - given by the person who runs the command
+            with urlopen(self._metrics_url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - the user gives the URL
                 return str(answer.read().decode())
         leases = self._leases.list_namespaced_lease(self._operator_namespace)
         holders = {lease.spec.holder_identity for lease in leases.items}
@@ -98,7 +98,7 @@ class FleetSource:
         if leader is None:
             raise LookupError(
                 f"no operator pod in namespace {self._operator_namespace} holds the Lease; "
-                "give --operator-namespace, or --metrics http://HOST:PORT/metrics"
+                "set --operator-namespace, or --metrics http://HOST:PORT/metrics"
             )
         answer = self._core.connect_get_namespaced_pod_proxy_with_path(
             f"{leader.metadata.name}:{METRICS_PORT}",

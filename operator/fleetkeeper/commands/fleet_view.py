@@ -1,4 +1,4 @@
-"""What `top` and `explain` show, as values: services and the control loop's gauges become rows."""
+"""The values that `top` and `explain` show, from services and the gauges of the control loop."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Gauges = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A figure and the objective it is held to; None where it is not known. Seconds."""
+    """A measurement and its objective in seconds. None means unknown."""
 
     value_s: float | None
     objective_s: float | None
 
     @property
     def is_broken(self) -> bool:
-        """Whether the figure is above its objective."""
+        """Return whether the measurement exceeds its objective."""
         return (
             self.value_s is not None
             and self.objective_s is not None
@@ -33,7 +33,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One line of `status.decisions`."""
+    """An entry of `status.decisions`."""
 
     time: str
     what: str
@@ -42,14 +42,14 @@ class Change:
     reason: str
 
     def in_words(self) -> str:
-        """`replicas 2 -> 3 (QueueWaitAboveTarget)`; a breaker's line has no before."""
+        """Format as `replicas 2 -> 3 (QueueWaitAboveTarget)`. Breaker entries have no `before`."""
         moved = f"{self.before} -> {self.after}" if self.before else self.after
         return f"{self.what} {moved} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceView:
-    """One service as a person wants to see it."""
+    """The displayed values of a service."""
 
     namespace: str
     name: str
@@ -66,15 +66,15 @@ class ServiceView:
     changes: tuple[Change, ...] = ()
 
     def gauge(self, name: str, **labels: str) -> float | None:
-        """A gauge of the control loop, without its prefix; None where it is not exported."""
+        """Return the gauge with this name (without prefix) and labels, None if it is not exported."""
         return self.gauges.get((name, tuple(sorted(labels.items()))))
 
 
 def parse_gauges(exposition: str) -> dict[ServiceKey, dict[tuple[str, Any], float]]:
-    """The gauges with the labels namespace and inference_service, by service.
+    """Return the gauges with the labels namespace and inference_service, grouped by service.
 
     Raises:
-        ValueError: The text is no Prometheus exposition.
+        ValueError: The text is not in Prometheus' text format.
     """
     found: dict[ServiceKey, dict[tuple[str, Any], float]] = {}
     for family in text_string_to_metric_families(exposition):
@@ -104,7 +104,7 @@ def _changes(status: Mapping[str, Any]) -> tuple[Change, ...]:
 
 
 def view_of(resource: Mapping[str, Any], gauges: Gauges) -> ServiceView:
-    """One service, from the object as the API server has it and its gauges (which may be none)."""
+    """Return the view of a service from its API object and its gauges (possibly empty)."""
     meta, status = resource["metadata"], resource.get("status") or {}
     objectives = _section(resource.get("spec") or {}, "objectives")
 
@@ -132,7 +132,7 @@ def view_of(resource: Mapping[str, Any], gauges: Gauges) -> ServiceView:
 def views_of(
     resources: Iterable[Mapping[str, Any]], gauges: Mapping[ServiceKey, Gauges]
 ) -> list[ServiceView]:
-    """All services by namespace and name."""
+    """Return the views of all services, sorted by namespace and name."""
     views = [
         view_of(item, gauges.get((item["metadata"]["namespace"], item["metadata"]["name"]), {}))
         for item in resources
@@ -141,7 +141,7 @@ def views_of(
 
 
 def age_in_words(time: str, now: float) -> str:
-    """`12s`, `4m`, `3h`, `2d` since an RFC 3339 time; `-` where there is none."""
+    """Return the age of an RFC 3339 time as `12s`, `4m`, `3h`, or `2d`; `-` for an invalid time."""
     try:
         then = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:
@@ -154,7 +154,7 @@ def age_in_words(time: str, now: float) -> str:
 
 
 def in_milliseconds(measured: Measured) -> str:
-    """`310 / 500 ms`, or `- / 500 ms` where nothing was measured."""
+    """Format as `310 / 500 ms`, or as `- / 500 ms` if the value is unknown."""
     value = "-" if measured.value_s is None else f"{measured.value_s * 1e3:.0f}"
     limit = "-" if measured.objective_s is None else f"{measured.objective_s * 1e3:.0f}"
     return f"{value} / {limit} ms"

@@ -1,4 +1,4 @@
-"""What `render` and `check` have in common: files in, services and mistakes out."""
+"""The common input of `render` and `check`: services and errors from files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fleetkeeper.plan.context import PlanContext, default_context
 from fleetkeeper.plan.refusals import refusals
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
-"""Stands where the API server will put the service's UID."""
+"""A placeholder for the UID that the API server assigns to the service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One InferenceService of a file: either sound, with its profile, or with its mistakes."""
+    """An InferenceService of a file: valid with its profile, or invalid with its errors."""
 
     document: Document
     service: InferenceService | None = None
@@ -29,7 +29,7 @@ class Checked:
 
     @property
     def complaints(self) -> list[str]:
-        """`FILE:LINE: FIELD: what is wrong and what to do`, in the order of the file."""
+        """Return the errors as `FILE:LINE: FIELD: MESSAGE`, in the order of the file."""
         placed = [(self.document.place(error.path), str(error)) for error in self.errors]
         placed.sort(key=lambda pair: int(pair[0].rpartition(":")[2]))
         return [f"{place}: {text}" for place, text in placed]
@@ -37,22 +37,22 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All services of all files, and the objects that are none of ours."""
+    """The services of all files, and the objects that are not InferenceServices."""
 
     checked: tuple[Checked, ...] = ()
     others: tuple[Document, ...] = field(default_factory=tuple)
 
     @property
     def complaints(self) -> list[str]:
-        """Every mistake of every service."""
+        """Return the errors of all services."""
         return [text for one in self.checked for text in one.complaints]
 
 
 def plan_inputs(settings: Path | None) -> PlanContext:
-    """The operator's context: from its settings file, else that of a chart with its defaults."""
+    """Return the operator's context from its settings file, or by default that of the Helm chart."""
     if settings is None:
         return default_context()
-    from fleetkeeper.runtime.settings import (  # noqa: PLC0415 - pulls in the operator's settings
+    from fleetkeeper.runtime.settings import (  # noqa: PLC0415 - heavy; only needed with a settings file
         SettingsError,
         load_settings,
         plan_context,
@@ -65,7 +65,7 @@ def plan_inputs(settings: Path | None) -> PlanContext:
 
 
 def read_inputs(files: list[str], context: PlanContext, namespace: str | None) -> Inputs:
-    """Reads and checks every InferenceService in the files; ends the command when there is none."""
+    """Read and validate all InferenceServices in the files. Exit the command if there are none."""
     checked: list[Checked] = []
     others: list[Document] = []
     for file in files:
@@ -79,7 +79,7 @@ def read_inputs(files: list[str], context: PlanContext, namespace: str | None) -
             else:
                 others.append(document)
     if not checked:
-        stop(ExitCode.NO_INPUT, f"{', '.join(files)}: no InferenceService of fleetkeeper.io in it")
+        stop(ExitCode.NO_INPUT, f"{', '.join(files)}: no InferenceService of fleetkeeper.io found")
     return Inputs(tuple(checked), tuple(others))
 
 
@@ -102,6 +102,6 @@ def _checked(document: Document, context: PlanContext, namespace: str | None) ->
 
 
 def _profile_name(service: InferenceService) -> str:
-    """The profile in force of a live service, as long as the spec asks for the same alias."""
+    """Return the profile in the service's status if the spec still requests the same alias."""
     asked, engine = service.spec.engine.profile, service.status.get("engine") or {}
     return str(engine.get("profile") or asked) if engine.get("requested") == asked else asked

@@ -1,4 +1,4 @@
-"""What an installation needs beside manifests: control keys, and profiles that stay while in use."""
+"""Commands that the Helm chart runs: `keys` and `profiles-in-use`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ T = TypeVar("T")
 
 def keys(
     directory: Annotated[
-        Path | None, typer.Option("--directory", help="Write key.pem and jwks.json there.")
+        Path | None,
+        typer.Option("--directory", help="Directory to write key.pem and jwks.json to."),
     ] = None,
     secret: Annotated[
-        str, typer.Option("--secret", help="Make a Secret of this name, unless there is one.")
+        str, typer.Option("--secret", help="Name of the Secret to create if it does not exist.")
     ] = "",
     namespace: Annotated[
-        str, typer.Option("--namespace", help="The Secret's namespace.")
+        str, typer.Option("--namespace", help="Namespace of the Secret.")
     ] = "default",
 ) -> None:
-    """Make a new pair of control keys. What exists is never written over.
+    """Create a new pair of control keys. Existing keys are never overwritten.
 
     \b
     Examples:
@@ -36,7 +37,7 @@ def keys(
       fleetkeeper keys --secret fleetkeeper-control-keys --namespace fleetkeeper-system
     """  # noqa: D301 - \b keeps the lines of the examples apart
     if (directory is None) == (not secret):
-        stop(ExitCode.USAGE, "give exactly one of --directory and --secret")
+        stop(ExitCode.USAGE, "set exactly one of --directory and --secret")
     if directory is not None:
         _write_keys(directory)
         return
@@ -45,16 +46,18 @@ def keys(
 
 def profiles_in_use(
     profiles: Annotated[
-        Path, typer.Option("--profiles", help="The engine profiles that shall be in force (YAML).")
+        Path, typer.Option("--profiles", help="YAML file with the new engine profiles.")
     ],
     namespaces: Annotated[
         list[str] | None,
-        typer.Option("--namespace", help="Look here only; may be repeated. Absent: everywhere."),
+        typer.Option(
+            "--namespace", help="Namespace to check. May be repeated. Default: all namespaces."
+        ),
     ] = None,
 ) -> None:
-    """Fail when a running service is on an engine profile that the file lacks.
+    """Fail if a service uses an engine profile that is not in the file.
 
-    Meant to be run before an upgrade: a service without its profile could not be repaired.
+    Run it before an upgrade: the operator cannot repair a service whose profile is missing.
 
     \b
     Examples:
@@ -67,9 +70,9 @@ def profiles_in_use(
     if missing:
         stop(
             ExitCode.FAILED,
-            f"{len(missing)} services would lose their engine profile; keep it, or move them first",
+            f"{len(missing)} services would lose their engine profile; keep the profile, or change the services first",
         )
-    typer.echo("every engine profile in use is kept")
+    typer.echo("all engine profiles in use are in the file")
 
 
 def _write_keys(directory: Path) -> None:
@@ -79,7 +82,7 @@ def _write_keys(directory: Path) -> None:
     files = new_control_keys().files()
     taken = sorted(name for name in files if (directory / name).exists())
     if taken:
-        stop(ExitCode.FAILED, f"{directory} already holds {', '.join(taken)}; nothing was written")
+        stop(ExitCode.FAILED, f"{directory} already contains {', '.join(taken)}; nothing written")
     for name, text in files.items():
         path = directory / name
         path.touch(mode=0o600 if name == PRIVATE_FILE else 0o644, exist_ok=False)
@@ -88,7 +91,7 @@ def _write_keys(directory: Path) -> None:
 
 
 async def _create_secret(client: KubernetesClient, namespace: str, name: str) -> str:
-    """Creates and never reads: the right to create one is all that the caller needs."""
+    """Create the Secret without reading it, so the caller needs only the permission to create."""
     from fleetkeeper.adapters.keys import new_control_keys  # noqa: PLC0415 - heavy
     from fleetkeeper.adapters.kubernetes.errors import ApiError  # noqa: PLC0415
 
@@ -107,15 +110,15 @@ async def _create_secret(client: KubernetesClient, namespace: str, name: str) ->
         await client.request("POST", f"/api/v1/namespaces/{namespace}/secrets", body=body)
     except ApiError as problem:
         if problem.reason == "AlreadyExists":
-            return f"the Secret {namespace}/{name} is there already; it stays as it is"
+            return f"Secret {namespace}/{name} already exists; unchanged"
         raise
-    return f"made the Secret {namespace}/{name}"
+    return f"created Secret {namespace}/{name}"
 
 
 async def _lost(
     client: KubernetesClient, catalog: ProfileCatalog, namespaces: tuple[str, ...]
 ) -> list[str]:
-    """What would be lost; nothing where the cluster does not know our resource yet."""
+    """Return a line for each service whose profile is missing, none if the CRD is not installed."""
     from fleetkeeper.adapters.kubernetes.errors import ApiError  # noqa: PLC0415 - heavy
     from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE  # noqa: PLC0415
 
@@ -136,7 +139,7 @@ def _loss(service: dict[str, Any], kept: set[str]) -> str:
     if profile is None or profile in kept:
         return ""
     metadata = service["metadata"]
-    return f"{metadata['namespace']}/{metadata['name']} runs on the engine profile {profile}"
+    return f"{metadata['namespace']}/{metadata['name']} uses the engine profile {profile}"
 
 
 def _read_catalog(path: Path) -> ProfileCatalog:
@@ -154,8 +157,8 @@ def _read_catalog(path: Path) -> ProfileCatalog:
 
 
 def _run(task: Callable[[KubernetesClient], Awaitable[T]]) -> T:
-    """Runs with a client of the kubeconfig that KUBECONFIG names, else of the pod's account."""
-    import asyncio  # noqa: PLC0415 - heavy, with all that it is for
+    """Run the task with a client that uses KUBECONFIG, or otherwise the pod's ServiceAccount."""
+    import asyncio  # noqa: PLC0415 - heavy
     import os  # noqa: PLC0415
 
     from fleetkeeper.adapters.kubernetes.client import (  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What a service will need of a cluster: accelerators, cores, memory. Arithmetic only."""
+"""The accelerators, CPU cores, and memory that a service requires. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Of one service. `least` and `most` are replicas; `surge` are extra pods during a roll-out."""
+    """The requirements of a service for `least` to `most` replicas and `surge` extra rollout pods."""
 
     profile: EngineProfile
     resources: EffectiveResources
@@ -30,27 +30,27 @@ class Needs:
     cap_percent: int
 
     def accelerators(self, replicas: int) -> int:
-        """Accelerators for so many replicas."""
+        """Return the number of accelerators of this number of replicas."""
         return replicas * self.resources.accelerators
 
     def cores(self, replicas: int) -> Decimal:
-        """Cores for so many replicas."""
+        """Return the number of CPU cores of this number of replicas."""
         return replicas * parse_quantity(self.resources.cpu)
 
     def memory_gib(self, replicas: int) -> Decimal:
-        """GiB of memory for so many replicas."""
+        """Return the memory of this number of replicas in GiB."""
         return replicas * parse_quantity(self.resources.memory) / GIB
 
     @property
     def capped_memory_gib(self) -> Decimal | None:
-        """What one replica may use of its pod's memory, on cpu profiles (else the accelerator's counts)."""
+        """Return the pod memory in GiB that a replica may use, None on cuda profiles (no pod memory cap)."""
         if self.profile.accelerator is AcceleratorKind.CUDA:
             return None
         return self.memory_gib(1) * self.cap_percent / 100
 
 
 def needs_of(service: InferenceService, profile: EngineProfile) -> Needs:
-    """What the service will need."""
+    """Return the requirements of the service."""
     spec = service.spec
     least, most = spec.scaling.min_replicas, spec.scaling.max_replicas
     if spec.replicas is not None:
@@ -67,19 +67,23 @@ def needs_of(service: InferenceService, profile: EngineProfile) -> Needs:
 
 
 def advice_of(service: InferenceService) -> list[str]:
-    """What is allowed and yet surprises people."""
+    """Return notes on settings that are valid but often surprise users."""
     spec = service.spec
     advice = []
     if spec.disruption.max_unavailable == 0:
-        advice.append("disruption.maxUnavailable is 0: node drains wait for ever")
+        advice.append("disruption.maxUnavailable is 0: node drains are blocked")
     if spec.model.source.startswith("hf://") and spec.model.cache is None:
-        advice.append("no model.cache: every new pod downloads the model again")
+        advice.append("model.cache is not set: every new pod downloads the model again")
     if spec.replicas is not None and spec.scaling.mode is not ScalingMode.EXTERNAL:
         advice.append(
-            f"replicas is {spec.replicas}: Fleetkeeper does not scale while it is set, only batches follow the load"
+            f"replicas is {spec.replicas}: Fleetkeeper adjusts only batch limits and does not scale"
         )
     if spec.scaling.mode is ScalingMode.AUTO and spec.scaling.min_replicas == 1:
-        advice.append("scaling.minReplicas is 1: while its pod restarts, nothing answers")
+        advice.append(
+            "scaling.minReplicas is 1: the service is unavailable while its only replica restarts"
+        )
     if spec.routing.policy is not RoutingPolicy.NONE and spec.routing.replicas == 1:
-        advice.append("routing.replicas is 1: while the router pod moves, nothing answers")
+        advice.append(
+            "routing.replicas is 1: the service is unavailable while its only router pod is replaced"
+        )
     return advice

@@ -1,4 +1,4 @@
-"""`fleetkeeper render`: every child of a service as YAML, without a cluster."""
+"""`fleetkeeper render`: print all child objects of a service as YAML, without a cluster."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from fleetkeeper.plan.model import Manifest
 FILES = typer.Option(
     "--file",
     "-f",
-    help="A YAML file with InferenceServices; - for standard input. May be repeated.",
+    help="YAML file with InferenceServices, or - for standard input. May be repeated.",
 )
 SETTINGS = typer.Option(
     "--settings",
-    help="The operator's settings file, for its engine profiles, images and network peers. Absent: those of a chart with its defaults.",
+    help="Settings file of the operator, for engine profiles, images, and network peers. Default: the defaults of the Helm chart.",
 )
-NAMESPACE = typer.Option("--namespace", "-n", help="For services that name no namespace.")
+NAMESPACE = typer.Option(
+    "--namespace", "-n", help="Namespace of services that do not set metadata.namespace."
+)
 
 
 def render(
@@ -36,13 +38,13 @@ def render(
         typer.Option(
             min=0,
             max=1000,
-            help="Replicas of the engines. Absent: spec.replicas, else minReplicas.",
+            help="Number of replicas. Default: spec.replicas, otherwise scaling.minReplicas.",
         ),
     ] = None,
     namespace: Annotated[str, NAMESPACE] = "default",
     settings: Annotated[Path | None, SETTINGS] = None,
 ) -> None:
-    """Print every object that a service would become. No cluster is needed.
+    """Print the child objects of InferenceServices as YAML. Requires no cluster.
 
     \b
     Examples:
@@ -65,13 +67,13 @@ def render(
 def rendered_children(
     one: Checked, context: PlanContext, replicas: int | None
 ) -> tuple[Manifest, ...]:
-    """The children of a sound service.
+    """Return the child objects of a valid service.
 
-    Without a UID there is no owner to name: the garbage collector removes at once what names an
-    owner that does not exist. Fleetkeeper adopts such children by their labels.
+    Children of a service without a UID have no owner reference, because the garbage collector deletes
+    objects whose owner does not exist. Fleetkeeper adopts such children by their labels.
     """
     if one.service is None or one.profile is None:
-        raise ValueError("only a service without mistakes can be rendered")
+        raise ValueError("only valid services can be rendered")
     strategy = one.service.spec.rollout.strategy
     children = desired_children(
         one.service,
@@ -87,20 +89,20 @@ def rendered_children(
 
 
 def first_order(service: InferenceService) -> int:
-    """The replicas that a new service starts with."""
+    """Return the initial number of replicas of a new service."""
     spec = service.spec
     return spec.scaling.min_replicas if spec.replicas is None else spec.replicas
 
 
 class _Dumper(yaml.SafeDumper):
-    """Long texts as blocks, shared values in full."""
+    """A dumper that repeats shared values instead of writing anchors."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the base class' signature
-        """See the class."""
+        """Return True: write no anchors."""
         return True
 
 
-# What kubectl's reader takes for something else than a text, and ours would leave without quotes.
+# Quote strings that kubectl's YAML parser would read as booleans or numbers.
 _Dumper.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^[yYnN]$", re.ASCII), list("yYnN")
 )
@@ -115,5 +117,5 @@ _Dumper.add_implicit_resolver(
 
 
 def yaml_text(manifests: list[Manifest]) -> str:
-    """The objects as one YAML stream."""
+    """Return the objects as a YAML stream."""
     return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=120)

@@ -1,4 +1,4 @@
-"""`fleetkeeper run`: the operator itself."""
+"""`fleetkeeper run`: run the operator."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ def run(
         Path | None,
         typer.Option(
             "--config",
-            help="The settings file (YAML). Absent: the one that FLEETKEEPER_CONFIG names. FLEETKEEPER_* variables go before it.",
+            help="Settings file (YAML). Default: the file in FLEETKEEPER_CONFIG. FLEETKEEPER_* variables override it.",
         ),
     ] = None,
 ) -> None:
-    """Run the operator, until SIGTERM.
+    """Run the operator until SIGTERM.
 
-    Ends with 0 after SIGTERM, with 1 when it lost the lease or a watch (start it again), and with 2
-    when it could never have run (credentials, rights).
+    The exit code is 0 after SIGTERM, 1 if the operator lost its Lease or a watch (restart it), and 2
+    if it cannot run at all (credentials, permissions).
 
     \b
     Examples:
       fleetkeeper run
       KUBECONFIG=~/.kube/config fleetkeeper run --config settings.yaml
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    import asyncio  # noqa: PLC0415 - only this command needs what follows, and it is heavy
+    import asyncio  # noqa: PLC0415 - heavy, as the following; only this command needs them
 
     from fleetkeeper.events import watch_services  # noqa: PLC0415
     from fleetkeeper.runtime.logs import configure_logs  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Reads InferenceServices from YAML files and remembers on which line each field stands."""
+"""A reader of InferenceServices in YAML files that keeps the line number of each field."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STANDARD_INPUT = "-"
 
 
 class UnreadableFile(ValueError):
-    """The file cannot be read or is no YAML; the message says where and why."""
+    """A file that cannot be read or is not valid YAML. The message names the place and the cause."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: a date stays text."""
+    """A loader that reads dates as strings, as Kubernetes does."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -33,7 +33,7 @@ _Loader.yaml_implicit_resolvers = {
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One object of a file. `lines` holds, by path (`spec.model.source`), the line of its key."""
+    """An object of a file. `lines` maps each path (`spec.model.source`) to the line of its key."""
 
     file: str
     manifest: Mapping[str, Any]
@@ -42,22 +42,22 @@ class Document:
 
     @property
     def is_service(self) -> bool:
-        """Whether it is an InferenceService of ours, of whatever version."""
+        """Return whether the object is an InferenceService of any version."""
         api_version = str(self.manifest.get("apiVersion") or "")
         return self.manifest.get("kind") == KIND and api_version.startswith(f"{GROUP}/")
 
     def place(self, path: str) -> str:
-        """`FILE:LINE` of a field, or of the nearest part of its path that is there."""
+        """Return `FILE:LINE` of a field, or of the nearest existing parent of its path."""
         while path and path not in self.lines:
             cut = max(path.rfind("."), path.rfind("["))
             path = path[:cut] if cut > 0 else ""
         return f"{self.file}:{self.lines.get(path, self.lines[''])}"
 
     def service(self, *, allow_floating_revisions: bool) -> InferenceService:
-        """The service that it describes.
+        """Return the service that the object describes.
 
         Raises:
-            InvalidService: with every mistake, also keys that are given twice.
+            InvalidService: The object is invalid; contains all errors, including duplicate keys.
         """
         errors: tuple[FieldError, ...] = self.repeated
         try:
@@ -72,34 +72,36 @@ class Document:
 
 
 def read_documents(file: str) -> list[Document]:
-    """Every object in a file, or in standard input for `-`. Lists are opened.
+    """Return all objects of a file, or of standard input for `-`. Kubernetes lists are expanded.
 
     Raises:
-        UnreadableFile: it cannot be read, or is no YAML.
+        UnreadableFile: The file cannot be read or is not valid YAML.
     """
     shown = "standard input" if file == STANDARD_INPUT else file
     try:
         text = sys.stdin.read() if file == STANDARD_INPUT else Path(file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise UnreadableFile(f"{shown}: cannot be read: {_why(problem)}") from problem
+        raise UnreadableFile(f"{shown}: cannot read the file: {_why(problem)}") from problem
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=_Loader) if node is not None]
         return [document for node in nodes for document in _documents(shown, node)]
     except yaml.MarkedYAMLError as problem:
         line = problem.problem_mark.line + 1 if problem.problem_mark else 1
-        raise UnreadableFile(f"{shown}:{line}: is no YAML: {problem.problem}") from problem
+        raise UnreadableFile(f"{shown}:{line}: invalid YAML: {problem.problem}") from problem
     except yaml.YAMLError as problem:
-        raise UnreadableFile(f"{shown}: is no YAML: {problem}") from problem
+        raise UnreadableFile(f"{shown}: invalid YAML: {problem}") from problem
 
 
 def _why(problem: Exception) -> str:
-    return str(problem.strerror) if isinstance(problem, OSError) else "it is not UTF-8 text"
+    return str(problem.strerror) if isinstance(problem, OSError) else "not UTF-8 text"
 
 
 def _documents(file: str, node: yaml.Node) -> Iterator[Document]:
     if not isinstance(node, yaml.MappingNode):
         line = node.start_mark.line + 1
-        raise UnreadableFile(f"{file}:{line}: must be a map with apiVersion, kind, metadata, spec")
+        raise UnreadableFile(
+            f"{file}:{line}: must be an object with apiVersion, kind, metadata, and spec"
+        )
     manifest = _Loader("").construct_document(node)
     items = _items(node) if str(manifest.get("kind", "")).endswith("List") else None
     if items is not None:
@@ -133,7 +135,7 @@ def _note_lines(
             lines[text] = line
             if first is not None:
                 repeated.append(
-                    FieldError(text, f"is given twice, first on line {first}; remove one")
+                    FieldError(text, f"is set twice, first on line {first}; remove one of them")
                 )
                 continue
             _note_lines(value, inner, lines, repeated)

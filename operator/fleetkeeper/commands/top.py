@@ -1,4 +1,4 @@
-"""`fleetkeeper top`: the fleet, live."""
+"""`fleetkeeper top`: show a live overview of the fleet."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fleetkeeper.commands.fleet_view import (
 
 Namespace = Annotated[
     str | None,
-    typer.Option("--namespace", "-n", help="Only this namespace. Absent: all of the cluster."),
+    typer.Option("--namespace", "-n", help="Namespace to show. Default: all namespaces."),
 ]
 OperatorNamespace = Annotated[
-    str, typer.Option("--operator-namespace", help="Where the operator runs.")
+    str, typer.Option("--operator-namespace", help="Namespace of the operator.")
 ]
 MetricsUrl = Annotated[
     str,
-    typer.Option("--metrics", help="The operator's /metrics, where it does not run as a pod."),
+    typer.Option("--metrics", help="URL of the operator's metrics, if it does not run as a pod."),
 ]
 
 COLUMNS = (
@@ -64,7 +64,7 @@ def _last_change(view: ServiceView, now: float) -> Text:
 
 
 def fleet_table(views: Sequence[ServiceView], now: float) -> Table:
-    """One row a service; a figure above its objective is red."""
+    """Return a table with one row per service. Measurements above their objective are red."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in COLUMNS:
         table.add_column(column, no_wrap=column != "LAST DECISION")
@@ -88,11 +88,11 @@ def top(
     operator_namespace: OperatorNamespace = "fleetkeeper-system",
     metrics: MetricsUrl = "",
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.5, help="Seconds between two looks.")
+        float, typer.Option("--interval", min=0.5, help="Seconds between two updates.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the overview once and exit.")] = False,
 ) -> None:
-    """Show services live: queue wait and batch time against their objectives, limits, breakers.
+    """Show a live overview of services: queue wait, batch time, objectives, limits, and breakers.
 
     \b
     Examples:
@@ -107,7 +107,7 @@ def top(
         table = fleet_table(views_of(fleet.services, fleet.gauges), time.time())
         remarks = [Text(fleet.remark, style="yellow")] if fleet.remark else []
         if not fleet.services:
-            remarks.append(Text("no InferenceService here yet", style="dim"))
+            remarks.append(Text("no InferenceServices found", style="dim"))
         return Group(table, *remarks)
 
     if once:

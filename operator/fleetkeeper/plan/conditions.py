@@ -347,7 +347,7 @@ def _degraded_by_pods(look: Assessment) -> Value:
         what = "Pods run but fail their readiness probe, so they get no requests"
         text = say(what, ", ".join(ejected), "Read their logs.")
         return _true(Reason.PODS_EJECTED, text)
-    return _false(Reason.AS_ASKED)
+    return _false(Reason.AS_EXPECTED)
 
 
 def scaling_limited(look: Assessment) -> Value:

@@ -237,7 +237,7 @@ def _follow(
         share = wanted.sequences / aim.sequences
         followed = replace(followed, sequences=math.ceil(targets.sequences * share))
     detail = f"the step-time model predicts a capacity of {targets.capacity:.0f} sequences at {0.9 * view.settings.batch_time_objective_s * 1e3:.0f} ms"
-    return Move(wanted, "FollowsModel", detail, replace(memory, followed=followed))
+    return Move(wanted, "FollowsStepTimeModel", detail, replace(memory, followed=followed))
 
 
 def _least_followed(view: BatchView, memory: BatchMemory, held: Limits, now: float) -> int:

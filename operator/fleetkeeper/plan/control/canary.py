@@ -62,7 +62,7 @@ def judge_canary(canary: Canary, windows: Sequence[Window], now: float) -> Decis
         return act(fine, "CanaryGood" if fine else "CanaryWorse", detail, own=mine, others=theirs)
     if now - canary.since >= CANARY_S:
         detail = f"pod {canary.pod} had too few steps in {CANARY_S:.0f} s"
-        return act(False, "CanaryUnjudged", detail)
+        return act(False, "CanaryInconclusive", detail)
     detail = f"pod {canary.pod} tries {canary.limits.sequences} sequences"
     return hold(False, "CanaryRunning", detail)
 

@@ -58,7 +58,7 @@ def _shown(held: Shown, value: str, decision: Decision[Any], now: float) -> Show
 
 
 def _why(decision: ControlDecision, held: Shown, desired: int) -> Decision[int]:
-    """Return the decision that explains `desired`, or `AsFound` if this process did not change it.
+    """Return the decision that explains `desired`, or `ExternallyChanged` if this process did not change it.
 
     The live number can change without a decision of this process: the previous leader ended before it
     reported its allocation, or another client changed the Deployment.
@@ -67,7 +67,7 @@ def _why(decision: ControlDecision, held: Shown, desired: int) -> Decision[int]:
     if made or held.value in {"", str(desired)}:
         return decision.replicas
     found = f"the engine Deployment already had {desired} replicas"
-    return replace(decision.replicas, reason="AsFound", detail=found)
+    return replace(decision.replicas, reason="ExternallyChanged", detail=found)
 
 
 def conclude(
@@ -369,7 +369,7 @@ def _degraded(look: _Look) -> Value:
     if look.decision.signals.hung_pods:
         text = f"Engines with work make no progress: {', '.join(look.decision.signals.hung_pods)}."
         return "True", Reason.ENGINE_HUNG, text
-    return "False", Reason.AS_ASKED, ""
+    return "False", Reason.AS_EXPECTED, ""
 
 
 _CONDITIONS: tuple[tuple[ConditionType, Callable[[_Look], Value]], ...] = (

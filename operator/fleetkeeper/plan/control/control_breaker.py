@@ -169,7 +169,7 @@ def _worse(look: _Look) -> tuple[str, str] | None:
 def _model_off(look: _Look) -> tuple[str, str] | None:
     if look.evidence.model_off_windows < MODEL_OFF_WINDOWS:
         return None
-    return "ModelOff", "the step-time model is off by more than 50%"
+    return "StepTimeModelInaccurate", "the step-time model is off by more than 50%"
 
 
 CAUSES: tuple[Cause, ...] = (_lost, _failed, _ineffective, _oscillates, _worse, _model_off)

@@ -41,14 +41,17 @@ class RestartReason(Told):
     )
     ONLY_REPLICA = "OnlyReplica", "A restart of the only replica would be an outage."
     PACE = (
-        "RestartPace",
+        "RestartRateLimited",
         "At most one replica is restarted per hour, and none in the operator's first hour.",
     )
     ROLLING_OUT = "RollingOut", "A rollout is in progress."
     REPLACING = "ReplicasReplaced", "Another remedy replaces replicas."
     CHANGING = "ReplicasChange", "The number of replicas is changing."
     BREAKER = "BreakerNotClosed", "A circuit breaker is not closed."
-    NONE_SPARED = "NoneSpared", "It is not certain that the fleet can spare a replica now."
+    NO_SPARE_CAPACITY = (
+        "NoSpareCapacity",
+        "It is not certain that the fleet can spare a replica now.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,7 @@ def _breaker(view: RestartView) -> tuple[RestartReason, str] | None:
 
 
 def _needed(view: RestartView) -> tuple[RestartReason, str] | None:
-    return (RestartReason.NONE_SPARED, view.needed) if view.needed else None
+    return (RestartReason.NO_SPARE_CAPACITY, view.needed) if view.needed else None
 
 
 OBJECTIONS: tuple[Callable[[RestartView], tuple[RestartReason, str] | None], ...] = (

@@ -93,7 +93,7 @@ def decide_replacements(
         return hold((), "Paused", why)
     if now - replaced_at < HUNG_EVERY_S:
         return hold(
-            (), "ReplacementPace", f"the last pod was replaced {now - replaced_at:.0f} s ago"
+            (), "ReplacementRateLimited", f"the last pod was replaced {now - replaced_at:.0f} s ago"
         )
     chosen = min(hung_pods, key=lambda pod: (pod <= last, pod))
     detail = (

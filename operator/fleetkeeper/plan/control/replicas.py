@@ -170,7 +170,7 @@ def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> s
 
 def would_lower(decision: Decision[int], replicas: int) -> bool:
     """Return whether this is a scale-down, or one that only the pace or a missing direct read delays."""
-    is_next = decision.reason == "ScaleDownPace" or decision.detail == UNCHECKED
+    is_next = decision.reason == "ScaleDownRateLimited" or decision.detail == UNCHECKED
     return is_next or (decision.reason == "LoadFell" and decision.value < replicas)
 
 
@@ -268,7 +268,7 @@ def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
     if view.demand:
         return (
             max(needed, view.replicas + 1),
-            "BatchTimeAtFloor",
+            "MinimumBatchTooSlow",
             (
                 f"batch time is {signals.batch_time_s * 1e3:.0f} ms (objective "
                 f"{settings.batch_time_objective_s * 1e3:.0f} ms) at the lowest batch limits"
@@ -326,15 +326,15 @@ def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int
     if target >= view.replicas:
         is_model_alone = view.needed_down is not None and view.needed_down < view.replicas
         why = _too_few(view, memory, now) if is_model_alone else ""
-        return hold(view.replicas, "ScaleDownHeld", why) if why else steady
+        return hold(view.replicas, "ScaleDownBlocked", why) if why else steady
     if memory.since is None or now - memory.since < delay_s:
         why = f"observed for less than spec.scaling.scaleDownDelaySeconds ({delay_s:.0f} s)"
         return hold(view.replicas, "ScaleDownDelay", why)
     for why in (*(check(view) for check in OBJECTIONS), _fallback_source(view, memory, now)):
         if why:
-            return hold(view.replicas, "ScaleDownHeld", why)
+            return hold(view.replicas, "ScaleDownBlocked", why)
     if now - max(memory.lowered, memory.raised) < DOWN_EVERY_REPLICA_S:
-        return hold(view.replicas, "ScaleDownPace", "at most one scale-down step per minute")
+        return hold(view.replicas, "ScaleDownRateLimited", "at most one scale-down step per minute")
     step = max(1, math.floor(DOWN_SHARE * view.replicas))
     return act(
         max(target, view.replicas - step),
