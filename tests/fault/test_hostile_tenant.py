@@ -129,9 +129,9 @@ async def test_a_hostile_tenant_slows_and_harms_nobody(world: World) -> None:
             if write.verb == "delete" and write.namespace == world.namespace
         ]
         assert not deleted, "the operator deleted something of a good service"
+        assert operator.alive, operator.log.read_text()[-3000:]
         peak = operator.peak_bytes()
         report(tenant, {"alone": alone, "beside": beside}, peak)
-        assert operator.alive
         assert not operator.tracebacks()
         assert peak < MEMORY_LIMIT_BYTES
         if LONG:
