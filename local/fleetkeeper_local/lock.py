@@ -81,7 +81,8 @@ def claim_machine(directory: Path) -> None:
             f"a node of {owner} runs on this machine, and there can be one: cgroups, nftables and "
             f"the bridge are the machine's. Remove it first: fleetkeeper local down --dir {owner}"
         )
-    MACHINE.write_text(f"{directory.resolve()}\n")
+    if owner is None:
+        MACHINE.write_text(f"{directory.resolve()}\n")
 
 
 def machine_owner() -> Path | None:

@@ -36,6 +36,21 @@ def test_a_second_up_does_nothing(node: Node) -> None:
     assert _pids(node) == before
 
 
+def test_up_starts_what_is_missing_and_disturbs_nothing_else(node: Node) -> None:
+    """No file is written that is as it should be: kube-proxy ends when its configuration is."""
+
+    def configuration() -> dict[str, int]:
+        files = [*node.directory.glob("*.*"), *node.directory.glob("cni/net.d/*")]
+        return {path.name: path.stat().st_ctime_ns for path in files if path.suffix != ".log"}
+
+    before, written = _pids(node), configuration()
+    node.processes.stop(["prometheus"])
+    assert node.up() is True
+    after = _pids(node)
+    assert {name for name in before if after[name] != before[name]} == {"prometheus"}
+    assert configuration() == written
+
+
 @pytest.mark.parametrize("victims", [["kubelet"], ["containerd"], ["kube-apiserver", "etcd"], None])
 def test_up_heals_after_kill_and_pods_live_on(
     node: Node, pods: Pods, python_image: str, victims: list[str] | None
