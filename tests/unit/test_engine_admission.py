@@ -7,13 +7,14 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper_engine.admission import Admission, Refusal, Ticket
 from fleetkeeper_engine.inside import InsideSettings
 from fleetkeeper_engine.page_layout import Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.scheduler_limits import RESERVE_KEPT_S, look_ahead_of
+from lanes import examples
 
 SECOND = 1_000_000
 TIERS = st.sampled_from(Tier)
@@ -100,7 +101,7 @@ def test_a_flood_of_realtime_does_not_starve_the_others() -> None:
     assert len(waits[Tier.BATCH]) >= 5
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(TIERS, st.integers(1, 30)), min_size=1, max_size=60),
     st.integers(1, 32),
