@@ -28,7 +28,7 @@ setup: ## Make the virtual environment for the operator and the tests
 setup-engine: ## Make the virtual environment with torch and vLLM for CPU (6 GB)
 	@$(PYTHON) scripts/setup.py engine
 
-check: setup ## Format, lint, types, layers, generated files (under 2 minutes)
+check: setup ## Format, lint, types, layers, generated files (under a minute)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy

@@ -17,7 +17,7 @@ def examples(count: int) -> settings:
 
     A plain `@settings(max_examples=200)` would be the same in every lane.
     """
-    return settings(max_examples=max(1, count * settings.default.max_examples // FULL_EXAMPLES))
+    return settings(max_examples=max(1, count * settings().max_examples // FULL_EXAMPLES))
 
 
 def keep_first(keep: int, values: Iterable[Any], mark: pytest.MarkDecorator) -> list[Any]:
