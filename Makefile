@@ -28,7 +28,7 @@ setup: ## Make the virtual environment for the operator and the tests
 setup-engine: ## Make the virtual environment with torch and vLLM for CPU (6 GB)
 	@$(PYTHON) scripts/setup.py engine
 
-check: setup ## Format, lint, types, layers, generated files (under a minute)
+check: setup ## Format, lint, types, layers, generated files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -73,13 +73,13 @@ demo: setup setup-engine programs ## The whole product on real parts: install, l
 demo-down: setup ## Remove what the demo made
 	@$(BIN)/python -m fleetkeeper_local.demo down
 
-test-fast: setup ## Pure tests without the slow ones (under a minute): after each change
+test-fast: setup ## Pure tests without the slow ones: after each change
 	@$(PYTEST) -q -n 2 $(FAST) tests/unit
 
-test: check setup-engine programs ## Every promise on real parts, in one run of pytest (20 minutes): before a merge
+test: check setup-engine programs ## Every promise on real parts, in one run of pytest: before a merge
 	@$(PYTEST) -n $(WORKERS) $(USUAL) $(TESTS)
 
-test-all: check setup-engine programs ## Every test: also soaks, whole crash matrices, the local cluster and the demo (an hour)
+test-all: check setup-engine programs ## Every test: also soaks, whole crash matrices, the local cluster and the demo
 	@$(PYTEST) -n $(WORKERS) $(EVERYTHING) $(TESTS)
 
 test-unit: setup ## Pure tests
