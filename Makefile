@@ -9,10 +9,15 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Most of tests/unit and tests/cluster waits for others; what takes the whole machine runs alone (tests/conftest.py).
 WORKERS ?= 3
+# A lane is a selection of the tests (docs/development.md). `.ci/run` has the same one as `make test`.
+TESTS := tests/fault tests/unit tests/cluster tests/engine tests/e2e
+FAST := -m "not slow and not exhaustive" --hypothesis-profile=dev
+USUAL := -m "not exhaustive"
+EVERYTHING := --hypothesis-profile=exhaustive
 LOCAL := $(BIN)/python -m fleetkeeper_local
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push up down demo demo-down test test-unit test-cluster test-fault test-engine test-e2e clean clean-caches
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push up down demo demo-down test test-fast test-all test-unit test-cluster test-fault test-engine test-e2e clean clean-caches
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -23,7 +28,7 @@ setup: ## Make the virtual environment for the operator and the tests
 setup-engine: ## Make the virtual environment with torch and vLLM for CPU (6 GB)
 	@$(PYTHON) scripts/setup.py engine
 
-check: setup ## Format, lint, types, layers, generated files (under 2 minutes)
+check: setup ## Format, lint, types, layers, generated files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -68,23 +73,29 @@ demo: setup setup-engine programs ## The whole product on real parts: install, l
 demo-down: setup ## Remove what the demo made
 	@$(BIN)/python -m fleetkeeper_local.demo down
 
-test: check setup-engine programs ## Everything, in one run of pytest
-	@$(PYTEST) -n $(WORKERS) tests/fault tests/unit tests/cluster tests/engine tests/e2e
+test-fast: setup ## Pure tests without the slow ones: after each change
+	@$(PYTEST) -q -n 2 $(FAST) tests/unit
+
+test: check setup-engine programs ## Every promise on real parts, in one run of pytest: before a merge
+	@$(PYTEST) -n $(WORKERS) $(USUAL) $(TESTS)
+
+test-all: check setup-engine programs ## Every test: also soaks, whole crash matrices, the local cluster and the demo
+	@$(PYTEST) -n $(WORKERS) $(EVERYTHING) $(TESTS)
 
 test-unit: setup ## Pure tests
-	@$(PYTEST) -n $(WORKERS) tests/unit
+	@$(PYTEST) -n $(WORKERS) $(USUAL) tests/unit
 
 test-cluster: setup programs ## Tests on a real API server (etcd, kube-apiserver, controller-manager, kwok)
-	@$(PYTEST) -n $(WORKERS) tests/cluster
+	@$(PYTEST) -n $(WORKERS) $(USUAL) tests/cluster
 
 test-fault: setup setup-engine programs ## The long fault campaign: API faults, hostile tenants, pods and clients (an hour)
 	@FLEETKEEPER_CAMPAIGN=long $(PYTEST) tests/fault tests/engine/test_hostile_client.py tests/cluster/test_isolation_size.py -s
 
 test-engine: setup setup-engine ## Tests on a real vLLM for CPU
-	@$(PYTEST) tests/engine
+	@$(PYTEST) $(USUAL) tests/engine
 
 test-e2e: setup setup-engine programs ## Tests on a real node: containers, Helm, Prometheus, router, load
-	@$(PYTEST) tests/e2e
+	@$(PYTEST) $(USUAL) tests/e2e
 
 clean: ## Remove what was built in this checkout (caches outside it stay)
 	rm -rf .venv .venv-engine .mypy_cache .ruff_cache .pytest_cache dist build out

@@ -15,19 +15,33 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 import plane_fixtures
+from lanes import FULL_EXAMPLES
 
-# Properties are judged by what they find, never by how long it took.
-settings.register_profile(
-    "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+EXAMPLES: Final = {"dev": 20, "shared-machine": FULL_EXAMPLES, "exhaustive": 500}
+"""Examples of a property by Hypothesis profile: `make test-fast`, `make test` and `make test-all`."""
+for profile, examples in EXAMPLES.items():
+    # Properties are judged by what they find, never by how long it took.
+    settings.register_profile(
+        profile,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("shared-machine")
 
 STAGES: Final = ("fault", "cluster", "unit", "engine", "e2e")
 """In the order they run: most of tests/cluster waits, so tests/unit runs beside it and after it."""
 WHOLE_MACHINE: Final = frozenset({"engine", "e2e"})
 """A real vLLM takes every core, and there is one node a machine: these run one after another."""
-FIRST: Final = ("test_operator_rollback", "test_control_prometheus", "test_operator_crash")
+FIRST: Final = (
+    "test_isolation_restart_writes",
+    "test_operator_rollback",
+    "test_control_prometheus",
+    "test_operator_crash",
+)
 """The longest files start first, so that no worker is left with one of them at the end."""
+LAST: Final = "test_hostile_client"
+"""The campaign against the shared engine, which other tests measure before."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,8 +55,9 @@ def _stage(nodeid: str) -> str:
 
 def _rank(item: pytest.Item) -> tuple[int, int]:
     stage = _stage(item.nodeid)
-    early = next((rank for rank, name in enumerate(FIRST) if name in item.nodeid), len(FIRST))
-    return STAGES.index(stage) if stage in STAGES else len(STAGES), early
+    place = next((rank for rank, name in enumerate(FIRST) if name in item.nodeid), len(FIRST))
+    place += LAST in item.nodeid
+    return STAGES.index(stage) if stage in STAGES else len(STAGES), place
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

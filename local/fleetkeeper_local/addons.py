@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from fleetkeeper_local.files import write_file
 from fleetkeeper_local.flags import CLUSTER_DOMAIN, KUBELET_CLIENT
 from fleetkeeper_local.programs import program_path
 from fleetkeeper_local.settings import DNS_IP, NodeSettings
@@ -243,7 +244,7 @@ def prometheus(settings: NodeSettings) -> list[str | Path]:
 
 def write_prometheus_config(settings: NodeSettings) -> None:
     """Write the file that Prometheus's arguments name."""
-    (settings.directory / "prometheus.yaml").write_text(yaml.safe_dump(prometheus_config(settings)))
+    write_file(settings.directory / "prometheus.yaml", yaml.safe_dump(prometheus_config(settings)))
 
 
 def as_list(items: list[Manifest]) -> str:

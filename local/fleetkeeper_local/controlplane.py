@@ -21,6 +21,7 @@ from typing import Any, Self
 from fleetkeeper_local import flags, lock, probes
 from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.fakenodes import FakeNodes
+from fleetkeeper_local.files import write_file
 from fleetkeeper_local.kubeconfig import write_kubeconfig
 from fleetkeeper_local.pki import Authority, Identity, ensure_signing_key
 from fleetkeeper_local.ports import PortInUse, free_ports, require_free
@@ -323,7 +324,7 @@ class ControlPlane:
     def _write_files(self) -> None:
         """Write the certificates, the kubeconfigs, the audit policy and the ports."""
         endpoint = self.endpoint
-        (self.directory / STATE_FILE).write_text(json.dumps(asdict(endpoint), indent=1) + "\n")
+        write_file(self.directory / STATE_FILE, json.dumps(asdict(endpoint), indent=1) + "\n")
         etcd_ca = Authority(self.pki, "etcd-ca").ensure()
         etcd_ca.issue("etcd", "etcd", hosts=["127.0.0.1"], server=True)
         etcd_ca.issue("apiserver-etcd", "apiserver")

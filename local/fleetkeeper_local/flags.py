@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleetkeeper_local.files import write_file
 from fleetkeeper_local.programs import program_path
 
 if TYPE_CHECKING:
@@ -183,4 +184,4 @@ def write_configs(directory: Path) -> None:
 
 
 def _write_json(path: Path, document: object) -> None:
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    write_file(path, json.dumps(document, indent=1) + "\n")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import os
 from pathlib import Path
 
 import yaml
 
+from fleetkeeper_local.files import write_file
 from fleetkeeper_local.pki import Identity
 
 
@@ -48,11 +48,7 @@ def write_kubeconfig(
         ],
         "current-context": "fleetkeeper-local",
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as handle:
-        yaml.safe_dump(document, handle, sort_keys=False)
-    draft.replace(path)
+    write_file(path, yaml.safe_dump(document, sort_keys=False), 0o600)
     return path
 
 

@@ -82,7 +82,8 @@ def claim_machine(directory: Path) -> None:
             f"the node of {owner} runs on this machine. Only one can run, because nodes share cgroups, "
             f"nftables and the bridge. Remove it first: fleetkeeper local down --dir {owner}"
         )
-    MACHINE.write_text(f"{directory.resolve()}\n")
+    if owner is None:
+        MACHINE.write_text(f"{directory.resolve()}\n")
 
 
 def machine_owner() -> Path | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from fleetkeeper_local.files import write_file
 from fleetkeeper_local.flags import CLUSTER_DOMAIN
 from fleetkeeper_local.packages import CNI_PLUGINS
 from fleetkeeper_local.programs import program_path
@@ -61,18 +62,17 @@ def read_settings(directory: Path) -> NodeSettings:
 def write_settings(settings: NodeSettings) -> None:
     """Store the settings for later commands."""
     stored = {name: value for name, value in asdict(settings).items() if name != "directory"}
-    (settings.directory / SETTINGS_FILE).write_text(json.dumps(stored, indent=1) + "\n")
+    write_file(settings.directory / SETTINGS_FILE, json.dumps(stored, indent=1) + "\n")
 
 
 def write_node_configs(settings: NodeSettings, pause_image: str) -> None:
     """Write the configuration files that the arguments above name."""
     directory = settings.directory
-    (directory / "containerd.toml").write_text(_containerd_config(settings, pause_image))
-    net = directory / "cni" / "net.d"
-    net.mkdir(parents=True, exist_ok=True)
-    (net / "10-fleetkeeper.conflist").write_text(json.dumps(_cni_config(settings), indent=1))
-    (directory / "kubelet.yaml").write_text(yaml.safe_dump(_kubelet_config(settings)))
-    (directory / "kube-proxy.yaml").write_text(yaml.safe_dump(_proxy_config(settings)))
+    network = directory / "cni" / "net.d" / "10-fleetkeeper.conflist"
+    write_file(directory / "containerd.toml", _containerd_config(settings, pause_image))
+    write_file(network, json.dumps(_cni_config(settings), indent=1))
+    write_file(directory / "kubelet.yaml", yaml.safe_dump(_kubelet_config(settings)))
+    write_file(directory / "kube-proxy.yaml", yaml.safe_dump(_proxy_config(settings)))
 
 
 def _containerd_config(settings: NodeSettings, pause_image: str) -> str:

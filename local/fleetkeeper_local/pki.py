@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fleetkeeper_local.files import write_file
 
 VALID_DAYS = 365
 
@@ -69,7 +70,7 @@ class Authority:
             .sign(key, hashes.SHA256())
         )
         _write_key(self.key, key)
-        _write(self.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        write_file(self.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
         return self
 
     def issue(
@@ -118,7 +119,9 @@ class Authority:
             )
         certificate = builder.sign(signer, hashes.SHA256())
         _write_key(identity.key, key)
-        _write(identity.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        write_file(
+            identity.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644
+        )
         return identity
 
 
@@ -156,7 +159,7 @@ def ensure_signing_key(folder: Path, name: str) -> Identity:
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
         _write_key(pair.key, key)
-        _write(pair.certificate, public, 0o644)
+        write_file(pair.certificate, public, 0o644)
     return pair
 
 
@@ -207,13 +210,4 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    _write(path, pem, 0o600)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file completely or not at all, and never with wider permissions than requested."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as handle:
-        handle.write(content)
-    draft.replace(path)
+    write_file(path, pem, 0o600)

@@ -9,6 +9,7 @@ import yaml
 
 from fleetkeeper_local import probes
 from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.files import write_file
 
 PUSH_TIMEOUT_S = 900
 
@@ -25,7 +26,7 @@ def write_registry_config(path: Path, data: Path, port: int) -> None:
         },
         "http": {"addr": f"127.0.0.1:{port}"},
     }
-    path.write_text(yaml.safe_dump(document))
+    write_file(path, yaml.safe_dump(document))
 
 
 def reference(port: int, name: str, tag: str) -> str:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from aiohttp import encode_basic_auth
 
@@ -121,6 +122,7 @@ async def fleet(world: World, engines: LoopbackEngines) -> AsyncIterator[Fleet]:
     await asyncio.gather(watching, return_exceptions=True)
 
 
+@pytest.mark.exhaustive
 async def test_load_raises_replicas_and_no_fault_or_kill_lowers_them(fleet: Fleet) -> None:
     """From a calm fleet through a stopped Prometheus with load, other losses, and kills of the operator."""
     await a_calm_fleet_is_measured(fleet)

@@ -76,6 +76,7 @@ async def test_a_service_with_a_variable_that_is_refused_now_keeps_its_pods(worl
         "Stalled", lambda: condition(world.fis(), "Stalled").get("reason") == "InvalidSpec"
     )
     assert WORDS in condition(world.fis(), "Stalled")["message"]
+    await world.until("the write in the audit log", lambda: world.writes(mark))
     assert {write.resource for write in world.writes(mark)} == {"inferenceservices/status"}
     assert _deployment(world) == before
     assert {name for kind, name in world.objects if kind == "Pod"} == pods

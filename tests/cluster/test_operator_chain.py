@@ -17,13 +17,12 @@ from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper_local.controlplane import ControlPlane
+from lanes import keep_first
 from operator_world import Live, World, condition, operator_world
 from random_specs import random_spec
 
-TRANSITIONS = int(os.environ.get("FLEETKEEPER_TEST_TRANSITIONS", "60"))
+TRANSITIONS, MORE_TRANSITIONS = 24, int(os.environ.get("FLEETKEEPER_TEST_TRANSITIONS", "60"))
 """In all; raise it for a long run."""
-SERVICES = max(6, TRANSITIONS // 40)
-"""Changed side by side, each round; a long run takes 40 rounds."""
 SEED = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261"))
 
 
@@ -101,14 +100,18 @@ def _children(world: World, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(1200)
-async def test_any_path_ends_where_the_last_spec_says(world: World) -> None:
-    print(f"seed {SEED}, {TRANSITIONS} transitions")
+@pytest.mark.parametrize(
+    "transitions", keep_first(1, (TRANSITIONS, MORE_TRANSITIONS), pytest.mark.exhaustive)
+)
+async def test_any_path_ends_where_the_last_spec_says(world: World, transitions: int) -> None:
+    print(f"seed {SEED}, {transitions} transitions")
     rng = random.Random(SEED)
     operator = await world.operator().start().leads()
-    names = [f"chain-{number:02d}" for number in range(SERVICES)]
+    # Changed side by side, each round; a long run takes 40 rounds.
+    names = [f"chain-{number:02d}" for number in range(max(6, transitions // 40))]
     specs: dict[str, Live] = {}
     done = refused = 0
-    while done < TRANSITIONS:
+    while done < transitions:
         for name in names:
             spec = _spec(rng)
             if await _accepted(world, _manifest(name, spec)):

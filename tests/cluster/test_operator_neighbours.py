@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, INFERENCE_SERVICE
@@ -73,6 +74,7 @@ async def test_an_autoscaler_on_the_scale_subresource_is_followed(world: World) 
     assert scale["spec"]["replicas"] == scale["status"]["replicas"] == 3
 
 
+@pytest.mark.exhaustive
 async def test_an_injected_sidecar_stays_and_costs_no_write_of_a_child(world: World) -> None:
     """Another manager's container in the template: Kubernetes rolls it out, nothing is reverted."""
     await world.create(service(replicas=1))

@@ -421,14 +421,14 @@ async def test_an_older_crd_deletes_nothing_and_is_told(world: World) -> None:
 async def test_a_namespace_that_cannot_end_is_told(world: World) -> None:
     """Children go and cannot come back: it is said once and not fought.
 
-    The operator's rights are the cluster's: those in the namespace would end with it.
+    The operator's rights are the cluster's and it has no Lease: those in the namespace end with it.
     """
     with world.cluster_rights():
         await _end_a_kept_namespace(world)
 
 
 async def _end_a_kept_namespace(world: World) -> None:
-    await world.operator().start().leads()
+    await world.operator(env={"FLEETKEEPER_LEADER__ENABLED": "false"}).start().leads()
     await world.create(service(replicas=1))
     await world.ready()
     rule = {

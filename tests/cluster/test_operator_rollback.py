@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
+import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.controlplane import ControlPlane
@@ -43,6 +44,7 @@ def template_hash(world: World) -> str:
     return str(annotations["fleetkeeper.io/template-hash"])
 
 
+@pytest.mark.exhaustive
 async def test_a_revision_that_no_node_fits_is_rolled_back_and_stays_at_rest(world: World) -> None:
     """The old ReplicaSet and its pods serve on; neither time nor a restart writes anything more."""
     waits = json.dumps({"rollout.GOOD_AFTER_S": GOOD_AFTER_S})

@@ -14,6 +14,7 @@ from fleetkeeper_local import images, lock
 from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.node import STOP_ORDER, Node
 from fleetkeeper_local.settings import NodeSettings
+from lanes import keep_first
 from node_world import MachineState, Pods, machine_state, pod_manifest, until
 
 SLEEP = "import time; print('up'); time.sleep(3600)"
@@ -36,6 +37,22 @@ def test_a_second_up_does_nothing(node: Node) -> None:
     assert _pids(node) == before
 
 
+def test_up_starts_what_is_missing_and_disturbs_nothing_else(node: Node) -> None:
+    """No file is written that is as it should be: kube-proxy ends when its configuration is."""
+
+    def configuration() -> dict[str, int]:
+        files = [*node.directory.glob("*.*"), *node.directory.glob("cni/net.d/*")]
+        return {path.name: path.stat().st_ctime_ns for path in files if path.suffix != ".log"}
+
+    before, written = _pids(node), configuration()
+    node.processes.stop(["prometheus"])
+    assert node.up() is True
+    after = _pids(node)
+    assert {name for name in before if after[name] != before[name]} == {"prometheus"}
+    assert configuration() == written
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("victims", [["kubelet"], ["containerd"], ["kube-apiserver", "etcd"], None])
 def test_up_heals_after_kill_and_pods_live_on(
     node: Node, pods: Pods, python_image: str, victims: list[str] | None
@@ -99,11 +116,12 @@ def test_a_command_at_work_locks_others_out_and_its_death_frees_the_lock(
     assert node.up() is False
 
 
+@pytest.mark.parametrize("times", keep_first(1, (1, 2), pytest.mark.exhaustive))
 def test_down_leaves_nothing_behind_and_the_next_up_finds_its_images(
-    node: Node, python_image: str, machine_before: MachineState
+    node: Node, python_image: str, machine_before: MachineState, times: int
 ) -> None:
-    """No process, mount, namespace, interface, packet filter table, cgroup or setting stays. Twice."""
-    for _ in range(2):
+    """No process, mount, namespace, interface, packet filter table, cgroup or setting stays."""
+    for _ in range(times):
         pods = Pods(node.plane, "default")
         pods.create(pod_manifest("last", python_image, SLEEP))
         pods.await_ready("last")
@@ -120,6 +138,7 @@ def test_down_leaves_nothing_behind_and_the_next_up_finds_its_images(
         assert images.base_image().push(node.settings.registry_port) == python_image
 
 
+@pytest.mark.exhaustive
 def test_down_after_everything_was_killed_leaves_nothing_behind(
     node: Node, python_image: str, machine_before: MachineState
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fleetkeeper_local.node import Node
 from node_world import Pods, pod_manifest, until
 
-pytestmark = pytest.mark.usefixtures("images_ahead")
+pytestmark = [pytest.mark.usefixtures("images_ahead"), pytest.mark.exhaustive]
 
 METRICS = """
 import http.server

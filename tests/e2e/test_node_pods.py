@@ -14,7 +14,7 @@ from fleetkeeper_local.ports import free_ports
 from fleetkeeper_local.programs import program_path
 from node_world import Pods, pod_manifest, until
 
-pytestmark = pytest.mark.usefixtures("images_ahead")
+pytestmark = [pytest.mark.usefixtures("images_ahead"), pytest.mark.exhaustive]
 
 SERVE = "import http.server as h; h.test(HandlerClass=h.SimpleHTTPRequestHandler, port=8080)"
 SLEEP = "import time; print('up'); time.sleep(3600)"

@@ -15,6 +15,7 @@ from fleetkeeper.plan.manifests.engine_document import KEYS_DIR
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import kill_operators
 from fleetkeeper_local.demo.installation import PROFILE, Installation
+from lanes import keep_first
 from service_world import (
     await_leader,
     await_measured,
@@ -27,7 +28,7 @@ from service_world import (
 
 pytestmark = pytest.mark.usefixtures("calm_operator")
 
-KILLS = 20
+KILLS, MORE_KILLS = 4, 20
 AT_ONCE = 44
 """Of examples/tiny.yaml at most 32 run, with a few looked ahead to."""
 
@@ -102,14 +103,15 @@ def refused_for_full_queues(fleet: Fleet, tier: str) -> set[int]:
         return {found for one in asked if (found := one.result()) is not None}
 
 
+@pytest.mark.parametrize("kills", keep_first(1, (KILLS, MORE_KILLS), pytest.mark.exhaustive))
 def test_operators_killed_at_random_moments_under_load_cost_nothing(
-    fleet: Fleet, product: Installation
+    fleet: Fleet, product: Installation, kills: int
 ) -> None:
-    """kill -9 of both, twenty times, at work and while they start: nothing fails, restarts or moves."""
+    """kill -9 of both, several times, at work and while they start: nothing fails, restarts or moves."""
     moments = random.Random(7)
     before = [pod.identity for pod in [*fleet.engines(), *fleet.pods("router")]]
     with steady(fleet, 3.0, seed=6) as traffic:
-        for kill in range(KILLS):
+        for kill in range(kills):
             if kill % 2 == 0:  # every other one while somebody leads; in between they start
                 await_leader(product)
             time.sleep(moments.uniform(0.0, 2.0))  # the moment is the point: nothing is awaited
@@ -120,6 +122,7 @@ def test_operators_killed_at_random_moments_under_load_cost_nothing(
     assert [pod.identity for pod in [*fleet.engines(), *fleet.pods("router")]] == before
 
 
+@pytest.mark.exhaustive
 def test_an_operator_upgrade_with_a_new_engine_profile_restarts_nothing(
     fleet: Fleet, product: Installation
 ) -> None:

@@ -39,6 +39,7 @@ async def test_429_is_tried_again_after_the_seconds_it_names() -> None:
     assert times[1] - times[0] >= 1.0
 
 
+@pytest.mark.slow
 async def test_429_without_end_is_given_up() -> None:
     count = 0
 

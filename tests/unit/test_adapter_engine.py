@@ -165,6 +165,7 @@ async def test_a_large_answer_is_cut_off() -> None:
     assert "larger" in outcome.detail
 
 
+@pytest.mark.slow
 async def test_a_silent_engine_costs_two_seconds() -> None:
     """And is a failure."""
 

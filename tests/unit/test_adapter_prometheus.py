@@ -215,6 +215,7 @@ async def test_a_large_answer_is_cut_off() -> None:
     assert sent < 10 * 160 * 65_536
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["silent", "dripping"])
 async def test_a_slow_server_costs_the_deadline(kind: str) -> None:
     """Silent, or a byte now and then."""

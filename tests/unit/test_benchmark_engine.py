@@ -12,6 +12,8 @@ import pytest
 
 from fleetkeeper_local.paths import REPOSITORY
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture(scope="module")
 def part() -> Iterator[Callable[[str], ModuleType]]:

@@ -17,6 +17,8 @@ from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival
 from fleetkeeper_local.paths import REPOSITORY
 
+pytestmark = pytest.mark.exhaustive
+
 START_S = 1_767_225_600.0
 """2026-01-01T00:00:00Z."""
 

@@ -309,6 +309,7 @@ def test_run_tells_bad_settings_before_anything_starts(run: Run) -> None:
     assert "logLevel" in done.stderr or "log_level" in done.stderr
 
 
+@pytest.mark.slow
 def test_offline_commands_load_neither_kopf_nor_the_cluster_client() -> None:
     """`render` in a pipeline should not wait for what it does not use."""
     code = "import sys, fleetkeeper.cli; print([m for m in ('kopf', 'kubernetes', 'aiohttp', 'numpy') if m in sys.modules])"

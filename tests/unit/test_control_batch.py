@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from control_cases import NOW
@@ -27,6 +27,7 @@ from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.targets import Targets
 from fleetkeeper.plan.control.values import ControlSettings, Grade, Limits
 from fleetkeeper.plan.control.windows import PodWindow, Window
+from lanes import examples
 
 HELD = Limits(64, 2048)
 SETTINGS = ControlSettings()
@@ -441,7 +442,7 @@ ratios = st.floats(0, 1)
     st.integers(1, 64),
     st.integers(64, 1024),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_limits_never_leave_their_bounds(rows: list[tuple], low: int, high: int) -> None:  # type: ignore[type-arg]
     """Whatever is measured: within [floor, start-up], at most one change in 10 s down, 30 s up."""
     bounds = ControlSettings(min_sequences=low, max_sequences=high, min_tokens=256, max_tokens=4096)

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from control_cases import NOW
@@ -27,6 +27,7 @@ from fleetkeeper.plan.control.load_breaker import (
 from fleetkeeper.plan.control.samples import Counters, Gauges, Tier
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.values import BreakerState, ControlSettings, Grade, Limits
+from lanes import examples
 
 SETTINGS = ControlSettings()
 CLOSED, OPEN, HALF = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
@@ -242,7 +243,7 @@ def test_silence_closes_the_load_breaker() -> None:
 
 
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=100), st.floats(0, 20), st.floats(0, 40))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_every_load_state_is_left_again(xs: list[float], served: float, offered: float) -> None:
     """After any history, calm closes every tier within the longest wait and four ticks."""
     breaker = played(xs, served=served, offered=offered)[-1]
@@ -392,7 +393,7 @@ evidences = st.builds(
 
 
 @given(st.lists(evidences, min_size=1, max_size=120))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_every_control_state_is_left_again(rows: list[Evidence]) -> None:
     """After any history, good evidence closes it within the longest wait and eight ticks."""
     breaker, now = ticked(rows), NOW + 5 * len(rows)

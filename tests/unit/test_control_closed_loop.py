@@ -18,6 +18,7 @@ from fleetkeeper.plan.control.samples import Tier
 from fleetkeeper.plan.control.values import BreakerState, ControlSettings
 from fleetkeeper.simulate.closed_loop import Record, Scenario, run
 from fleetkeeper.simulate.engine_model import H100_8B, H100_70B
+from lanes import keep_first
 
 SETTINGS = ControlSettings(max_replicas=12, scale_down_delay_s=300.0)
 
@@ -47,7 +48,7 @@ def assert_safe(record: Record, settings: ControlSettings = SETTINGS) -> None:
     assert all(b - a >= 60 for a, b in pairwise(lowered))
 
 
-@pytest.mark.parametrize("rate", [1.0, 4.0, 12.0, 20.0])
+@pytest.mark.parametrize("rate", keep_first(1, [1.0, 4.0, 12.0, 20.0], pytest.mark.slow))
 @pytest.mark.parametrize("seed", [1, 7])
 def test_constant_load_has_no_limit_cycle(rate: float, seed: int) -> None:
     """At most 6 changes of direction in an hour, and the objective is attained."""
@@ -59,6 +60,7 @@ def test_constant_load_has_no_limit_cycle(rate: float, seed: int) -> None:
     assert_safe(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cold_start_s", [60.0, 180.0, 300.0])
 def test_step_times_three(cold_start_s: float) -> None:
     """The first action comes within 15 s of a broken objective; it recovers; the load away, replicas go."""
@@ -86,6 +88,7 @@ def test_step_times_three(cold_start_s: float) -> None:
     assert_safe(record)
 
 
+@pytest.mark.slow
 def test_a_long_cold_start_is_bridged_by_wider_batches() -> None:
     """Replicas need ten minutes: meanwhile the batch widens, steps stay within their objective, and few are refused."""
     record = run(
@@ -109,6 +112,7 @@ def test_a_long_cold_start_is_bridged_by_wider_batches() -> None:
     assert_safe(record)
 
 
+@pytest.mark.slow
 def test_a_ramp_is_met_ahead() -> None:
     """From 4 to 40 requests/s in 20 minutes, cold start 180 s."""
     record = run(
@@ -127,6 +131,7 @@ def test_a_ramp_is_met_ahead() -> None:
     assert_safe(record)
 
 
+@pytest.mark.slow
 def test_bursts_do_not_make_replicas_swing() -> None:
     """Every 5 minutes 20 s of four times the load."""
     record = run(
@@ -146,6 +151,7 @@ def test_bursts_do_not_make_replicas_swing() -> None:
     assert_safe(record)
 
 
+@pytest.mark.exhaustive
 def test_a_day_costs_less_than_its_peak() -> None:
     """A day's curve, played in a sixth of its time."""
     seconds = 14_400.0
@@ -193,6 +199,7 @@ def test_idle_goes_to_the_minimum_and_stays() -> None:
     assert_safe(record)
 
 
+@pytest.mark.slow
 def test_a_metrics_outage_of_fifteen_minutes_lowers_nothing() -> None:
     """Load falls while nothing is seen: held, breaker open within 30 s and told; then down as usual."""
 
@@ -219,6 +226,7 @@ def test_a_metrics_outage_of_fifteen_minutes_lowers_nothing() -> None:
     assert_safe(record)
 
 
+@pytest.mark.slow
 def test_with_prometheus_gone_the_pods_are_read_and_decisions_go_on() -> None:
     """Load x3 in the outage: replicas come; none goes until Prometheus is back."""
     record = run(
@@ -279,6 +287,7 @@ def overloaded(seconds: float, seed: int = 1) -> Record:
     )
 
 
+@pytest.mark.slow
 def test_pods_that_never_come_are_not_ordered_twice() -> None:
     """The order is bounded; meanwhile tiers are refused in their order, and realtime never."""
     record = overloaded(1500)
@@ -294,6 +303,7 @@ def test_pods_that_never_come_are_not_ordered_twice() -> None:
     assert_safe(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 7])
 def test_a_raise_that_made_it_worse_is_taken_back_in_an_overload(seed: int) -> None:
     """Two replicas at their limit: wider steps were too wide; start-up values would be far wider."""
@@ -308,6 +318,7 @@ def test_a_raise_that_made_it_worse_is_taken_back_in_an_overload(seed: int) -> N
     assert fmean(tick.queue_wait_s for tick in surge) <= 10
 
 
+@pytest.mark.slow
 def test_engines_that_refuse_puts_open_the_control_breaker_and_it_recovers() -> None:
     """Ten minutes of refusals: safe state, no scale-down, closed again afterwards."""
     record = run(
@@ -329,6 +340,7 @@ def test_engines_that_refuse_puts_open_the_control_breaker_and_it_recovers() -> 
             assert after.replicas >= before.replicas
 
 
+@pytest.mark.slow
 def test_two_breakers_at_once() -> None:
     """Overload, and metrics lost in the middle of it: traffic is let in while blind, and all closes in the end."""
     record = run(
@@ -353,6 +365,7 @@ def test_two_breakers_at_once() -> None:
     assert_safe(record)
 
 
+@pytest.mark.slow
 def test_realtime_is_protected_while_replicas_start() -> None:
     """Overload by batch work: batch waits, realtime does not."""
     record = run(
@@ -379,6 +392,7 @@ def test_same_scenario_same_record() -> None:
     assert [tick.decision for tick in one.ticks] == [tick.decision for tick in two.ticks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 7])
 def test_a_crowded_minute_does_not_bring_the_limits_to_the_floor(seed: int) -> None:
     """Every step takes twice as long for a minute: the model that learns it costs a half, not all."""

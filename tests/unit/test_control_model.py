@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.plan.control.constants import COVARIANCE_MAX, MODEL_OFF_WINDOWS, TOKEN_NOTCHES
@@ -26,6 +26,7 @@ from fleetkeeper.plan.control.targets import (
 )
 from fleetkeeper.plan.control.values import ControlSettings, Grade
 from fleetkeeper.plan.control.windows import Window
+from lanes import examples
 
 CALIBRATED = {
     "8B on A100": StepTime(7.807e-3, 4.184e-3, 5.4525e-5, 2.2447e-6, 83.1e-9),
@@ -286,7 +287,7 @@ def test_capacity_keeps_nine_tenths_of_the_objective(name: str, objective_ms: in
 
 
 @given(st.floats(10, 8000), st.floats(10, 2000), st.floats(0.01, 0.2), st.floats(0.01, 0.2))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_capacity_grows_with_the_objective(
     prompt: float, generated: float, a: float, b: float
 ) -> None:

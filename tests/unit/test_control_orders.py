@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from control_cases import NOW, pod_view
@@ -27,6 +27,7 @@ from fleetkeeper.plan.control.remedies import (
 )
 from fleetkeeper.plan.control.samples import Tier
 from fleetkeeper.plan.control.values import Admission, ControlSettings, Limits, PodOrder, PutOutcome
+from lanes import examples
 
 
 def want(name: str, replicas: int, supplied: int, **changes: object) -> Want:
@@ -103,7 +104,7 @@ wants_strategy = st.lists(
 
 
 @given(wants_strategy, st.none() | st.integers(0, 60), st.integers(0, 30), st.randoms())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_orders_never_exceed_wants_or_budgets(
     wants: list[Want], total: int | None, own: int, random: Random
 ) -> None:
@@ -126,7 +127,7 @@ def test_orders_never_exceed_wants_or_budgets(
 
 
 @given(wants_strategy, st.integers(0, 60), st.integers(0, 20))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_larger_budget_never_gives_fewer_in_all(wants: list[Want], total: int, more: int) -> None:
     """Monotone in the budget, for services of one accelerator a replica."""
     plain = [replace(held, gpus_per_replica=1) for held in wants]

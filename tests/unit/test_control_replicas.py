@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from control_cases import NOW, pod_view
@@ -34,6 +34,7 @@ from fleetkeeper.plan.control.supply import (
     supply_of,
 )
 from fleetkeeper.plan.control.values import ControlSettings, Decision, Grade, PodView
+from lanes import examples
 
 SETTINGS = ControlSettings(min_replicas=1, max_replicas=10, scale_down_delay_s=600.0)
 OBSERVED = ReplicasMemory(wishes=((NOW - 590, 2),), since=NOW - 700)
@@ -133,7 +134,7 @@ def test_staffing_worked_examples(change: dict[str, float], want: int) -> None:
 @given(
     st.floats(0, 500), st.floats(0, 500), st.floats(0.1, 60), st.floats(1, 256), st.floats(0, 20)
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_more_load_never_needs_fewer(
     a: float, b: float, service_s: float, capacity: float, idc: float
 ) -> None:
@@ -442,7 +443,7 @@ def test_bounds_are_kept_also_without_signals(live: int, low: int, high: int, wa
     st.integers(1, 5),
     st.integers(5, 20),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_replicas_stay_in_bounds_and_go_down_slowly(rows: list[tuple], low: int, high: int) -> None:  # type: ignore[type-arg]
     """Whatever is measured: within [min, max]; down a step a minute and only after the delay."""
     held = ControlSettings(min_replicas=low, max_replicas=high, scale_down_delay_s=60.0)

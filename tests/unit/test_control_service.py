@@ -35,6 +35,7 @@ from fleetkeeper.plan.control.values import (
     Limits,
     PutOutcome,
 )
+from lanes import keep_first
 
 
 def concluded(loop: Loop, decision: ControlDecision, order: Order | None = None) -> Conclusion:
@@ -126,7 +127,8 @@ def silent_samples(loop: Loop, silence: str, lost_at: float) -> list[PodSample]:
     return [replace(row, pod=f"ghost-{row.pod}") for row in rows]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", keep_first(1, range(10), pytest.mark.exhaustive))
 def test_no_replica_goes_on_missing_data_in_100_000_random_ticks(seed: int) -> None:
     """Random outages, garbage and silence of every kind: never one scale-down in a tick without full, fresh data."""
     random = Random(seed)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from control_cases import NOW, Loop, pod_view, sample
@@ -33,6 +33,7 @@ from fleetkeeper.plan.control.samples import (
 from fleetkeeper.plan.control.signals import Signals, SignalsMemory, observe_service
 from fleetkeeper.plan.control.tracks import PodTrack, accept, grade_of
 from fleetkeeper.plan.control.values import ControlSettings, Grade
+from lanes import examples
 
 ROOT = Path(__file__).parents[2]
 
@@ -431,7 +432,7 @@ numbers = st.floats(allow_nan=True, allow_infinity=True)
 
 
 @given(st.lists(st.tuples(numbers, numbers, numbers, numbers), min_size=1, max_size=12))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_sequence_of_samples_gives_a_hostile_signal(rows: list[tuple[float, ...]]) -> None:
     """Whatever a pod says, every signal is a finite number that is not negative."""
     views = (pod_view("chat-0"), pod_view("chat-1"))

@@ -6,6 +6,8 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from control_cases import NOW, pod_view, sample
 from engine_metrics import metrics_series
 from fleetkeeper.adapters.prometheus.answers import Fan
@@ -64,6 +66,7 @@ def samples_of(body: str, now: float) -> dict[tuple[str, str], PodSample]:
     return dict(fan.reading().samples)
 
 
+@pytest.mark.slow
 def test_a_tick_costs_a_fraction_of_a_core() -> None:
     """200 services with 2 pods each: JSON, fan-out, decisions, status; the least of five ticks."""
     memories = [ControlMemory() for _ in range(SERVICES)]

@@ -14,6 +14,8 @@ from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival
 
+pytestmark = pytest.mark.exhaustive
+
 START_S = 1_000_000_000.0
 
 

@@ -19,6 +19,8 @@ from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.node import Node
 from fleetkeeper_local.settings import NodeSettings
 
+pytestmark = pytest.mark.exhaustive
+
 
 class FakeCluster(Cluster):
     """Remembers Helm's commands; the release has the given state."""

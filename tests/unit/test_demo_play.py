@@ -12,6 +12,8 @@ from fleetkeeper_local.demo.figure import FAULT, LOAD
 from fleetkeeper_local.demo.play import Play
 from fleetkeeper_local.load.schedule import Arrival
 
+pytestmark = pytest.mark.exhaustive
+
 ORDER_S, START_S, HANG_S = 20.0, 100.0, 30.0
 """From load that is too much to a second replica, from there until it is ready, from a hang to its end."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from fleetkeeper_local.demo.fleet import condition_of, pod_facts, ready_in_its_generation
 from fleetkeeper_local.demo.installation import desired_model_claim
 from fleetkeeper_local.demo.record import (
@@ -22,6 +24,8 @@ from fleetkeeper_local.demo.record import (
 from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival
+
+pytestmark = pytest.mark.exhaustive
 
 START = seconds_of("2026-01-01T00:00:00Z")
 

@@ -13,6 +13,8 @@ from fleetkeeper.commands.fleet_view import Gauges, ServiceKey
 from fleetkeeper_local.demo import recorder as module
 from fleetkeeper_local.demo.recorder import Recorder
 
+pytestmark = pytest.mark.exhaustive
+
 GAUGES: dict[ServiceKey, Gauges] = {("a", "tiny"): {("signal_waiting", ()): 3.0}}
 
 

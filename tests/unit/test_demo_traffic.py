@@ -16,6 +16,8 @@ from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
+pytestmark = pytest.mark.exhaustive
+
 ANSWER = (
     f"data: {json.dumps({'choices': [{'text': 'a'}]})}\n\n"
     f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': 1}})}\n\n"

@@ -113,6 +113,7 @@ def test_every_reason_not_to_run_is_needed() -> None:
     assert idle == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sorted(UNIT))
 def test_commands_that_need_no_cluster_run(page: str, tmp_path: Path) -> None:
     """In a folder with the examples, as a reader would from the checkout."""

@@ -7,13 +7,14 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, look_ahead_of
 from fleetkeeper_engine.in_vllm.settings import InsideSettings
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
+from lanes import examples
 
 SECOND = 1_000_000
 TIERS = st.sampled_from(Tier)
@@ -100,7 +101,7 @@ def test_a_flood_of_realtime_does_not_starve_the_others() -> None:
     assert len(waits[Tier.BATCH]) >= 5
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(TIERS, st.integers(1, 30)), min_size=1, max_size=60),
     st.integers(1, 32),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from fleetkeeper_engine.supervisor.memory.trim import Span, unwritten_spans
 
 SMAPS = """\
@@ -35,6 +37,7 @@ def test_only_unwritten_pages_of_files_are_given_back() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_process_goes_on_as_before_and_is_smaller() -> None:
     """The pages of its libraries come back from the page cache as they are used."""
     program = """

@@ -42,6 +42,7 @@ from fleetkeeper_engine.shm.layout import (
 )
 from fleetkeeper_engine.shm.region import Page
 from fleetkeeper_engine.shm.step_sums import TERMS, products
+from lanes import keep_first
 
 LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, PULSE, CAP)
 _VALUES = {
@@ -240,15 +241,15 @@ def test_products_of_a_step_fit_their_names() -> None:
             assert value == singles[left] * singles[right]
 
 
-WRITES = 500_000
+WRITES, MORE_WRITES = 50_000, 500_000
 
 
-def _write(path: str, started: Any) -> None:
+def _write(path: str, started: Any, writes: int) -> None:
     page = Page.open(path)
     assert page is not None
     cells = Cells(SCHEDULER)
     started.wait()
-    for number in range(1, WRITES + 1):
+    for number in range(1, writes + 1):
         # Every cell carries the same number: a torn copy would show two.
         if number % 7 == 0:
             for place in range(len(cells.whole)):
@@ -259,38 +260,40 @@ def _write(path: str, started: Any) -> None:
     os._exit(0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_million_operations_by_three_processes_tear_nothing(path: Path) -> None:
-    """500,000 writes against at least 500,000 raw and typed reads: each read is one write's, whole."""
+@pytest.mark.parametrize("writes", keep_first(1, (WRITES, MORE_WRITES), pytest.mark.exhaustive))
+def test_a_million_operations_by_three_processes_tear_nothing(path: Path, writes: int) -> None:
+    """As many raw and typed reads as writes, or more: each read is one write's, whole. A million with 500,000."""
     page = Page.create(path)
     place = places(1)[2]
     context = multiprocessing.get_context("spawn")
     started = context.Event()
-    writer = context.Process(target=_write, args=(str(path), started))
+    writer = context.Process(target=_write, args=(str(path), started, writes))
     reads = context.Value("q", 0)
-    other = context.Process(target=_read_until, args=(str(path), started, reads))
+    other = context.Process(target=_read_until, args=(str(path), started, reads, writes))
     for process in (writer, other):
         process.start()
     started.set()
     done, last = 0, 0
-    while writer.is_alive() or done + reads.value < WRITES:
+    while writer.is_alive() or done + reads.value < writes:
         for _ in range(200):
             last = max(last, _whole_number(page, place, last))
         done += 200
     for process in (writer, other):
         process.join(60)
     assert (writer.exitcode, other.exitcode) == (0, 0)
-    assert done + reads.value >= WRITES
-    assert _whole_number(page, place, last) == WRITES
+    assert done + reads.value >= writes
+    assert _whole_number(page, place, last) == writes
 
 
-def _read_until(path: str, started: Any, reads: Any) -> None:
+def _read_until(path: str, started: Any, reads: Any, writes: int) -> None:
     page = Page.open(path)
     assert page is not None
     place = places(1)[2]
     started.wait()
     done, last = 0, 0
-    while last < WRITES:
+    while last < writes:
         last = max(last, _whole_number(page, place, last))
         done += 1
         if done % 200 == 0:

@@ -112,6 +112,7 @@ def test_share_floor_and_the_pods_own_rule_follow() -> None:
     assert queue.own_rule_closed
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False))
 def test_the_engine_reads_what_the_operator_writes(rng: random.Random) -> None:
     """For any spec, and the file has the name that the engine looks for."""

@@ -104,6 +104,7 @@ LENGTHS = {"equal": lambda _: MEAN_TOKENS, "mixed": lambda dice: dice.randint(8,
 GAPS = {"even": lambda _, rate: 1 / rate, "random": lambda dice, rate: dice.expovariate(rate)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [8, 16, 64])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("gaps", GAPS)

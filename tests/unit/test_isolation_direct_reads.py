@@ -207,6 +207,7 @@ async def test_forty_pods_that_begin_to_hang_delay_no_order_of_the_same_round(
         await asyncio.gather(orders, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_from_the_second_tick_on_a_hundred_tarpits_delay_no_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleetkeeper.adapters.kubernetes.pod_records import event_record
@@ -22,6 +22,7 @@ from fleetkeeper.plan.model import Kind, Revision, Workload
 from fleetkeeper.plan.planner import decide_plan
 from fleetkeeper.runtime.cache import NAMED_S, Cache
 from fleetkeeper.runtime.queue import Key
+from lanes import examples
 from plan_world import World, service
 
 Live = dict[str, Any]
@@ -133,7 +134,8 @@ def changed(path: tuple[Any, ...], value: object) -> Live:
     return live
 
 
-@settings(max_examples=1500)
+@pytest.mark.slow
+@examples(1500)
 @given(st.sampled_from(WATCHED), st.sampled_from(PATHS), JSON)
 @example(WATCHED[0], ("metadata", "namespace"), "²")
 def test_an_object_with_anything_in_any_field_is_seen_or_named(

@@ -7,7 +7,7 @@ from random import Random
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from control_cases import Loop
@@ -23,6 +23,7 @@ from fleetkeeper.plan.control.arbitrate import Want, arbitrate
 from fleetkeeper.plan.control.samples import Tier
 from fleetkeeper.plan.control.values import ControlSettings
 from fleetkeeper.plan.model import Kind, ReplicaOrder
+from lanes import examples
 from plan_world import World, edited, new_world, plan_of, settle, with_spec
 
 
@@ -104,7 +105,7 @@ def assert_within(fleet: list[Running], budget: Budget, before: list[Running]) -
 
 
 @given(services, budgets, st.randoms())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_looks_in_any_sequence_never_create_above_the_budget(
     fleet: list[Running], budget: Budget, random: Random
 ) -> None:
@@ -122,7 +123,7 @@ def test_looks_in_any_sequence_never_create_above_the_budget(
 
 
 @given(services, budgets, st.integers(0, 10), st.randoms())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_orders_never_exceed_the_budget_whoever_states_a_want(
     fleet: list[Running], budget: Budget, silent: int, random: Random
 ) -> None:
@@ -148,6 +149,7 @@ def bounded(gpus: int, **spec: object) -> World:
     return replace(world, allowance=allowance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [
@@ -178,6 +180,7 @@ def test_without_any_gpu_the_service_says_so_and_starts_when_there_are_some() ->
     assert settle(replace(world, allowance=Allowance(2, "x"))).ready == 1
 
 
+@pytest.mark.slow
 def test_an_order_and_a_raised_pin_end_at_the_budget_and_nothing_that_runs_is_lowered() -> None:
     """3 run; then the budget shrinks to 1: they stay, and no other is made."""
     world = settle(bounded(4, replicas=3))

@@ -146,6 +146,7 @@ KEPT: dict[str, tuple[Removal, Answer]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", KEPT)
 async def test_a_pod_that_does_not_confirm_the_cause_is_kept(case: str) -> None:
     """No answer is no confirmation: the liveness probe decides."""

@@ -8,6 +8,8 @@ import os
 import random
 from collections import Counter
 
+import pytest
+
 from fleetkeeper_engine.in_vllm.http.asgi import Receive, Scope, Send, answer
 from hostile_requests import HostileRequest, hostile_request
 from middleware_calls import Call, assert_nothing_left, running_middleware
@@ -50,6 +52,7 @@ async def send_hostile(app: object, request: HostileRequest) -> int | None:
     return call.sent[0]["status"] if call.sent else None
 
 
+@pytest.mark.slow
 async def test_no_request_breaks_the_middleware_or_leaves_anything_behind() -> None:
     """No exception, no 5xx, and all counts return to zero."""
     dice = random.Random(SEED)

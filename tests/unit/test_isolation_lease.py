@@ -152,6 +152,7 @@ async def test_renewals_go_on_while_every_slot_is_taken_and_the_server_asks_for_
             task.cancel()
 
 
+@pytest.mark.slow
 async def test_a_429_is_waited_for_by_every_request_that_is_not_sent_yet() -> None:
     loop = asyncio.get_running_loop()
     limited: list[float] = []
@@ -252,6 +253,7 @@ async def test_a_lease_that_is_deleted_is_not_free_before_its_holder_has_lost_it
         assert 15.0 <= clock.time_s - began <= 17.0
 
 
+@pytest.mark.slow
 async def test_the_lease_is_not_given_back_while_a_cancelled_write_may_be_applied() -> None:
     loop = asyncio.get_running_loop()
     sent: list[float] = []

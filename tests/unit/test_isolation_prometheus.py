@@ -143,6 +143,7 @@ def is_about_memory(query: str) -> bool:
     return query.startswith("max") and "memory_(" in query
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 async def test_a_bad_answer_costs_its_own_values_alone(fault: Fault) -> None:
     """Every pod has a sample with all that decisions need; the problem is told."""
@@ -155,6 +156,7 @@ async def test_a_bad_answer_costs_its_own_values_alone(fault: Fault) -> None:
     assert len(reading.problems) == 1
 
 
+@pytest.mark.slow
 async def test_a_slow_answer_costs_its_own_values_alone() -> None:
     """The others are there when the deadline passes."""
 

@@ -120,6 +120,7 @@ class Restartable(Operator):
         return new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metrics_are", ["read", "silent", "lost", "unreachable"])
 async def test_a_restart_writes_nothing_when_nothing_changed(metrics_are: str) -> None:
     operator = await Restartable("a", "b", metrics_are=metrics_are).grown()
@@ -173,6 +174,7 @@ async def test_a_restart_with_control_switched_off_takes_back_what_control_said(
 # -- one event for the fleet -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_metrics_that_many_services_lose_together_are_one_event_of_the_fleet() -> None:
     """On the operator's Lease, with how many and which; each service's status says its own part."""
     names = [f"chat-{number:02}" for number in range(20)]
@@ -187,6 +189,7 @@ async def test_metrics_that_many_services_lose_together_are_one_event_of_the_fle
     assert {operator.condition(name, "Degraded")[1] for name in names} == {"ControlBreakerOpen"}
 
 
+@pytest.mark.slow
 async def test_what_was_gathered_is_told_at_the_end_of_the_process() -> None:
     """Its successor finds the breaker open in the status, and tells nothing."""
     names = [f"chat-{number:02}" for number in range(6)]

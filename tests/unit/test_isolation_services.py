@@ -71,6 +71,7 @@ async def serve_others(operator: Operator, rounds: int = 3) -> None:
             assert degraded(operator, name)[1] != "InternalError"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_step_that_fails_for_one_service_fails_for_no_other(

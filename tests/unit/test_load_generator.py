@@ -226,6 +226,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
     assert plan_arrivals(phases, Shape(), 1) != plan_arrivals(phases, Shape(), 2)
 
 
+@pytest.mark.slow
 @given(rate=st.floats(0.5, 50), factor=st.floats(2, 5), seed=st.integers(0, 2**16))
 def test_arrivals_follow_their_phases(rate: float, factor: float, seed: int) -> None:
     """Times rise, stay in their phase, and a phase's count lies near rate x seconds."""

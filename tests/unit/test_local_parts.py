@@ -23,7 +23,9 @@ from fleetkeeper_local import (
     nodeflags,
     preflight,
     programs,
+    registry,
 )
+from fleetkeeper_local.controlplane import ControlPlane, Endpoint
 from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.kubeconfig import write_kubeconfig
 from fleetkeeper_local.node import Node
@@ -197,6 +199,42 @@ def test_settings_survive_the_command_and_a_half_written_file_means_the_defaults
     assert nodeflags.read_settings(tmp_path) == settings
     (tmp_path / nodeflags.SETTINGS_FILE).write_text('{"bridge": "fk')
     assert nodeflags.read_settings(tmp_path) == NodeSettings(directory=tmp_path)
+
+
+def _write_all_files(settings: NodeSettings, endpoint: Endpoint) -> None:
+    """Write what `up` writes before it starts the components."""
+    nodeflags.write_settings(settings)
+    registry.write_registry_config(
+        settings.directory / "registry.yaml", settings.directory / "registry", 5000
+    )
+    nodeflags.write_node_configs(settings, "localhost:5000/pause:1")
+    addons.write_prometheus_config(settings)
+    ControlPlane(settings.directory, endpoint=endpoint, real_node=True)._write_files()
+
+
+def test_a_second_up_writes_no_file_and_mends_the_one_that_differs(tmp_path: Path) -> None:
+    """kube-proxy ends when its configuration is written, even with the same content."""
+
+    def written() -> dict[Path, tuple[int, int]]:
+        """Return the inode and the time of the last change by file."""
+        files = (path for path in tmp_path.rglob("*") if path.is_file())
+        return {path: ((stat := path.stat()).st_ino, stat.st_ctime_ns) for path in files}
+
+    settings, endpoint = NodeSettings(directory=tmp_path), Endpoint.free()
+    _write_all_files(settings, endpoint)
+    before = written()
+    _write_all_files(settings, endpoint)
+    assert [path for path, stamp in written().items() if before[path] != stamp] == []
+
+    harmed = tmp_path / "kube-proxy.yaml"
+    kept = harmed.read_text()
+    harmed.write_text(kept[:40])
+    (tmp_path / "admin.kubeconfig").chmod(0o644)
+    _write_all_files(settings, endpoint)
+    changed = {path.name for path, stamp in written().items() if before[path] != stamp}
+    assert changed == {"kube-proxy.yaml", "admin.kubeconfig"}
+    assert harmed.read_text() == kept
+    assert (tmp_path / "admin.kubeconfig").stat().st_mode & 0o777 == 0o600
 
 
 def test_namespaces_are_read_from_what_cni_wrote_and_a_half_written_file_is_passed_over(

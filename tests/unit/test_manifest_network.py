@@ -261,6 +261,7 @@ def test_prometheus_may_be_given_by_address(cidr: tuple[str, bool]) -> None:
     assert _world(_service(), context).lets_through(PROMETHEUS, ENGINE, 9090) is cidr[1]
 
 
+@pytest.mark.slow
 def test_no_peer_of_any_random_service_is_empty() -> None:
     """An empty peer, or a rule in without peers, would let everybody through."""
     context = default_context()

@@ -1,4 +1,4 @@
-"""What holds for the children of every spec that the API accepts: 5,000 random ones."""
+"""What holds for the children of every spec that the API accepts: 100 to 5,000 random ones."""
 
 from __future__ import annotations
 
@@ -23,17 +23,24 @@ from fleetkeeper_engine.spec import parse_document
 from pod_security import violations_of_restricted
 from random_specs import allowed, random_services, service_manifest
 
-SERVICES = 5000
+FEW_SERVICES, SERVICES, MORE_SERVICES = 100, 500, 5000
 SCHEMA = Path(__file__).parents[2] / "engine_image" / "contract" / "engine-document.schema.json"
 CONTEXT = default_context()
 Built = list[tuple[InferenceService, tuple[Manifest, ...]]]
 
 
-@pytest.fixture(scope="module")
-def built() -> Built:
+@pytest.fixture(
+    scope="module",
+    params=[
+        FEW_SERVICES,
+        pytest.param(SERVICES, marks=pytest.mark.slow),
+        pytest.param(MORE_SERVICES, marks=pytest.mark.exhaustive),
+    ],
+)
+def built(request: pytest.FixtureRequest) -> Built:
     """The services and their children, half of them on each profile."""
     found: Built = []
-    for number, service in enumerate(random_services(seed=4, count=SERVICES)):
+    for number, service in enumerate(random_services(seed=4, count=request.param)):
         profile = CONTEXT.catalog.resolve(("cuda", "cpu")[number % 2])
         assert allowed(service, profile)
         found.append((service, desired_children(service, profile, CONTEXT, replicas=number % 9)))
@@ -71,7 +78,7 @@ def test_pods_of_any_spec_are_restricted(built: Built) -> None:
         for _, children in built
         for deployment in _deployments(children)
     ]
-    assert len(templates) > SERVICES * 1.5
+    assert len(templates) > len(built) * 1.5
     wrong = [found for template in templates if (found := violations_of_restricted(template))]
     assert not wrong, wrong[:3]
 

@@ -269,6 +269,7 @@ async def test_a_budget_is_shared_by_all_services() -> None:
     assert max(ordered) > 1
 
 
+@pytest.mark.slow
 async def test_a_service_whose_decision_fails_keeps_its_accelerators(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -365,6 +366,7 @@ def fragmented_world(status: Any = None) -> tuple[World, Key]:
     return world, key
 
 
+@pytest.mark.slow
 async def test_a_fragmented_replica_is_replaced_alone_by_its_uid_and_told_once() -> None:
     """Through the outbox, an hour after the leader's start; then its successor has an hour."""
     world, key = fragmented_world()
@@ -429,6 +431,7 @@ async def test_a_new_leader_begins_with_what_the_status_says_and_lowers_nothing(
     assert order is None or order.replicas >= 4
 
 
+@pytest.mark.slow
 async def test_one_failing_decision_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
