@@ -41,14 +41,14 @@ check: setup ## Format, lint, types, layers, generated files
 vet-all: setup ## Run go vet on the modules with dependencies too (a quarter of an hour the first time)
 	@$(BIN)/python scripts/check_go.py --all
 
-fmt: setup ## Format and mend what ruff can mend
+fmt: setup ## Format, and apply the fixes of ruff
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix-only .
 
-generate: setup ## Write the generated files (CRD, reference) anew
+generate: setup ## Write the generated files: CRD, reference, text catalogue
 	@$(BIN)/python scripts/generate.py
 
-lock: ## Pin the dependencies anew, with hashes
+lock: ## Pin the dependencies again, with hashes
 	@$(PYTHON) scripts/setup.py lock
 
 programs: setup ## Build the cluster's programs from Go modules (10 minutes the first time)
@@ -57,14 +57,14 @@ programs: setup ## Build the cluster's programs from Go modules (10 minutes the 
 images: setup setup-engine programs ## Build the images (operator, router, engine: for CPU and to inject) for the local node
 	@$(LOCAL) images
 
-push: setup setup-engine ## Push the images to a registry of yours: make images push REGISTRY=registry.example.com/fleetkeeper
+push: setup setup-engine ## Push the images to your registry: make images push REGISTRY=registry.example.com/fleetkeeper
 	@test -n "$(REGISTRY)" || { echo "say where to: make images push REGISTRY=registry.example.com/fleetkeeper" >&2; exit 2; }
 	@$(LOCAL) push "$(REGISTRY)" $(if $(TAG),--tag "$(TAG)") $(PUSH_FLAGS)
 
 up: setup ## Start a real single-node Kubernetes on this machine (root)
 	@$(LOCAL) up
 
-down: setup ## Remove it
+down: setup ## Remove that Kubernetes
 	@$(LOCAL) down
 
 demo: setup setup-engine programs ## The whole product on real parts: install, load, faults, a page and a figure (DEMO_KUBECONFIG: on your cluster)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import reference_metrics
 import reference_pages
+import text_catalogue
 from fleetkeeper.api import crd, reference
 from fleetkeeper_engine import exit_codes, spec
 from fleetkeeper_engine.supervisor.control_api import metric_table
@@ -34,6 +35,7 @@ GENERATORS: list[Callable[[], dict[str, str]]] = [
     reference.generated_files,
     reference_pages.generated_files,
     reference_metrics.generated_files,
+    text_catalogue.generated_files,
     spec.contract_files,
     exit_codes.contract_files,
     metric_table.contract_files,

@@ -1,4 +1,4 @@
-"""Throughput and latency of stock vLLM and of ours, same flags, alternating within a second."""
+"""Throughput and latency of stock vLLM and of our engine, same flags, alternating within a second."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def side_by_side(
 
 
 def ratios_of(cycles: list[list[Turn]]) -> dict[str, float]:
-    """Return the ratios of ours to both stock engines, and of the second stock one to the first."""
+    """Return the ratios of our engine to both stock engines, and of the second stock one to the first."""
     stock, again, ours = (list(SIDES).index(side) for side in ("stock", "again", "ours"))
     return {
         "again": ratio_of(cycles, again, [stock]),

@@ -181,7 +181,7 @@ class Processes:
         try:
             return _Record(**json.loads((self._records / f"{name}.json").read_text()))
         except (FileNotFoundError, json.JSONDecodeError, TypeError):
-            return None  # missing or half-written: then there is no process of ours to find
+            return None  # missing or half-written: then there is no process to find
 
     def _tie(self) -> list[str]:
         if not self._tied:

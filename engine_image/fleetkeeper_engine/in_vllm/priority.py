@@ -72,7 +72,7 @@ class PriorityRule:
         return (rank << _RANK_SHIFT | low) - _BAND * _band(tier, turn)
 
     def origin(self, number: int) -> Origin | None:
-        """Decode a priority; None if it is not one of ours (0 is the supervisor's own)."""
+        """Decode a priority; None if Fleetkeeper did not encode it (0 is the supervisor's own)."""
         band = -(number // _BAND)
         low = number & 0xFF
         rank = (number + _BAND * band) >> _RANK_SHIFT

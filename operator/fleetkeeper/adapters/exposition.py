@@ -53,7 +53,7 @@ class ContractLines:
         if len(rest) > LINE_BYTES:
             if _name(rest[1:]) in _NAMES:
                 raise UnusableText(f"a line is longer than {LINE_BYTES} bytes")
-            # The rest of this line is not a line of ours, because the mark starts with a line end.
+            # The rest of this line is not one of our lines, because the mark starts with a line end.
             rest = b"-"
         self._rest = rest
 

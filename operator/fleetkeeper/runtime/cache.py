@@ -211,8 +211,8 @@ class Cache:
         before = self.known(*address)
         if before is not None and before.version >= found.version:
             return
-        if mended := self._unread.drop(address, found.version):
-            self._changed(mended)
+        if readable := self._unread.drop(address, found.version):
+            self._changed(readable)
         if home is not None and home != key:
             self._remove(address, home)
         if key is None:
@@ -232,8 +232,8 @@ class Cache:
     def gone(self, found: Place) -> None:
         """Remove an object that was deleted or lost our label."""
         address = (found.kind, found.namespace, found.name)
-        if mended := self._unread.drop(address, found.version):
-            self._changed(mended)
+        if readable := self._unread.drop(address, found.version):
+            self._changed(readable)
         home = self._home.get(address)
         if home is None:
             self._bury(address, found.version)

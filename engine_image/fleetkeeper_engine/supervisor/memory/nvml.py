@@ -111,7 +111,7 @@ class DeviceReader:
         if any(process.usedGpuMemory is None for process in own):
             return None
         self._seen[number] |= bool(own)
-        # If none of ours is listed, they hold nothing, provided that one was ever listed. Otherwise
+        # If none of our processes is listed, they hold nothing, provided that one was ever listed. Otherwise
         # they may be hidden.
         return sum(int(process.usedGpuMemory) for process in own) if self._seen[number] else None
 
