@@ -17,8 +17,10 @@ import pytest
 
 from inside_engine import end_shared_engine
 from supervised_engine import (
+    COMPILED,
     GIB,
     Document,
+    OutputPipe,
     RunningEngine,
     Signer,
     StartEngine,
@@ -96,6 +98,8 @@ def _starter(
         *,
         pod_bytes: int | None = None,
         sections: dict[str, Any] | None = None,
+        piped: bool = False,
+        fresh: bool = False,
         **more: Any,
     ) -> RunningEngine:
         directory = tmp_path_factory.mktemp("engine")
@@ -105,6 +109,11 @@ def _starter(
         group = a_cgroup(pod_bytes) if pod_bytes else None
         if group is not None:
             more["before_exec"] = group.enter
+        if piped:
+            more["output"] = OutputPipe(directory / "log")
+        if fresh:
+            compiled = str(directory / COMPILED)
+            more["environment"] = {"TORCHINDUCTOR_CACHE_DIR": compiled}
         engine = start_engine(document, signer, directory, **more)
         engine.cgroup = group.directory if group else None
         running.append((engine, group))
@@ -122,7 +131,12 @@ def start(_starter: StartEngine) -> StartEngine:
 
 @pytest.fixture(scope="session")
 def engine(_starter: StartEngine) -> RunningEngine:
-    """A ready engine in a pod of 4 GiB, hung after 25 s; shared: leave it as you found it."""
-    found = _starter(sections={"health": {"stallSeconds": 25}}, pod_bytes=4 * GIB)
+    """A ready engine in a pod of 4 GiB, hung after 60 s; shared: leave it as you found it.
+
+    It starts with nothing compiled, as in a new pod.
+    """
+    found = _starter(
+        sections={"health": {"stallSeconds": 60}}, pod_bytes=4 * GIB, piped=True, fresh=True
+    )
     found.wait_ready()
     return found

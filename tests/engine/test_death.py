@@ -57,6 +57,7 @@ def test_an_option_that_vllm_does_not_know_is_named(
     assert "no-such-option" in line["message"]
 
 
+@pytest.mark.exhaustive
 def test_an_unknown_architecture_is_told(
     start: StartEngine, tiny_model: Path, tmp_path: Path
 ) -> None:

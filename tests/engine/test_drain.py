@@ -125,6 +125,7 @@ async def test_a_long_prefill_is_no_hang_and_a_drain_with_50_streams_loses_none(
     assert not (engine.directory / "termination").exists(), "a drain is no death"
 
 
+@pytest.mark.exhaustive
 async def test_a_deadline_of_2_s_ends_every_stream_at_a_whole_frame(
     start: StartEngine, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ async def test_a_fault_in_the_scheduler_ends_live_limits_and_nothing_else(tmp_pa
         engine.stop()
 
 
+@pytest.mark.exhaustive
 async def test_a_fault_at_the_start_costs_live_limits_and_nothing_else(tmp_path: Path) -> None:
     """The scheduler's block is never written; what waits and runs is vLLM's own affair."""
     engine = started(tmp_path, FAULT_AT_START)

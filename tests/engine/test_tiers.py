@@ -208,9 +208,9 @@ async def test_a_flood_of_realtime_starves_nobody(engine: InsideEngine) -> None:
             asyncio.gather(*(engine.stream(session, 4, tier=t) for t in ("standard", "batch"))),
             engine.settings.batch_ageing_s + 60,
         )
-        block, ended = engine.middleware(), [task for task in floods if task.done()]
-        assert not ended
-        assert block.waiting[Tier.REALTIME] > 0, block
+        assert not [task for task in floods if task.done()]
+        # What waits is written up to 200 ms late, and may be nothing for a moment.
+        await engine.until(lambda: engine.middleware().waiting[Tier.REALTIME] > 0)
         over = True
         await asyncio.gather(*floods)
     assert [answer.tokens for answer in answers] == [4, 4]

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +35,8 @@ START_TIMEOUT_S = 800.0
 """Half a minute on two idle cores; machines under test are shared."""
 LOOK_S = 0.1
 GIB = 1024**3
+COMPILED = "inductor"
+"""The folder in an engine's directory with what its vLLM compiled, for those that start with none."""
 FULL_LOAD = 64
 """Sequences at once under full load: the start-up value."""
 
@@ -144,6 +147,32 @@ class Stream:
         return int(told[-1]) if told else 0
 
 
+class OutputPipe:
+    """The pipe of an engine's output, copied to a file until it is stalled, as by a runtime that hangs."""
+
+    def __init__(self, file: Path) -> None:
+        self._reading, self.writing = os.pipe()
+        self._file = file
+        self._goes = threading.Event()
+        self._goes.set()
+        threading.Thread(target=self._copy, daemon=True).start()
+
+    def _copy(self) -> None:
+        with self._file.open("wb") as log:
+            while data := os.read(self._reading, 65_536):
+                log.write(data)
+                log.flush()
+                self._goes.wait()
+
+    def stall(self) -> None:
+        """Read no more."""
+        self._goes.clear()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._goes.set()
+
+
 @dataclass
 class RunningEngine:
     """A supervisor and its vLLM."""
@@ -158,6 +187,8 @@ class RunningEngine:
     run_directory: Path | None = None
     cgroup: Path | None = None
     """The directory of its memory cgroup, when it has one of its own."""
+    output: OutputPipe | None = None
+    """Its output, if that is a pipe instead of a file."""
 
     @property
     def url(self) -> str:
@@ -312,7 +343,7 @@ def start_engine(
     launcher: Path | None = None,
     environment: Mapping[str, str] | None = None,
     before_exec: Callable[[], None] | None = None,
-    output: int | None = None,
+    output: OutputPipe | None = None,
 ) -> RunningEngine:
     """Starts a supervisor with a document, as its container would.
 
@@ -324,7 +355,7 @@ def start_engine(
         launcher: the script of an installed copy instead of the module.
         environment: more variables.
         before_exec: runs in the new process, before the supervisor (to enter a cgroup).
-        output: a descriptor for its output instead of the file `log` in the directory.
+        output: a pipe for its output instead of the file `log` in the directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
     run_directory = Path("/dev/shm") / f"fleetkeeper-{secrets.token_hex(4)}"
@@ -342,12 +373,16 @@ def start_engine(
         process = subprocess.Popen(
             [str(word) for word in argv],
             env=variables,
-            stdout=log if output is None else output,
+            stdout=log if output is None else output.writing,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=before_exec,  # noqa: PLW1509 - a cgroup must be entered before exec
         )
-    return RunningEngine(document, signer, directory, process, uid, run_directory=run_directory)
+    if output is not None:
+        os.close(output.writing)
+    return RunningEngine(
+        document, signer, directory, process, uid, run_directory=run_directory, output=output
+    )
 
 
 def full_load(engine: RunningEngine) -> None:
