@@ -11,7 +11,7 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.reading import seconds_of
 from fleetkeeper.adapters.kubernetes.resources import LEASE
 from fleetkeeper_local.controlplane import ControlPlane
-from operator_world import HOOKED, PATIENCE_S, World, operator_world, service
+from operator_world import HOOKED, PATIENCE_S, World, condition, operator_world, service
 
 HOUR_S = 3600.0
 
@@ -30,7 +30,11 @@ async def test_times_are_right_and_a_new_revision_gets_its_time(world: World, of
     await operator.start().leads(timeout_s=PATIENCE_S * 2)
     await world.create(service(replicas=1))
     await world.ready()
-    await world.change(engine={"profile": "cuda", "options": {"max-model-len": "4096"}})
+    await world.change(engine={"profile": "cuda", "options": {"seed": "7"}})
+    await world.until(
+        "the change is observed",
+        lambda: condition(world.fis(), "Ready").get("observedGeneration") == 2,
+    )
     await world.ready()
     live = world.fis() or {}
     assert "rollback" not in live["status"]

@@ -171,7 +171,7 @@ async def reactions(world: World, names: list[str]) -> Reactions:
         live = world.fis(name) or {}
         replicas = 3 - live["spec"]["replicas"]  # 1 to 2, and back
         began = time.monotonic()
-        await world.change(name, replicas=replicas)
+        await world.patch(INFERENCE_SERVICE, name, {"spec": {"replicas": replicas}})
         found.answers_s.append(time.monotonic() - began)
         await world.until(f"{name} follows", partial(runs, world, name, replicas))
         found.seconds.append(time.monotonic() - began)

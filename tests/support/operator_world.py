@@ -415,8 +415,19 @@ class World:
         )
 
     async def change(self, name: str = "chat", **spec: Any) -> Live:
-        """A merge patch of a service's spec."""
-        return await self.patch(INFERENCE_SERVICE, name, {"spec": spec})
+        """Patch a service's spec, and return once this world has seen the change.
+
+        Otherwise a test that waits for Ready could take the state before its change for the answer.
+        """
+        live = await self.patch(INFERENCE_SERVICE, name, {"spec": spec})
+        version = int(live["metadata"]["resourceVersion"])
+
+        def seen() -> bool:
+            known = self.fis(name)
+            return known is not None and int(known["metadata"]["resourceVersion"]) >= version
+
+        await self.until(f"{name} seen in version {version}", seen)
+        return live
 
     async def delete(self, resource: Resource, name: str) -> None:
         """Deletes an object; its dependents go in the background."""
