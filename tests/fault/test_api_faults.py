@@ -48,6 +48,9 @@ CHANGED: Final = 10
 """Services whose spec changes during each fault; the others stay as they are."""
 MAX_WRITES: Final = 12
 """Writes for one service and fault that may reach the API server, events not counted."""
+MAX_WATCHES_PER_S: Final = 100
+"""Requests for watches that an API server gets if it closes each at once: two namespaces with nine
+kinds, and a pause after each."""
 FOREIGN: Final = ("ConfigMap", "Deployment", "Service")
 
 
@@ -243,6 +246,8 @@ async def test_no_api_fault_harms_a_service(campaign: Campaign) -> None:
     print(table(rows))
     # A bookmark comes about once a minute: seldom within a fault.
     assert all(row.injected for row in rows if row.fault is not Fault.NO_BOOKMARKS)
+    storm = [row.injected for row in rows if row.fault is Fault.WATCH_CLOSED]
+    assert max(storm) < MAX_WATCHES_PER_S * FAULT_S, "closed watches are reopened without a pause"
     assert not campaign.operator.tracebacks()
 
 
