@@ -227,8 +227,14 @@ OBJECTS: dict[str, tuple[Manifest, str]] = {
     "a ConfigMap of another name": (child("ConfigMap", name="kube-root"), "control ConfigMaps"),
     "a ServiceAccount of another name": (child("ServiceAccount", name="x"), "those of routers"),
     "a RoleBinding to another account": (_role(child("RoleBinding")), "the router role"),
-    "a NetworkPolicy for all pods": (_everybodys(child("NetworkPolicy")), "own pods"),
-    "a Service for other pods": (_selector(child("Service")), "own pods"),
+    "a NetworkPolicy for all pods": (
+        _everybodys(child("NetworkPolicy")),
+        "select the pods of an InferenceService",
+    ),
+    "a Service for other pods": (
+        _selector(child("Service")),
+        "select the pods of an InferenceService",
+    ),
 }
 
 

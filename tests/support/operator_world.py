@@ -446,8 +446,8 @@ class World:
         )
         return list(found["items"])
 
-    async def told(self, name: str, kind: str, begins: str = "") -> list[Live]:
-        """Waits for an event of this type about a service, and its message's beginning.
+    async def told(self, name: str, kind: str, words: str = "") -> list[Live]:
+        """Wait for an event of this type about a service whose message contains these words.
 
         Events come after what is more urgent.
 
@@ -459,7 +459,7 @@ class World:
                 found = [
                     event
                     for event in await self.events_of(name)
-                    if event["type"] == kind and event["message"].startswith(begins)
+                    if event["type"] == kind and words in event["message"]
                 ]
                 if found:
                     return found
