@@ -42,7 +42,7 @@ from clients import CONCURRENCIES, warm_load  # noqa: E402
 
 from fleetkeeper_engine.in_vllm.http.asgi import App, Message, Receive, Scope, Send  # noqa: E402
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware  # noqa: E402
-from fleetkeeper_engine.shm.region import Page  # noqa: E402
+from fleetkeeper_engine.shm.region import Region  # noqa: E402
 from inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
 
 INSIDE_ROUNDS = 5
@@ -114,7 +114,7 @@ async def switched(directory: Path, lock: Path | None) -> dict[str, Any]:
 
 async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
     """Measure one request in the middleware alone, around an application that responds at once."""
-    page = Page.create(directory / "page")
+    region = Region.create(directory / "page")
     body = json.dumps(
         {"model": "tiny", "messages": [{"role": "user", "content": "x " * 500}], "max_tokens": 5}
     ).encode()
@@ -124,7 +124,7 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}", "more_body": False})
 
-    middleware = TierMiddleware(application, SETTINGS, page)
+    middleware = TierMiddleware(application, SETTINGS, region)
     scope: Scope = {
         "type": "http",
         "method": "POST",

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from supervised_engine import (
     ENGINE_PYTHON,
     GIB,
@@ -56,10 +56,10 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
     Raises:
         AssertionError: when the pod is not live or not ready meanwhile, or says that it hangs.
     """
-    page = Page.open(engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"])
-    assert page is not None
+    region = Region.open(engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"])
+    assert region is not None
     until = time.monotonic() + 60
-    while (pulse := page.read_pulse()).tokens < tokens:
+    while (pulse := region.read_pulse()).tokens < tokens:
         assert time.monotonic() < until, f"no step of {tokens} tokens: {pulse}"
         time.sleep(0.001)
     with stopped(engine, "Worker") as since:
@@ -69,9 +69,9 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
             assert shown["fleetkeeper_hung"] == 0
             time.sleep(0.1)
         assert shown["fleetkeeper_stalled_seconds"] > seconds - 2, "stalled, and rightly so"
-        pulse = page.read_pulse()
+        pulse = region.read_pulse()
         assert pulse.tokens >= tokens, "the step was under way all the time"
-    page.close()
+    region.close()
 
 
 async def test_a_long_prefill_is_no_hang_and_a_drain_with_50_streams_loses_none(
@@ -188,5 +188,5 @@ def computable_dtype() -> str:
 
 
 def _run_directory(engine: RunningEngine) -> str:
-    page = engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"]
-    return page.rpartition("/")[0]
+    region = engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"]
+    return region.rpartition("/")[0]

@@ -69,7 +69,7 @@ async def test_a_fault_at_the_start_costs_live_limits_and_nothing_else(tmp_path:
         async with client() as session:
             answers = [await engine.complete(session, TOKENS) for _ in range(3)]
         assert [(answer.status, answer.tokens) for answer in answers] == [(200, TOKENS)] * 3
-        assert engine.page.read_scheduler() is None
+        assert engine.region.read_scheduler() is None
         assert engine.log.read_text().count("live batch limits are off") == 1
     finally:
         engine.stop()

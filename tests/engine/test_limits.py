@@ -91,7 +91,7 @@ async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_no
 async def _until_read(engine: InsideEngine, generation: int) -> tuple[float, int, SchedulerBlock]:
     """For how long (seconds, worked steps) the order was last seen unread, and the block that has read it.
 
-    By what the page shows, not by when it is looked at: whoever looks late would count his own delay.
+    By what shared memory shows, not by when it is looked at: whoever looks late would count his own delay.
     """
     ordered, before = time.monotonic(), engine.scheduler().worked_steps
     unread_s, unread_steps = 0.0, 0

@@ -195,13 +195,13 @@ def test_a_rotated_key_is_taken_without_a_restart(engine: RunningEngine, tmp_pat
     assert engine.limits("GET", engine.signer.token(engine.uid)).status_code == 200
 
 
-def test_the_page_is_private_and_the_document_stays_with_the_supervisor(
+def test_shared_memory_is_private_and_the_document_stays_with_the_supervisor(
     engine: RunningEngine,
 ) -> None:
     environment = engine.vllm_process("APIServer").environ()
-    page = Path(environment["FLEETKEEPER_PAGE"])
-    assert page.stat().st_mode & 0o777 == 0o600
-    assert page.parent.stat().st_mode & 0o777 == 0o700
+    region = Path(environment["FLEETKEEPER_PAGE"])
+    assert region.stat().st_mode & 0o777 == 0o600
+    assert region.parent.stat().st_mode & 0o777 == 0o700
     assert "FLEETKEEPER_ENGINE" not in environment
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment
 

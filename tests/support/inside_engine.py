@@ -1,4 +1,4 @@
-"""A real vLLM for CPU with our code inside, and no supervisor around it: tests write the page themselves."""
+"""A real vLLM for CPU with our code inside, and no supervisor around it: tests write shared memory themselves."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from fleetkeeper_engine.shm.layout import (
     SchedulerBlock,
     SupervisorBlock,
 )
-from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE_ENVIRONMENT
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
+from fleetkeeper_engine.shm.region import Region
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-engine" / "bin" / "python"
@@ -116,7 +116,7 @@ class Answer:
 
 
 class InsideEngine:
-    """A vLLM process and, when our code is inside, its page."""
+    """A vLLM process and, when our code is inside, its shared memory."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class InsideEngine:
         self.settings = settings
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._page: Page | None = None
+        self._region: Region | None = None
         self._shared_memory: Path | None = None
         env = {
             **os.environ,
@@ -145,8 +145,8 @@ class InsideEngine:
         }
         if ours:
             self._shared_memory = Path(tempfile.mkdtemp(prefix="fleetkeeper-", dir="/dev/shm"))
-            self._page = Page.create(self._shared_memory / "page")
-            env[PAGE_ENVIRONMENT] = str(self._shared_memory / "page")
+            self._region = Region.create(self._shared_memory / "page")
+            env[REGION_ENVIRONMENT] = str(self._shared_memory / "page")
             env[ENVIRONMENT] = settings.to_json()
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / f"vllm-{self.port}.log"
@@ -163,10 +163,10 @@ class InsideEngine:
             self.await_health()
 
     @property
-    def page(self) -> Page:
-        """The page; only when our code is inside."""
-        assert self._page is not None
-        return self._page
+    def region(self) -> Region:
+        """Shared memory; only when our code is inside."""
+        assert self._region is not None
+        return self._region
 
     @property
     def group(self) -> int:
@@ -192,17 +192,17 @@ class InsideEngine:
 
     def scheduler(self) -> SchedulerBlock:
         """What the engine says now."""
-        block = self.page.read_scheduler()
+        block = self.region.read_scheduler()
         assert block is not None
         return block
 
     def pulse(self) -> PulseBlock:
         """What it said before its last step."""
-        return self.page.read_pulse()
+        return self.region.read_pulse()
 
     def middleware(self) -> MiddlewareBlock:
         """What the middleware says now."""
-        block = self.page.read_middleware()
+        block = self.region.read_middleware()
         assert block is not None
         return block
 
@@ -211,21 +211,21 @@ class InsideEngine:
 
         It is written up to 200 ms late; the one that says the orders of now is late no more.
         """
-        orders = self.page.read_supervisor() or SupervisorBlock()
+        orders = self.region.read_supervisor() or SupervisorBlock()
         orders = replace(orders, generation=orders.generation + 1)
-        self.page.write_supervisor(orders)
+        self.region.write_supervisor(orders)
         await self.until(lambda: self.middleware().generation == orders.generation)
         return self.middleware()
 
     def order(self, **changes: object) -> SupervisorBlock:
         """Puts orders into force, of the next generation, with a lease of an hour unless told."""
-        last = self.page.read_supervisor()
+        last = self.region.read_supervisor()
         orders = SupervisorBlock(
             generation=1 if last is None else last.generation + 1,
             lease_deadline=time.monotonic() + 3600,
         )
         orders = replace(orders, **changes)  # type: ignore[arg-type]
-        self.page.write_supervisor(orders)
+        self.region.write_supervisor(orders)
         return orders
 
     def free_all(self) -> None:
@@ -296,7 +296,7 @@ class InsideEngine:
             return answer
 
     async def until(self, true: Callable[[], bool], within_s: float = 30.0) -> float:
-        """Waits until something is true of the page; returns how long that took."""
+        """Waits until something is true of shared memory; returns how long that took."""
         started = time.monotonic()
         while not true():
             waited = time.monotonic() - started

@@ -319,7 +319,7 @@ def start_engine(
     Args:
         document: what FLEETKEEPER_ENGINE holds.
         signer: whose orders it takes.
-        directory: for its log, its page and its termination line.
+        directory: for its log, its shared memory and its termination line.
         python: which environment runs it.
         launcher: the script of an installed copy instead of the module.
         environment: more variables.

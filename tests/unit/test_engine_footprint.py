@@ -30,7 +30,7 @@ Anonymous:             0 kB
 
 
 def test_only_unwritten_pages_of_files_are_given_back() -> None:
-    """Heap, stack, data, the shared page and linked-up pages hold what no file holds."""
+    """Heap, stack, data, shared memory and linked-up pages hold what no file holds."""
     assert list(unwritten_spans(SMAPS)) == [
         Span(0x400000, 0x1000),
         Span(0x7F0000002000, 0x3000),

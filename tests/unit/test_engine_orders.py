@@ -230,7 +230,7 @@ def test_a_long_prefill_in_flight_is_no_stall() -> None:
     assert is_live(unknown, 4 * 2048 * PRIOR_TOKEN_S - 1, 60.0)
 
 
-def test_a_page_that_cannot_be_read_changes_nothing() -> None:
+def test_a_region_that_cannot_be_read_changes_nothing() -> None:
     before = looked((0.0, scheduler(10, 10, 4), None))
     assert decide_progress(before, None, PulseBlock(), None, 5.0) == before
 

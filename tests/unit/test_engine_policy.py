@@ -1,4 +1,4 @@
-"""Tiers and objectives change under a running engine: from a file, into the page, to the queue."""
+"""Tiers and objectives change under a running engine: from a file, into shared memory, to the queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, 
 from fleetkeeper_engine.in_vllm.settings import InsideSettings
 from fleetkeeper_engine.policy import Policy
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.policy_file import (
@@ -51,7 +51,7 @@ TIGHT = Policy(
 
 @pytest.fixture
 def pod(tmp_path: Path) -> PodState:
-    return PodState(DOCUMENT, Page.create(tmp_path / "page"), MemoryState(0.8))
+    return PodState(DOCUMENT, Region.create(tmp_path / "page"), MemoryState(0.8))
 
 
 def block(policy: Policy) -> SupervisorBlock:
@@ -73,19 +73,19 @@ def test_until_a_file_says_otherwise_the_document_holds(pod: PodState) -> None:
     pod.write(1.0)
     assert pod.policy == start_policy(DOCUMENT)
     assert pod.policy.queue_limits == (64, 7, 1024)
-    seen = pod.page.read_supervisor()
+    seen = pod.region.read_supervisor()
     assert seen is not None
     assert (seen.queue_limits, seen.queue_wait_objective_s) == ((64, 7, 1024), 0.25)
     assert pod.follow(TIGHT, 2.0)
     assert not pod.follow(TIGHT, 3.0), "the same again is no change"
-    seen = pod.page.read_supervisor()
+    seen = pod.region.read_supervisor()
     assert seen == replace(block(TIGHT), written=2.0)
     assert pod.follow(None, 4.0)
     assert pod.policy == start_policy(DOCUMENT)
 
 
 def test_the_queue_follows_at_its_next_look_and_keeps_what_waits() -> None:
-    """A lower limit refuses the next arrival and expels nobody; a page that cannot be read: start-up values."""
+    """A lower limit refuses the next arrival and expels nobody; a region that cannot be read: start-up values."""
     queue = Admission(InsideSettings(max_sequences=1, standard_queue_limit=3))
     running = waiting(queue, Tier.STANDARD)
     assert queue.take_released(1.0) == [running]

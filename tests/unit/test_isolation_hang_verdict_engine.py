@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse
@@ -22,7 +22,7 @@ LONG_STEP = PulseBlock(schedule_calls=9, steps=1, tokens=8192)
 
 
 class Engine:
-    """A supervisor's state over a page; time is the test's."""
+    """A supervisor's state over a region; time is the test's."""
 
     def __init__(self, directory: Path) -> None:
         document = {
@@ -33,7 +33,9 @@ class Engine:
             "health": {"stallSeconds": STALL_S},
         }
         self.pod = PodState(
-            parse_document(json.dumps(document)), Page.create(directory / "page"), MemoryState(0.8)
+            parse_document(json.dumps(document)),
+            Region.create(directory / "page"),
+            MemoryState(0.8),
         )
         self.pod.started = self.pod.child_alive = True
         self.now = 1000.0
@@ -42,10 +44,10 @@ class Engine:
         self, seconds: int, block: SchedulerBlock, pulse: PulseBlock, *, calls_move: bool = False
     ) -> None:
         """One look a second at an engine that makes no step."""
-        self.pod.page.write_scheduler(block)
+        self.pod.region.write_scheduler(block)
         for second in range(seconds + 1):
             calls = pulse.schedule_calls + second * calls_move
-            self.pod.page.write_pulse(replace(pulse, schedule_calls=calls))
+            self.pod.region.write_pulse(replace(pulse, schedule_calls=calls))
             self.pod.look(self.now)
             self.now += 1.0
 
@@ -107,8 +109,8 @@ def test_an_engine_that_is_blind_or_idle_is_not_hung(engine: Engine, block: Sche
     assert engine.shown() == 0
 
 
-def test_an_engine_whose_page_cannot_be_read_is_not_hung(engine: Engine) -> None:
-    engine.pod.page.write_middleware(MiddlewareBlock(released=(0, 4, 0)))
+def test_an_engine_whose_shared_memory_cannot_be_read_is_not_hung(engine: Engine) -> None:
+    engine.pod.region.write_middleware(MiddlewareBlock(released=(0, 4, 0)))
     for _ in range(900):
         engine.pod.look(engine.now)
         engine.now += 1.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort, serve_control
@@ -44,7 +44,7 @@ async def test_probes_answer_and_the_child_runs_on_while_nobody_reads_the_output
     output = Outlet(pipe[1])
     pod = PodState(
         document=parse_document(DOCUMENT),
-        page=Page.create(tmp_path / "page"),
+        region=Region.create(tmp_path / "page"),
         memory=MemoryState(cap_ratio=0.8),
         outlets=(output,),
     )

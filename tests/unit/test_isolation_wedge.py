@@ -13,7 +13,7 @@ import pytest
 from fleetkeeper_engine.in_vllm.scheduler import LiveScheduling
 from fleetkeeper_engine.in_vllm.settings import InsideSettings
 from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.supervisor.health import (
     Progress,
     decide_progress,
@@ -139,19 +139,19 @@ def test_the_scheduler_counts_waiting_requests_that_no_step_may_hold_yet(
     tmp_path: Path, statuses: tuple[Status | None, ...], blocked: int
 ) -> None:
     """All of them wait; those for a grammar, KV from elsewhere or more input are blocked besides."""
-    page = Page.create(tmp_path / "page")
+    region = Region.create(tmp_path / "page")
     settings = InsideSettings(min_sequences=4, min_tokens=256, max_sequences=64, max_tokens=2048)
-    live = LiveScheduling(scheduler_with(*statuses), page, settings, lambda: 1000.0)
+    live = LiveScheduling(scheduler_with(*statuses), region, settings, lambda: 1000.0)
     live.before_schedule()
     empty = SimpleNamespace(
         num_scheduled_tokens={}, scheduled_new_reqs=[], total_num_scheduled_tokens=0
     )
     live.after_schedule(empty)
-    block = page.read_scheduler()
+    block = region.read_scheduler()
     assert block is not None
     assert (sum(block.waiting), block.blocked) == (len(statuses), blocked)
     live.record.goes_blind()
     live.publish()
-    block = page.read_scheduler()
+    block = region.read_scheduler()
     assert block is not None
     assert block.blocked == 0

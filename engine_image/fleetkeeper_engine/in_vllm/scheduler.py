@@ -45,7 +45,7 @@ from fleetkeeper_engine.in_vllm.stats import (
 )
 from fleetkeeper_engine.limits import LimitRange, Limits, limits_change_at, limits_in_force
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 
 logger = logging.getLogger("vllm.fleetkeeper")
 
@@ -64,19 +64,19 @@ class LiveScheduling:
     def __init__(
         self,
         scheduler: Any,  # noqa: ANN401 - one of several vLLM classes without a common public type
-        page: Page | None,
+        region: Region | None,
         settings: InsideSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
-        self._page = page
+        self._region = region
         self._clock = clock
         rule = PriorityRule(
             microseconds(settings.standard_offset_s), microseconds(settings.batch_ageing_s)
         )
         # The tier of each running sequence is needed several times a second.
         self._origin_of = lru_cache(_ORIGINS_KEPT)(rule.origin)
-        self.record = SchedulerRecord(page.pulse if page is not None else None)
+        self.record = SchedulerRecord(region.pulse if region is not None else None)
         self.supported = all(isinstance(getattr(scheduler, name, None), int) for name in NEEDED)
         ceiling_sequences, ceiling_tokens = (
             int(getattr(scheduler, name, 0) or 1) for name in NEEDED
@@ -124,9 +124,9 @@ class LiveScheduling:
         if not self.supported:
             return
         now, running = self._clock(), len(self._scheduler.running)
-        page, sequence = self._page, self._orders_sequence
-        if page is not None:
-            sequence = page.orders_sequence()
+        region, sequence = self._region, self._orders_sequence
+        if region is not None:
+            sequence = region.orders_sequence()
         if (
             now < self._same_until
             and running == self._same_running
@@ -263,8 +263,8 @@ class LiveScheduling:
         self.publish()
 
     def _read_orders(self, sequence: int) -> None:
-        if self._page is not None:
-            self._orders = self._page.read_supervisor()
+        if self._region is not None:
+            self._orders = self._region.read_supervisor()
         self._orders_sequence = sequence
         self._limits_until = self._count_due = -math.inf
 
@@ -309,8 +309,8 @@ class LiveScheduling:
 
     def publish(self) -> None:
         """Write the block to shared memory."""
-        if self._page is not None:
-            self._page.publish(self.record.cells)
+        if self._region is not None:
+            self._region.publish(self.record.cells)
 
 
 class LiveLimits:
@@ -362,7 +362,7 @@ class LiveLimits:
         return super()._preempt_request(*args, **kwargs)  # type: ignore[misc]
 
     def _start_live(self) -> None:
-        self._live = LiveScheduling(self, Page.of_environment(), InsideSettings.of_environment())
+        self._live = LiveScheduling(self, Region.of_environment(), InsideSettings.of_environment())
         logger.info("live batch limits: %s", "on" if self._live.supported else "not supported")
 
     def _guarded(self, act: Callable[..., None], *args: Any) -> None:  # noqa: ANN401 - passed on

@@ -48,7 +48,7 @@ _SUPERVISOR, _MIDDLEWARE, _SCHEDULER, _FIRST_RANK = range(4)
 _OF_CELLS = {MIDDLEWARE: _MIDDLEWARE, SCHEDULER: _SCHEDULER}
 
 
-class Page:
+class Region:
     """One mapping of the region. Two threads must not write the same block through it at once."""
 
     def __init__(self, memory: mmap.mmap, nonce: int, ranks: int) -> None:
@@ -65,7 +65,7 @@ class Page:
         """The scheduler's heartbeat, in the region itself: a store is visible to readers at once."""
 
     @classmethod
-    def create(cls, path: Path | str, nonce: int | None = None, ranks: int = 1) -> Page:
+    def create(cls, path: Path | str, nonce: int | None = None, ranks: int = 1) -> Region:
         """Create the region, mode 0600, and map it. Processes of an earlier start keep the old file.
 
         Raises:
@@ -92,7 +92,7 @@ class Page:
         return cls(memory, nonce, ranks)
 
     @classmethod
-    def open(cls, path: Path | str) -> Page | None:
+    def open(cls, path: Path | str) -> Region | None:
         """Map an existing region; None if there is none of this layout version."""
         try:
             with Path(path).open("r+b") as file:
@@ -106,7 +106,7 @@ class Page:
         return cls(memory, *known)
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Page | None:
+    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Region | None:
         """Map the region that the supervisor created for this pod; None if there is none."""
         path = environment.get(ENVIRONMENT)
         return cls.open(path) if path else None

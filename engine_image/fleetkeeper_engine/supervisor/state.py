@@ -13,7 +13,7 @@ from fleetkeeper_engine.shm.layout import (
     SchedulerBlock,
     SupervisorBlock,
 )
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import Accelerator, EngineDocument
 from fleetkeeper_engine.supervisor.health import (
     SERVER_PERIOD_S,
@@ -49,7 +49,7 @@ class PodState:
     """
 
     document: EngineDocument
-    page: Page
+    region: Region
     memory: MemoryState
     outlets: tuple[Outlet, ...] = ()
     """Outlets for the output of the engine and for the log."""
@@ -84,7 +84,7 @@ class PodState:
 
     def write(self, now: float) -> None:
         """Write everything that the engine must know to shared memory."""
-        self.page.write_supervisor(self._block(now))
+        self.region.write_supervisor(self._block(now))
 
     def _block(self, now: float) -> SupervisorBlock:
         order = self.orders.order
@@ -136,24 +136,24 @@ class PodState:
 
     def scheduler(self) -> SchedulerBlock | None:
         """Return the engine's block."""
-        return self.page.read_scheduler()
+        return self.region.read_scheduler()
 
     def pulse(self) -> PulseBlock:
         """Return the heartbeat before the engine's last step."""
-        return self.page.read_pulse()
+        return self.region.read_pulse()
 
     def middleware(self) -> MiddlewareBlock | None:
         """Return the middleware's block."""
-        return self.page.read_middleware()
+        return self.region.read_middleware()
 
     def caps(self) -> list[CapBlock]:
         """Return the blocks of the ranks that have reported."""
-        found = (self.page.read_cap(rank) for rank in range(self.page.ranks))
+        found = (self.region.read_cap(rank) for rank in range(self.region.ranks))
         return [cap for cap in found if cap is not None]
 
     def cap_armed(self) -> bool:
         """Return whether every rank's allocator is limited to the cap. On CPU, plan and watch enforce it."""
-        return self.document.accelerator is Accelerator.CPU or self.page.caps_armed()
+        return self.document.accelerator is Accelerator.CPU or self.region.caps_armed()
 
     def ranges(self) -> dict[str, Any]:
         """Return the allowed ranges of a request for limits."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetkeeper_engine.exit_codes import DeathClass
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import EngineDocument
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort, serve_control
@@ -71,7 +71,9 @@ class Supervisor:
         self._reaper = Reaper(outlets[0])
         self._pod = PodState(
             document=document,
-            page=Page.create(run_directory / "page", ranks=document.engine.tensor_parallel_size),
+            region=Region.create(
+                run_directory / "page", ranks=document.engine.tensor_parallel_size
+            ),
             memory=MemoryState(cap_ratio=document.memory.cap_percent / 100),
             outlets=outlets,
         )

@@ -53,10 +53,10 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
     shape_of,
     with_priority,
 )
-from fleetkeeper_engine.in_vllm.http.shared_state import MiddlewarePage
+from fleetkeeper_engine.in_vllm.http.shared_state import SharedState
 from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, InsideSettings
 from fleetkeeper_engine.shm.layout import Outcome, Tier
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 
 logger = logging.getLogger("vllm.fleetkeeper")
 
@@ -81,7 +81,7 @@ class TierMiddleware:
         self,
         app: App,
         settings: InsideSettings | None = None,
-        page: Page | None = None,
+        region: Region | None = None,
         clock: Callable[[], float] = time.monotonic,
         bodies: BodyLimits | None = None,
     ) -> None:
@@ -89,7 +89,7 @@ class TierMiddleware:
         settings = settings or InsideSettings.of_environment()
         self._clock = clock
         self._admission = Admission(settings)
-        self._board = MiddlewarePage(page or Page.of_environment(), self._admission)
+        self._shared_state = SharedState(region or Region.of_environment(), self._admission)
         self._bodies = BodyBudget(bodies or BodyLimits())
         self._lane = Lane()
         self._most_sequences = settings.max_sequences
@@ -125,12 +125,12 @@ class TierMiddleware:
         if self._is_internal(headers):
             return self._app(without_headers(scope, (_INTERNAL,), []), receive, send)
         if route is Route.UNKNOWN or (route is Route.LOOPBACK and not _from_loopback(scope)):
-            self._board.rejected += 1
+            self._shared_state.rejected += 1
             return answer(send, 404, unknown_path(scope["path"]))
         if route in (Route.OPEN, Route.LOOPBACK) or scope["method"] == "OPTIONS":
             return self._app(scope, receive, send)
         if self._keys and not self._has_key(headers):
-            self._board.unauthorized += 1
+            self._shared_state.unauthorized += 1
             return answer(send, 401, UNAUTHORIZED)
         if route is Route.GENERATION:
             return self._generation(scope, headers, receive, send)
@@ -197,10 +197,10 @@ class TierMiddleware:
         name = headers.get(_TIER, b"")
         tier = _tier_of(name)
         if tier is None:
-            self._board.rejected += 1
+            self._shared_state.rejected += 1
             await answer(send, 400, unknown_tier(name))
             return None
-        self._board.read_orders()
+        self._shared_state.read_orders()
         refusal = self._admission.refuse(tier, headers.get(_REQUEST_ID), arrived)
         if refusal is not None:
             await self._refuse(send, refusal)
@@ -208,7 +208,7 @@ class TierMiddleware:
         shape = await self._read(scope, headers, inbox, send, intake)
         if shape is None:
             return None
-        self._board.read_orders()
+        self._shared_state.read_orders()
         now = self._clock()
         ticket = self._admission.pass_by(
             tier, shape.sequences, arrived, now
@@ -234,7 +234,7 @@ class TierMiddleware:
         except ClientGone:
             return None
         except RefusedBodyError as error:
-            self._board.rejected += 1
+            self._shared_state.rejected += 1
             await refuse_body(send, error)
             return None
         if shape is None:
@@ -242,7 +242,7 @@ class TierMiddleware:
             await self._app(scope, inbox.receive, send)
             return None
         if shape.in_background and allows_background(scope["path"]):
-            self._board.rejected += 1
+            self._shared_state.rejected += 1
             await answer(send, 400, NO_BACKGROUND)
             return None
         return shape
@@ -267,7 +267,7 @@ class TierMiddleware:
         except ClientGone:
             return
         except RefusedBodyError as error:
-            self._board.rejected += 1
+            self._shared_state.rejected += 1
             await refuse_body(send, error)
         finally:
             intake.release()
@@ -297,12 +297,12 @@ class TierMiddleware:
         self._pump()
         if not self._admission.in_hand:
             # Publish now, because the next request may be hours away.
-            self._board.publish()
+            self._shared_state.publish()
 
     def _say_last(self) -> None:
         """Publish counters before the final frame, so that scrapers see the completed request."""
         if self._publishes and self._admission.in_hand <= 1:
-            self._board.publish()
+            self._shared_state.publish()
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         self._publish_soon()
@@ -316,7 +316,7 @@ class TierMiddleware:
     def _pump(self) -> None:
         """Release the requests that may be released, and publish the new state."""
         if self._admission.waiting:
-            self._board.read_orders()
+            self._shared_state.read_orders()
             for ticket in self._admission.take_released(self._clock()):
                 waiter = self._waiters.get(ticket)
                 if waiter is not None and not waiter.done():
@@ -337,18 +337,18 @@ class TierMiddleware:
     def _publish(self, loop: asyncio.AbstractEventLoop) -> None:
         self._publishes = False
         self._publish_due = loop.time() + _PUBLISH_EVERY_S
-        self._board.publish()
+        self._shared_state.publish()
 
     async def _tick(self) -> None:
         """Do what must happen without a request: leases end, limits rise, bins close, drains end."""
         while True:
             try:
                 now = self._clock()
-                self._board.read_orders()
-                self._admission.tick(self._board.engine_oldest(), now)
+                self._shared_state.read_orders()
+                self._admission.tick(self._shared_state.engine_oldest(), now)
                 self._pump()
                 self._bodies.cut_slow(now)
-                if self._board.drain_is_over(now):
+                if self._shared_state.drain_is_over(now):
                     self._end_drain(now)
             except Exception:
                 # Every request moves the queue too; the next tick tries again.

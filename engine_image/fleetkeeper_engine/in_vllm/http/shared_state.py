@@ -7,7 +7,7 @@ from array import array
 
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, Outcome, SupervisorBlock, Tier
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 
 _NO_ARRIVALS = (0.0, 0.0, 0.0)
 _AT = MIDDLEWARE.cells
@@ -31,11 +31,11 @@ _ARRIVALS, _SQUARED = (_cells_of(name, len(Tier)) for name in ("arrivals", "arri
 _OUTCOMES = _cells_of("outcomes", len(Tier) * len(Outcome))
 
 
-class MiddlewarePage:
+class SharedState:
     """The middleware's view of shared memory: reads the supervisor's block, writes what admission counts."""
 
-    def __init__(self, page: Page | None, admission: Admission) -> None:
-        self._page = page
+    def __init__(self, region: Region | None, admission: Admission) -> None:
+        self._region = region
         self._admission = admission
         self._cells = Cells(MIDDLEWARE)
         self._cells.whole[MIDDLEWARE.cells["pid"]] = os.getpid()
@@ -46,12 +46,12 @@ class MiddlewarePage:
 
     def read_orders(self) -> None:
         """Pass a changed supervisor's block to admission."""
-        if self._page is None:
+        if self._region is None:
             return
-        sequence = self._page.orders_sequence()
+        sequence = self._region.orders_sequence()
         if sequence != self._orders_sequence:
             self._orders_sequence = sequence
-            self._orders = self._page.read_supervisor()
+            self._orders = self._region.read_supervisor()
             self._admission.take_orders(self._orders)
 
     def drain_is_over(self, now: float) -> bool:
@@ -61,11 +61,11 @@ class MiddlewarePage:
 
     def engine_oldest(self) -> tuple[float, ...]:
         """Return the arrival of the oldest request inside vLLM that no step has held yet, by tier."""
-        return _NO_ARRIVALS if self._page is None else self._page.read_pulse().oldest_arrival
+        return _NO_ARRIVALS if self._region is None else self._region.read_pulse().oldest_arrival
 
     def publish(self) -> None:
         """Write the block."""
-        if self._page is None:
+        if self._region is None:
             return
         whole, real, admission = self._cells.whole, self._cells.real, self._admission
         # Attributes instead of methods: for a lone request this runs twice.
@@ -82,4 +82,4 @@ class MiddlewarePage:
         whole[_AT["unauthorized"]] = self.unauthorized
         whole[_AT["rejected"]] = self.rejected
         whole[_AT["own_rule_closed"]] = int(admission.own_rule_closed)
-        self._page.publish(self._cells)
+        self._region.publish(self._cells)

@@ -13,7 +13,7 @@ from fleetkeeper_engine.in_vllm.settings import (
     SCHEDULER_FACTORY,
     InsideSettings,
 )
-from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE_ENVIRONMENT
+from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.spec import (
     ENVIRONMENT as DOCUMENT_ENVIRONMENT,
 )
@@ -44,7 +44,7 @@ class Launch:
     lora_rank: int
     max_length: int
     """The longest sequence in tokens: the document's, else the model's own."""
-    page: str
+    region: str
     package_path: str
     """The directory that holds fleetkeeper_engine and its entry points."""
     internal_token: str
@@ -108,7 +108,7 @@ def desired_environment(
     # VLLM_CPU_KVCACHE_SPACE overrides --kv-cache-memory-bytes and accepts whole GiB only.
     hidden = {"VLLM_CPU_KVCACHE_SPACE", DOCUMENT_ENVIRONMENT}
     child = {name: value for name, value in environment.items() if name not in hidden}
-    child[PAGE_ENVIRONMENT] = launch.page
+    child[REGION_ENVIRONMENT] = launch.region
     child[INSIDE_ENVIRONMENT] = desired_inside(document, launch.internal_token).to_json()
     child["PYTHONPATH"] = ":".join(filter(None, [launch.package_path, child.get("PYTHONPATH")]))
     # The output of a killed process must not be lost in its buffer, because it decides the exit

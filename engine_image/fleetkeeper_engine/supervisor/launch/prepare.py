@@ -94,7 +94,7 @@ async def prepare(
         adapters={name: str(path) for name, path in adapters.items()},
         lora_rank=lora_rank(facts.largest_adapter_rank),
         max_length=document.engine.max_model_length or facts.max_length,
-        page=str(run_directory / "page"),
+        region=str(run_directory / "page"),
         package_path=PACKAGE_PATH,
         internal_token=secrets.token_urlsafe(24),
         eager=document.accelerator is Accelerator.CPU and shutil.which("g++") is None,
