@@ -59,8 +59,8 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
     region = Region.open(engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"])
     assert region is not None
     until = time.monotonic() + 60
-    while (pulse := region.read_pulse()).tokens < tokens:
-        assert time.monotonic() < until, f"no step of {tokens} tokens: {pulse}"
+    while (heartbeat := region.read_heartbeat()).tokens < tokens:
+        assert time.monotonic() < until, f"no step of {tokens} tokens: {heartbeat}"
         time.sleep(0.001)
     with stopped(engine, "Worker") as since:
         while time.monotonic() - since < seconds:
@@ -69,8 +69,8 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
             assert shown["fleetkeeper_hung"] == 0
             time.sleep(0.1)
         assert shown["fleetkeeper_stalled_seconds"] > seconds - 2, "stalled, and rightly so"
-        pulse = region.read_pulse()
-        assert pulse.tokens >= tokens, "the step was under way all the time"
+        heartbeat = region.read_heartbeat()
+        assert heartbeat.tokens >= tokens, "the step was under way all the time"
     region.close()
 
 

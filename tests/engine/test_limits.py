@@ -147,10 +147,10 @@ async def test_an_ended_lease_returns_start_up_values_notch_by_notch(engine: Ins
 async def test_an_idle_engine_reads_new_limits_with_its_next_request(engine: InsideEngine) -> None:
     """An idle core never schedules: that it has not read them is no failure, and they still count."""
     await engine.until_idle()
-    calls = engine.pulse().schedule_calls
+    calls = engine.heartbeat().schedule_calls
     orders = engine.order(sequences=2)
     await asyncio.sleep(0.3)
-    assert engine.pulse().schedule_calls == calls
+    assert engine.heartbeat().schedule_calls == calls
     async with client() as session:
         await asyncio.gather(*(engine.stream(session, 4) for _ in range(4)))
     block = engine.scheduler()

@@ -28,8 +28,8 @@ from fleetkeeper_engine.in_vllm.settings import (
     InsideSettings,
 )
 from fleetkeeper_engine.shm.layout import (
+    HeartbeatBlock,
     MiddlewareBlock,
-    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
 )
@@ -196,9 +196,9 @@ class InsideEngine:
         assert block is not None
         return block
 
-    def pulse(self) -> PulseBlock:
+    def heartbeat(self) -> HeartbeatBlock:
         """What it said before its last step."""
-        return self.region.read_pulse()
+        return self.region.read_heartbeat()
 
     def middleware(self) -> MiddlewareBlock:
         """What the middleware says now."""
@@ -315,7 +315,7 @@ class InsideEngine:
                 (
                     *block.running,
                     *block.waiting,
-                    self.pulse().steps,
+                    self.heartbeat().steps,
                     *queue.waiting,
                     *queue.released,
                 )

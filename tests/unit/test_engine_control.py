@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetkeeper_engine.shm.histogram import BATCH_TIME_EDGES_S
-from fleetkeeper_engine.shm.layout import CapBlock, MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.layout import CapBlock, HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
@@ -206,7 +206,7 @@ async def test_everything_in_the_table_is_exported_with_its_type_and_labels(benc
     bench.region.write_scheduler(
         replace(RUNNING, batch_time_buckets=(1,) * edges, batch_time_sum=12.5)
     )
-    bench.region.write_pulse(PulseBlock(schedule_calls=5))
+    bench.region.write_heartbeat(HeartbeatBlock(schedule_calls=5))
     bench.region.write_middleware(MiddlewareBlock(waiting=(1, 2, 3), arrivals=(4, 5, 6)))
     bench.region.write_cap(
         0,

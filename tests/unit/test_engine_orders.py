@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.step_sums import TERMS
 from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain
@@ -101,7 +101,7 @@ def test_a_new_leader_may_count_from_one_again() -> None:
 # Health ---------------------------------------------------------------------------------------
 
 
-Engine = tuple[SchedulerBlock, PulseBlock]
+Engine = tuple[SchedulerBlock, HeartbeatBlock]
 
 
 def scheduler(
@@ -113,8 +113,8 @@ def scheduler(
     **more: object,
 ) -> Engine:
     block = SchedulerBlock(worked_steps=steps, running=(0, running, 0))
-    pulse = PulseBlock(calls, flight_steps, flight_tokens)
-    return replace(block, **more), pulse  # type: ignore[arg-type]
+    heartbeat = HeartbeatBlock(calls, flight_steps, flight_tokens)
+    return replace(block, **more), heartbeat  # type: ignore[arg-type]
 
 
 def looked(*looks: tuple[float, Engine, MiddlewareBlock | None]) -> Progress:
@@ -150,7 +150,7 @@ def test_an_engine_in_which_our_code_never_came_up_is_never_called_stalled() -> 
     released = MiddlewareBlock(released=(0, 4, 0))
     progress = Progress()
     for t in range(0, 900, 5):
-        progress = decide_progress(progress, None, PulseBlock(), released, float(t))
+        progress = decide_progress(progress, None, HeartbeatBlock(), released, float(t))
     assert is_live(progress, 900.0, 60.0)
     assert is_moving(progress, 900.0, 60.0)
 
@@ -232,7 +232,7 @@ def test_a_long_prefill_in_flight_is_no_stall() -> None:
 
 def test_a_region_that_cannot_be_read_changes_nothing() -> None:
     before = looked((0.0, scheduler(10, 10, 4), None))
-    assert decide_progress(before, None, PulseBlock(), None, 5.0) == before
+    assert decide_progress(before, None, HeartbeatBlock(), None, 5.0) == before
 
 
 @given(

@@ -26,16 +26,16 @@ from fleetkeeper_engine.shm.histogram import (
 )
 from fleetkeeper_engine.shm.layout import (
     CAP,
+    HEARTBEAT,
     MIDDLEWARE,
-    PULSE,
     SCHEDULER,
     SUPERVISOR,
     TABLES,
     CapBlock,
     Cells,
+    HeartbeatBlock,
     Layout,
     MiddlewareBlock,
-    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
     Tier,
@@ -44,7 +44,7 @@ from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.shm.step_sums import TERMS, products
 from lanes import keep_first
 
-LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, PULSE, CAP)
+LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, HEARTBEAT, CAP)
 _VALUES = {
     "Q": st.integers(0, 2**64 - 1),
     "d": st.floats(allow_nan=False),
@@ -96,13 +96,15 @@ def test_what_one_side_writes_the_other_reads(path: Path) -> None:
     orders = SupervisorBlock(generation=3, sequences=16, admit=(1.0, 0.5, 0.0), draining=True)
     writer.write_supervisor(orders)
     writer.write_middleware(MiddlewareBlock(waiting=(1, 2, 3)))
-    assert reader.read_pulse() == PulseBlock()
+    assert reader.read_heartbeat() == HeartbeatBlock()
     engine = SchedulerBlock(worked_steps=9, supported=True, queue_wait_sum=(0.0, 7.5, 3.25))
     writer.write_scheduler(engine)
-    pulse = PulseBlock(schedule_calls=10, steps=1, tokens=7, oldest_arrival=(0.0, 7.5, 3.25))
-    writer.write_pulse(pulse)
+    heartbeat = HeartbeatBlock(
+        schedule_calls=10, steps=1, tokens=7, oldest_arrival=(0.0, 7.5, 3.25)
+    )
+    writer.write_heartbeat(heartbeat)
     writer.write_cap(1, CapBlock(armed=True, fraction=0.8))
-    assert reader.read_pulse() == pulse
+    assert reader.read_heartbeat() == heartbeat
     assert reader.read_supervisor() == orders
     assert reader.read_middleware() == MiddlewareBlock(waiting=(1, 2, 3))
     assert reader.read_scheduler() == engine
@@ -254,7 +256,7 @@ def _write(path: str, started: Any, writes: int) -> None:
         if number % 7 == 0:
             for place in range(len(cells.whole)):
                 cells.whole[place] = number
-        region.pulse.whole[PULSE.cells["tokens"]] = number << 32 | number
+        region.heartbeat.whole[HEARTBEAT.cells["tokens"]] = number << 32 | number
         cells.whole[0] = cells.whole[1] = cells.whole[len(cells.whole) - 1] = number
         region.publish(cells)
     os._exit(0)
@@ -314,6 +316,6 @@ def _whole_number(region: Region, place: Any, last: int) -> int:
     assert first >= last
     middle = set(struct.unpack_from("<100Q", payload, 16))
     assert middle == {first - first % 7}
-    high, low = divmod(region.read_pulse().tokens, 1 << 32)
-    assert high == low >= first, "a cell of the pulse is stored at once, and before the block"
+    high, low = divmod(region.read_heartbeat().tokens, 1 << 32)
+    assert high == low >= first, "a cell of the heartbeat is stored at once, and before the block"
     return int(first)

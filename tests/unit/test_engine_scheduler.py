@@ -229,12 +229,12 @@ def block(region: Region) -> Any:
 
 def flight(region: Region) -> tuple[int, int]:
     """Steps under way, and the tokens in them."""
-    found = region.read_pulse()
+    found = region.read_heartbeat()
     return found.steps, found.tokens
 
 
 def calls(region: Region) -> int:
-    return region.read_pulse().schedule_calls
+    return region.read_heartbeat().schedule_calls
 
 
 def test_orders_are_in_force_at_the_next_schedule_and_nothing_else_is_touched(
@@ -520,7 +520,7 @@ def test_what_waited_is_not_said_to_wait_for_long(region: Region) -> None:
     for number in range(8):
         scheduler.next = Step({"a": 1})
         scheduler.get_grammar_bitmask(scheduler.schedule())
-        said.append(region.read_pulse().oldest_arrival[Tier.STANDARD])
+        said.append(region.read_heartbeat().oldest_arrival[Tier.STANDARD])
         clock.now += 0.02
         scheduler.update_from_output(scheduler.next, SimpleNamespace(sampled_token_ids=[[5]]))
         if number == 1:
@@ -588,7 +588,7 @@ def test_with_two_steps_under_way_time_is_not_counted_twice() -> None:
     record.count()
     assert record._real[record._at["batch_time_sum"]] == pytest.approx(0.9)
     assert record._whole[record._at["worked_steps"]] == 2
-    assert record.pulse.whole.tolist() == [3, 0, 0, 0, 0, 0]
+    assert record.heartbeat.whole.tolist() == [3, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from fleetkeeper_engine.in_vllm.scheduler import LiveScheduling
 from fleetkeeper_engine.in_vllm.settings import InsideSettings
-from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.supervisor.health import (
     Progress,
@@ -36,8 +36,8 @@ def watched(seconds: int, block: SchedulerBlock, *, calls_move: bool = True) -> 
     """One look a second at a scheduler that makes no step."""
     progress = Progress()
     for second in range(seconds + 1):
-        pulse = PulseBlock(schedule_calls=10 + second * calls_move)
-        progress = decide_progress(progress, block, pulse, ONE_RELEASED, float(second))
+        heartbeat = HeartbeatBlock(schedule_calls=10 + second * calls_move)
+        progress = decide_progress(progress, block, heartbeat, ONE_RELEASED, float(second))
     return progress
 
 
@@ -74,8 +74,8 @@ def test_a_step_that_never_comes_back_is_a_wedge_beside_blocked_requests() -> No
     block = SchedulerBlock(worked_steps=7, waiting=(0, 1, 0), blocked=1)
     progress = Progress()
     for second in range(62):
-        pulse = PulseBlock(schedule_calls=10 + second, steps=1, tokens=1)
-        progress = decide_progress(progress, block, pulse, ONE_RELEASED, float(second))
+        heartbeat = HeartbeatBlock(schedule_calls=10 + second, steps=1, tokens=1)
+        progress = decide_progress(progress, block, heartbeat, ONE_RELEASED, float(second))
     assert not is_live(progress, 61.0, 60.0)
 
 
@@ -91,8 +91,8 @@ def test_the_clock_of_a_wedge_starts_when_the_grammar_is_ready() -> None:
     ready = replace(blocked, blocked=0)
     progress = watched(600, blocked)
     for second in range(601, 662):
-        pulse = PulseBlock(schedule_calls=10 + second)
-        progress = decide_progress(progress, ready, pulse, ONE_RELEASED, float(second))
+        heartbeat = HeartbeatBlock(schedule_calls=10 + second)
+        progress = decide_progress(progress, ready, heartbeat, ONE_RELEASED, float(second))
         if second < 660:
             assert is_live(progress, float(second), 60.0)
     assert not is_live(progress, 661.0, 60.0)

@@ -76,7 +76,7 @@ class LiveScheduling:
         )
         # The tier of each running sequence is needed several times a second.
         self._origin_of = lru_cache(_ORIGINS_KEPT)(rule.origin)
-        self.record = SchedulerRecord(region.pulse if region is not None else None)
+        self.record = SchedulerRecord(region.heartbeat if region is not None else None)
         self.supported = all(isinstance(getattr(scheduler, name, None), int) for name in NEEDED)
         ceiling_sequences, ceiling_tokens = (
             int(getattr(scheduler, name, 0) or 1) for name in NEEDED

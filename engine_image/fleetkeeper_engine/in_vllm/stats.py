@@ -18,7 +18,7 @@ from fleetkeeper_engine.shm.histogram import (
     BATCH_TOKENS_EDGES,
     QUEUE_WAIT_EDGES_S,
 )
-from fleetkeeper_engine.shm.layout import PULSE, SCHEDULER, TIERS, Cells
+from fleetkeeper_engine.shm.layout import HEARTBEAT, SCHEDULER, TIERS, Cells
 from fleetkeeper_engine.shm.step_sums import TERMS, StepClass, products
 
 _SEEN_REQUESTS = 8192
@@ -48,7 +48,7 @@ _HISTOGRAMS = tuple(
 )
 _WAIT_WIDTH = len(QUEUE_WAIT_EDGES_S) + 1
 _CALLS, _STEPS, _TOKENS, _OLDEST = (
-    PULSE.cells[name] for name in ("schedule_calls", "steps", "tokens", "oldest_arrival")
+    HEARTBEAT.cells[name] for name in ("schedule_calls", "steps", "tokens", "oldest_arrival")
 )
 
 
@@ -80,18 +80,18 @@ class Waiting:
 class SchedulerRecord:
     """Counters, histograms and sums of one engine. `now` is CLOCK_MONOTONIC in seconds.
 
-    `cells` holds them. `pulse` is the heartbeat that is written between two steps. Where it is part
+    `cells` holds them, except for `heartbeat`, which is written between two steps. Where it is part
     of the shared region, readers see it at once.
     """
 
-    def __init__(self, pulse: Cells | None = None) -> None:
+    def __init__(self, heartbeat: Cells | None = None) -> None:
         self.cells = Cells(SCHEDULER)
         self._whole = self.cells.whole
         self._real = self.cells.real
         self._at = SCHEDULER.cells
-        self.pulse = Cells(PULSE) if pulse is None else pulse
-        self.pulse.clear()
-        self._said = self.pulse.whole
+        self.heartbeat = Cells(HEARTBEAT) if heartbeat is None else heartbeat
+        self.heartbeat.clear()
+        self._said = self.heartbeat.whole
         self._flights: deque[Flight] = deque()
         self._ended: list[tuple[Flight, float, Collection[Sized]]] = []
         self._seen: dict[int, None] = {}
@@ -175,7 +175,7 @@ class SchedulerRecord:
         for tier in TIERS:
             self._whole[_RUNNING + tier] = waiting.running[tier]
             self._whole[_WAITING + tier] = waiting.waiting[tier]
-            self.pulse.real[_OLDEST + tier] = waiting.oldest_arrival[tier]
+            self.heartbeat.real[_OLDEST + tier] = waiting.oldest_arrival[tier]
         self.put("blocked", waiting.blocked)
 
     def goes_blind(self) -> None:

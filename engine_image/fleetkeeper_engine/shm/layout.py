@@ -172,7 +172,7 @@ class SchedulerBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class PulseBlock:
+class HeartbeatBlock:
     """The heartbeat that the scheduler writes before each step, cell by cell, while the accelerator waits.
 
     Each cell is consistent by itself; two cells may be of two steps.
@@ -282,7 +282,7 @@ TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
         ("batch_tokens_sum", "d", 1),
         ("step_model", "d", 2 * len(TERMS)),
     ),
-    PulseBlock: (
+    HeartbeatBlock: (
         ("schedule_calls", "Q", 1),
         ("steps", "Q", 1),
         ("tokens", "Q", 1),
@@ -382,5 +382,5 @@ class Cells:
 SUPERVISOR = Layout(SupervisorBlock)
 MIDDLEWARE = Layout(MiddlewareBlock)
 SCHEDULER = Layout(SchedulerBlock)
-PULSE = Layout(PulseBlock)
+HEARTBEAT = Layout(HeartbeatBlock)
 CAP = Layout(CapBlock)

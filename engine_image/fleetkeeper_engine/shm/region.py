@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fleetkeeper_engine.shm.codec import (
     HEADER,
+    HEARTBEAT_AT,
     MOST_RANKS,
-    PULSE_AT,
     pack_header,
     places,
     seal,
@@ -26,16 +26,16 @@ from fleetkeeper_engine.shm.codec import (
 )
 from fleetkeeper_engine.shm.layout import (
     CAP,
+    HEARTBEAT,
     MIDDLEWARE,
-    PULSE,
     SCHEDULER,
     SUPERVISOR,
     Block,
     CapBlock,
     Cells,
+    HeartbeatBlock,
     Layout,
     MiddlewareBlock,
-    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
 )
@@ -61,7 +61,9 @@ class Region:
         self._words = memoryview(memory).cast("Q")
         even, odd = self._slots[_SUPERVISOR]
         self._orders_even, self._orders_odd = even >> 3, odd >> 3
-        self.pulse = Cells(PULSE, memoryview(memory)[PULSE_AT : PULSE_AT + PULSE.size])
+        self.heartbeat = Cells(
+            HEARTBEAT, memoryview(memory)[HEARTBEAT_AT : HEARTBEAT_AT + HEARTBEAT.size]
+        )
         """The scheduler's heartbeat, in the region itself: a store is visible to readers at once."""
 
     @classmethod
@@ -113,7 +115,7 @@ class Region:
 
     def close(self) -> None:
         """Unmap the region."""
-        self.pulse.release()
+        self.heartbeat.release()
         self._words.release()
         self._memory.close()
 
@@ -129,11 +131,11 @@ class Region:
         """Return the scheduler's block: the state and counters of the engine."""
         return self._read(_SCHEDULER, SCHEDULER)
 
-    def read_pulse(self) -> PulseBlock:
+    def read_heartbeat(self) -> HeartbeatBlock:
         """Return the heartbeat before the engine's last step; zeros before its first step."""
-        calls, steps, tokens, *_ = self.pulse.whole
-        return PulseBlock(
-            calls, steps, tokens, tuple(self.pulse.real[PULSE.cells["oldest_arrival"] :])
+        calls, steps, tokens, *_ = self.heartbeat.whole
+        return HeartbeatBlock(
+            calls, steps, tokens, tuple(self.heartbeat.real[HEARTBEAT.cells["oldest_arrival"] :])
         )
 
     def read_cap(self, rank: int) -> CapBlock | None:
@@ -162,9 +164,9 @@ class Region:
         """Write the scheduler's block."""
         self._write(_SCHEDULER, SCHEDULER.pack(block))
 
-    def write_pulse(self, block: PulseBlock) -> None:
+    def write_heartbeat(self, block: HeartbeatBlock) -> None:
         """Write the heartbeat."""
-        self._memory[PULSE_AT : PULSE_AT + PULSE.size] = PULSE.pack(block)
+        self._memory[HEARTBEAT_AT : HEARTBEAT_AT + HEARTBEAT.size] = HEARTBEAT.pack(block)
 
     def write_cap(self, rank: int, block: CapBlock) -> None:
         """Write the memory cap of a worker.

@@ -8,8 +8,8 @@ from typing import Any
 from fleetkeeper_engine.policy import Policy
 from fleetkeeper_engine.shm.layout import (
     CapBlock,
+    HeartbeatBlock,
     MiddlewareBlock,
-    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
 )
@@ -128,7 +128,7 @@ class PodState:
         self.progress = decide_progress(
             self.progress,
             self.scheduler(),
-            self.pulse(),
+            self.heartbeat(),
             self.middleware(),
             now,
             held=self.memory.over_cap,
@@ -138,9 +138,9 @@ class PodState:
         """Return the engine's block."""
         return self.region.read_scheduler()
 
-    def pulse(self) -> PulseBlock:
+    def heartbeat(self) -> HeartbeatBlock:
         """Return the heartbeat before the engine's last step."""
-        return self.region.read_pulse()
+        return self.region.read_heartbeat()
 
     def middleware(self) -> MiddlewareBlock | None:
         """Return the middleware's block."""
@@ -171,10 +171,10 @@ class PodState:
 
     def is_applied(self) -> bool:
         """Return whether the scheduler has read the newest request, or is idle and will at its next step."""
-        block, pulse = self.scheduler(), self.pulse()
+        block, heartbeat = self.scheduler(), self.heartbeat()
         if block is None or self.orders.order is None:
             return True
-        idle = not sum(block.running) and not sum(block.waiting) and not pulse.steps
+        idle = not sum(block.running) and not sum(block.waiting) and not heartbeat.steps
         return idle or block.generation == self.orders.order.generation
 
     def readiness(self, now: float) -> Readiness:

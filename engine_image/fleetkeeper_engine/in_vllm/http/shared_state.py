@@ -61,7 +61,9 @@ class SharedState:
 
     def engine_oldest(self) -> tuple[float, ...]:
         """Return the arrival of the oldest request inside vLLM that no step has held yet, by tier."""
-        return _NO_ARRIVALS if self._region is None else self._region.read_pulse().oldest_arrival
+        return (
+            _NO_ARRIVALS if self._region is None else self._region.read_heartbeat().oldest_arrival
+        )
 
     def publish(self) -> None:
         """Write the block."""

@@ -18,9 +18,9 @@ from fleetkeeper_engine.limits import LimitRange, limits_in_force
 from fleetkeeper_engine.shm.histogram import cumulative
 from fleetkeeper_engine.shm.layout import (
     CapBlock,
+    HeartbeatBlock,
     MiddlewareBlock,
     Outcome,
-    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
     Tier,
@@ -61,7 +61,7 @@ class _Once(Collector):
 def _families(
     pod: PodState, kids: Iterable[str], now: float, *, engine_up: bool
 ) -> Iterator[Metric]:
-    scheduler, pulse, middleware = pod.scheduler(), pod.pulse(), pod.middleware()
+    scheduler, heartbeat, middleware = pod.scheduler(), pod.heartbeat(), pod.middleware()
     yield from _engine(pod, scheduler, engine_up=engine_up)
     yield from _memory(pod, now)
     yield from _limits(pod, scheduler, kids, now)
@@ -70,12 +70,12 @@ def _families(
     blind = scheduler is not None and scheduler.blind
     if not blind and (scheduler is not None or middleware is not None):
         yield from _load(scheduler, middleware)
-        yield from _oldest(pulse, middleware or MiddlewareBlock(), now)
+        yield from _oldest(heartbeat, middleware or MiddlewareBlock(), now)
     if middleware is not None:
         yield from _arrivals(middleware)
     if scheduler is not None and not blind:
         yield from _work(scheduler)
-        yield _counter("fleetkeeper_schedule_calls_total", pulse.schedule_calls)
+        yield _counter("fleetkeeper_schedule_calls_total", heartbeat.schedule_calls)
     yield _gauge("fleetkeeper_stalled_seconds", stalled_s(pod.progress, now))
     yield _gauge("fleetkeeper_hung", pod.is_hung(now))
 
@@ -166,10 +166,10 @@ def _load(scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None) 
     yield _gauges("fleetkeeper_running", running)
 
 
-def _oldest(pulse: PulseBlock, middleware: MiddlewareBlock, now: float) -> Iterator[Metric]:
+def _oldest(heartbeat: HeartbeatBlock, middleware: MiddlewareBlock, now: float) -> Iterator[Metric]:
     oldest = []
     for tier in Tier:
-        arrivals = (block.oldest_arrival[tier] for block in (pulse, middleware))
+        arrivals = (block.oldest_arrival[tier] for block in (heartbeat, middleware))
         waits = (now - arrival for arrival in arrivals if arrival > 0)
         oldest.append(Sample((tier.label,), max(waits, default=0.0)))
     yield _gauges("fleetkeeper_oldest_wait_seconds", oldest)
