@@ -189,7 +189,7 @@ async def one_round(
     clients = [asyncio.create_task(one_client()) for _ in range(TABLE_CLIENTS)]
     found = {}
     for sequences in reversed(TABLE_SEQUENCES):
-        engine.order(sequences=sequences)
+        engine.set_block(sequences=sequences)
         scheduled = sum(engine.scheduler().queue_wait_buckets)
         # By then every client has waited once under this limit.
         due = scheduled + TABLE_CLIENTS

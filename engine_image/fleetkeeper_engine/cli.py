@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
     signing_tool.add_keys_arguments(
         commands.add_parser("keys", help="create a key pair that signs requests for limits")
     )
-    signing_tool.add_order_arguments(
+    signing_tool.add_limits_arguments(
         commands.add_parser("order", help="send a request for live limits, signed with that key")
     )
     given = parser.parse_args(words)
@@ -62,7 +62,7 @@ def _run(given: argparse.Namespace) -> int:
         "doctor": doctor.run,
         "install": install.run,
         "keys": signing_tool.make_keys,
-        "order": signing_tool.send_order,
+        "order": signing_tool.send_limits_request,
     }
     return commands.get(given.command, _run_pod)(given)
 

@@ -209,28 +209,28 @@ class InsideEngine:
     async def middleware_now(self) -> MiddlewareBlock:
         """The middleware's block with everything in it that happened before this call.
 
-        It is written up to 200 ms late; the one that says the orders of now is late no more.
+        It is written up to 200 ms late; the one with this generation is late no more.
         """
-        orders = self.region.read_supervisor() or SupervisorBlock()
-        orders = replace(orders, generation=orders.generation + 1)
-        self.region.write_supervisor(orders)
-        await self.until(lambda: self.middleware().generation == orders.generation)
+        block = self.region.read_supervisor() or SupervisorBlock()
+        block = replace(block, generation=block.generation + 1)
+        self.region.write_supervisor(block)
+        await self.until(lambda: self.middleware().generation == block.generation)
         return self.middleware()
 
-    def order(self, **changes: object) -> SupervisorBlock:
-        """Puts orders into force, of the next generation, with a lease of an hour unless told."""
+    def set_block(self, **changes: object) -> SupervisorBlock:
+        """Writes the supervisor's block: the next generation, with a lease of an hour by default."""
         last = self.region.read_supervisor()
-        orders = SupervisorBlock(
+        block = SupervisorBlock(
             generation=1 if last is None else last.generation + 1,
             lease_deadline=time.monotonic() + 3600,
         )
-        orders = replace(orders, **changes)  # type: ignore[arg-type]
-        self.region.write_supervisor(orders)
-        return orders
+        block = replace(block, **changes)  # type: ignore[arg-type]
+        self.region.write_supervisor(block)
+        return block
 
     def free_all(self) -> None:
-        """No orders: start-up values."""
-        self.order(lease_deadline=0.0)
+        """End the lease: start-up values."""
+        self.set_block(lease_deadline=0.0)
 
     async def stream(
         self,

@@ -92,7 +92,7 @@ def desired_document(model: Path, keys: Path, /, **sections: Document) -> Docume
 
 
 class Signer:
-    """An operator's key: writes its public half for the pod and signs orders."""
+    """An operator's key: writes its public half for the pod and signs limits requests."""
 
     def __init__(self, directory: Path, kid: str = "one") -> None:
         self.directory = directory
@@ -234,7 +234,7 @@ class RunningEngine:
     def put_limits(
         self, sequences: int, tokens: int, lease_s: int = 120, **more: object
     ) -> requests.Response:
-        """Orders limits with a valid token and the next generation."""
+        """LimitsLease limits with a valid token and the next generation."""
         self.generation += 1
         body = {
             "sequences": sequences,
@@ -318,7 +318,7 @@ def start_engine(
 
     Args:
         document: what FLEETKEEPER_ENGINE holds.
-        signer: whose orders it takes.
+        signer: whose limits requests it accepts.
         directory: for its log, its shared memory and its termination line.
         python: which environment runs it.
         launcher: the script of an installed copy instead of the module.

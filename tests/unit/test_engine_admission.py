@@ -220,33 +220,33 @@ def test_a_client_that_hangs_up_frees_its_place_or_its_slots_once() -> None:
     assert counts[Outcome.ADMITTED] == 1
 
 
-# --- orders and the pod's own rule
+# --- the lease and the pod's own rule
 
 
-def orders(**changes: object) -> SupervisorBlock:
+def supervisor_block(**changes: object) -> SupervisorBlock:
     return SupervisorBlock(**{"generation": 1, "lease_deadline": 100.0, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("share", "let_in"), [(1.0, 100), (0.6, 60), (0.05, 5), (0.0, 0)])
-def test_the_ordered_share_of_arrivals_is_let_in(share: float, let_in: int) -> None:
+def test_the_requested_share_of_arrivals_is_let_in(share: float, let_in: int) -> None:
     """Exactly, evenly spread, without dice: 0.6 lets in 60 of 100."""
     queue = admission()
-    queue.take_orders(orders(admit=(1.0, share, 1.0)))
+    queue.apply_supervisor_block(supervisor_block(admit=(1.0, share, 1.0)))
     refusals = [queue.refuse(Tier.STANDARD, None, 1.0) for _ in range(100)]
     assert sum(refusal is None for refusal in refusals) == let_in
     assert {r.outcome for r in refusals if r is not None} <= {Outcome.TIER_CLOSED}
 
 
-def test_batch_shut_by_order_keeps_its_floor_but_not_when_it_is_closed() -> None:
+def test_batch_shut_by_a_lease_keeps_its_floor_but_not_when_it_is_closed() -> None:
     """An opened load breaker leaves batch its floor; `closed` leaves nothing."""
     queue = admission()
-    queue.take_orders(orders(admit=(1.0, 1.0, 0.0)))
+    queue.apply_supervisor_block(supervisor_block(admit=(1.0, 1.0, 0.0)))
     enter(queue, Tier.BATCH, 1.0)
     refusal = queue.refuse(Tier.BATCH, None, 1.0)
     assert refusal is not None
     assert refusal.outcome is Outcome.TIER_CLOSED
     queue = admission()
-    queue.take_orders(orders(closed=(False, False, True)))
+    queue.apply_supervisor_block(supervisor_block(closed=(False, False, True)))
     assert queue.refuse(Tier.BATCH, None, 1.0) is not None
     assert queue.refuse(Tier.STANDARD, None, 1.0) is None
 
@@ -257,7 +257,7 @@ def test_draining_refuses_everything_and_at_its_end_empties_the_queue() -> None:
     for _ in range(5):
         enter(queue, Tier.STANDARD, 1.0)
     assert len(queue.take_released(1.0)) == 3
-    queue.take_orders(orders(draining=True))
+    queue.apply_supervisor_block(supervisor_block(draining=True))
     refusal = queue.refuse(Tier.REALTIME, None, 2.0)
     assert refusal is not None
     assert refusal.outcome is Outcome.DRAINING
@@ -267,10 +267,10 @@ def test_draining_refuses_everything_and_at_its_end_empties_the_queue() -> None:
     assert [len(state.queue) for state in queue.tiers] == [0, 0, 0]
 
 
-def test_when_the_lease_ends_orders_count_no_more() -> None:
+def test_an_ended_lease_counts_no_more() -> None:
     """A dead operator closes no tier and changes no share."""
     queue = admission()
-    queue.take_orders(orders(admit=(1.0, 0.0, 0.0), shares=(0.1, 0.1, 0.1)))
+    queue.apply_supervisor_block(supervisor_block(admit=(1.0, 0.0, 0.0), shares=(0.1, 0.1, 0.1)))
     assert queue.refuse(Tier.STANDARD, None, 99.9) is not None
     assert queue.room(99.9).share_ratios == (0.1, 0.1, 0.1)
     assert queue.refuse(Tier.STANDARD, None, 100.0) is None
@@ -299,7 +299,7 @@ def test_the_pods_own_rule_closes_batch_until_the_wait_has_halved() -> None:
     queue.tick((0.0, 0.0, 0.0), 1.8)
     assert not queue.own_rule_closed
     queue.tick((0.0, 1.0, 0.0), 9.0)
-    queue.take_orders(orders())
+    queue.apply_supervisor_block(supervisor_block())
     queue.tick((0.0, 1.0, 0.0), 10.0)
     assert not queue.own_rule_closed
 
@@ -310,7 +310,7 @@ def test_a_lower_limit_releases_fewer_and_kills_nothing() -> None:
     tickets = [enter(queue, Tier.STANDARD, 1.0) for _ in range(30)]
     inside = queue.take_released(1.0)
     assert len(inside) == 18
-    queue.take_orders(orders(sequences=4))
+    queue.apply_supervisor_block(supervisor_block(sequences=4))
     for ticket in inside[:12]:
         queue.finish(ticket, 2.0)
         assert queue.take_released(2.0) == []

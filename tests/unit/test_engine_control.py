@@ -54,9 +54,9 @@ class Bench:
         return self.engine_text
 
     async def put(self, **changes: Any) -> tuple[int, dict[str, Any]]:
-        order = {"sequences": 16, "tokens": 512, "leaseSeconds": 60, "generation": 1, **changes}
+        request = {"sequences": 16, "tokens": 512, "leaseSeconds": 60, "generation": 1, **changes}
         headers = {"Authorization": f"Bearer {self.signer.token(POD)}"}
-        async with self.client.put("/v1/limits", json=order, headers=headers) as response:
+        async with self.client.put("/v1/limits", json=request, headers=headers) as response:
             return response.status, await response.json()
 
     async def status(self, path: str) -> tuple[int, str]:
@@ -84,7 +84,9 @@ RUNNING = SchedulerBlock(
 )
 
 
-async def test_an_order_reaches_shared_memory_and_the_answer_says_what_holds(bench: Bench) -> None:
+async def test_a_limits_request_reaches_shared_memory_and_the_answer_says_what_holds(
+    bench: Bench,
+) -> None:
     bench.region.write_scheduler(RUNNING)
     status, body = await bench.put(admit={"batch": 0.0}, shares={"batch": 0.1})
     assert status == 200
@@ -103,7 +105,9 @@ async def test_an_order_reaches_shared_memory_and_the_answer_says_what_holds(ben
     assert told["draining"] == {"above": 4}, "running above the limit is draining, not failure"
 
 
-async def test_an_order_is_acknowledged_as_soon_as_the_scheduler_read_it(bench: Bench) -> None:
+async def test_a_limits_request_is_acknowledged_as_soon_as_the_scheduler_read_it(
+    bench: Bench,
+) -> None:
     bench.region.write_scheduler(replace(RUNNING, generation=1))
     began = time.monotonic()
     status, body = await bench.put()
@@ -124,7 +128,7 @@ async def test_an_unsupported_scheduler_is_told_as_such(bench: Bench) -> None:
     assert body["supported"] is False
 
 
-async def test_orders_need_a_token_health_and_metrics_do_not(bench: Bench) -> None:
+async def test_limits_requests_need_a_token_health_and_metrics_do_not(bench: Bench) -> None:
     async with bench.client.put("/v1/limits", json={}) as response:
         assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
     async with bench.client.get("/v1/limits") as response:

@@ -28,7 +28,7 @@ from fleetkeeper_engine.supervisor.control_api.auth import KEYS_FILE
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS, TIERS
 from fleetkeeper_engine.supervisor.launch import fetch
 from fleetkeeper_engine.supervisor.launch.prepare import PACKAGE_PATH
-from fleetkeeper_engine.supervisor.limits_requests import LimitsOrder
+from fleetkeeper_engine.supervisor.limits_requests import LimitsRequest
 from fleetkeeper_engine.supervisor.policy_file import POLICY_FILE
 from fleetkeeper_engine.supervisor.supervisor import DRAIN_SOCKET
 from fleetkeeper_engine.supervisor.termination import Death
@@ -234,7 +234,7 @@ def test_the_document_keeps_its_fields() -> None:
 
 
 def test_a_request_for_limits_keeps_its_fields() -> None:
-    schema = LimitsOrder.model_json_schema(by_alias=True)
+    schema = LimitsRequest.model_json_schema(by_alias=True)
     assert set(_fields(schema, schema)) == {
         *("sequences", "tokens", "leaseSeconds", "generation"),
         *(f"{part}.{tier}" for part in ("admit", "shares") for tier in TIERS),

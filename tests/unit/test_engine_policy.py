@@ -91,23 +91,23 @@ def test_the_queue_follows_at_its_next_look_and_keeps_what_waits() -> None:
     assert queue.take_released(1.0) == [running]
     for _ in range(2):
         assert isinstance(waiting(queue, Tier.STANDARD), Ticket)
-    queue.take_orders(block(TIGHT))
+    queue.apply_supervisor_block(block(TIGHT))
     refused = waiting(queue, Tier.STANDARD)
     assert isinstance(refused, Refusal)
     assert (refused.outcome, refused.limit) == (Outcome.QUEUE_FULL, 1)
     assert len(queue.tiers[Tier.STANDARD].queue) == 2
-    queue.take_orders(None)
+    queue.apply_supervisor_block(None)
     assert isinstance(waiting(queue, Tier.STANDARD), Ticket)
 
 
 def test_share_floor_and_the_pods_own_rule_follow() -> None:
     queue = Admission(InsideSettings(max_sequences=16, queue_wait_objective_s=0.5))
     assert (queue.room(1.0).share_ratios[2], queue.room(1.0).batch_floor_ratio) == (0.3, 0.05)
-    queue.take_orders(block(TIGHT))
+    queue.apply_supervisor_block(block(TIGHT))
     assert (queue.room(1.0).share_ratios[2], queue.room(1.0).batch_floor_ratio) == (0.5, 0.25)
     queue.tick((0.0, 9.0, 0.0), 10.0)  # the oldest waits for 1 s: above 0.5, below 2
     assert not queue.own_rule_closed
-    queue.take_orders(SupervisorBlock())
+    queue.apply_supervisor_block(SupervisorBlock())
     queue.tick((0.0, 9.0, 0.0), 10.0)
     assert queue.own_rule_closed
 

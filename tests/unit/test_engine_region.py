@@ -93,8 +93,8 @@ def test_what_one_side_writes_the_other_reads(path: Path) -> None:
     reader = Region.open(path)
     assert reader is not None
     assert (reader.nonce, reader.ranks) == (7, 2)
-    orders = SupervisorBlock(generation=3, sequences=16, admit=(1.0, 0.5, 0.0), draining=True)
-    writer.write_supervisor(orders)
+    block = SupervisorBlock(generation=3, sequences=16, admit=(1.0, 0.5, 0.0), draining=True)
+    writer.write_supervisor(block)
     writer.write_middleware(MiddlewareBlock(waiting=(1, 2, 3)))
     assert reader.read_heartbeat() == HeartbeatBlock()
     engine = SchedulerBlock(worked_steps=9, supported=True, queue_wait_sum=(0.0, 7.5, 3.25))
@@ -105,7 +105,7 @@ def test_what_one_side_writes_the_other_reads(path: Path) -> None:
     writer.write_heartbeat(heartbeat)
     writer.write_cap(1, CapBlock(armed=True, fraction=0.8))
     assert reader.read_heartbeat() == heartbeat
-    assert reader.read_supervisor() == orders
+    assert reader.read_supervisor() == block
     assert reader.read_middleware() == MiddlewareBlock(waiting=(1, 2, 3))
     assert reader.read_scheduler() == engine
     assert reader.read_cap(0) is None

@@ -45,7 +45,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.queue = Admission(InsideSettings(max_sequences=64, max_tokens=2048))
-        self.queue.take_orders(SupervisorBlock(sequences=self.limit, lease_deadline=1e9))
+        self.queue.apply_supervisor_block(SupervisorBlock(sequences=self.limit, lease_deadline=1e9))
         capacity = self.limit / (MEAN_TOKENS * STEP_S)
         self.rates = {tier: part * capacity for tier, part in OFFERED.items()}
         self.due = {tier: self.now + self.dice.random() / r for tier, r in self.rates.items()}

@@ -65,21 +65,21 @@ SEQUENCES, TOKENS = LimitRange(4, 64), LimitRange(256, 2048)
 def test_limits_stay_between_floor_and_ceiling(
     wanted_sequences: int, wanted_tokens: int, deadline: float, now: float
 ) -> None:
-    """Whatever is ordered and whenever: buffers are sized by the ceiling, never beyond."""
-    orders = SupervisorBlock(
+    """Whatever is requested and whenever: buffers are sized by the ceiling, never beyond."""
+    lease = SupervisorBlock(
         sequences=wanted_sequences, tokens=wanted_tokens, lease_deadline=deadline
     )
-    limits = limits_in_force(orders, SEQUENCES, TOKENS, now)
+    limits = limits_in_force(lease, SEQUENCES, TOKENS, now)
     assert SEQUENCES.floor <= limits.sequences <= SEQUENCES.ceiling
     assert TOKENS.floor <= limits.tokens <= TOKENS.ceiling
 
 
-def test_without_orders_start_up_values_hold() -> None:
+def test_without_a_lease_start_up_values_hold() -> None:
     """A missing or torn region, or a supervisor without a limits lease."""
-    for orders in (None, SupervisorBlock(), SupervisorBlock(sequences=8, tokens=512)):
-        limits = limits_in_force(orders, SEQUENCES, TOKENS, 5.0)
+    for lease in (None, SupervisorBlock(), SupervisorBlock(sequences=8, tokens=512)):
+        limits = limits_in_force(lease, SEQUENCES, TOKENS, 5.0)
         assert (limits.sequences, limits.tokens) == (64, 2048)
-        assert not lease_holds(orders, 5.0)
+        assert not lease_holds(lease, 5.0)
 
 
 @given(st.integers(4, 64), st.lists(st.floats(0, 40), min_size=2))
@@ -87,16 +87,16 @@ def test_after_the_lease_limits_only_rise_by_notches_to_the_ceiling(
     wanted: int, times: list[float]
 ) -> None:
     """Ten steps of equal ratio over 30 s; a dead operator causes no cliff."""
-    orders = SupervisorBlock(sequences=wanted, lease_deadline=100.0)
+    lease = SupervisorBlock(sequences=wanted, lease_deadline=100.0)
     seen = [
-        limits_in_force(orders, SEQUENCES, TOKENS, 100.0 + since).sequences
+        limits_in_force(lease, SEQUENCES, TOKENS, 100.0 + since).sequences
         for since in sorted(times)
     ]
     assert seen == sorted(seen)
-    end = limits_in_force(orders, SEQUENCES, TOKENS, 100.0 + RETURN_S)
+    end = limits_in_force(lease, SEQUENCES, TOKENS, 100.0 + RETURN_S)
     assert end.sequences == SEQUENCES.ceiling
     every = [
-        limits_in_force(orders, SEQUENCES, TOKENS, 100.01 + RETURN_S * n / NOTCHES).sequences
+        limits_in_force(lease, SEQUENCES, TOKENS, 100.01 + RETURN_S * n / NOTCHES).sequences
         for n in range(NOTCHES + 1)
     ]
     ratio = (64 / wanted) ** (1 / NOTCHES)
@@ -109,13 +109,13 @@ def test_limits_stand_until_they_are_said_to_change(
     since_end: float, part: float, leased: bool
 ) -> None:
     """What a step may take over from the step before it without working it out."""
-    orders = SupervisorBlock(sequences=7, tokens=300, lease_deadline=100.0 if leased else 0.0)
+    lease = SupervisorBlock(sequences=7, tokens=300, lease_deadline=100.0 if leased else 0.0)
     now = 100.0 + since_end
-    until = min(limits_change_at(orders, now), now + 1e4)
+    until = min(limits_change_at(lease, now), now + 1e4)
     later = now + part * (until - now)
     assert until >= now
     if later < until:
-        found = [limits_in_force(orders, SEQUENCES, TOKENS, time) for time in (now, later)]
+        found = [limits_in_force(lease, SEQUENCES, TOKENS, time) for time in (now, later)]
         assert found[0] == found[1]
     assert leased or until > now
 
@@ -237,7 +237,7 @@ def calls(region: Region) -> int:
     return region.read_heartbeat().schedule_calls
 
 
-def test_orders_are_in_force_at_the_next_schedule_and_nothing_else_is_touched(
+def test_limits_are_in_force_at_the_next_schedule_and_nothing_else_is_touched(
     region: Region,
 ) -> None:
     """Sequences and tokens follow; the attribute whose lowering ends vLLM's core stays."""
@@ -322,7 +322,7 @@ def test_the_reserve_is_kept_while_realtime_comes(region: Region) -> None:
         st.one_of(
             st.tuples(st.just("time"), st.sampled_from([0.01, 0.5, 3.0, 40.0])),
             st.tuples(
-                st.just("orders"),
+                st.just("lease"),
                 st.builds(
                     SupervisorBlock,
                     generation=st.integers(1, 9),
@@ -349,7 +349,7 @@ def test_limits_that_stay_are_those_worked_out_anew(
     for what, value in events:
         if what == "time":
             clock.now += value
-        elif what == "orders":
+        elif what == "lease":
             region.write_supervisor(value)
         for scheduler, live in zip((short, long), lives, strict=True):
             if what == "running":
@@ -465,7 +465,7 @@ def test_what_can_wait_is_counted_while_the_workers_compute(region: Region) -> N
 
 
 def test_short_steps_are_counted_together_and_lose_nothing(region: Region) -> None:
-    """Every 200 ms; at once with new orders, and when the work is done. Of a new sequence nothing is lost."""
+    """Every 200 ms; at once with a new lease, and when the work is done. Of a new sequence nothing is lost."""
     scheduler: Any = mixed_into(Grammatical)()
     clock = Clock()
     scheduler._live = LiveScheduling(scheduler, region, InsideSettings.of_environment(), clock)
@@ -488,7 +488,7 @@ def test_short_steps_are_counted_together_and_lose_nothing(region: Region) -> No
     del scheduler.requests["b"]
     assert step() == 5
     region.write_supervisor(SupervisorBlock(generation=4, sequences=8, lease_deadline=2000.0))
-    assert step() == 9, "new orders: whoever gave them waits for word"
+    assert step() == 9, "a new lease: whoever sent it waits for its acknowledgement"
     assert (block(region).generation, block(region).limit_sequences) == (4, 8)
     assert step() == 9
     scheduler.next = Step({"a": 1})

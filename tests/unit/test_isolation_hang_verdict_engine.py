@@ -92,7 +92,7 @@ def test_work_without_a_step_in_flight_is_hung_after_the_stall_time(engine: Engi
 
 
 def test_an_engine_held_by_its_memory_cap_is_not_hung(engine: Engine) -> None:
-    """Requests wait by order, for as long as memory is above the cap."""
+    """Requests wait on purpose, for as long as memory is above the cap."""
     for second in range(12):
         engine.pod.saw_memory(MemoryUse(90, 100), engine.now + second)
     assert engine.pod.memory.over_cap

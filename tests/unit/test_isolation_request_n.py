@@ -127,7 +127,7 @@ def test_a_large_request_is_released_beside_realtime_after_limits_were_lowered(t
     queue.refuse(Tier.REALTIME, None, 1.0)
     realtime = entered(queue, Tier.REALTIME, 1, 1.0)
     assert queue.take_released(1.0) == [realtime]
-    queue.take_orders(SupervisorBlock(sequences=8, lease_deadline=1e9))
+    queue.apply_supervisor_block(SupervisorBlock(sequences=8, lease_deadline=1e9))
     large = entered(queue, tier, 64, 1.1)
     assert queue.take_released(1.2) == [large]
     assert sum(state.held for state in queue.tiers) <= queue.room(1.2).total

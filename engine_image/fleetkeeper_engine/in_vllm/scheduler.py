@@ -90,8 +90,8 @@ class LiveScheduling:
         self._chunked = bool(
             getattr(getattr(scheduler, "scheduler_config", None), "enable_chunked_prefill", False)
         )
-        self._orders: SupervisorBlock | None = None
-        self._orders_sequence = -1
+        self._supervisor_block: SupervisorBlock | None = None
+        self._supervisor_sequence = -1
         self._limits = Limits(ceiling_sequences, ceiling_tokens)
         self._limits_until = -math.inf
         self._same_until = -math.inf
@@ -124,30 +124,30 @@ class LiveScheduling:
         if not self.supported:
             return
         now, running = self._clock(), len(self._scheduler.running)
-        region, sequence = self._region, self._orders_sequence
+        region, sequence = self._region, self._supervisor_sequence
         if region is not None:
-            sequence = region.orders_sequence()
+            sequence = region.supervisor_sequence()
         if (
             now < self._same_until
             and running == self._same_running
-            and sequence == self._orders_sequence
+            and sequence == self._supervisor_sequence
         ):
             return
         self._set_limits(now, running, sequence)
 
     def _set_limits(self, now: float, running: int, sequence: int) -> None:
-        if sequence != self._orders_sequence:
-            self._read_orders(sequence)
-        scheduler, orders = self._scheduler, self._orders
+        if sequence != self._supervisor_sequence:
+            self._read_supervisor(sequence)
+        scheduler, block = self._scheduler, self._supervisor_block
         if now >= self._limits_until:
-            self._limits = limits_in_force(orders, self._sequences, self._tokens, now)
-            self._limits_until = limits_change_at(orders, now)
+            self._limits = limits_in_force(block, self._sequences, self._tokens, now)
+            self._limits_until = limits_change_at(block, now)
         limits = self._limits
         active, self._same_until = limits.sequences, self._limits_until
         if now < self._reserved_until:
             active = self._active_with_reserve(limits.sequences, running, now)
             self._same_until = -math.inf
-        if orders is not None and orders.cap_exceeded:
+        if block is not None and block.cap_exceeded:
             active = 0
         tokens = self._tokens.ceiling
         if self._chunked:
@@ -157,7 +157,7 @@ class LiveScheduling:
         scheduler.max_num_active_reqs = active
         scheduler.max_num_scheduled_tokens = tokens
         self._same_running = running
-        generation = orders.generation if orders is not None else 0
+        generation = block.generation if block is not None else 0
         self.record.in_force(generation, limits.sequences, tokens)
 
     def _active_with_reserve(self, limit: int, running: int, now: float) -> int:
@@ -262,10 +262,10 @@ class LiveScheduling:
         record.put("kv_capacity_tokens", self._kv_capacity)
         self.publish()
 
-    def _read_orders(self, sequence: int) -> None:
+    def _read_supervisor(self, sequence: int) -> None:
         if self._region is not None:
-            self._orders = self._region.read_supervisor()
-        self._orders_sequence = sequence
+            self._supervisor_block = self._region.read_supervisor()
+        self._supervisor_sequence = sequence
         self._limits_until = self._count_due = -math.inf
 
     def _saw_new(self, request_id: str, now: float) -> None:

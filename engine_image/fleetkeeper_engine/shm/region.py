@@ -60,7 +60,7 @@ class Region:
         self._written: dict[int, int] = {}
         self._words = memoryview(memory).cast("Q")
         even, odd = self._slots[_SUPERVISOR]
-        self._orders_even, self._orders_odd = even >> 3, odd >> 3
+        self._supervisor_even, self._supervisor_odd = even >> 3, odd >> 3
         self.heartbeat = Cells(
             HEARTBEAT, memoryview(memory)[HEARTBEAT_AT : HEARTBEAT_AT + HEARTBEAT.size]
         )
@@ -142,10 +142,10 @@ class Region:
         """Return the memory cap of a worker; None until it reported one."""
         return self._read(_FIRST_RANK + rank, CAP)
 
-    def orders_sequence(self) -> int:
+    def supervisor_sequence(self) -> int:
         """Return a number that changes with every write of the supervisor's block; cheaper than reading it."""
         words = self._words
-        return max(words[self._orders_even], words[self._orders_odd])
+        return max(words[self._supervisor_even], words[self._supervisor_odd])
 
     def caps_armed(self) -> bool:
         """Return whether the allocator of every rank is limited to its cap."""

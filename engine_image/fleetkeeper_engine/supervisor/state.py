@@ -25,10 +25,10 @@ from fleetkeeper_engine.supervisor.health import (
     work_of,
 )
 from fleetkeeper_engine.supervisor.limits_requests import (
-    LimitsOrder,
-    Orders,
+    LimitsLease,
+    LimitsRequest,
     allowed_ranges,
-    decide_orders,
+    decide_lease,
 )
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse, decide_memory
 from fleetkeeper_engine.supervisor.output import Outlet
@@ -54,7 +54,7 @@ class PodState:
     outlets: tuple[Outlet, ...] = ()
     """Outlets for the output of the engine and for the log."""
     vllm_version: str = "unknown"
-    orders: Orders = field(default_factory=Orders)
+    lease: LimitsLease = field(default_factory=LimitsLease)
     policy: Policy = field(init=False)
     progress: Progress = field(default_factory=Progress)
     started: bool = False
@@ -87,14 +87,14 @@ class PodState:
         self.region.write_supervisor(self._block(now))
 
     def _block(self, now: float) -> SupervisorBlock:
-        order = self.orders.order
+        request = self.lease.request
         return SupervisorBlock(
-            generation=order.generation if order else 0,
-            sequences=order.sequences if order else 0,
-            tokens=order.tokens if order else 0,
-            lease_deadline=self.orders.lease_deadline,
-            admit=order.admit.filled(OPEN_ADMIT) if order else OPEN_ADMIT,
-            shares=order.shares.filled(SETTINGS_SHARES) if order else SETTINGS_SHARES,
+            generation=request.generation if request else 0,
+            sequences=request.sequences if request else 0,
+            tokens=request.tokens if request else 0,
+            lease_deadline=self.lease.deadline,
+            admit=request.admit.filled(OPEN_ADMIT) if request else OPEN_ADMIT,
+            shares=request.shares.filled(SETTINGS_SHARES) if request else SETTINGS_SHARES,
             draining=self.admission_closed,
             drain_deadline=self.drain_deadline,
             cap_exceeded=self.memory.over_cap,
@@ -105,13 +105,13 @@ class PodState:
             written=now,
         )
 
-    def take(self, order: LimitsOrder, epoch: int, now: float) -> None:
+    def accept(self, request: LimitsRequest, epoch: int, now: float) -> None:
         """Apply a request for limits.
 
         Raises:
-            RefusedOrderError: 409, if a newer one is in force.
+            RefusedLimitsRequestError: 409, if a newer one is in force.
         """
-        self.orders = decide_orders(self.orders, order, epoch, now)
+        self.lease = decide_lease(self.lease, request, epoch, now)
         self.write(now)
 
     def saw_memory(self, use: MemoryUse, now: float) -> bool:
@@ -172,10 +172,10 @@ class PodState:
     def is_applied(self) -> bool:
         """Return whether the scheduler has read the newest request, or is idle and will at its next step."""
         block, heartbeat = self.scheduler(), self.heartbeat()
-        if block is None or self.orders.order is None:
+        if block is None or self.lease.request is None:
             return True
         idle = not sum(block.running) and not sum(block.waiting) and not heartbeat.steps
-        return idle or block.generation == self.orders.order.generation
+        return idle or block.generation == self.lease.request.generation
 
     def readiness(self, now: float) -> Readiness:
         """Return the conditions of readiness."""

@@ -28,7 +28,7 @@ def add_keys_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_order_arguments(parser: argparse.ArgumentParser) -> None:
+def add_limits_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `order`."""
     parser.add_argument("--keys", type=Path, required=True, help="directory that `keys` created")
     parser.add_argument("--sequences", type=int, required=True)
@@ -61,7 +61,7 @@ def make_keys(given: argparse.Namespace) -> int:
     return 0
 
 
-def send_order(given: argparse.Namespace) -> int:
+def send_limits_request(given: argparse.Namespace) -> int:
     """Sign and send a request for limits, and print the answer. Return 0 if it was accepted."""
     now = time.time()
     claims = {

@@ -200,7 +200,7 @@ class TierMiddleware:
             self._shared_state.rejected += 1
             await answer(send, 400, unknown_tier(name))
             return None
-        self._shared_state.read_orders()
+        self._shared_state.refresh()
         refusal = self._admission.refuse(tier, headers.get(_REQUEST_ID), arrived)
         if refusal is not None:
             await self._refuse(send, refusal)
@@ -208,7 +208,7 @@ class TierMiddleware:
         shape = await self._read(scope, headers, inbox, send, intake)
         if shape is None:
             return None
-        self._shared_state.read_orders()
+        self._shared_state.refresh()
         now = self._clock()
         ticket = self._admission.pass_by(
             tier, shape.sequences, arrived, now
@@ -316,7 +316,7 @@ class TierMiddleware:
     def _pump(self) -> None:
         """Release the requests that may be released, and publish the new state."""
         if self._admission.waiting:
-            self._shared_state.read_orders()
+            self._shared_state.refresh()
             for ticket in self._admission.take_released(self._clock()):
                 waiter = self._waiters.get(ticket)
                 if waiter is not None and not waiter.done():
@@ -344,7 +344,7 @@ class TierMiddleware:
         while True:
             try:
                 now = self._clock()
-                self._shared_state.read_orders()
+                self._shared_state.refresh()
                 self._admission.tick(self._shared_state.engine_oldest(), now)
                 self._pump()
                 self._bodies.cut_slow(now)

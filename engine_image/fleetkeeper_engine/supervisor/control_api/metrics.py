@@ -121,9 +121,9 @@ def _limits(
     pod: PodState, scheduler: SchedulerBlock | None, kids: Iterable[str], now: float
 ) -> Iterator[Metric]:
     yield _gauges("fleetkeeper_control_keys", [Sample((kid,), 1) for kid in kids])
-    yield _gauge("fleetkeeper_limit_lease_seconds", pod.orders.lease_left_s(now))
-    order = pod.orders.order
-    accepted = order.generation if order else 0
+    yield _gauge("fleetkeeper_limit_lease_seconds", pod.lease.seconds_left(now))
+    request = pod.lease.request
+    accepted = request.generation if request else 0
     applied = scheduler.generation if scheduler else 0
     yield _gauges(
         "fleetkeeper_limit_generation",
@@ -134,9 +134,9 @@ def _limits(
     sequences = LimitRange(scheduler.floor_sequences, scheduler.ceiling_sequences)
     tokens = LimitRange(scheduler.floor_tokens, scheduler.ceiling_tokens)
     block = SupervisorBlock(
-        sequences=order.sequences if order else 0,
-        tokens=order.tokens if order else 0,
-        lease_deadline=pod.orders.lease_deadline,
+        sequences=request.sequences if request else 0,
+        tokens=request.tokens if request else 0,
+        lease_deadline=pod.lease.deadline,
     )
     wanted = limits_in_force(block, sequences, tokens, now)
     yield _limit("sequences", wanted.sequences, scheduler.limit_sequences, sequences)

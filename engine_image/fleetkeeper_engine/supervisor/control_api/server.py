@@ -13,7 +13,10 @@ from aiohttp import web
 
 from fleetkeeper_engine.supervisor.control_api.auth import UnauthorizedError, Verifier
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
-from fleetkeeper_engine.supervisor.limits_requests import RefusedOrderError, parse_order
+from fleetkeeper_engine.supervisor.limits_requests import (
+    RefusedLimitsRequestError,
+    parse_limits_request,
+)
 from fleetkeeper_engine.supervisor.state import PodState
 
 logger = logging.getLogger("fleetkeeper.control")
@@ -88,9 +91,9 @@ class ControlPort:
         if epoch is None:
             return self._refused_bearer()
         try:
-            order = parse_order(await request.read(), self.pod.ranges())
-            self.pod.take(order, epoch, self.monotonic())
-        except RefusedOrderError as error:
+            limits_request = parse_limits_request(await request.read(), self.pod.ranges())
+            self.pod.accept(limits_request, epoch, self.monotonic())
+        except RefusedLimitsRequestError as error:
             return self._counted(error.status, {"error": str(error), **error.detail})
         for _ in range(APPLIED_LOOKS):
             if self.pod.is_applied():
@@ -118,19 +121,19 @@ class ControlPort:
 
     def _state(self) -> dict[str, Any]:
         pod, now = self.pod, self.monotonic()
-        scheduler, order = pod.scheduler(), pod.orders.order
+        scheduler, limits_request = pod.scheduler(), pod.lease.request
         running = sum(scheduler.running) if scheduler else 0
         limit = scheduler.limit_sequences if scheduler else 0
         return {
-            "accepted": order.generation if order else 0,
+            "accepted": limits_request.generation if limits_request else 0,
             "applied": scheduler.generation if scheduler else 0,
             "supported": bool(scheduler and scheduler.supported),
             "idle": pod.is_applied() and running == 0,
-            "epoch": pod.orders.epoch,
-            "leaseSeconds": round(pod.orders.lease_left_s(now), 3),
+            "epoch": pod.lease.epoch,
+            "leaseSeconds": round(pod.lease.seconds_left(now), 3),
             "wanted": {
-                "sequences": order.sequences if order else None,
-                "tokens": order.tokens if order else None,
+                "sequences": limits_request.sequences if limits_request else None,
+                "tokens": limits_request.tokens if limits_request else None,
             },
             "effective": {
                 "sequences": limit,

@@ -105,7 +105,7 @@ class Admission:
             microseconds(settings.standard_offset_s), microseconds(settings.batch_ageing_s)
         )
         self.tiers = (TierState(), TierState(), TierState())
-        self._orders: SupervisorBlock | None = None
+        self._supervisor_block: SupervisorBlock | None = None
         self._realtime_seen: float | None = None
         self._realtime_peak = RecentPeak()
         self._last_arrival_us = 0
@@ -119,10 +119,10 @@ class Admission:
         self.released = 0
         """Requests inside vLLM."""
 
-    def take_orders(self, orders: SupervisorBlock | None) -> None:
+    def apply_supervisor_block(self, block: SupervisorBlock | None) -> None:
         """Apply the supervisor's block; None means it cannot be read, so start-up values apply."""
-        self._orders = orders
-        self._policy = _policy_in(orders) or self._start_policy
+        self._supervisor_block = block
+        self._policy = _policy_in(block) or self._start_policy
         self._room_until = -math.inf
 
     def refuse(self, tier: Tier, request_id: bytes | None, now: float) -> Refusal | None:
@@ -130,7 +130,7 @@ class Admission:
         self.arrivals.saw(tier, request_id, now)
         if tier is Tier.REALTIME:
             self._realtime_seen = now
-        if self._orders is not None and self._orders.draining:
+        if self._supervisor_block is not None and self._supervisor_block.draining:
             return self._refused(tier, Outcome.DRAINING, now)
         if not self._is_open(tier, now):
             return self._refused(tier, Outcome.TIER_CLOSED, now)
@@ -228,7 +228,7 @@ class Admission:
             now: the time.
         """
         self.arrivals.close_bins(now)
-        if lease_holds(self._orders, now):
+        if lease_holds(self._supervisor_block, now):
             self.own_rule_closed = False
             return
         waits = [
@@ -248,20 +248,20 @@ class Admission:
         last = self._room
         if now < self._room_until and (reserved, peak) == (last.reserved, last.realtime_peak):
             return last
-        orders, policy = self._orders, self._policy
+        block, policy = self._supervisor_block, self._policy
         shares = (1.0, 1.0, policy.batch_share_ratio)
-        if orders is not None and lease_holds(orders, now):
-            ordered = [share if share > 0.0 else shares[i] for i, share in enumerate(orders.shares)]
-            shares = (ordered[0], ordered[1], ordered[2])
+        if block is not None and lease_holds(block, now):
+            leased = [share if share > 0.0 else shares[i] for i, share in enumerate(block.shares)]
+            shares = (leased[0], leased[1], leased[2])
         self._room = Room(
-            sequences=limits_in_force(orders, self._sequences, self._tokens, now).sequences,
+            sequences=limits_in_force(block, self._sequences, self._tokens, now).sequences,
             share_ratios=shares,
             batch_floor_ratio=policy.batch_floor_ratio,
             reserved=reserved,
             realtime_peak=peak,
-            stopped=orders is not None and orders.cap_exceeded,
+            stopped=block is not None and block.cap_exceeded,
         )
-        self._room_until = limits_change_at(orders, now)
+        self._room_until = limits_change_at(block, now)
         return self._room
 
     @property
@@ -308,12 +308,12 @@ class Admission:
         self._count(ticket.tier, Outcome.ADMITTED)
 
     def _is_open(self, tier: Tier, now: float) -> bool:
-        orders = self._orders
-        if orders is not None and orders.closed[tier]:
+        block = self._supervisor_block
+        if block is not None and block.closed[tier]:
             return False
         let_in = 1.0
-        if orders is not None and lease_holds(orders, now):
-            let_in = orders.admit[tier]
+        if block is not None and lease_holds(block, now):
+            let_in = block.admit[tier]
         elif tier is Tier.BATCH and self.own_rule_closed:
             let_in = 0.0
         return let_in >= 1.0 or self._credited(tier, let_in) or self._under_floor(tier, now)
@@ -355,13 +355,13 @@ class Admission:
         self.outcomes[tier * _OUTCOMES + outcome] += 1
 
 
-def _policy_in(orders: SupervisorBlock | None) -> Policy | None:
-    if orders is None or orders.queue_wait_objective_s <= 0.0:
+def _policy_in(block: SupervisorBlock | None) -> Policy | None:
+    if block is None or block.queue_wait_objective_s <= 0.0:
         return None
-    realtime, standard, batch = orders.queue_limits
+    realtime, standard, batch = block.queue_limits
     return Policy(
         queue_limits=(realtime, standard, batch),
-        batch_share_ratio=orders.batch_share_ratio,
-        batch_floor_ratio=orders.batch_floor_ratio,
-        queue_wait_objective_s=orders.queue_wait_objective_s,
+        batch_share_ratio=block.batch_share_ratio,
+        batch_floor_ratio=block.batch_floor_ratio,
+        queue_wait_objective_s=block.queue_wait_objective_s,
     )

@@ -1,4 +1,4 @@
-"""Orders, health, drain, memory watch and death: the supervisor's decisions."""
+"""LimitsLease, health, drain, memory watch and death: the supervisor's decisions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fleetkeeper_engine.supervisor.health import (
     stalled_s,
 )
 from fleetkeeper_engine.supervisor.limits_requests import (
-    Orders,
-    RefusedOrderError,
+    LimitsLease,
+    RefusedLimitsRequestError,
     allowed_ranges,
-    decide_orders,
-    parse_order,
+    decide_lease,
+    parse_limits_request,
 )
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse, decide_memory
 
@@ -35,8 +35,8 @@ RANGES = allowed_ranges(Batching(max_sequences=64, min_sequences=2, max_tokens=2
 
 
 def body(**changes: object) -> bytes:
-    order = {"sequences": 16, "tokens": 512, "leaseSeconds": 60, "generation": 1, **changes}
-    return json.dumps({k: v for k, v in order.items() if v is not None}).encode()
+    request = {"sequences": 16, "tokens": 512, "leaseSeconds": 60, "generation": 1, **changes}
+    return json.dumps({k: v for k, v in request.items() if v is not None}).encode()
 
 
 @pytest.mark.parametrize(
@@ -59,43 +59,49 @@ def body(**changes: object) -> bytes:
         {"surprise": 1},
     ],
 )
-def test_an_order_outside_the_ranges_is_422_with_the_ranges(changes: dict[str, object]) -> None:
-    with pytest.raises(RefusedOrderError) as refused:
-        parse_order(body(**changes), RANGES)
+def test_a_limits_request_outside_the_ranges_is_422_with_the_ranges(
+    changes: dict[str, object],
+) -> None:
+    with pytest.raises(RefusedLimitsRequestError) as refused:
+        parse_limits_request(body(**changes), RANGES)
     assert refused.value.status == 422
     assert refused.value.detail["allowed"]["sequences"] == {"min": 2, "max": 64}
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b'{"sequences": NaN}', b"null"])
-def test_what_is_no_order_is_422(text: bytes) -> None:
-    with pytest.raises(RefusedOrderError) as refused:
-        parse_order(text, RANGES)
+def test_what_is_no_limits_request_is_422(text: bytes) -> None:
+    with pytest.raises(RefusedLimitsRequestError) as refused:
+        parse_limits_request(text, RANGES)
     assert refused.value.status == 422
 
 
-def test_tiers_that_an_order_leaves_out_keep_what_holds_without_orders() -> None:
-    order = parse_order(body(admit={"batch": 0}, shares={"batch": 0.2}), RANGES)
-    assert order.admit.filled((1.0, 1.0, 1.0)) == (1.0, 1.0, 0.0)
-    assert order.shares.filled((1.0, 1.0, 0.0)) == (1.0, 1.0, 0.2)
+def test_tiers_that_a_request_leaves_out_keep_what_holds_without_a_lease() -> None:
+    request = parse_limits_request(body(admit={"batch": 0}, shares={"batch": 0.2}), RANGES)
+    assert request.admit.filled((1.0, 1.0, 1.0)) == (1.0, 1.0, 0.0)
+    assert request.shares.filled((1.0, 1.0, 0.0)) == (1.0, 1.0, 0.2)
 
 
 def test_generations_rise_and_the_same_one_renews_its_lease() -> None:
-    first = decide_orders(Orders(), parse_order(body(generation=7), RANGES), epoch=1, now=100.0)
-    assert first.lease_left_s(100.0) == 60.0
-    renewed = decide_orders(
-        first, parse_order(body(generation=7, leaseSeconds=90), RANGES), epoch=1, now=110.0
+    first = decide_lease(
+        LimitsLease(), parse_limits_request(body(generation=7), RANGES), epoch=1, now=100.0
     )
-    assert renewed.lease_deadline == 200.0
+    assert first.seconds_left(100.0) == 60.0
+    renewed = decide_lease(
+        first, parse_limits_request(body(generation=7, leaseSeconds=90), RANGES), epoch=1, now=110.0
+    )
+    assert renewed.deadline == 200.0
     for stale in (body(generation=6), body(generation=7, sequences=17)):
-        with pytest.raises(RefusedOrderError) as refused:
-            decide_orders(renewed, parse_order(stale, RANGES), epoch=1, now=111.0)
+        with pytest.raises(RefusedLimitsRequestError) as refused:
+            decide_lease(renewed, parse_limits_request(stale, RANGES), epoch=1, now=111.0)
         assert (refused.value.status, refused.value.detail["generation"]) == (409, 7)
 
 
 def test_a_new_leader_may_count_from_one_again() -> None:
-    held = decide_orders(Orders(), parse_order(body(generation=900), RANGES), epoch=3, now=0.0)
-    taken = decide_orders(held, parse_order(body(generation=1), RANGES), epoch=4, now=1.0)
-    assert (taken.epoch, taken.order and taken.order.generation) == (4, 1)
+    held = decide_lease(
+        LimitsLease(), parse_limits_request(body(generation=900), RANGES), epoch=3, now=0.0
+    )
+    taken = decide_lease(held, parse_limits_request(body(generation=1), RANGES), epoch=4, now=1.0)
+    assert (taken.epoch, taken.request and taken.request.generation) == (4, 1)
 
 
 # Health ---------------------------------------------------------------------------------------
@@ -166,7 +172,7 @@ def test_an_engine_that_goes_on_without_our_code_is_never_called_stalled() -> No
 
 
 def test_requests_held_back_above_the_memory_cap_are_no_wedge() -> None:
-    """Schedule is called and schedules nothing, as ordered; once they may start the clock begins anew."""
+    """Schedule is called and schedules nothing, as required; once they may start the clock begins anew."""
     progress = Progress()
     for t in range(600):
         block = scheduler(10 + t, 10, waiting=(0, 3, 0))
