@@ -19,7 +19,7 @@ from fleetkeeper_engine.shm.histogram import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
-    MOST_RATIO,
+    MAX_RATIO,
     QUEUE_WAIT_EDGES_S,
     cumulative,
     snap_down,
@@ -214,7 +214,7 @@ def test_edges_rise_by_at_most_a_quarter(edges: tuple[float, ...]) -> None:
     """Means and shares read from buckets are at most 25% coarse; counts below 5 step by one."""
     for low, high in pairwise(edges):
         assert low < high
-        assert high <= low * MOST_RATIO * 1.001 or high - low == 1
+        assert high <= low * MAX_RATIO * 1.001 or high - low == 1
 
 
 def test_edges_span_what_is_promised_and_hold_round_objectives() -> None:

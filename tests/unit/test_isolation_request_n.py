@@ -10,7 +10,7 @@ import pytest
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Ticket
 from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
 from fleetkeeper_engine.in_vllm.http.request_shape import (
-    MOST_POOLED,
+    MAX_POOLED,
     Shape,
     check_sequences,
     shape_of,
@@ -87,9 +87,9 @@ def test_more_than_could_ever_run_at_once_is_refused_with_value_ceiling_and_advi
     assert (refused.value.status, refused.value.param) == (422, "n")
     for word in ("65 sequences", "at most 64", "split the request"):
         assert word in str(refused.value)
-    check_sequences(Shape(MOST_POOLED, has_priority=False), EMBEDDINGS, 64)
-    with pytest.raises(RefusedBodyError, match=f"at most {MOST_POOLED}"):
-        check_sequences(Shape(MOST_POOLED + 1, has_priority=False), EMBEDDINGS, 64)
+    check_sequences(Shape(MAX_POOLED, has_priority=False), EMBEDDINGS, 64)
+    with pytest.raises(RefusedBodyError, match=f"at most {MAX_POOLED}"):
+        check_sequences(Shape(MAX_POOLED + 1, has_priority=False), EMBEDDINGS, 64)
 
 
 @pytest.mark.parametrize("value", [1000, "1000", 1000.0, 10**400])

@@ -22,7 +22,7 @@ from fleetkeeper_engine.shm.layout import HEARTBEAT, SCHEDULER, TIERS, Cells
 from fleetkeeper_engine.shm.step_sums import TERMS, StepClass, products
 
 _SEEN_REQUESTS = 8192
-_MOST_FLIGHTS = 64
+_MAX_FLIGHTS = 64
 _GENERATION, _LIMIT_SEQUENCES, _LIMIT_TOKENS = (
     SCHEDULER.cells[name] for name in ("generation", "limit_sequences", "limit_tokens")
 )
@@ -123,7 +123,7 @@ class SchedulerRecord:
         flights = self._flights
         flights.append(flight)
         said[_TOKENS] += flight.tokens
-        if len(flights) > _MOST_FLIGHTS:
+        if len(flights) > _MAX_FLIGHTS:
             self._landed()
         said[_STEPS] = len(flights)
 

@@ -20,7 +20,7 @@ from fleetkeeper_engine.shm.layout import CAP, HEARTBEAT, MIDDLEWARE, SCHEDULER,
 VERSION = 4
 """Version of slots and tables together. A process with another version ignores the region."""
 MAGIC = b"FKPAGE\x00\x00"
-MOST_RANKS = 64
+MAX_RANKS = 64
 """Workers that can report an armed cap. The supervisor accepts a tensor parallel size up to it."""
 
 HEADER = struct.Struct("<8sIIQI")
@@ -45,7 +45,7 @@ def unpack_header(data: bytes) -> tuple[int, int] | None:
         return None
     magic, version, ranks, nonce, checksum = HEADER.unpack(data[: HEADER.size])
     whole = zlib.crc32(data[: HEADER.size - 4]) == checksum
-    if not whole or magic != MAGIC or version != VERSION or not 1 <= ranks <= MOST_RANKS:
+    if not whole or magic != MAGIC or version != VERSION or not 1 <= ranks <= MAX_RANKS:
         return None
     return nonce, ranks
 

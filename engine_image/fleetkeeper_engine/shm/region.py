@@ -16,7 +16,7 @@ from pathlib import Path
 from fleetkeeper_engine.shm.codec import (
     HEADER,
     HEARTBEAT_AT,
-    MOST_RANKS,
+    MAX_RANKS,
     pack_header,
     places,
     seal,
@@ -74,8 +74,8 @@ class Region:
             ValueError: if there are more ranks than the region has room for.
             OSError: if the file cannot be created.
         """
-        if not 1 <= ranks <= MOST_RANKS:
-            raise ValueError(f"shared memory has room for 1 to {MOST_RANKS} ranks, not {ranks}")
+        if not 1 <= ranks <= MAX_RANKS:
+            raise ValueError(f"shared memory has room for 1 to {MAX_RANKS} ranks, not {ranks}")
         path = Path(path)
         size = places(ranks)[-1].end
         descriptor, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -11,8 +11,8 @@ from pydantic.alias_generators import to_camel
 from fleetkeeper_engine.shm.layout import Tier
 from fleetkeeper_engine.spec import Batching
 
-MOST_LEASE_S = 600
-MOST_GENERATION = 2**63 - 1
+MAX_LEASE_S = 600
+MAX_GENERATION = 2**63 - 1
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
@@ -47,8 +47,8 @@ class LimitsRequest(_Strict):
     """Share of arrivals that is admitted."""
     shares: RatiosByTier = RatiosByTier()
     """Share of the sequences that a tier may hold while others wait."""
-    lease_seconds: int = Field(ge=1, le=MOST_LEASE_S)
-    generation: int = Field(ge=1, le=MOST_GENERATION)
+    lease_seconds: int = Field(ge=1, le=MAX_LEASE_S)
+    generation: int = Field(ge=1, le=MAX_GENERATION)
 
 
 class RefusedLimitsRequestError(Exception):
@@ -76,11 +76,11 @@ class LimitsLease:
 
 def allowed_ranges(batching: Batching, ceilings: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return the ranges of a request's fields; the ceilings are the engine's own once it runs."""
-    most_sequences, most_tokens = ceilings or (batching.max_sequences, batching.max_tokens)
+    max_sequences, max_tokens = ceilings or (batching.max_sequences, batching.max_tokens)
     return {
-        "sequences": {"min": min(batching.min_sequences, most_sequences), "max": most_sequences},
-        "tokens": {"min": min(batching.min_tokens, most_tokens), "max": most_tokens},
-        "leaseSeconds": {"min": 1, "max": MOST_LEASE_S},
+        "sequences": {"min": min(batching.min_sequences, max_sequences), "max": max_sequences},
+        "tokens": {"min": min(batching.min_tokens, max_tokens), "max": max_tokens},
+        "leaseSeconds": {"min": 1, "max": MAX_LEASE_S},
         "admit": {"min": 0.0, "max": 1.0},
         "shares": {"min": 0.0, "max": 1.0},
     }

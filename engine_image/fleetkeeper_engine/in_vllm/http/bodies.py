@@ -11,9 +11,9 @@ from fleetkeeper_engine.in_vllm.http.request_bounds import SMALL_BYTES, Outline,
 
 MIB: Final = 1024**2
 _GRACE_S = 10.0
-_LEAST_BYTES_PER_S = 32 * 1024
-_LONGEST_S = 120.0
-_DISCARDED_AT_MOST = 64 * MIB
+_MIN_BYTES_PER_S = 32 * 1024
+_MAX_RECEIVE_S = 120.0
+_MAX_DISCARDED_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class BodyBudget:
 
     def __init__(self, limits: BodyLimits) -> None:
         self.limits = limits
-        self.most_small = limits.total_bytes
-        self.most_large = limits.total_bytes * 3 // 4
+        self.max_small = limits.total_bytes
+        self.max_large = limits.total_bytes * 3 // 4
         self.held = 0
         self.receiving: set[Intake] = set()
 
@@ -49,8 +49,8 @@ class Intake:
     __slots__ = (
         "_budget",
         "_is_cut",
+        "_max_bytes",
         "_more",
-        "_most",
         "_size",
         "_started",
         "_task",
@@ -58,9 +58,9 @@ class Intake:
         "outline",
     )
 
-    def __init__(self, budget: BodyBudget, most: int, now: float) -> None:
+    def __init__(self, budget: BodyBudget, max_bytes: int, now: float) -> None:
         self._budget = budget
-        self._most = most
+        self._max_bytes = max_bytes
         self._started = now
         self._size = 0
         self._is_cut = False
@@ -112,7 +112,7 @@ class Intake:
 
     def cut_if_slow(self, now: float) -> None:
         """Cancel the read if it takes longer than its size allows."""
-        allowed_s = min(_LONGEST_S, _GRACE_S + self._size / _LEAST_BYTES_PER_S)
+        allowed_s = min(_MAX_RECEIVE_S, _GRACE_S + self._size / _MIN_BYTES_PER_S)
         if self._task is not None and not self._is_cut and now - self._started > allowed_s:
             self._is_cut = True
             self._task.cancel()
@@ -121,7 +121,7 @@ class Intake:
         """Read the rest without keeping it: a client that still sends would not read the refusal."""
         discarded = 0
         try:
-            while self._more and discarded <= _DISCARDED_AT_MOST:
+            while self._more and discarded <= _MAX_DISCARDED_BYTES:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
@@ -165,8 +165,8 @@ class Intake:
         self._more = message.get("more_body", False)
         budget = self._budget
         size = self._size + len(part)
-        most = budget.most_small if size <= SMALL_BYTES else budget.most_large
-        if size > self._most or budget.held + len(part) > most:
+        max_bytes = budget.max_small if size <= SMALL_BYTES else budget.max_large
+        if size > self._max_bytes or budget.held + len(part) > max_bytes:
             self._check_size(size)
             raise RefusedBodyError(
                 429, "bodies_full", "This replica holds too many large requests. Try again soon."
@@ -176,9 +176,9 @@ class Intake:
         return part
 
     def _check_size(self, size: int) -> None:
-        if size > self._most:
+        if size > self._max_bytes:
             raise RefusedBodyError(
                 413,
                 "body_too_large",
-                f"The body is larger than {self._most} bytes. Send less in one request.",
+                f"The body is larger than {self._max_bytes} bytes. Send less in one request.",
             )

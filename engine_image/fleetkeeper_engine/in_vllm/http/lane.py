@@ -17,9 +17,9 @@ class Lane:
     the supervisor would take a busy lane for a hung engine.
     """
 
-    def __init__(self, at_once: int = 2, most_waiting: int = 32) -> None:
+    def __init__(self, at_once: int = 2, max_waiting: int = 32) -> None:
         self._free = at_once
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
@@ -41,9 +41,9 @@ class Lane:
         if self._free:
             self._free -= 1
             return True
-        if len(self._waiting) >= self._most_waiting:
+        if len(self._waiting) >= self._max_waiting:
             raise RefusedBodyError(
-                429, "queue_full", f"{self._most_waiting} requests already wait for the tokenizer."
+                429, "queue_full", f"{self._max_waiting} requests already wait for the tokenizer."
             )
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()

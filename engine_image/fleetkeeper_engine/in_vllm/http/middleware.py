@@ -92,7 +92,7 @@ class TierMiddleware:
         self._shared_state = SharedState(region or Region.of_environment(), self._admission)
         self._bodies = BodyBudget(bodies or BodyLimits())
         self._lane = Lane()
-        self._most_sequences = settings.max_sequences
+        self._max_sequences = settings.max_sequences
         self._token = settings.internal_token.encode()
         keys = [key for key in (os.environ.get("VLLM_API_KEY", ""),) if key]
         self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
@@ -230,7 +230,7 @@ class TierMiddleware:
             await intake.read(inbox.client, headers.get(b"content-length"))
             shape = shape_of(intake.body, scope["path"], intake.outline)
             if shape is not None:
-                check_sequences(shape, scope["path"], self._most_sequences)
+                check_sequences(shape, scope["path"], self._max_sequences)
         except ClientGone:
             return None
         except RefusedBodyError as error:

@@ -21,7 +21,7 @@ from fleetkeeper_engine.supervisor.state import PodState
 
 logger = logging.getLogger("fleetkeeper.control")
 
-MOST_BODY_BYTES = 16_384
+MAX_BODY_BYTES = 16_384
 APPLIED_LOOK_S = 0.005
 APPLIED_LOOKS = 20
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,7 +41,7 @@ class ControlPort:
 
     def app(self) -> web.Application:
         """Return the application to serve."""
-        app = web.Application(client_max_size=MOST_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.add_routes(
             [
                 web.get("/metrics", self.metrics),
