@@ -25,7 +25,7 @@ from fleetkeeper_engine.in_vllm.settings import (
     INTERNAL_HEADER,
     MIDDLEWARE,
     SCHEDULER_FACTORY,
-    InsideSettings,
+    VllmSettings,
 )
 from fleetkeeper_engine.shm.layout import (
     HeartbeatBlock,
@@ -46,7 +46,7 @@ START_S = 900.0
 THREADS = str(max(1, (os.cpu_count() or 2) - 1))
 """As the supervisor has it: a core is left to the API server, or every step waits for a thread without one."""
 
-SETTINGS = InsideSettings(
+SETTINGS = VllmSettings(
     max_sequences=64,
     min_sequences=1,
     max_tokens=2048,
@@ -79,7 +79,7 @@ INSIDE = (f"--scheduler-cls={SCHEDULER_FACTORY}", f"--middleware={MIDDLEWARE}")
 """The words that put our code inside."""
 
 
-def vllm_argv(model: Path, port: int, settings: InsideSettings) -> list[str]:
+def vllm_argv(model: Path, port: int, settings: VllmSettings) -> list[str]:
     """The words that start vLLM, without our code inside."""
     return [
         str(PYTHON),
@@ -121,7 +121,7 @@ class InsideEngine:
     def __init__(
         self,
         directory: Path,
-        settings: InsideSettings = SETTINGS,
+        settings: VllmSettings = SETTINGS,
         *,
         ours: bool = True,
         wait: bool = True,

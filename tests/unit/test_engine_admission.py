@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, look_ahead_of
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
 from lanes import examples
 
@@ -27,7 +27,7 @@ def admission(**changes: float) -> Admission:
         "standard_queue_limit": 1000,
         "batch_queue_limit": 1000,
     }
-    return Admission(InsideSettings(**{**values, **changes}))  # type: ignore[arg-type]
+    return Admission(VllmSettings(**{**values, **changes}))  # type: ignore[arg-type]
 
 
 def enter(queue: Admission, tier: Tier, now: float, sequences: int = 1) -> Ticket:

@@ -25,7 +25,7 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
     with_priority,
 )
 from fleetkeeper_engine.in_vllm.priority import PriorityRule
-from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, InsideSettings
+from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, VllmSettings
 from fleetkeeper_engine.shm.layout import MiddlewareBlock, Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.shm.region import Region
 
@@ -120,7 +120,7 @@ async def make(vllm: StandInVllm, region: Region) -> AsyncIterator[Callable[...,
     made: list[TierMiddleware] = []
 
     def build(**changes: Any) -> TierMiddleware:
-        settings = InsideSettings(
+        settings = VllmSettings(
             **{"max_sequences": 4, "min_sequences": 1, "internal_token": "secret", **changes}
         )
         made.append(TierMiddleware(vllm, settings, region))

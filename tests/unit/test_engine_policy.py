@@ -15,7 +15,7 @@ from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.plan.manifests.control_config import POLICY_FILE as OPERATORS_FILE
 from fleetkeeper.plan.manifests.engine_document import desired_policy, document_text
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.policy import Policy
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.shm.region import Region
@@ -86,7 +86,7 @@ def test_until_a_file_says_otherwise_the_document_holds(pod: PodState) -> None:
 
 def test_the_queue_follows_at_its_next_look_and_keeps_what_waits() -> None:
     """A lower limit refuses the next arrival and expels nobody; a region that cannot be read: start-up values."""
-    queue = Admission(InsideSettings(max_sequences=1, standard_queue_limit=3))
+    queue = Admission(VllmSettings(max_sequences=1, standard_queue_limit=3))
     running = waiting(queue, Tier.STANDARD)
     assert queue.take_released(1.0) == [running]
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_the_queue_follows_at_its_next_look_and_keeps_what_waits() -> None:
 
 
 def test_share_floor_and_the_pods_own_rule_follow() -> None:
-    queue = Admission(InsideSettings(max_sequences=16, queue_wait_objective_s=0.5))
+    queue = Admission(VllmSettings(max_sequences=16, queue_wait_objective_s=0.5))
     assert (queue.room(1.0).share_ratios[2], queue.room(1.0).batch_floor_ratio) == (0.3, 0.05)
     queue.apply_supervisor_block(block(TIGHT))
     assert (queue.room(1.0).share_ratios[2], queue.room(1.0).batch_floor_ratio) == (0.5, 0.25)

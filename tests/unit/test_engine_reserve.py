@@ -17,7 +17,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import (
     active_sequences,
     reserve_of,
 )
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
 
 STEP_S = 0.02
@@ -44,7 +44,7 @@ class World:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        self.queue = Admission(InsideSettings(max_sequences=64, max_tokens=2048))
+        self.queue = Admission(VllmSettings(max_sequences=64, max_tokens=2048))
         self.queue.apply_supervisor_block(SupervisorBlock(sequences=self.limit, lease_deadline=1e9))
         capacity = self.limit / (MEAN_TOKENS * STEP_S)
         self.rates = {tier: part * capacity for tier, part in OFFERED.items()}

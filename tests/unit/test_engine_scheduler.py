@@ -29,7 +29,7 @@ from fleetkeeper_engine.in_vllm.scheduler import (
     live_scheduler,
     mixed_into,
 )
-from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, InsideSettings
+from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, VllmSettings
 from fleetkeeper_engine.in_vllm.stats import (
     Flight,
     SchedulerRecord,
@@ -209,7 +209,7 @@ class Clock:
 def region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Region:
     path = tmp_path / "page"
     monkeypatch.setenv(REGION_ENVIRONMENT, str(path))
-    settings = InsideSettings(min_sequences=4, min_tokens=256, max_sequences=64, max_tokens=2048)
+    settings = VllmSettings(min_sequences=4, min_tokens=256, max_sequences=64, max_tokens=2048)
     monkeypatch.setenv(ENVIRONMENT, settings.to_json())
     return Region.create(path)
 
@@ -217,7 +217,7 @@ def region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Region:
 def made(region: Region) -> tuple[Any, Clock]:
     scheduler: Any = mixed_into(StandIn)()
     clock = Clock()
-    scheduler._live = LiveScheduling(scheduler, region, InsideSettings.of_environment(), clock)
+    scheduler._live = LiveScheduling(scheduler, region, VllmSettings.of_environment(), clock)
     return scheduler, clock
 
 
@@ -271,7 +271,7 @@ def test_without_chunked_prefill_tokens_stay_at_start_up(region: Region) -> None
     """A prompt longer than the step's tokens would block vLLM's queue."""
     scheduler, clock = made(region)
     scheduler.scheduler_config.enable_chunked_prefill = False
-    scheduler._live = LiveScheduling(scheduler, region, InsideSettings(), clock)
+    scheduler._live = LiveScheduling(scheduler, region, VllmSettings(), clock)
     region.write_supervisor(SupervisorBlock(tokens=256, sequences=8, lease_deadline=2000.0))
     scheduler.schedule()
     assert scheduler.seen == [(8, 2048, 64)]
@@ -284,7 +284,7 @@ def test_whole_blocks_and_undivided_media_widen_the_prefill_quantum(region: Regi
     scheduler.need_mamba_block_aligned_split = True
     scheduler.cache_config.block_size = 1024
     scheduler._live = LiveScheduling(
-        scheduler, region, InsideSettings(min_tokens=64, max_tokens=2048), clock
+        scheduler, region, VllmSettings(min_tokens=64, max_tokens=2048), clock
     )
     region.write_supervisor(SupervisorBlock(tokens=64, lease_deadline=2000.0))
     scheduler.running = [Request("a")]
@@ -343,7 +343,7 @@ def test_limits_that_stay_are_those_worked_out_anew(
 ) -> None:
     """Whatever changes: a step that finds nothing changed has the limits of one that looks at everything."""
     region = Region.create(tmp_path_factory.mktemp("pages") / "page")
-    clock, settings = Clock(), InsideSettings(min_sequences=4, min_tokens=256)
+    clock, settings = Clock(), VllmSettings(min_sequences=4, min_tokens=256)
     short, long = (mixed_into(StandIn)() for _ in range(2))
     lives = [LiveScheduling(scheduler, region, settings, clock) for scheduler in (short, long)]
     for what, value in events:
@@ -437,7 +437,7 @@ def test_what_can_wait_is_counted_while_the_workers_compute(region: Region) -> N
     """Word of a step goes out before it runs; the step before it is counted once it runs."""
     scheduler: Any = mixed_into(Grammatical)()
     clock = Clock()
-    scheduler._live = LiveScheduling(scheduler, region, InsideSettings.of_environment(), clock)
+    scheduler._live = LiveScheduling(scheduler, region, VllmSettings.of_environment(), clock)
     request = Request("a", RULE.number(Tier.STANDARD, 999_500_000))
     scheduler.requests["a"] = request
     scheduler.running = [request]
@@ -468,7 +468,7 @@ def test_short_steps_are_counted_together_and_lose_nothing(region: Region) -> No
     """Every 200 ms; at once with a new lease, and when the work is done. Of a new sequence nothing is lost."""
     scheduler: Any = mixed_into(Grammatical)()
     clock = Clock()
-    scheduler._live = LiveScheduling(scheduler, region, InsideSettings.of_environment(), clock)
+    scheduler._live = LiveScheduling(scheduler, region, VllmSettings.of_environment(), clock)
     for name in "ab":
         scheduler.requests[name] = Request(name, RULE.number(Tier.STANDARD, 999_900_000))
     scheduler.running = [scheduler.requests["a"]]
@@ -513,7 +513,7 @@ def test_what_waited_is_not_said_to_wait_for_long(region: Region) -> None:
     """The middleware's own rule goes by it: a fifth of a second too long would close the batch tier."""
     scheduler: Any = mixed_into(Grammatical)()
     clock = Clock()
-    scheduler._live = LiveScheduling(scheduler, region, InsideSettings.of_environment(), clock)
+    scheduler._live = LiveScheduling(scheduler, region, VllmSettings.of_environment(), clock)
     running, waiting = (Request(n, RULE.number(Tier.STANDARD, 999_900_000)) for n in "ab")
     scheduler.running, scheduler.waiting = [running], [waiting]
     said = []
@@ -545,7 +545,7 @@ def test_a_step_without_a_question_for_its_grammar_is_counted_before_it_is_gone(
             return "outputs"
 
     scheduler: Any = mixed_into(Pooling)()
-    scheduler._live = LiveScheduling(scheduler, region, InsideSettings.of_environment(), Clock())
+    scheduler._live = LiveScheduling(scheduler, region, VllmSettings.of_environment(), Clock())
     for name in "ab":
         request = Request(name, RULE.number(Tier.BATCH, 999_000_000 + ord(name)))
         scheduler.requests[name] = request
@@ -561,7 +561,7 @@ def test_two_schedule_calls_in_a_row_lose_nothing(region: Region) -> None:
     """With asynchronous scheduling and structured output the grammar is asked for later."""
     scheduler: Any = mixed_into(Grammatical)()
     clock = Clock()
-    scheduler._live = LiveScheduling(scheduler, region, InsideSettings.of_environment(), clock)
+    scheduler._live = LiveScheduling(scheduler, region, VllmSettings.of_environment(), clock)
     for name in "ab":
         clock.now += 1.0
         request = Request(name, RULE.number(Tier.REALTIME, 999_000_000 + ord(name)))
@@ -812,8 +812,8 @@ def test_fragmentation_figures_are_refreshed(
 
 def test_settings_survive_the_environment_and_another_version_is_told_apart() -> None:
     """The supervisor writes them, vLLM's processes read them; unknown fields are two versions in one pod."""
-    settings = InsideSettings(max_sequences=7, internal_token="t")
-    assert InsideSettings.of_environment({ENVIRONMENT: settings.to_json()}) == settings
-    assert InsideSettings.of_environment({}) == InsideSettings()
+    settings = VllmSettings(max_sequences=7, internal_token="t")
+    assert VllmSettings.of_environment({ENVIRONMENT: settings.to_json()}) == settings
+    assert VllmSettings.of_environment({}) == VllmSettings()
     with pytest.raises(ValueError, match="another version of fleetkeeper_engine"):
-        InsideSettings.of_environment({ENVIRONMENT: '{"later_field": 1}'})
+        VllmSettings.of_environment({ENVIRONMENT: '{"later_field": 1}'})

@@ -15,7 +15,7 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
     check_sequences,
     shape_of,
 )
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
 from middleware_calls import Call, StandInVllm, running_middleware
 
@@ -111,7 +111,7 @@ async def test_a_thousand_choices_are_answered_422_and_others_go_on(value: objec
 
 
 def admission(**changes: Any) -> Admission:
-    return Admission(InsideSettings(**{"max_sequences": 64, "min_sequences": 1, **changes}))
+    return Admission(VllmSettings(**{"max_sequences": 64, "min_sequences": 1, **changes}))
 
 
 def entered(queue: Admission, tier: Tier, sequences: int, now: float) -> Ticket:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fleetkeeper_engine.in_vllm.scheduler import LiveScheduling
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.supervisor.health import (
@@ -140,7 +140,7 @@ def test_the_scheduler_counts_waiting_requests_that_no_step_may_hold_yet(
 ) -> None:
     """All of them wait; those for a grammar, KV from elsewhere or more input are blocked besides."""
     region = Region.create(tmp_path / "page")
-    settings = InsideSettings(min_sequences=4, min_tokens=256, max_sequences=64, max_tokens=2048)
+    settings = VllmSettings(min_sequences=4, min_tokens=256, max_sequences=64, max_tokens=2048)
     live = LiveScheduling(scheduler_with(*statuses), region, settings, lambda: 1000.0)
     live.before_schedule()
     empty = SimpleNamespace(

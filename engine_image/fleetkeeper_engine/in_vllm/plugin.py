@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import CapBlock
 from fleetkeeper_engine.shm.region import Region
 
@@ -150,7 +150,7 @@ def arm_worker(
         return
     rank, index = int(worker.rank), int(device.index or 0)
     torch_device = make_device(index)
-    armed = arm(torch_device, index, InsideSettings.of_environment().cap_percent / 100)
+    armed = arm(torch_device, index, VllmSettings.of_environment().cap_percent / 100)
     region.write_cap(rank, armed)
     logger.info("memory cap armed rank=%d fraction=%.3f", rank, armed.fraction)
     threading.Thread(

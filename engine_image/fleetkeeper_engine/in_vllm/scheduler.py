@@ -36,7 +36,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import (
     active_sequences,
     progressing_tokens,
 )
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.in_vllm.stats import (
     Flight,
     SchedulerRecord,
@@ -65,7 +65,7 @@ class LiveScheduling:
         self,
         scheduler: Any,  # noqa: ANN401 - one of several vLLM classes without a common public type
         region: Region | None,
-        settings: InsideSettings,
+        settings: VllmSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -362,7 +362,7 @@ class LiveLimits:
         return super()._preempt_request(*args, **kwargs)  # type: ignore[misc]
 
     def _start_live(self) -> None:
-        self._live = LiveScheduling(self, Region.of_environment(), InsideSettings.of_environment())
+        self._live = LiveScheduling(self, Region.of_environment(), VllmSettings.of_environment())
         logger.info("live batch limits: %s", "on" if self._live.supported else "not supported")
 
     def _guarded(self, act: Callable[..., None], *args: Any) -> None:  # noqa: ANN401 - passed on

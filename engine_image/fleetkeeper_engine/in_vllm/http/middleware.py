@@ -54,7 +54,7 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
     with_priority,
 )
 from fleetkeeper_engine.in_vllm.http.shared_state import SharedState
-from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, InsideSettings
+from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, VllmSettings
 from fleetkeeper_engine.shm.layout import Outcome, Tier
 from fleetkeeper_engine.shm.region import Region
 
@@ -80,13 +80,13 @@ class TierMiddleware:
     def __init__(
         self,
         app: App,
-        settings: InsideSettings | None = None,
+        settings: VllmSettings | None = None,
         region: Region | None = None,
         clock: Callable[[], float] = time.monotonic,
         bodies: BodyLimits | None = None,
     ) -> None:
         self._app = app
-        settings = settings or InsideSettings.of_environment()
+        settings = settings or VllmSettings.of_environment()
         self._clock = clock
         self._admission = Admission(settings)
         self._shared_state = SharedState(region or Region.of_environment(), self._admission)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleetkeeper_engine.in_vllm.settings import (
-    ENVIRONMENT as INSIDE_ENVIRONMENT,
+    ENVIRONMENT as VLLM_SETTINGS_ENVIRONMENT,
 )
 from fleetkeeper_engine.in_vllm.settings import (
     MIDDLEWARE,
     SCHEDULER_FACTORY,
-    InsideSettings,
+    VllmSettings,
 )
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.spec import (
@@ -109,7 +109,9 @@ def desired_environment(
     hidden = {"VLLM_CPU_KVCACHE_SPACE", DOCUMENT_ENVIRONMENT}
     child = {name: value for name, value in environment.items() if name not in hidden}
     child[REGION_ENVIRONMENT] = launch.region
-    child[INSIDE_ENVIRONMENT] = desired_inside(document, launch.internal_token).to_json()
+    child[VLLM_SETTINGS_ENVIRONMENT] = desired_vllm_settings(
+        document, launch.internal_token
+    ).to_json()
     child["PYTHONPATH"] = ":".join(filter(None, [launch.package_path, child.get("PYTHONPATH")]))
     # The output of a killed process must not be lost in its buffer, because it decides the exit
     # code.
@@ -125,10 +127,10 @@ def desired_environment(
     return child
 
 
-def desired_inside(document: EngineDocument, internal_token: str) -> InsideSettings:
+def desired_vllm_settings(document: EngineDocument, internal_token: str) -> VllmSettings:
     """Return the start-up values for our code inside vLLM's processes."""
     batching, tiers = document.batching, document.tiers
-    return InsideSettings(
+    return VllmSettings(
         max_sequences=batching.max_sequences,
         min_sequences=batching.min_sequences,
         max_tokens=batching.max_tokens,

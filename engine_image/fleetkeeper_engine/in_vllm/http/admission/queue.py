@@ -22,7 +22,7 @@ from fleetkeeper_engine.in_vllm.http.admission.rules import (
 )
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn, microseconds
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, RecentPeak
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.limits import LimitRange, lease_holds, limits_change_at, limits_in_force
 from fleetkeeper_engine.policy import Policy
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
@@ -87,7 +87,7 @@ class TierState:
 class Admission:
     """The queues with their shares, floors and the pod's own rule."""
 
-    def __init__(self, settings: InsideSettings) -> None:
+    def __init__(self, settings: VllmSettings) -> None:
         self._start_policy = Policy(
             queue_limits=(
                 settings.realtime_queue_limit,
