@@ -50,7 +50,7 @@ async def test_a_fault_in_the_scheduler_ends_live_limits_and_nothing_else(tmp_pa
             answers = [await engine.complete(session, TOKENS) for _ in range(6)]
         block, heartbeat, middleware = engine.scheduler(), engine.heartbeat(), engine.middleware()
         assert [(answer.status, answer.tokens) for answer in answers] == [(200, TOKENS)] * 6
-        assert (block.blind, block.supported) == (True, False)
+        assert (block.instrumentation_disabled, block.supported) == (True, False)
         assert block.worked_steps < 6 * TOKENS, "nothing was counted after the fault"
         assert (sum(block.running), sum(block.waiting), heartbeat.steps) == (0, 0, 0)
         progress = decide_progress(Progress(), block, heartbeat, middleware, 0.0)

@@ -195,7 +195,7 @@ async def test_an_engine_that_goes_on_without_our_code_shows_no_counters_of_it(
     bench: Bench,
 ) -> None:
     """Standing still beside requests that wait they would be a hang to the operator; absent they are missing."""
-    bench.region.write_scheduler(replace(RUNNING, supported=False, blind=True))
+    bench.region.write_scheduler(replace(RUNNING, supported=False, instrumentation_disabled=True))
     bench.region.write_middleware(MiddlewareBlock(waiting=(1, 2, 3), arrivals=(4, 5, 6)))
     _, text = await bench.status("/metrics")
     shown = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[:1] != "#"}

@@ -661,7 +661,7 @@ def test_a_fault_of_ours_never_ends_the_engine(
     scheduler.schedule()
     assert [seen[0] for seen in scheduler.seen] == [8, 8, 64]
     assert not block(region).supported
-    assert block(region).blind
+    assert block(region).instrumentation_disabled
     assert (sum(block(region).running), flight(region)) == (0, (0, 0))
     assert "live batch limits are off" in caplog.text
 

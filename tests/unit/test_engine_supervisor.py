@@ -163,10 +163,12 @@ def test_an_engine_in_which_our_code_never_came_up_is_never_called_stalled() -> 
 
 def test_an_engine_that_goes_on_without_our_code_is_never_called_stalled() -> None:
     """A fault of ours must not end an engine that works: its counters stand still, its requests do not."""
-    blind = scheduler(10, 10, 4, blind=True)
+    instrumentation_disabled = scheduler(10, 10, 4, instrumentation_disabled=True)
     released = MiddlewareBlock(released=(0, 4, 0))
-    progress = looked((0.0, scheduler(10, 10, 4), released), (1.0, blind, released))
-    progress = decide_progress(progress, *blind, released, 600.0)
+    progress = looked(
+        (0.0, scheduler(10, 10, 4), released), (1.0, instrumentation_disabled, released)
+    )
+    progress = decide_progress(progress, *instrumentation_disabled, released, 600.0)
     assert is_live(progress, 600.0, 60.0)
     assert is_moving(progress, 600.0, 60.0)
 

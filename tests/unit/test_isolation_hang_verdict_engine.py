@@ -105,10 +105,12 @@ def test_an_engine_held_by_its_memory_cap_is_not_hung(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "block",
-    [replace(RUNNING, blind=True), replace(RUNNING, running=(0, 0, 0))],
-    ids=["blind", "idle"],
+    [replace(RUNNING, instrumentation_disabled=True), replace(RUNNING, running=(0, 0, 0))],
+    ids=["instrumentation disabled", "idle"],
 )
-def test_an_engine_that_is_blind_or_idle_is_not_hung(engine: Engine, block: SchedulerBlock) -> None:
+def test_an_engine_without_instrumentation_or_work_is_not_hung(
+    engine: Engine, block: SchedulerBlock
+) -> None:
     """Blind: requests are answered, and nobody counts them."""
     engine.stands_still(900, block, HeartbeatBlock(schedule_calls=9))
     assert engine.shown() == 0

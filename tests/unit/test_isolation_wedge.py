@@ -150,7 +150,7 @@ def test_the_scheduler_counts_waiting_requests_that_no_step_may_hold_yet(
     block = region.read_scheduler()
     assert block is not None
     assert (sum(block.waiting), block.blocked) == (len(statuses), blocked)
-    live.record.goes_blind()
+    live.record.disable_instrumentation()
     live.publish()
     block = region.read_scheduler()
     assert block is not None

@@ -382,7 +382,7 @@ def _restore(scheduler: Any, live: LiveScheduling) -> None:  # noqa: ANN401 - a 
     for name, value in zip(NEEDED, live.ceilings(), strict=True):
         if hasattr(scheduler, name):
             setattr(scheduler, name, value)
-    live.record.goes_blind()
+    live.record.disable_instrumentation()
     live.publish()
 
 

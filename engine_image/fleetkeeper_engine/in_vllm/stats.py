@@ -178,10 +178,10 @@ class SchedulerRecord:
             self.heartbeat.real[_OLDEST + tier] = waiting.oldest_arrival[tier]
         self.put("blocked", waiting.blocked)
 
-    def goes_blind(self) -> None:
+    def disable_instrumentation(self) -> None:
         """Mark instrumentation as disabled and clear what would otherwise stay shown for ever."""
         self.put("supported", 0)
-        self.put("blind", 1)
+        self.put("instrumentation_disabled", 1)
         self.saw_waiting(Waiting((0, 0, 0), (0, 0, 0), (0.0, 0.0, 0.0)))
         self._flights.clear()
         self._said[_STEPS] = self._said[_TOKENS] = 0

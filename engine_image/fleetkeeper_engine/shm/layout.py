@@ -123,7 +123,7 @@ class SchedulerBlock:
     pid: int = 0
     supported: bool = False
     """The scheduler has the attributes that live limits need."""
-    blind: bool = False
+    instrumentation_disabled: bool = False
     """Instrumentation disabled itself after a fault. The engine continues, and no value here
     changes any more."""
     generation: int = 0
@@ -255,7 +255,7 @@ TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
     SchedulerBlock: (
         ("pid", "Q", 1),
         ("supported", "?", 1),
-        ("blind", "?", 1),
+        ("instrumentation_disabled", "?", 1),
         ("generation", "Q", 1),
         ("limit_sequences", "Q", 1),
         ("limit_tokens", "Q", 1),

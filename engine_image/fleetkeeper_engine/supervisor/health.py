@@ -58,7 +58,7 @@ def decide_progress(
     """
     if scheduler is None:
         return before
-    if scheduler.blind:
+    if scheduler.instrumentation_disabled:
         # vLLM continues to schedule without our code. A hang cannot be detected from here.
         return replace(before, work=0, work_since=None, allowance_s=0.0)
     work = work_of(scheduler, middleware) or 0

@@ -67,13 +67,13 @@ def _families(
     yield from _limits(pod, scheduler, kids, now)
     # Counters that do not move while requests are answered would look like a hang, so none is
     # better.
-    blind = scheduler is not None and scheduler.blind
-    if not blind and (scheduler is not None or middleware is not None):
+    instrumentation_disabled = scheduler is not None and scheduler.instrumentation_disabled
+    if not instrumentation_disabled and (scheduler is not None or middleware is not None):
         yield from _load(scheduler, middleware)
         yield from _oldest(heartbeat, middleware or MiddlewareBlock(), now)
     if middleware is not None:
         yield from _arrivals(middleware)
-    if scheduler is not None and not blind:
+    if scheduler is not None and not instrumentation_disabled:
         yield from _work(scheduler)
         yield _counter("fleetkeeper_schedule_calls_total", heartbeat.schedule_calls)
     yield _gauge("fleetkeeper_stalled_seconds", stalled_s(pod.progress, now))
