@@ -65,7 +65,7 @@ def block(policy: Policy) -> SupervisorBlock:
 
 def waiting(queue: Admission, tier: Tier) -> Ticket | Refusal:
     refused = queue.refuse(tier, None, 1.0)
-    return refused or queue.enter(tier, 1, 1.0, 1.0)
+    return refused or queue.enqueue(tier, 1, 1.0, 1.0)
 
 
 def test_until_a_file_says_otherwise_the_document_holds(pod: PodState) -> None:
@@ -88,7 +88,7 @@ def test_the_queue_follows_at_its_next_look_and_keeps_what_waits() -> None:
     """A lower limit refuses the next arrival and expels nobody; a region that cannot be read: start-up values."""
     queue = Admission(VllmSettings(max_sequences=1, standard_queue_limit=3))
     running = waiting(queue, Tier.STANDARD)
-    assert queue.take_released(1.0) == [running]
+    assert queue.release_ready(1.0) == [running]
     for _ in range(2):
         assert isinstance(waiting(queue, Tier.STANDARD), Ticket)
     queue.apply_supervisor_block(block(TIGHT))

@@ -79,7 +79,7 @@ class World:
                 self.running.remove(ticket)
                 self.queue.finish(ticket, self.now)
                 self.ended[ticket.tier] += 1
-        self.inside += self.queue.take_released(self.now)
+        self.inside += self.queue.release_ready(self.now)
 
     def _start(self, ticket: Ticket) -> None:
         self.running.append(ticket)
@@ -94,10 +94,10 @@ class World:
                 return
             self.due[tier] = at + self.gap(self.dice, self.rates[tier])
             if self.queue.refuse(tier, None, at) is None:
-                ticket = self.queue.enter(tier, 1, at, at)
+                ticket = self.queue.enqueue(tier, 1, at, at)
                 if isinstance(ticket, Ticket):
                     self.left[id(ticket)] = self.length(self.dice)
-            self.inside += self.queue.take_released(at)
+            self.inside += self.queue.release_ready(at)
 
 
 LENGTHS = {"equal": lambda _: MEAN_TOKENS, "mixed": lambda dice: dice.randint(8, 24)}

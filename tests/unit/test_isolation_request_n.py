@@ -114,8 +114,8 @@ def admission(**changes: Any) -> Admission:
     return Admission(VllmSettings(**{"max_sequences": 64, "min_sequences": 1, **changes}))
 
 
-def entered(queue: Admission, tier: Tier, sequences: int, now: float) -> Ticket:
-    ticket = queue.enter(tier, sequences, now, now)
+def enqueued(queue: Admission, tier: Tier, sequences: int, now: float) -> Ticket:
+    ticket = queue.enqueue(tier, sequences, now, now)
     assert isinstance(ticket, Ticket)
     return ticket
 
@@ -125,14 +125,14 @@ def test_a_large_request_is_released_beside_realtime_after_limits_were_lowered(t
     """64 sequences came when 64 could run; at a limit of 8 they need what their tier may hold, no more."""
     queue = admission()
     queue.refuse(Tier.REALTIME, None, 1.0)
-    realtime = entered(queue, Tier.REALTIME, 1, 1.0)
-    assert queue.take_released(1.0) == [realtime]
+    realtime = enqueued(queue, Tier.REALTIME, 1, 1.0)
+    assert queue.release_ready(1.0) == [realtime]
     queue.apply_supervisor_block(SupervisorBlock(sequences=8, lease_deadline=1e9))
-    large = entered(queue, tier, 64, 1.1)
-    assert queue.take_released(1.2) == [large]
+    large = enqueued(queue, tier, 64, 1.1)
+    assert queue.release_ready(1.2) == [large]
     assert sum(state.held for state in queue.tiers) <= queue.room(1.2).total
-    second = entered(queue, Tier.REALTIME, 1, 1.3)
-    assert queue.take_released(1.3) == [second], "the reserve of realtime stayed free"
+    second = enqueued(queue, Tier.REALTIME, 1, 1.3)
+    assert queue.release_ready(1.3) == [second], "the reserve of realtime stayed free"
     for ticket in (realtime, large, second):
         queue.finish(ticket, 2.0)
     assert [state.held for state in queue.tiers] == [0, 0, 0]
@@ -141,9 +141,9 @@ def test_a_large_request_is_released_beside_realtime_after_limits_were_lowered(t
 def test_batch_is_charged_at_most_its_share() -> None:
     """So that one request of batch leaves room to the others, however many choices it wants."""
     queue = admission(batch_share_percent=25)
-    ticket = queue.pass_by(Tier.BATCH, 60, 1.0, 1.0)
+    ticket = queue.try_admit_now(Tier.BATCH, 60, 1.0, 1.0)
     assert ticket is not None
     assert ticket.sequences == queue.tiers[Tier.BATCH].held == 16
-    assert queue.pass_by(Tier.STANDARD, 48, 1.1, 1.1) is not None
+    assert queue.try_admit_now(Tier.STANDARD, 48, 1.1, 1.1) is not None
     queue.finish(ticket, 2.0)
     assert queue.tiers[Tier.BATCH].held == 0

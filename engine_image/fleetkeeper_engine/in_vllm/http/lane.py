@@ -32,7 +32,7 @@ class Lane:
         """Return the number of free places."""
         return self._free
 
-    async def enter(self, inbox: Inbox) -> bool:
+    async def acquire(self, inbox: Inbox) -> bool:
         """Take a place, or wait for one; return False if the client hung up in the meantime.
 
         Raises:
@@ -49,19 +49,19 @@ class Lane:
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append(turn)
         gone = loop.create_task(inbox.gone())
-        entered = False
+        acquired = False
         try:
             await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
-            entered = not gone.done()
+            acquired = not gone.done()
         finally:
             gone.cancel()
             if not turn.done():
                 self._waiting.remove(turn)
-            elif not entered:
-                self.leave()
-        return entered
+            elif not acquired:
+                self.release()
+        return acquired
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Return a place, or pass it to the next request."""
         if self._waiting:
             self._waiting.popleft().set_result(None)
@@ -78,11 +78,11 @@ class Place:
 
     def send(self, message: Message) -> Awaitable[None]:
         """Forward a message from the application."""
-        self.leave()
+        self.release()
         return self._send(message)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Return the place. Idempotent."""
         lane, self._lane = self._lane, None
         if lane is not None:
-            lane.leave()
+            lane.release()

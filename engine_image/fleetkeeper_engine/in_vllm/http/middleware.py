@@ -144,9 +144,9 @@ class TierMiddleware:
         intake = Intake(self._bodies, self._bodies.limits.request_bytes, self._clock())
         inbox = Inbox(receive)
         try:
-            entered = await self._entered(scope, headers, inbox, send, intake)
-            if entered is not None:
-                await self._admitted(*entered, scope=scope, inbox=inbox, send=send, intake=intake)
+            enqueued = await self._enqueued(scope, headers, inbox, send, intake)
+            if enqueued is not None:
+                await self._admitted(*enqueued, scope=scope, inbox=inbox, send=send, intake=intake)
         finally:
             intake.release()
 
@@ -160,7 +160,7 @@ class TierMiddleware:
         send: Send,
         intake: Intake,
     ) -> None:
-        reply = Reply(send, self._say_last)
+        reply = Reply(send, self._publish_before_end)
         task = asyncio.current_task()
         try:
             self._publish_soon()
@@ -184,7 +184,7 @@ class TierMiddleware:
         finally:
             self._ended(ticket)
 
-    async def _entered(
+    async def _enqueued(
         self,
         scope: Scope,
         headers: Mapping[bytes, bytes],
@@ -210,9 +210,9 @@ class TierMiddleware:
             return None
         self._shared_state.refresh()
         now = self._clock()
-        ticket = self._admission.pass_by(
+        ticket = self._admission.try_admit_now(
             tier, shape.sequences, arrived, now
-        ) or self._admission.enter(tier, shape.sequences, arrived, now)
+        ) or self._admission.enqueue(tier, shape.sequences, arrived, now)
         if isinstance(ticket, Refusal):
             await self._refuse(send, ticket)
             return None
@@ -256,14 +256,14 @@ class TierMiddleware:
         try:
             await intake.read(inbox.client, headers.get(b"content-length"))
             shape_of(intake.body, scope["path"], intake.outline)
-            if not await self._lane.enter(inbox):
+            if not await self._lane.acquire(inbox):
                 return
             place = Place(self._lane, send)
             try:
                 inbox.give_again(intake)
                 await self._app(scope, inbox.receive, place.send)
             finally:
-                place.leave()
+                place.release()
         except ClientGone:
             return
         except RefusedBodyError as error:
@@ -299,14 +299,14 @@ class TierMiddleware:
             # Publish now, because the next request may be hours away.
             self._shared_state.publish()
 
-    def _say_last(self) -> None:
+    def _publish_before_end(self) -> None:
         """Publish counters before the final frame, so that scrapers see the completed request."""
         if self._publishes and self._admission.in_hand <= 1:
             self._shared_state.publish()
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         self._publish_soon()
-        self._say_last()
+        self._publish_before_end()
         if refusal.outcome is Outcome.DRAINING:
             await answer(send, 503, DRAINED, CLOSE)
             return
@@ -317,7 +317,7 @@ class TierMiddleware:
         """Release the requests that may be released, and publish the new state."""
         if self._admission.waiting:
             self._shared_state.refresh()
-            for ticket in self._admission.take_released(self._clock()):
+            for ticket in self._admission.release_ready(self._clock()):
                 waiter = self._waiters.get(ticket)
                 if waiter is not None and not waiter.done():
                     waiter.set_result(None)
@@ -364,7 +364,7 @@ class TierMiddleware:
             await asyncio.wait_for(self._something_waits.wait(), _REST_S)
 
     def _end_drain(self, now: float) -> None:
-        for ticket in self._admission.expel(now):
+        for ticket in self._admission.flush(now):
             self._cut.add(ticket)
             waiter = self._waiters.get(ticket)
             if waiter is not None and not waiter.done():

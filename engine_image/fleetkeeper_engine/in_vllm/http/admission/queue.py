@@ -1,7 +1,7 @@
 """The one queue in front of the engine. Pure: no I/O, every call takes `now` (CLOCK_MONOTONIC, s).
 
 Requests arrive, are refused or wait, are released into vLLM as sequences become free, and finish.
-The middleware calls `take_released` after every change and hands each ticket to vLLM.
+The middleware calls `release_ready` after every change and hands each ticket to vLLM.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TierState:
     waiting_sequences: int = 0
     held: int = 0
     """Sequences inside vLLM."""
-    held_first: int = 0
+    priority_held: int = 0
     """Sequences inside vLLM that were released ahead of ordinary ones."""
     released: int = 0
     """Requests inside vLLM."""
@@ -134,14 +134,16 @@ class Admission:
             return self._refused(tier, Outcome.DRAINING, now)
         if not self._is_open(tier, now):
             return self._refused(tier, Outcome.TIER_CLOSED, now)
-        if self._is_full(tier) and not self._could_leave_at_once(tier, now):
+        if self._is_full(tier) and not self._fits_now(tier, now):
             return self._refused(tier, Outcome.QUEUE_FULL, now)
         return None
 
-    def pass_by(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | None:
+    def try_admit_now(
+        self, tier: Tier, sequences: int, arrived: float, now: float
+    ) -> Ticket | None:
         """Release a request at once if nothing waits and there is room; else return None.
 
-        The result is that of `enter` and `take_released`. Most requests take this shorter path.
+        The result is that of `enqueue` and `release_ready`. Most requests take this shorter path.
         """
         if self.waiting:
             return None
@@ -156,7 +158,7 @@ class Admission:
         self._admit(ticket, Turn.ORDINARY, self.room(now))
         return ticket
 
-    def enter(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | Refusal:
+    def enqueue(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | Refusal:
         """Put a request into the queue, or refuse it if the queue is full by now.
 
         Args:
@@ -165,7 +167,7 @@ class Admission:
             arrived: when its first byte arrived; its wait counts from here.
             now: the time.
         """
-        if self._is_full(tier) and not self._could_leave_at_once(tier, now):
+        if self._is_full(tier) and not self._fits_now(tier, now):
             return self._refused(tier, Outcome.QUEUE_FULL, now)
         ticket = self._ticket(tier, sequences, arrived, now)
         state = self.tiers[tier]
@@ -174,7 +176,7 @@ class Admission:
         self.waiting += 1
         return ticket
 
-    def take_released(self, now: float) -> list[Ticket]:
+    def release_ready(self, now: float) -> list[Ticket]:
         """Return the requests that go to vLLM now, in this order, with their priority."""
         taken: list[Ticket] = []
         heads: list[Head | None] = [state.head for state in self.tiers]
@@ -200,15 +202,15 @@ class Admission:
             self._count(ticket.tier, Outcome.CANCELLED)
             return
         state.held -= ticket.sequences
-        state.held_first -= ticket.sequences * (ticket.turn is not Turn.ORDINARY)
+        state.priority_held -= ticket.sequences * (ticket.turn is not Turn.ORDINARY)
         state.released -= 1
         self.released -= 1
         state.rate = state.rate.after(1, now)
 
-    def expel(self, now: float) -> list[Ticket]:
+    def flush(self, now: float) -> list[Ticket]:
         """Flush the queue at the end of a drain; each request is answered 503."""
-        expelled = [ticket for state in self.tiers for ticket in state.queue.values()]
-        for ticket in expelled:
+        flushed = [ticket for state in self.tiers for ticket in state.queue.values()]
+        for ticket in flushed:
             state = self.tiers[ticket.tier]
             state.waiting_sequences -= ticket.sequences
             ticket.done = True
@@ -217,7 +219,7 @@ class Admission:
             state.queue.clear()
         self.waiting = 0
         self.arrivals.close_bins(now)
-        return expelled
+        return flushed
 
     def tick(self, engine_oldest: tuple[float, ...], now: float) -> None:
         """Close arrival bins and apply the pod's own rule.
@@ -274,7 +276,7 @@ class Admission:
     ) -> tuple[Tier, Turn] | None:
         realtime, standard, batch = self.tiers
         held = (realtime.held, standard.held, batch.held)
-        return decide_next(heads, held, room, self.rule, now_us, floor_held=batch.held_first)
+        return decide_next(heads, held, room, self.rule, now_us, floor_held=batch.priority_held)
 
     def _ticket(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket:
         # Arrivals are distinct, because the priority made from one identifies the request inside
@@ -302,7 +304,7 @@ class Admission:
         ticket.priority = self.rule.number(ticket.tier, ticket.arrival_us, turn)
         ticket.turn = turn
         state.held += ticket.sequences
-        state.held_first += ticket.sequences * (turn is not Turn.ORDINARY)
+        state.priority_held += ticket.sequences * (turn is not Turn.ORDINARY)
         state.released += 1
         self.released += 1
         self._count(ticket.tier, Outcome.ADMITTED)
@@ -336,7 +338,7 @@ class Admission:
     def _is_full(self, tier: Tier) -> bool:
         return len(self.tiers[tier].queue) >= self._policy.queue_limits[tier]
 
-    def _could_leave_at_once(self, tier: Tier, now: float) -> bool:
+    def _fits_now(self, tier: Tier, now: float) -> bool:
         if self.tiers[tier].queue:
             return False
         now_us = microseconds(now)
