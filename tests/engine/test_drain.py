@@ -167,11 +167,11 @@ async def test_a_deadline_of_2_s_ends_every_stream_at_a_whole_frame(
     print(f"a drain of 2 s took {took:.1f} s")
     assert took < 30, "the rest is vLLM's own end"
     refused = [stream for stream in ended if stream.status == 503]
-    cut = [stream for stream in ended if stream.status == 200]
-    assert len(refused) + len(cut) == 24
-    assert len(cut) >= 8
+    aborted = [stream for stream in ended if stream.status == 200]
+    assert len(refused) + len(aborted) == 24
+    assert len(aborted) >= 8
     assert len(refused) >= 24 - 8 - LOOK_AHEAD, "what never left the queue"
-    for stream in cut:
+    for stream in aborted:
         assert not stream.broken
         assert stream.tokens < ENDLESS, "the deadline ended it, so no queued one took its place"
         assert stream.rest == b"", "no half frame"

@@ -307,11 +307,11 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
         await engine.until(lambda: sum(event.is_set() for event in opened) == 4)
         assert not any(task.done() for task in (*long, *late))
         engine.set_block(sequences=4, draining=True, drain_deadline=time.monotonic())
-        cut = await asyncio.gather(*long)
+        aborted = await asyncio.gather(*long)
         left = await asyncio.gather(*late)
         await engine.until_idle()
         engine.free_all()
-    assert [(answer.status, answer.tokens) for answer in cut] == [(200, 0)] * 2
+    assert [(answer.status, answer.tokens) for answer in aborted] == [(200, 0)] * 2
     assert Counter(answer.status for answer in left) == {200: 4, 503: 2}
     assert {answer.tokens for answer in left} == {0}
 

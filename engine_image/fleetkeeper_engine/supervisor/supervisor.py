@@ -137,7 +137,7 @@ class Supervisor:
             time.monotonic(), float(settings.seconds), float(settings.notice_seconds)
         )
         self._pod.draining = True
-        self._pod.drain_deadline = self._drain.cut_at
+        self._pod.drain_deadline = self._drain.abort_deadline
         self._drain_began.set()
         logger.info("draining timeout_s=%d", settings.seconds)
 

@@ -37,10 +37,10 @@ class BodyBudget:
         self.held = 0
         self.receiving: set[Intake] = set()
 
-    def cut_slow(self, now: float) -> None:
+    def abort_slow(self, now: float) -> None:
         """Abort the bodies that arrive too slowly; each request is answered 408."""
         for intake in list(self.receiving):
-            intake.cut_if_slow(now)
+            intake.abort_if_slow(now)
 
 
 class Intake:
@@ -48,7 +48,7 @@ class Intake:
 
     __slots__ = (
         "_budget",
-        "_is_cut",
+        "_is_aborted",
         "_max_bytes",
         "_more",
         "_size",
@@ -63,7 +63,7 @@ class Intake:
         self._max_bytes = max_bytes
         self._started = now
         self._size = 0
-        self._is_cut = False
+        self._is_aborted = False
         self._more = True
         self._task: asyncio.Task[object] | None = None
         self.body = b""
@@ -96,7 +96,7 @@ class Intake:
             await self._discard(receive)
             raise
         except asyncio.CancelledError:
-            self._end_cut()
+            self._clear_abort()
             raise RefusedBodyError(
                 408, "body_too_slow", f"The body arrived too slowly: {self._size} bytes so far."
             ) from None
@@ -110,11 +110,11 @@ class Intake:
         self.body = b""
         self.outline = None
 
-    def cut_if_slow(self, now: float) -> None:
+    def abort_if_slow(self, now: float) -> None:
         """Cancel the read if it takes longer than its size allows."""
         allowed_s = min(_MAX_RECEIVE_S, _GRACE_S + self._size / _MIN_BYTES_PER_S)
-        if self._task is not None and not self._is_cut and now - self._started > allowed_s:
-            self._is_cut = True
+        if self._task is not None and not self._is_aborted and now - self._started > allowed_s:
+            self._is_aborted = True
             self._task.cancel()
 
     async def _discard(self, receive: Receive) -> None:
@@ -128,11 +128,11 @@ class Intake:
                 discarded += len(message.get("body", b""))
                 self._more = message.get("more_body", False)
         except asyncio.CancelledError:
-            self._end_cut()
+            self._clear_abort()
 
-    def _end_cut(self) -> None:
-        """Clear a cancellation by `cut_if_slow`; raise any other one again."""
-        if not self._is_cut or self._task is None:
+    def _clear_abort(self) -> None:
+        """Clear a cancellation by `abort_if_slow`; raise any other one again."""
+        if not self._is_aborted or self._task is None:
             raise asyncio.CancelledError
         self._task.uncancel()
 

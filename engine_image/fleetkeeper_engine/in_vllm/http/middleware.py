@@ -98,7 +98,7 @@ class TierMiddleware:
         self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
         self._inside: dict[Ticket, asyncio.Task[object]] = {}
-        self._cut: set[Ticket] = set()
+        self._aborted: set[Ticket] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._something_waits = asyncio.Event()
         self._publishes = False
@@ -174,13 +174,13 @@ class TierMiddleware:
                 scope = _with_priority_header(scope, priority, len(intake.body))
                 inbox.give_again(intake)
                 await self._app(scope, inbox.receive, reply.send)
-            elif ticket in self._cut:
+            elif ticket in self._aborted:
                 await answer(send, 503, DRAINED, CLOSE)
         except asyncio.CancelledError:
-            if task is None or ticket not in self._cut or ticket not in self._inside:
+            if task is None or ticket not in self._aborted or ticket not in self._inside:
                 raise
             task.uncancel()
-            await reply.cut()
+            await reply.abort()
         finally:
             self._ended(ticket)
 
@@ -292,7 +292,7 @@ class TierMiddleware:
 
     def _ended(self, ticket: Ticket) -> None:
         self._inside.pop(ticket, None)
-        self._cut.discard(ticket)
+        self._aborted.discard(ticket)
         self._admission.finish(ticket, self._clock())
         self._pump()
         if not self._admission.in_hand:
@@ -347,7 +347,7 @@ class TierMiddleware:
                 self._shared_state.refresh()
                 self._admission.tick(self._shared_state.engine_oldest(), now)
                 self._pump()
-                self._bodies.cut_slow(now)
+                self._bodies.abort_slow(now)
                 if self._shared_state.drain_is_over(now):
                     self._end_drain(now)
             except Exception:
@@ -365,13 +365,13 @@ class TierMiddleware:
 
     def _end_drain(self, now: float) -> None:
         for ticket in self._admission.flush(now):
-            self._cut.add(ticket)
+            self._aborted.add(ticket)
             waiter = self._waiters.get(ticket)
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         for ticket, task in list(self._inside.items()):
-            if ticket not in self._cut:
-                self._cut.add(ticket)
+            if ticket not in self._aborted:
+                self._aborted.add(ticket)
                 task.cancel()
 
     def _is_internal(self, headers: Mapping[bytes, bytes]) -> bool:

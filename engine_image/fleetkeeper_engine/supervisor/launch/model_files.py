@@ -232,8 +232,8 @@ def _weights_of(file: Path) -> tuple[int, int]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise _unreadable(file, error) from error
     if size < 8 + length + data:
-        cut = ValueError(f"it ends after {size} of {8 + length + data} bytes")
-        raise _unreadable(file, cut)
+        truncated = ValueError(f"it ends after {size} of {8 + length + data} bytes")
+        raise _unreadable(file, truncated)
     return parameters, other
 
 
