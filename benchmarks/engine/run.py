@@ -74,28 +74,30 @@ async def inside(directory: Path, lock: Path | None) -> dict[str, Any]:
     """Measure the CPU time of our code in one running engine, for each number of clients."""
     found: dict[str, Any] = {}
     with locked(lock):
-        empty = await looks_of(directory, empty=True)
-        for clients, looks in (await looks_of(directory, empty=False)).items():
+        empty = await snapshots_of(directory, empty=True)
+        for clients, snapshots in (await snapshots_of(directory, empty=False)).items():
             clock_ns = accounted.per_call_ns(empty[clients][0], empty[clients][-1])
-            rounds = [accounted.figures_of(*pair, clock_ns) for pair in itertools.pairwise(looks)]
+            rounds = [
+                accounted.figures_of(*pair, clock_ns) for pair in itertools.pairwise(snapshots)
+            ]
             found[str(clients)] = {key: median(r[key] for r in rounds) for key in rounds[0]}
             print(f"{clients} clients:", found[str(clients)], flush=True)
     return found
 
 
-async def looks_of(directory: Path, *, empty: bool) -> dict[int, list[accounted.Look]]:
+async def snapshots_of(directory: Path, *, empty: bool) -> dict[int, list[accounted.Snapshot]]:
     """Return the sums before and after each round of one start, for each number of clients."""
     accounts = accounted.Accounts(directory / "accounts", empty=empty)
     engine = InsideEngine(directory, environment=accounts.environment)
-    found: dict[int, list[accounted.Look]] = {}
+    found: dict[int, list[accounted.Snapshot]] = {}
     try:
         async with client() as session:
             for clients in CONCURRENCIES:
                 async with warm_load(engine, session, clients) as load:
-                    found[clients] = [accounts.look(engine.cpu_s())]
+                    found[clients] = [accounts.snapshot(engine.cpu_s())]
                     for _ in range(INSIDE_ROUNDS):
                         await load.next_round(ROUND_S)
-                        found[clients].append(accounts.look(engine.cpu_s()))
+                        found[clients].append(accounts.snapshot(engine.cpu_s()))
     finally:
         engine.stop()
         accounts.close()

@@ -34,7 +34,7 @@ MAX_TURN_S = 0.1
 """Per turn: many steps, and much shorter than the host's fluctuations."""
 BLOCKS = 8
 """Parts of a round, whose spread gives its error."""
-LOOK_S = 0.002
+POLL_S = 0.002
 PATIENCE_S = 60.0
 _WORDS: dict[str, int] = {
     name: place
@@ -65,13 +65,13 @@ class Switch:
         found: list[Cycle] = []
         while time.perf_counter() < over:
             order = dice.sample(SIDES, len(SIDES))
-            looks = [await self._begin(order[0])]
+            snapshots = [await self._begin(order[0])]
             length_s = dice.uniform(MIN_TURN_S, MAX_TURN_S)
             for following in (order[1], WITH):
                 await asyncio.sleep(length_s)
-                looks.append(await self._begin(following))
+                snapshots.append(await self._begin(following))
             turns = dict(
-                zip(order, itertools.starmap(_turn, itertools.pairwise(looks)), strict=True)
+                zip(order, itertools.starmap(_turn, itertools.pairwise(snapshots)), strict=True)
             )
             found.append((turns[WITHOUT], turns[WITH]))
         return found
@@ -87,7 +87,7 @@ class Switch:
                 raise RuntimeError(
                     f"the engine started no turn within {PATIENCE_S:.0f} s; see its log"
                 )
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         return Turn(words[_WORDS["NS"]] / 1e9, words[_WORDS["TOKENS"]])
 
 

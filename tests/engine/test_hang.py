@@ -28,7 +28,7 @@ SLOW_REGEX = "|".join(f"(a{{0,{n % 50}}}b[a-f]{{0,{n}}}c{n})" for n in range(200
 
 
 class Beside:
-    """A second supervisor's eyes on the engine's shared memory, with less patience: it only looks.
+    """A second supervisor's eyes on the engine's shared memory, with less patience: it only reads.
 
     The engine's own supervisor ends what it calls hung within half a second, too soon to be asked.
     """
@@ -42,9 +42,9 @@ class Beside:
         self.region, self.pod = region, PodState(document, region, MemoryState(0.8), started=True)
 
     def shown(self) -> dict[str, float]:
-        """Its metrics without labels, after one more look."""
+        """Its metrics without labels, after one more observation."""
         now = time.monotonic()
-        self.pod.look(now)
+        self.pod.observe(now)
         lines = render_metrics(self.pod, (), now, None).decode().splitlines()
         rows = (line.split() for line in lines if line[:1] != "#" and "{" not in line)
         return {name: float(value) for name, value in rows}
@@ -56,7 +56,7 @@ class Beside:
 
 @contextmanager
 def beside(engine: RunningEngine) -> Iterator[Beside]:
-    """Looks at shared memory and leaves it as it is."""
+    """Reads shared memory and leaves it as it is."""
     found = Beside(engine)
     yield found
     found.region.close()

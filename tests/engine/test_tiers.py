@@ -74,7 +74,7 @@ class Offered:
     before: SchedulerBlock = field(default_factory=SchedulerBlock)
     """What the engine said when the warm-up had ended."""
     waiting: list[int] = field(default_factory=list)
-    """Realtime requests in the middleware's queue and in vLLM's, by every look since."""
+    """Realtime requests in the middleware's queue and in vLLM's, by every observation since."""
     seconds: float = 0.0
 
 
@@ -102,7 +102,7 @@ async def offer(
         while not over.is_set():
             await ask(tier)
 
-    async def look() -> None:
+    async def observe() -> None:
         while not over.is_set():
             queued = engine.middleware().waiting[Tier.REALTIME]
             found.waiting.append(queued + engine.scheduler().waiting[Tier.REALTIME])
@@ -117,12 +117,12 @@ async def offer(
         await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
         if number == warm_up:
             found.before, warm = engine.scheduler(), time.monotonic()
-            looks = asyncio.create_task(look())
+            observer = asyncio.create_task(observe())
         realtime.append(asyncio.create_task(ask(Tier.REALTIME)))
     await asyncio.gather(*realtime)
     found.seconds = time.monotonic() - warm
     over.set()
-    await asyncio.gather(looks, *others)
+    await asyncio.gather(observer, *others)
     return found
 
 

@@ -32,7 +32,7 @@ STOCK_PYTHON = REPOSITORY / ".venv-engine" / "base" / "bin" / "python"
 ISSUER = "fleetkeeper"
 START_TIMEOUT_S = 800.0
 """Half a minute on two idle cores; machines under test are shared."""
-LOOK_S = 0.1
+POLL_S = 0.1
 GIB = 1024**3
 FULL_LOAD = 64
 """Sequences at once under full load: the start-up value."""
@@ -203,7 +203,7 @@ class RunningEngine:
                 raise AssertionError(
                     f"the engine ended with {self.process.returncode} before {what}\n{self.log[-3000:]}"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return time.monotonic() - began
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> float:

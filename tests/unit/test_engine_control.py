@@ -180,12 +180,12 @@ def test_fragmentation_is_never_negative(reserved: int, allocated: int, ratio: f
 
 async def test_over_the_cap_shared_memory_says_stop(bench: Bench) -> None:
     for second in range(12):
-        changed = bench.pod.saw_memory(MemoryUse(90, 100), float(second))
+        changed = bench.pod.observe_memory(MemoryUse(90, 100), float(second))
         assert changed == (second == 10)
     block = bench.region.read_supervisor()
     assert block is not None
     assert block.cap_exceeded
-    assert bench.pod.saw_memory(MemoryUse(70, 100), 12.0)
+    assert bench.pod.observe_memory(MemoryUse(70, 100), 12.0)
     block = bench.region.read_supervisor()
     assert block is not None
     assert not block.cap_exceeded
@@ -216,7 +216,7 @@ async def test_everything_in_the_table_is_exported_with_its_type_and_labels(benc
         0,
         CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75, written=time.monotonic()),
     )
-    bench.pod.saw_memory(MemoryUse(60, 100), time.monotonic())
+    bench.pod.observe_memory(MemoryUse(60, 100), time.monotonic())
     _, text = await bench.status("/metrics")
     families = {f.name: f for f in text_string_to_metric_families(text)}
     assert "vllm:x" in families, "vLLM's own metrics follow"

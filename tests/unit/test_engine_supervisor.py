@@ -123,22 +123,22 @@ def scheduler(
     return replace(block, **more), heartbeat  # type: ignore[arg-type]
 
 
-def looked(*looks: tuple[float, Engine, MiddlewareBlock | None]) -> Progress:
+def observed(*observations: tuple[float, Engine, MiddlewareBlock | None]) -> Progress:
     progress = Progress()
-    for now, inside, outside in looks:
+    for now, inside, outside in observations:
         progress = decide_progress(progress, *inside, outside, now)
     return progress
 
 
 def test_an_idle_engine_is_never_stalled() -> None:
     """An idle core never calls schedule."""
-    progress = looked((0.0, scheduler(10, 10), MiddlewareBlock()))
+    progress = observed((0.0, scheduler(10, 10), MiddlewareBlock()))
     assert stalled_s(progress, 1e6) == 0.0
     assert is_live(progress, 1e6, 60.0)
 
 
 def test_work_without_a_schedule_call_is_a_hang_after_the_stall_time() -> None:
-    progress = looked((0.0, scheduler(10, 10, 4), None), (1.0, scheduler(11, 11, 4), None))
+    progress = observed((0.0, scheduler(10, 10, 4), None), (1.0, scheduler(11, 11, 4), None))
     assert is_moving(progress, 10.9, 60.0)
     assert not is_moving(progress, 11.1, 60.0)
     assert is_live(progress, 60.9, 60.0)
@@ -146,8 +146,8 @@ def test_work_without_a_schedule_call_is_a_hang_after_the_stall_time() -> None:
 
 
 def test_schedule_calls_without_a_worked_step_are_a_wedge() -> None:
-    looks = [(float(t), scheduler(10 + t, 10, 4), None) for t in range(62)]
-    progress = looked(*looks)
+    observations = [(float(t), scheduler(10 + t, 10, 4), None) for t in range(62)]
+    progress = observed(*observations)
     assert not is_live(progress, 61.0, 60.0)
 
 
@@ -165,7 +165,7 @@ def test_an_engine_that_goes_on_without_our_code_is_never_called_stalled() -> No
     """A fault of ours must not end an engine that works: its counters stand still, its requests do not."""
     instrumentation_disabled = scheduler(10, 10, 4, instrumentation_disabled=True)
     released = MiddlewareBlock(released=(0, 4, 0))
-    progress = looked(
+    progress = observed(
         (0.0, scheduler(10, 10, 4), released), (1.0, instrumentation_disabled, released)
     )
     progress = decide_progress(progress, *instrumentation_disabled, released, 600.0)
@@ -210,7 +210,7 @@ def test_above_the_memory_cap_a_core_that_stops_scheduling_is_a_hang() -> None:
 def test_a_request_that_never_reached_the_core_counts_as_work() -> None:
     """The core was stopped while idle: only the middleware knows of the request."""
     released = MiddlewareBlock(released=(0, 1, 0))
-    progress = looked(
+    progress = observed(
         (100.0, scheduler(10, 10), MiddlewareBlock()), (200.0, scheduler(10, 10), released)
     )
     assert is_live(progress, 259.0, 60.0)
@@ -218,7 +218,7 @@ def test_a_request_that_never_reached_the_core_counts_as_work() -> None:
 
 
 def test_the_clock_of_a_stall_starts_with_the_work_not_with_the_last_step() -> None:
-    progress = looked(
+    progress = observed(
         (0.0, scheduler(10, 10), None),
         (5000.0, scheduler(10, 10, 1), None),
     )
@@ -230,16 +230,16 @@ def test_a_long_prefill_in_flight_is_no_stall() -> None:
     sums = [0.0] * (2 * len(TERMS))
     sums[len(TERMS) + TERMS.index("prefill")] = 1000.0
     sums[len(TERMS) + TERMS.index("seconds")] = 40.0
-    known = looked((0.0, scheduler(10, 10, 1, 1, 2048, step_model=tuple(sums)), None))
+    known = observed((0.0, scheduler(10, 10, 1, 1, 2048, step_model=tuple(sums)), None))
     assert is_live(known, 300.0, 60.0)
     assert is_moving(known, 300.0, 60.0)
     assert not is_live(known, 330.0, 60.0)
-    unknown = looked((0.0, scheduler(10, 10, 1, 1, 2048), None))
+    unknown = observed((0.0, scheduler(10, 10, 1, 1, 2048), None))
     assert is_live(unknown, 4 * 2048 * PRIOR_TOKEN_S - 1, 60.0)
 
 
 def test_a_region_that_cannot_be_read_changes_nothing() -> None:
-    before = looked((0.0, scheduler(10, 10, 4), None))
+    before = observed((0.0, scheduler(10, 10, 4), None))
     assert decide_progress(before, None, HeartbeatBlock(), None, 5.0) == before
 
 

@@ -48,12 +48,12 @@ class Engine:
         *,
         calls_move: bool = False,
     ) -> None:
-        """One look a second at an engine that makes no step."""
+        """One observation a second at an engine that makes no step."""
         self.pod.region.write_scheduler(block)
         for second in range(seconds + 1):
             calls = heartbeat.schedule_calls + second * calls_move
             self.pod.region.write_heartbeat(replace(heartbeat, schedule_calls=calls))
-            self.pod.look(self.now)
+            self.pod.observe(self.now)
             self.now += 1.0
 
     def shown(self, name: str = "fleetkeeper_hung") -> float:
@@ -94,7 +94,7 @@ def test_work_without_a_step_in_flight_is_hung_after_the_stall_time(engine: Engi
 def test_an_engine_held_by_its_memory_cap_is_not_hung(engine: Engine) -> None:
     """Requests wait on purpose, for as long as memory is above the cap."""
     for second in range(12):
-        engine.pod.saw_memory(MemoryUse(90, 100), engine.now + second)
+        engine.pod.observe_memory(MemoryUse(90, 100), engine.now + second)
     assert engine.pod.memory.over_cap
     waiting = SchedulerBlock(supported=True, waiting=(0, 3, 0), worked_steps=7)
     engine.stands_still(900, waiting, HeartbeatBlock(schedule_calls=9), calls_move=True)
@@ -119,7 +119,7 @@ def test_an_engine_without_instrumentation_or_work_is_not_hung(
 def test_an_engine_whose_shared_memory_cannot_be_read_is_not_hung(engine: Engine) -> None:
     engine.pod.region.write_middleware(MiddlewareBlock(released=(0, 4, 0)))
     for _ in range(900):
-        engine.pod.look(engine.now)
+        engine.pod.observe(engine.now)
         engine.now += 1.0
     assert engine.shown() == 0
 

@@ -33,7 +33,7 @@ ONE_RELEASED = MiddlewareBlock(released=(0, 1, 0))
 
 
 def watched(seconds: int, block: SchedulerBlock, *, calls_move: bool = True) -> Progress:
-    """One look a second at a scheduler that makes no step."""
+    """One observation a second at a scheduler that makes no step."""
     progress = Progress()
     for second in range(seconds + 1):
         heartbeat = HeartbeatBlock(schedule_calls=10 + second * calls_move)

@@ -114,7 +114,7 @@ class PodState:
         self.lease = decide_lease(self.lease, request, epoch, now)
         self.write(now)
 
-    def saw_memory(self, use: MemoryUse, now: float) -> bool:
+    def observe_memory(self, use: MemoryUse, now: float) -> bool:
         """Record a sample. Return True if it stops or resumes the start of new sequences."""
         before = self.memory.over_cap
         self.memory = decide_memory(self.memory, use, now)
@@ -123,7 +123,7 @@ class PodState:
         self.write(now)
         return True
 
-    def look(self, now: float) -> None:
+    def observe(self, now: float) -> None:
         """Update the progress from the blocks of scheduler and middleware."""
         self.progress = decide_progress(
             self.progress,

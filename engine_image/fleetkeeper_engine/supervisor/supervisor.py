@@ -42,13 +42,13 @@ from fleetkeeper_engine.supervisor.termination import Death, classify_death
 
 logger = logging.getLogger("fleetkeeper.supervisor")
 
-LOOK_PERIOD_S = 0.5
+HEALTH_PERIOD_S = 0.5
 CONTROL_FILES_PERIOD_S = 5.0
 """Keys and policy are small files in a mounted ConfigMap, which the kubelet updates within a minute
 or two."""
 REMEMBER_PERIOD_S = 30.0
-DRAIN_LOOK_S = 0.05
-START_LOOK_S = 0.5
+DRAIN_POLL_S = 0.05
+START_POLL_S = 0.5
 OUTPUT_PATIENCE_S = 2.0
 """After vLLM has ended, its grandchildren may hold the output pipe open for this long."""
 DRAIN_SOCKET = "drain.sock"
@@ -203,7 +203,7 @@ class Supervisor:
         told = ""
         while True:
             try:
-                self._see_memory(read())
+                self._observe_memory(read())
             except OSError as error:
                 # Without a measurement the metric is absent; the engine continues to serve.
                 if str(error) != told:
@@ -211,7 +211,7 @@ class Supervisor:
                 told = str(error)
             await asyncio.sleep(SAMPLE_PERIOD_S)
 
-    def _see_memory(self, use: MemoryUse) -> None:
+    def _observe_memory(self, use: MemoryUse) -> None:
         # Before vLLM has a CUDA context none of its processes can be listed.
         if self._pod.started and use.own != self._memory_own:
             self._memory_own = use.own
@@ -221,7 +221,7 @@ class Supervisor:
                 if use.own
                 else "whole devices, including other pods: NVML does not list this pod's processes",
             )
-        if self._pod.saw_memory(use, time.monotonic()):
+        if self._pod.observe_memory(use, time.monotonic()):
             memory = self._pod.memory
             logger.warning(
                 "memory %.1f%%, cap %.0f%%: %s",
@@ -234,7 +234,7 @@ class Supervisor:
         while (problem := await self._first_token()) is not None:
             if problem:
                 logger.warning("start-up probe generated no token: %s", problem)
-            await asyncio.sleep(START_LOOK_S)
+            await asyncio.sleep(START_POLL_S)
         # A model may run with logprobs disabled, so a refusal does not keep the pod from being ready.
         if problem := await self._engine_client.warm_up():
             logger.warning("warm-up for logprobs failed: %s", problem)
@@ -264,7 +264,7 @@ class Supervisor:
         began = time.monotonic()
         while True:
             now = time.monotonic()
-            self._pod.look(now)
+            self._pod.observe(now)
             late = not self._pod.started and now - began > self.document.health.startup_seconds
             if (late or not self._pod.is_live(now)) and self._child is not None:
                 logger.error(
@@ -273,7 +273,7 @@ class Supervisor:
                 self._hung = True
                 self._child.kill_session()
                 return
-            await asyncio.sleep(LOOK_PERIOD_S)
+            await asyncio.sleep(HEALTH_PERIOD_S)
 
     async def _watch_server(self) -> None:
         client = self._engine_client
@@ -326,7 +326,7 @@ class Supervisor:
             if phase is DrainPhase.KILLING:
                 self._child.kill_session()
                 return
-            await asyncio.sleep(DRAIN_LOOK_S)
+            await asyncio.sleep(DRAIN_POLL_S)
 
     async def _serve_drain_socket(self) -> None:
         path = self.run_directory / DRAIN_SOCKET

@@ -22,8 +22,8 @@ from fleetkeeper_engine.supervisor.state import PodState
 logger = logging.getLogger("fleetkeeper.control")
 
 MAX_BODY_BYTES = 16_384
-APPLIED_LOOK_S = 0.005
-APPLIED_LOOKS = 20
+APPLIED_POLL_S = 0.005
+APPLIED_POLLS = 20
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Scrape = Callable[[], Awaitable[bytes | None]]
@@ -58,7 +58,7 @@ class ControlPort:
         """Return our metrics, then vLLM's."""
         engine_text = await self.scrape_engine()
         now = self.monotonic()
-        self.pod.look(now)
+        self.pod.observe(now)
         body = render_metrics(self.pod, self.verifier.kids, now, engine_text)
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
@@ -69,14 +69,14 @@ class ControlPort:
     async def live(self, _request: web.Request) -> web.Response:
         """Return 503 if the engine hangs."""
         now = self.monotonic()
-        self.pod.look(now)
+        self.pod.observe(now)
         hung = ("the engine is hung: pending requests, but no step completes",)
         return _health(() if self.pod.is_live(now) else hung)
 
     async def ready(self, _request: web.Request) -> web.Response:
         """Return 503 with the reasons while the pod should get no requests."""
         now = self.monotonic()
-        self.pod.look(now)
+        self.pod.observe(now)
         return _health(self.pod.readiness(now).obstacles)
 
     async def get_limits(self, request: web.Request) -> web.Response:
@@ -95,11 +95,11 @@ class ControlPort:
             self.pod.accept(limits_request, epoch, self.monotonic())
         except RefusedLimitsRequestError as error:
             return self._counted(error.status, {"error": str(error), **error.detail})
-        for _ in range(APPLIED_LOOKS):
+        for _ in range(APPLIED_POLLS):
             if self.pod.is_applied():
                 break
             # Another process writes this memory, so there is no event to wait for.
-            await asyncio.sleep(APPLIED_LOOK_S)
+            await asyncio.sleep(APPLIED_POLL_S)
         return self._counted(200, self._state())
 
     def _bearer(self, request: web.Request) -> int | None:
