@@ -164,8 +164,8 @@ def test_past_the_queue_is_as_through_it(
         assert isinstance(passed, Ticket)
         left = [passed] if passed.priority is not None else past.release_ready(now)
         taken = through.release_ready(now)
-        assert [(t.tier, t.turn, t.sequences) for t in taken] == [
-            (t.tier, t.turn, t.sequences) for t in left
+        assert [(t.tier, t.reason, t.sequences) for t in taken] == [
+            (t.tier, t.reason, t.sequences) for t in left
         ]
         inside += zip(taken, left, strict=True)
     for one, other in zip(through.tiers, past.tiers, strict=True):

@@ -46,17 +46,17 @@ class Lane:
                 429, "queue_full", f"{self._max_waiting} requests already wait for the tokenizer."
             )
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(turn)
+        grant: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(grant)
         gone = loop.create_task(inbox.gone())
         acquired = False
         try:
-            await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((grant, gone), return_when=asyncio.FIRST_COMPLETED)
             acquired = not gone.done()
         finally:
             gone.cancel()
-            if not turn.done():
-                self._waiting.remove(turn)
+            if not grant.done():
+                self._waiting.remove(grant)
             elif not acquired:
                 self.release()
         return acquired

@@ -278,12 +278,12 @@ class TierMiddleware:
         if ticket.priority is not None:
             return ticket.priority
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiters[ticket] = turn
+        release: asyncio.Future[None] = loop.create_future()
+        self._waiters[ticket] = release
         self._something_waits.set()
         gone = loop.create_task(inbox.gone())
         try:
-            await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((release, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._waiters.pop(ticket, None)
             left = gone.done()

@@ -20,7 +20,7 @@ from fleetkeeper_engine.in_vllm.http.admission.rules import (
     decide_next,
     fits_alone,
 )
-from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn, microseconds
+from fleetkeeper_engine.in_vllm.priority import PriorityRule, ReleaseReason, microseconds
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, RecentPeak
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.limits import LimitRange, lease_holds, limits_change_at, limits_in_force
@@ -41,7 +41,7 @@ class Ticket:
     arrival_us: int
     priority: int | None = None
     """Set when it is released."""
-    turn: Turn = Turn.ORDINARY
+    reason: ReleaseReason = ReleaseReason.ORDINARY
     """The reason of its release."""
     done: bool = False
 
@@ -155,7 +155,7 @@ class Admission:
         overdue = ticket.arrival_us < microseconds(now) - self.rule.batch_ageing_us
         if overdue or not fits_alone(tier, ticket.sequences, held, self.room(now)):
             return None
-        self._admit(ticket, Turn.ORDINARY, self.room(now))
+        self._admit(ticket, ReleaseReason.ORDINARY, self.room(now))
         return ticket
 
     def enqueue(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | Refusal:
@@ -202,7 +202,7 @@ class Admission:
             self._count(ticket.tier, Outcome.CANCELLED)
             return
         state.held -= ticket.sequences
-        state.priority_held -= ticket.sequences * (ticket.turn is not Turn.ORDINARY)
+        state.priority_held -= ticket.sequences * (ticket.reason is not ReleaseReason.ORDINARY)
         state.released -= 1
         self.released -= 1
         state.rate = state.rate.after(1, now)
@@ -273,7 +273,7 @@ class Admission:
 
     def _next(
         self, heads: Sequence[Head | None], room: Room, now_us: int
-    ) -> tuple[Tier, Turn] | None:
+    ) -> tuple[Tier, ReleaseReason] | None:
         realtime, standard, batch = self.tiers
         held = (realtime.held, standard.held, batch.held)
         return decide_next(heads, held, room, self.rule, now_us, floor_held=batch.priority_held)
@@ -289,22 +289,22 @@ class Admission:
             self._realtime_peak = self._realtime_peak.after(wanted, now)
         return ticket
 
-    def _release(self, tier: Tier, turn: Turn, room: Room) -> Ticket:
+    def _release(self, tier: Tier, reason: ReleaseReason, room: Room) -> Ticket:
         state = self.tiers[tier]
         _, ticket = state.queue.popitem(last=False)
         state.waiting_sequences -= ticket.sequences
         self.waiting -= 1
-        self._admit(ticket, turn, room)
+        self._admit(ticket, reason, room)
         return ticket
 
-    def _admit(self, ticket: Ticket, turn: Turn, room: Room) -> None:
+    def _admit(self, ticket: Ticket, reason: ReleaseReason, room: Room) -> None:
         state = self.tiers[ticket.tier]
         if ticket.sequences > 1:
             ticket.sequences = room.charge(ticket.tier, ticket.sequences)
-        ticket.priority = self.rule.number(ticket.tier, ticket.arrival_us, turn)
-        ticket.turn = turn
+        ticket.priority = self.rule.number(ticket.tier, ticket.arrival_us, reason)
+        ticket.reason = reason
         state.held += ticket.sequences
-        state.priority_held += ticket.sequences * (turn is not Turn.ORDINARY)
+        state.priority_held += ticket.sequences * (reason is not ReleaseReason.ORDINARY)
         state.released += 1
         self.released += 1
         self._count(ticket.tier, Outcome.ADMITTED)
