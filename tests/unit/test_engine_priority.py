@@ -24,7 +24,7 @@ TIERS = st.sampled_from(Tier)
 def test_a_number_says_what_it_was_made_from(
     tier: Tier, arrival_us: int, reason: ReleaseReason
 ) -> None:
-    """Tier, turn and arrival come back, within vLLM's signed 64 bits, also for later turns of a tool call."""
+    """Tier, release reason and arrival come back, within vLLM's signed 64 bits, also for later turns of a tool call."""
     rule = PriorityRule(1_000_000, 30_000_000)
     number = rule.number(tier, arrival_us, reason)
     assert -(2**63) <= number < 2**63

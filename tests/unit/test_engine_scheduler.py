@@ -579,12 +579,12 @@ def test_with_two_steps_under_way_time_is_not_counted_twice() -> None:
     record = SchedulerRecord()
     steps = [object() for _ in range(4)]
     flights = [Flight(step, 1, 0.1 * n) for n, step in enumerate(steps)]
-    record.saw_schedule(flights[0])
-    record.saw_schedule(flights[1])
-    record.came_back(steps[0], [[5]], 0.3, work_left=True)
-    record.saw_schedule(flights[2])
-    record.came_back(steps[2], [[5]], 0.9, work_left=False)
-    record.came_back(object(), [[5]], 1.0, work_left=False)
+    record.record_schedule(flights[0])
+    record.record_schedule(flights[1])
+    record.record_output(steps[0], [[5]], 0.3, work_left=True)
+    record.record_schedule(flights[2])
+    record.record_output(steps[2], [[5]], 0.9, work_left=False)
+    record.record_output(object(), [[5]], 1.0, work_left=False)
     record.count()
     assert record._real[record._at["batch_time_sum"]] == pytest.approx(0.9)
     assert record._whole[record._at["worked_steps"]] == 2

@@ -158,7 +158,7 @@ class LiveScheduling:
         scheduler.max_num_scheduled_tokens = tokens
         self._same_running = running
         generation = block.generation if block is not None else 0
-        self.record.in_force(generation, limits.sequences, tokens)
+        self.record.record_limits(generation, limits.sequences, tokens)
 
     def _active_with_reserve(self, limit: int, running: int, now: float) -> int:
         scheduler = self._scheduler
@@ -181,7 +181,7 @@ class LiveScheduling:
         now = self._clock()
         tokens = step.total_num_scheduled_tokens
         flight = Flight(step, tokens, now) if tokens else None
-        self.record.saw_schedule(flight)
+        self.record.record_schedule(flight)
         self._uncounted.append((step, flight))
         self._scheduled_at = now
         self._followed = False
@@ -199,7 +199,7 @@ class LiveScheduling:
         self._followed = True
         (step, flight), now = self._uncounted[-1], self._scheduled_at
         for entry in step.scheduled_new_reqs:
-            self._saw_new(entry.req_id, now)
+            self._record_new(entry.req_id, now)
         if flight is not None:
             flight.kv_tokens = self._kv_tokens()
         if flight is None or now >= self._count_due:
@@ -210,7 +210,7 @@ class LiveScheduling:
         now = self._clock()
         sampled = getattr(output, "sampled_token_ids", None) or ()
         left = self._scheduler.has_unfinished_requests()
-        self.record.came_back(step, sampled, now, work_left=left)
+        self.record.record_output(step, sampled, now, work_left=left)
         if not left or (now >= self._count_due and not self._asks_grammar):
             self._count(now, idle=not left)
 
@@ -222,10 +222,10 @@ class LiveScheduling:
                 self._fill(flight, step)
         self._uncounted.clear()
         for number, scheduled_at in self._first_scheduled:
-            self.record.saw_first_scheduled(self._origin_of(number), number, scheduled_at)
+            self.record.record_first_scheduled(self._origin_of(number), number, scheduled_at)
         self._first_scheduled.clear()
         self.record.count()
-        self._see_waiting(now, must=idle)
+        self._record_waiting(now, must=idle)
         self._count_due = now + (_COUNT_WAITING_EVERY_S if self._waits else _COUNT_EVERY_S)
         self.publish()
 
@@ -244,7 +244,7 @@ class LiveScheduling:
         )
         flight.sequences = len(scheduled)
 
-    def saw_preemption(self) -> None:
+    def record_preemption(self) -> None:
         """Record that a sequence was preempted."""
         self.record.add("preemptions", 1)
 
@@ -268,7 +268,7 @@ class LiveScheduling:
         self._supervisor_sequence = sequence
         self._limits_until = self._count_due = -math.inf
 
-    def _saw_new(self, request_id: str, now: float) -> None:
+    def _record_new(self, request_id: str, now: float) -> None:
         request = self._scheduler.requests.get(request_id)
         if request is None or request.num_preemptions:
             return
@@ -277,7 +277,7 @@ class LiveScheduling:
             self._reserved_until = now + RESERVE_KEPT_S
             self._same_until = -math.inf
 
-    def _see_waiting(self, now: float, *, must: bool = False) -> None:
+    def _record_waiting(self, now: float, *, must: bool = False) -> None:
         if now < self._waiting_due and not must:
             return
         self._waiting_due = now + _COUNT_WAITING_EVERY_S
@@ -288,7 +288,7 @@ class LiveScheduling:
         waiting, oldest = self._by_tier(queue)
         self._waits = any(waiting)
         blocked = sum(_is_blocked(getattr(request, "status", None)) for request in queue)
-        self.record.saw_waiting(Waiting(running, waiting, oldest, blocked))
+        self.record.record_waiting(Waiting(running, waiting, oldest, blocked))
 
     def _by_tier(
         self, requests: Iterable[Any]
@@ -358,7 +358,7 @@ class LiveLimits:
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
         if self._live is not None:
-            self._guarded(self._live.saw_preemption)
+            self._guarded(self._live.record_preemption)
         return super()._preempt_request(*args, **kwargs)  # type: ignore[misc]
 
     def _start_live(self) -> None:
@@ -441,6 +441,6 @@ def _quantum_of(scheduler: Any) -> int:  # noqa: ANN401 - a vLLM scheduler
 
 
 def _kv_capacity_tokens(scheduler: Any) -> int:  # noqa: ANN401 - a vLLM scheduler
-    told = _whole(getattr(scheduler.cache_config, "kv_cache_size_tokens", None))
+    known = _whole(getattr(scheduler.cache_config, "kv_cache_size_tokens", None))
     blocks = _whole(getattr(scheduler.cache_config, "num_gpu_blocks", None))
-    return told or blocks * _whole(getattr(scheduler, "block_size", 0))
+    return known or blocks * _whole(getattr(scheduler, "block_size", 0))

@@ -147,11 +147,11 @@ class Readiness:
     @property
     def obstacles(self) -> tuple[str, ...]:
         """Return why the pod is not ready; empty if it is."""
-        said = (
+        conditions = (
             (self.child_alive, "vLLM is not running"),
             (self.started, "no token was generated yet"),
             (self.cap_armed, "the memory cap is not armed on every rank"),
             (not self.draining, "draining"),
             (self.moving, "hung: pending requests, but no step completes"),
         )
-        return tuple(reason for holds, reason in said if not holds)
+        return tuple(reason for holds, reason in conditions if not holds)

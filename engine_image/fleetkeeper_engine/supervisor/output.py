@@ -32,7 +32,7 @@ class Outlet:
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         """Bytes that wait, including those that are being written."""
-        self._untold = 0
+        self._unreported = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self.dropped = 0
@@ -84,11 +84,11 @@ class Outlet:
 
     def _drop(self, count: int) -> None:
         self.dropped += count
-        self._untold += count
+        self._unreported += count
 
     def _note(self) -> bytes:
         """Return the message that replaces dropped output."""
-        count, self._untold = self._untold, 0
+        count, self._unreported = self._unreported, 0
         if not count:
             return b""
         return b"[fleetkeeper: %d bytes of output dropped: the log was not read]\n" % count

@@ -85,7 +85,7 @@ class Supervisor:
         self._drained = asyncio.Event()
         self._hung = False
         self._memory_own = True
-        self._told: list[str] = []
+        self._reported_problems: list[str] = []
         self._over: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Death | None:
@@ -93,7 +93,7 @@ class Supervisor:
         group = Cgroup.of_this_process()
         kills_before = group.oom_kills() if group else 0
         self._reaper.start()
-        self._take_signals()
+        self._handle_signals()
         self._read_control_files()
         self._pod.write(time.monotonic())
         ports = self.document.ports
@@ -102,8 +102,8 @@ class Supervisor:
                 ControlPort(self._pod, self._verifier, self._scrape), ports.host, ports.control
             )
         except OSError as error:
-            told = f"cannot listen on control port {ports.host}:{ports.control}: {error}"
-            return Death(DeathClass.UNKNOWN, told, "start")
+            message = f"cannot listen on control port {ports.host}:{ports.control}: {error}"
+            return Death(DeathClass.UNKNOWN, message, "start")
         tasks = [asyncio.create_task(self._keep(self._serve_drain_socket(), "drain socket"))]
         try:
             prepared = await self._prepared()
@@ -181,10 +181,10 @@ class Supervisor:
         except Exception as error:
             logger.exception("%s loop failed", name)
             if not self._over.done():
-                told = f"the supervisor's {name} loop failed: {type(error).__name__} {error}"
-                self._over.set_result(Death(DeathClass.UNKNOWN, told, self._phase))
+                message = f"the supervisor's {name} loop failed: {type(error).__name__} {error}"
+                self._over.set_result(Death(DeathClass.UNKNOWN, message, self._phase))
 
-    def _take_signals(self) -> None:
+    def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.drain)
@@ -200,15 +200,15 @@ class Supervisor:
         return process_reader(os.getpid(), total)
 
     async def _watch_memory(self, read: Reader) -> None:
-        told = ""
+        reported = ""
         while True:
             try:
                 self._observe_memory(read())
             except OSError as error:
                 # Without a measurement the metric is absent; the engine continues to serve.
-                if str(error) != told:
+                if str(error) != reported:
                     logger.warning("memory measurement failed: %s", error)
-                told = str(error)
+                reported = str(error)
             await asyncio.sleep(SAMPLE_PERIOD_S)
 
     def _observe_memory(self, use: MemoryUse) -> None:
@@ -303,9 +303,9 @@ class Supervisor:
             if self._pod.follow(policy, time.monotonic()):
                 logger.info("admission policy changed: %s", self._pod.policy)
         for problem in problems:
-            if problem not in self._told:
+            if problem not in self._reported_problems:
                 logger.warning("%s", problem)
-        self._told = problems
+        self._reported_problems = problems
 
     async def _watch_drain(self) -> None:
         await self._drain_began.wait()
@@ -331,12 +331,14 @@ class Supervisor:
     async def _serve_drain_socket(self) -> None:
         path = self.run_directory / DRAIN_SOCKET
         path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._take_drain, path)
+        server = await asyncio.start_unix_server(self._handle_drain_request, path)
         path.chmod(0o600)
         async with server:
             await server.serve_forever()
 
-    async def _take_drain(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_drain_request(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Begin the drain on `drain` from the socket; answer when nothing runs any more."""
         with contextlib.suppress(ConnectionError):
             if (await reader.readline()).strip() == b"drain":

@@ -87,8 +87,10 @@ def _say_machine(say: Say) -> bool:
         say("cgroup       no memory controller: memory is measured per process")
     else:
         limit = group.limit_bytes()
-        told = f"limit {limit / GIB:.2f} GiB" if limit else "no limit"
-        say(f"cgroup       v{group.version}, {group.used_bytes() / GIB:.2f} GiB in use, {told}")
+        limit_text = f"limit {limit / GIB:.2f} GiB" if limit else "no limit"
+        say(
+            f"cgroup       v{group.version}, {group.used_bytes() / GIB:.2f} GiB in use, {limit_text}"
+        )
     quota = read_cpu_quota()
     say(f"cpus         {os.cpu_count()}, quota {'none' if quota is None else f'{quota:g}'}")
     return True

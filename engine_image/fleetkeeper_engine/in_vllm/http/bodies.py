@@ -88,7 +88,7 @@ class Intake:
         try:
             if declared is not None and declared.isdigit() and len(declared) < 20:
                 self._check_size(int(declared))
-            self.body = self._taken(await receive())
+            self.body = self._add(await receive())
             if self._more or self._size > SMALL_BYTES:
                 self.body = await self._all(self.body, receive)
         except RefusedBodyError:
@@ -139,7 +139,7 @@ class Intake:
     async def _all(self, part: bytes, receive: Receive) -> bytes:
         parts, unread, unread_bytes = [part], [part], len(part)
         while self._more:
-            part = self._taken(await receive())
+            part = self._add(await receive())
             parts.append(part)
             unread.append(part)
             unread_bytes += len(part)
@@ -158,7 +158,7 @@ class Intake:
             # Other work on the event loop runs between two parts.
             await asyncio.sleep(0)
 
-    def _taken(self, message: Message) -> bytes:
+    def _add(self, message: Message) -> bytes:
         if message["type"] == "http.disconnect":
             raise ClientGone
         part: bytes = message.get("body", b"")

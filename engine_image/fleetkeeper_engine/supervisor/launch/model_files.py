@@ -173,9 +173,9 @@ def _max_length(shape: Mapping[str, Any], tokenizer: Path) -> int:
     if shape.get("model_max_length"):
         lengths = [int(shape["model_max_length"])]
     if shape.get("position_embedding_type") == "absolute" and tokenizer.exists():
-        told = _read_json(tokenizer).get("model_max_length")
-        if isinstance(told, int | float) and 0 < told < math.inf:
-            lengths.append(int(told))  # 1e30 means no limit
+        length = _read_json(tokenizer).get("model_max_length")
+        if isinstance(length, int | float) and 0 < length < math.inf:
+            lengths.append(int(length))  # 1e30 means no limit
     return min(lengths, default=DEFAULT_LENGTH)
 
 

@@ -27,7 +27,7 @@ class Arrivals:
         self._bin_second = 0
         self._seen: dict[bytes, float] = {}
 
-    def saw(self, tier: Tier, request_id: bytes | None, now: float) -> bool:
+    def record(self, tier: Tier, request_id: bytes | None, now: float) -> bool:
         """Count a request unless it is a retry. Return whether it was counted."""
         if not self._bin_second <= now < self._bin_second + 1:
             self.close_bins(now)

@@ -127,7 +127,7 @@ class Admission:
 
     def refuse(self, tier: Tier, request_id: bytes | None, now: float) -> Refusal | None:
         """Count an arrival, and return a refusal if its body need not be read."""
-        self.arrivals.saw(tier, request_id, now)
+        self.arrivals.record(tier, request_id, now)
         if tier is Tier.REALTIME:
             self._realtime_seen = now
         if self._supervisor_block is not None and self._supervisor_block.draining:
