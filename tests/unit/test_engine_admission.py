@@ -365,7 +365,7 @@ def test_what_is_counted_as_it_comes_and_goes_is_what_is_there(
                 queue.finish(flushed, now)
         assert queue.waiting == len(waiting) == sum(len(state.queue) for state in queue.tiers)
         assert queue.released == len(inside) == sum(state.released for state in queue.tiers)
-        assert queue.in_hand == len(waiting) + len(inside)
+        assert queue.unfinished == len(waiting) + len(inside)
 
 
 @given(st.lists(TIERS, max_size=200))

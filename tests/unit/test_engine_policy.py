@@ -76,11 +76,11 @@ def test_until_a_file_says_otherwise_the_document_holds(pod: PodState) -> None:
     seen = pod.region.read_supervisor()
     assert seen is not None
     assert (seen.queue_limits, seen.queue_wait_objective_s) == ((64, 7, 1024), 0.25)
-    assert pod.follow(TIGHT, 2.0)
-    assert not pod.follow(TIGHT, 3.0), "the same again is no change"
+    assert pod.apply_policy(TIGHT, 2.0)
+    assert not pod.apply_policy(TIGHT, 3.0), "the same again is no change"
     seen = pod.region.read_supervisor()
     assert seen == replace(block(TIGHT), written=2.0)
-    assert pod.follow(None, 4.0)
+    assert pod.apply_policy(None, 4.0)
     assert pod.policy == start_policy(DOCUMENT)
 
 

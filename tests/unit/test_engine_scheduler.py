@@ -804,7 +804,7 @@ def test_fragmentation_figures_are_refreshed(
 
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(StopIteration):
-        plugin.report_for_ever(region, 0, FakeDevice(0), CapBlock(armed=True, fraction=0.7))
+        plugin.report_forever(region, 0, FakeDevice(0), CapBlock(armed=True, fraction=0.7))
     cap = region.read_cap(0)
     assert cap is not None
     assert (cap.armed, cap.fraction, cap.reserved_bytes) == (True, 0.7, 2**30)

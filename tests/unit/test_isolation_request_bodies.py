@@ -228,7 +228,7 @@ async def test_a_slow_sender_holds_no_place_and_is_cut() -> None:
             for call in slow:
                 call.feed(b"{")
             await asyncio.sleep(0)
-        assert app._admission.in_hand == 0
+        assert app._admission.unfinished == 0
         assert (await Call(app).answer())[0] == 200, "others pass"
         now[0] += 2.0
         for call in [*slow, headers_only]:
@@ -252,7 +252,7 @@ async def test_the_tokenizer_works_for_two_at_a_time_and_others_wait_or_are_refu
         assert len(vllm.taken) == 2
         status, _, told = await Call(app, body, path="/detokenize").answer()
         assert (status, told["error"]["code"]) == (429, "queue_full")
-        assert app._admission.in_hand == 0, "an engine with no step to make would look hung"
+        assert app._admission.unfinished == 0, "an engine with no step to make would look hung"
         calls[5].hang_up()
         await calls[5].task
         generation = Call(app)

@@ -121,7 +121,7 @@ def arm(device: Device, index: int, cap_ratio: float) -> CapBlock:
     )
 
 
-def report_for_ever(region: Region, rank: int, device: Device, armed: CapBlock) -> None:
+def report_forever(region: Region, rank: int, device: Device, armed: CapBlock) -> None:
     """Write the allocator's figures once a second, for the fragmentation metric."""
     while True:
         time.sleep(REPORT_PERIOD_S)
@@ -154,15 +154,15 @@ def arm_worker(
     region.write_cap(rank, armed)
     logger.info("memory cap armed rank=%d fraction=%.3f", rank, armed.fraction)
     threading.Thread(
-        target=report_for_ever,
+        target=report_forever,
         args=(region, rank, torch_device, armed),
         name="fleetkeeper-cap",
         daemon=True,
     ).start()
 
 
-def wrap(worker_class: type[Any], act: Callable[[Any], None] = arm_worker) -> None:
-    """Call `act` after every `init_device` of a worker class. A second call changes nothing."""
+def wrap(worker_class: type[Any], action: Callable[[Any], None] = arm_worker) -> None:
+    """Call `action` after every `init_device` of a worker class. A second call changes nothing."""
     original = worker_class.init_device
     if getattr(original, _MARK, False):
         return
@@ -171,7 +171,7 @@ def wrap(worker_class: type[Any], act: Callable[[Any], None] = arm_worker) -> No
     def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
         result = original(self, *args, **kwargs)
         try:
-            act(self)
+            action(self)
         except Exception:
             # Shared memory shows the cap as unarmed, and the pod stays unready for that reason.
             logger.exception("arming the memory cap failed")

@@ -365,9 +365,9 @@ class LiveLimits:
         self._live = LiveScheduling(self, Region.of_environment(), VllmSettings.of_environment())
         logger.info("live batch limits: %s", "on" if self._live.supported else "not supported")
 
-    def _guarded(self, act: Callable[..., None], *args: Any) -> None:  # noqa: ANN401 - passed on
+    def _guarded(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401 - passed on
         try:
-            act(*args)
+            action(*args)
         except Exception:
             # vLLM's interface is not public. Whatever changes in it, requests continue at start-up
             # limits.

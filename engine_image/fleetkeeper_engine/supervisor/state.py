@@ -73,7 +73,7 @@ class PodState:
         """Apply the document's policy until a file replaces it."""
         self.policy = start_policy(self.document)
 
-    def follow(self, policy: Policy | None, now: float) -> bool:
+    def apply_policy(self, policy: Policy | None, now: float) -> bool:
         """Apply a policy (None: the document's). Return True if it differs from the previous one."""
         wanted = policy or start_policy(self.document)
         if wanted == self.policy:

@@ -24,7 +24,7 @@ from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.prepare import Prepared, pod_limit_bytes, prepare
 from fleetkeeper_engine.supervisor.launch.start_measurements import write_measured
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup
-from fleetkeeper_engine.supervisor.memory.trim import give_back
+from fleetkeeper_engine.supervisor.memory.trim import trim_memory
 from fleetkeeper_engine.supervisor.memory.watch import (
     SAMPLE_PERIOD_S,
     MemoryState,
@@ -257,7 +257,7 @@ class Supervisor:
             if beyond > max(kept * 1.01, 0):
                 write_measured(self.run_directory, prepared.measured_key, beyond)
                 kept = beyond
-            give_back()
+            trim_memory()
             await asyncio.sleep(REMEMBER_PERIOD_S)
 
     async def _watch_health(self) -> None:
@@ -300,7 +300,7 @@ class Supervisor:
         except (OSError, ValueError) as error:
             problems.append(f"{directory / POLICY_FILE} is invalid: {error}")
         else:
-            if self._pod.follow(policy, time.monotonic()):
+            if self._pod.apply_policy(policy, time.monotonic()):
                 logger.info("admission policy changed: %s", self._pod.policy)
         for problem in problems:
             if problem not in self._reported_problems:

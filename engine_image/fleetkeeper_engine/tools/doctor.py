@@ -39,14 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.required = False
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the findings; return 0 if an engine could be started."""
 
     def say(line: str) -> None:
         sys.stdout.write(f"{line}\n")
 
     healthy = _say_machine(say)
-    text = standalone.desired_document_text(given) if given.model else os.environ.get(ENVIRONMENT)
+    text = standalone.desired_document_text(args) if args.model else os.environ.get(ENVIRONMENT)
     if not text:
         say(
             "document     none: pass --model or set FLEETKEEPER_ENGINE to see the command that would start vLLM"

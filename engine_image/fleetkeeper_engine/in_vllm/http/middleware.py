@@ -97,7 +97,7 @@ class TierMiddleware:
         keys = [key for key in (os.environ.get("VLLM_API_KEY", ""),) if key]
         self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
-        self._inside: dict[Ticket, asyncio.Task[object]] = {}
+        self._running: dict[Ticket, asyncio.Task[object]] = {}
         self._aborted: set[Ticket] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._something_waits = asyncio.Event()
@@ -169,15 +169,15 @@ class TierMiddleware:
                 priority = await self._released(ticket, inbox)
             if priority is not None:
                 if task is not None:
-                    self._inside[ticket] = task
+                    self._running[ticket] = task
                 intake.body = with_priority(intake.body, shape, priority)
                 scope = _with_priority_header(scope, priority, len(intake.body))
-                inbox.give_again(intake)
+                inbox.replay(intake)
                 await self._app(scope, inbox.receive, reply.send)
             elif ticket in self._aborted:
                 await answer(send, 503, DRAINED, CLOSE)
         except asyncio.CancelledError:
-            if task is None or ticket not in self._aborted or ticket not in self._inside:
+            if task is None or ticket not in self._aborted or ticket not in self._running:
                 raise
             task.uncancel()
             await reply.abort()
@@ -238,7 +238,7 @@ class TierMiddleware:
             await refuse_body(send, error)
             return None
         if shape is None:
-            inbox.give_again(intake)
+            inbox.replay(intake)
             await self._app(scope, inbox.receive, send)
             return None
         if shape.in_background and allows_background(scope["path"]):
@@ -260,7 +260,7 @@ class TierMiddleware:
                 return
             place = Place(self._lane, send)
             try:
-                inbox.give_again(intake)
+                inbox.replay(intake)
                 await self._app(scope, inbox.receive, place.send)
             finally:
                 place.release()
@@ -291,17 +291,17 @@ class TierMiddleware:
         return None if left else ticket.priority
 
     def _ended(self, ticket: Ticket) -> None:
-        self._inside.pop(ticket, None)
+        self._running.pop(ticket, None)
         self._aborted.discard(ticket)
         self._admission.finish(ticket, self._clock())
         self._pump()
-        if not self._admission.in_hand:
+        if not self._admission.unfinished:
             # Publish now, because the next request may be hours away.
             self._shared_state.publish()
 
     def _publish_before_end(self) -> None:
         """Publish counters before the final frame, so that scrapers see the completed request."""
-        if self._publishes and self._admission.in_hand <= 1:
+        if self._publishes and self._admission.unfinished <= 1:
             self._shared_state.publish()
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
@@ -369,7 +369,7 @@ class TierMiddleware:
             waiter = self._waiters.get(ticket)
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
-        for ticket, task in list(self._inside.items()):
+        for ticket, task in list(self._running.items()):
             if ticket not in self._aborted:
                 self._aborted.add(ticket)
                 task.cancel()

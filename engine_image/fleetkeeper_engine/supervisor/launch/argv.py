@@ -82,14 +82,14 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
         ("kv-cache-memory-bytes", _per_rank(plan.kv_cache_bytes, engine.tensor_parallel_size)),
         ("gpu-memory-utilization", _share(plan.gpu_memory_utilization)),
     ]
-    words = [launch.python, "-m", launch.entry]
-    words += [f"--{name}={value}" for name, value in options if value is not None]
-    words.append(f"--{'' if engine.prefix_caching else 'no-'}enable-prefix-caching")
+    arguments = [launch.python, "-m", launch.entry]
+    arguments += [f"--{name}={value}" for name, value in options if value is not None]
+    arguments.append(f"--{'' if engine.prefix_caching else 'no-'}enable-prefix-caching")
     if launch.eager and "enforce-eager" not in engine.options:
-        words.append("--enforce-eager")
-    words += _adapter_words(launch.adapters, launch.lora_rank)
-    words += [_option_word(name, value) for name, value in sorted(engine.options.items())]
-    return words
+        arguments.append("--enforce-eager")
+    arguments += _adapter_arguments(launch.adapters, launch.lora_rank)
+    arguments += [_option_argument(name, value) for name, value in sorted(engine.options.items())]
+    return arguments
 
 
 def desired_prefill_threshold(max_tokens: int, max_length: int) -> int:
@@ -154,7 +154,7 @@ def _share(value: float | None) -> str | None:
     return None if value is None else f"{value:.4f}"
 
 
-def _adapter_words(adapters: Mapping[str, str], rank: int) -> list[str]:
+def _adapter_arguments(adapters: Mapping[str, str], rank: int) -> list[str]:
     if not adapters:
         return []
     return [
@@ -168,7 +168,7 @@ def _adapter_words(adapters: Mapping[str, str], rank: int) -> list[str]:
     ]
 
 
-def _option_word(name: str, value: str) -> str:
+def _option_argument(name: str, value: str) -> str:
     if value == "true":
         return f"--{name}"
     if value == "false":

@@ -267,7 +267,7 @@ class Admission:
         return self._room
 
     @property
-    def in_hand(self) -> int:
+    def unfinished(self) -> int:
         """Return the number of requests in the queue and inside vLLM."""
         return self.waiting + self.released
 
@@ -313,17 +313,21 @@ class Admission:
         block = self._supervisor_block
         if block is not None and block.closed[tier]:
             return False
-        let_in = 1.0
+        admitted_ratio = 1.0
         if block is not None and lease_holds(block, now):
-            let_in = block.admit[tier]
+            admitted_ratio = block.admit[tier]
         elif tier is Tier.BATCH and self.own_rule_closed:
-            let_in = 0.0
-        return let_in >= 1.0 or self._credited(tier, let_in) or self._under_floor(tier, now)
+            admitted_ratio = 0.0
+        return (
+            admitted_ratio >= 1.0
+            or self._credited(tier, admitted_ratio)
+            or self._under_floor(tier, now)
+        )
 
-    def _credited(self, tier: Tier, let_in: float) -> bool:
+    def _credited(self, tier: Tier, admitted_ratio: float) -> bool:
         # Exactly the requested share, evenly spread: 0.6 admits 3 of every 5, without randomness.
         state = self.tiers[tier]
-        state.credit += max(0.0, let_in)
+        state.credit += max(0.0, admitted_ratio)
         if state.credit < 1.0 - 1e-9:
             return False
         state.credit -= 1.0
