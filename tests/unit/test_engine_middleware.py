@@ -138,8 +138,8 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def told(region: Region, true: Callable[[MiddlewareBlock], bool]) -> None:
-    """Waits until shared memory says so: it is written every 50 ms while requests come and go."""
+async def until_written(region: Region, true: Callable[[MiddlewareBlock], bool]) -> None:
+    """Wait until the middleware's block is so: it is written every 50 ms while requests come and go."""
     await until(lambda: (block := region.read_middleware()) is not None and true(block))
 
 
@@ -166,7 +166,7 @@ async def test_the_priority_is_ours_in_body_and_header_whatever_the_client_sent(
     assert found[b"a"] == b"b"
     assert len(scope["headers"]) == 4
     admitted = Tier.BATCH * 5 + Outcome.ADMITTED
-    await told(region, lambda b: b.outcomes[admitted] == 1 and b.released == (0, 0, 0))
+    await until_written(region, lambda b: b.outcomes[admitted] == 1 and b.released == (0, 0, 0))
 
 
 async def test_the_api_key_is_checked_before_the_queue(
@@ -181,7 +181,7 @@ async def test_the_api_key_is_checked_before_the_queue(
     assert vllm.taken == []
     assert (await Call(app, headers=headers(authorization="Bearer k1")).answer())[0] == 200
     assert (await Call(app, path="/health", method="GET").answer())[0] == 200
-    await told(region, lambda b: (b.unauthorized, sum(b.arrivals)) == (3, 1))
+    await until_written(region, lambda b: (b.unauthorized, sum(b.arrivals)) == (3, 1))
 
 
 async def test_the_supervisors_own_requests_skip_everything(
@@ -198,7 +198,7 @@ async def test_the_supervisors_own_requests_skip_everything(
     )
     wrong = [(INTERNAL_HEADER.encode(), b"guess")]
     assert (await Call(app, headers=wrong).answer())[0] == 503
-    await told(region, lambda b: b.outcomes[Tier.STANDARD * 5 + Outcome.DRAINING] == 1)
+    await until_written(region, lambda b: b.outcomes[Tier.STANDARD * 5 + Outcome.DRAINING] == 1)
     block = region.read_middleware()
     assert block is not None
     assert sum(block.outcomes) == 1
@@ -238,14 +238,14 @@ async def test_requests_wait_in_order_and_are_released_as_others_end(
     calls = [Call(app) for _ in range(7)]
     await until(lambda: len(vllm.taken) == 6)
     late = Call(app, b'{"prompt": "late"}', headers=headers(x_inference_tier="realtime"))
-    await told(region, lambda b: b.waiting == (1, 1, 0))
+    await until_written(region, lambda b: b.waiting == (1, 1, 0))
     calls[0].hang_up()
     await until(lambda: len(vllm.taken) == 7)
     assert b"late" in vllm.taken[6][1]
     vllm.go.set()
     answers = await asyncio.gather(*(call.answer() for call in [*calls, late]))
     assert {status for status, _, _ in answers} == {200}
-    await told(region, lambda b: (b.released, b.waiting) == ((0, 0, 0), (0, 0, 0)))
+    await until_written(region, lambda b: (b.released, b.waiting) == ((0, 0, 0), (0, 0, 0)))
 
 
 async def test_a_hang_up_in_the_queue_never_reaches_vllm(
@@ -255,13 +255,13 @@ async def test_a_hang_up_in_the_queue_never_reaches_vllm(
     app = make()
     vllm.go.clear()
     calls = [Call(app) for _ in range(7)]
-    await told(region, lambda b: b.waiting == (0, 1, 0))
+    await until_written(region, lambda b: b.waiting == (0, 1, 0))
     calls[6].hang_up()
     await calls[6].task
     assert calls[6].sent == []
     vllm.go.set()
     await asyncio.gather(*(call.task for call in calls))
-    await told(region, lambda b: b.outcomes[Tier.STANDARD * 5 + Outcome.CANCELLED] == 1)
+    await until_written(region, lambda b: b.outcomes[Tier.STANDARD * 5 + Outcome.CANCELLED] == 1)
     assert len(vllm.taken) == 6
 
 

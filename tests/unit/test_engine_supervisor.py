@@ -178,7 +178,7 @@ def test_requests_held_back_above_the_memory_cap_are_no_wedge() -> None:
     progress = Progress()
     for t in range(600):
         block = scheduler(10 + t, 10, waiting=(0, 3, 0))
-        progress = decide_progress(progress, *block, None, float(t), held=True)
+        progress = decide_progress(progress, *block, None, float(t), throttled=True)
         assert is_moving(progress, float(t), 60.0)
     let_go = decide_progress(progress, *scheduler(700, 10, waiting=(0, 3, 0)), None, 600.0)
     assert is_live(let_go, 658.0, 60.0)
@@ -194,7 +194,7 @@ def test_above_the_memory_cap_what_runs_must_still_move(running: dict[str, int])
     progress = Progress()
     for t in range(62):
         block = scheduler(10 + t, 10, waiting=(0, 3, 0), **running)
-        progress = decide_progress(progress, *block, None, float(t), held=True)
+        progress = decide_progress(progress, *block, None, float(t), throttled=True)
     assert not is_live(progress, 61.0, 60.0)
 
 
@@ -203,7 +203,7 @@ def test_above_the_memory_cap_a_core_that_stops_scheduling_is_a_hang() -> None:
     progress = Progress()
     for t in range(62):
         block = scheduler(10, 10, waiting=(0, 3, 0))
-        progress = decide_progress(progress, *block, None, float(t), held=True)
+        progress = decide_progress(progress, *block, None, float(t), throttled=True)
     assert not is_live(progress, 61.0, 60.0)
 
 

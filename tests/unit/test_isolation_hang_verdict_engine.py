@@ -100,7 +100,7 @@ def test_an_engine_held_by_its_memory_cap_is_not_hung(engine: Engine) -> None:
     engine.stands_still(900, waiting, HeartbeatBlock(schedule_calls=9), calls_move=True)
     assert engine.shown() == 0
     engine.stands_still(900, waiting, HeartbeatBlock(schedule_calls=9000))
-    assert engine.shown() == 0, "nobody else ends it while it is held: its own probe decides"
+    assert engine.shown() == 0, "nobody else ends it while it is throttled: its own probe decides"
 
 
 @pytest.mark.parametrize(

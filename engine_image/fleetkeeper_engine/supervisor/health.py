@@ -42,7 +42,7 @@ def decide_progress(
     middleware: MiddlewareBlock | None,
     now: float,
     *,
-    held: bool = False,
+    throttled: bool = False,
 ) -> Progress:
     """Return the progress after one more read of shared memory. Unreadable blocks change nothing.
 
@@ -53,8 +53,9 @@ def decide_progress(
         heartbeat: the engine's heartbeat before each step.
         middleware: the middleware's block; None if it cannot be read.
         now: monotonic seconds.
-        held: no new sequence may start (memory is above its cap). Requests that wait while none
-            runs then make no step on purpose, not because of a wedge. Schedule calls are still due.
+        throttled: no new sequence may start (memory is above its cap). Requests that wait while
+            none runs then make no step on purpose, not because of a wedge. Schedule calls are still
+            due.
     """
     if scheduler is None:
         return before
@@ -70,19 +71,19 @@ def decide_progress(
     if heartbeat.schedule_calls != before.schedule_calls:
         after = replace(after, schedule_calls=heartbeat.schedule_calls, scheduled_at=now)
     if scheduler.worked_steps != before.worked_steps or not _can_step(
-        scheduler, heartbeat, held=held
+        scheduler, heartbeat, throttled=throttled
     ):
         after = replace(after, worked_steps=scheduler.worked_steps, worked_at=now)
     return replace(after, allowance_s=flight_allowance_s(heartbeat, scheduler))
 
 
-def _can_step(scheduler: SchedulerBlock, heartbeat: HeartbeatBlock, *, held: bool) -> bool:
+def _can_step(scheduler: SchedulerBlock, heartbeat: HeartbeatBlock, *, throttled: bool) -> bool:
     """Return whether a step is in flight or some request could be in the next one.
 
     Blocked requests cannot (their grammar compiles, KV or input is still to come), and none may
-    start while `held`. A healthy core keeps calling schedule all the same.
+    start while `throttled`. A healthy core keeps calling schedule all the same.
     """
-    may_start = 0 if held else sum(scheduler.waiting) - scheduler.blocked
+    may_start = 0 if throttled else sum(scheduler.waiting) - scheduler.blocked
     return bool(heartbeat.steps) or sum(scheduler.running) + may_start > 0
 
 

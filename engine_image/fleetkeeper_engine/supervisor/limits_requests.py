@@ -122,15 +122,15 @@ def decide_lease(
     Raises:
         RefusedLimitsRequestError: 409 for an older generation, or for the same one with other contents.
     """
-    held = current.request
-    if held is not None and epoch <= current.epoch:
-        same = request.model_copy(update={"lease_seconds": held.lease_seconds}) == held
-        if request.generation < held.generation or (
-            request.generation == held.generation and not same
+    leased = current.request
+    if leased is not None and epoch <= current.epoch:
+        same = request.model_copy(update={"lease_seconds": leased.lease_seconds}) == leased
+        if request.generation < leased.generation or (
+            request.generation == leased.generation and not same
         ):
             raise RefusedLimitsRequestError(
                 409,
-                f"generation {request.generation} is not newer than {held.generation}",
-                {"generation": held.generation, "epoch": current.epoch},
+                f"generation {request.generation} is not newer than {leased.generation}",
+                {"generation": leased.generation, "epoch": current.epoch},
             )
     return LimitsLease(request, epoch, now + request.lease_seconds)

@@ -131,7 +131,7 @@ class PodState:
             self.heartbeat(),
             self.middleware(),
             now,
-            held=self.memory.over_cap,
+            throttled=self.memory.over_cap,
         )
 
     def scheduler(self) -> SchedulerBlock | None:
