@@ -135,7 +135,7 @@ def _engine_commands() -> Iterator[str]:
         ),
         "order": (
             "Send a request for live limits, signed with that key.",
-            signing_tool.add_order_arguments,
+            signing_tool.add_limits_arguments,
         ),
     }
     for name, (meaning, add) in adders.items():

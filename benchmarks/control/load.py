@@ -122,9 +122,9 @@ class Course:
         begin_s, text = self._stage
         self.spans.append(Span(begin_s, now_s, LOAD, text))
 
-    def _until(self, event: Callable[[], bool], most_s: float) -> None:
+    def _until(self, event: Callable[[], bool], max_s: float) -> None:
         begin_s, said_s = time.monotonic(), 0.0
-        while (elapsed_s := time.monotonic() - begin_s) < most_s and not event():
+        while (elapsed_s := time.monotonic() - begin_s) < max_s and not event():
             if elapsed_s - said_s >= 10:
                 said_s = elapsed_s
                 say(self.fleet.summary())
@@ -226,9 +226,9 @@ def _seconds(begin_s: float | None, end_s: float | None) -> str:
     return "never" if begin_s is None or end_s is None else f"{max(0.0, end_s - begin_s):.0f} s"
 
 
-def _within(what: str, most_s: float, begin_s: float | None, end_s: float | None) -> Row:
-    kept = begin_s is not None and end_s is not None and end_s - begin_s <= most_s
-    return Row(what, f"{most_s:.0f} s", _seconds(begin_s, end_s), kept)
+def _within(what: str, max_s: float, begin_s: float | None, end_s: float | None) -> Row:
+    kept = begin_s is not None and end_s is not None and end_s - begin_s <= max_s
+    return Row(what, f"{max_s:.0f} s", _seconds(begin_s, end_s), kept)
 
 
 def _count(what: str, most: int, found: int) -> Row:

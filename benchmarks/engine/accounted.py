@@ -22,7 +22,7 @@ BETWEEN_STEPS = ("before_schedule", "after_schedule", "after_update")
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """Sums at one time: calls and nanoseconds of each entry, CPU time of the engine, the time."""
 
     calls: dict[str, int]
@@ -42,10 +42,10 @@ class Accounts:
             "FLEETKEEPER_BENCHMARK_ACCOUNT_EMPTY": "1" if empty else "",
         }
 
-    def look(self, cpu_s: float) -> Look:
+    def snapshot(self, cpu_s: float) -> Snapshot:
         """Return the present sums."""
         words = self._words.tolist()
-        return Look(
+        return Snapshot(
             {entry: words[2 * place] for place, entry in enumerate(ENTRIES)},
             {entry: words[2 * place + 1] for place, entry in enumerate(ENTRIES)},
             cpu_s,
@@ -57,7 +57,7 @@ class Accounts:
         self._words.release()
 
 
-def per_call_ns(before: Look, after: Look) -> dict[str, float]:
+def per_call_ns(before: Snapshot, after: Snapshot) -> dict[str, float]:
     """Return the nanoseconds per call of each entry; 0 if it was not called."""
     return {
         entry: (after.ns[entry] - before.ns[entry])
@@ -66,7 +66,7 @@ def per_call_ns(before: Look, after: Look) -> dict[str, float]:
     }
 
 
-def figures_of(before: Look, after: Look, clock_ns: dict[str, float]) -> dict[str, float]:
+def figures_of(before: Snapshot, after: Snapshot, clock_ns: dict[str, float]) -> dict[str, float]:
     """Return microseconds per step and per request, and shares of the time and of the CPU time.
 
     Args:

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from inside_engine import InsideEngine
 
 WARM_S = 3.0
-LOOK_S = 0.05
+POLL_S = 0.05
 CONCURRENCIES = (1, 8, 32, 64)
 """Numbers of clients in a closed loop at each engine."""
 TOKENS = (16, 48)
@@ -83,13 +83,13 @@ class Load:
             RuntimeError: a response was not as requested.
         """
         self._latencies.clear()
-        began, tokens, cpu_s = await self._look()
+        began, tokens, cpu_s = await self._counters()
         while self._clock() - began < seconds:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             for ended in (task for task in self._clients if task.done()):
                 ended.result()
         latencies = sorted(self._latencies)
-        over, tokens_now, cpu_s_now = await self._look()
+        over, tokens_now, cpu_s_now = await self._counters()
         return {
             "tokens_per_s": (tokens_now - tokens) / (over - began),
             "cpu_ms_per_token": 1e3 * (cpu_s_now - cpu_s) / (tokens_now - tokens),
@@ -97,7 +97,7 @@ class Load:
             "p99_s": latencies[int(0.99 * len(latencies))],
         }
 
-    async def _look(self) -> tuple[float, float, float]:
+    async def _counters(self) -> tuple[float, float, float]:
         """Return the clock (halfway through the query), tokens and CPU time of the engine."""
         before = self._clock()
         tokens = await generated_tokens(self._engine, self._session)

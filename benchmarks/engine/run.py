@@ -42,7 +42,7 @@ from clients import CONCURRENCIES, warm_load  # noqa: E402
 
 from fleetkeeper_engine.in_vllm.http.asgi import App, Message, Receive, Scope, Send  # noqa: E402
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware  # noqa: E402
-from fleetkeeper_engine.shm.region import Page  # noqa: E402
+from fleetkeeper_engine.shm.region import Region  # noqa: E402
 from inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
 
 INSIDE_ROUNDS = 5
@@ -74,28 +74,30 @@ async def inside(directory: Path, lock: Path | None) -> dict[str, Any]:
     """Measure the CPU time of our code in one running engine, for each number of clients."""
     found: dict[str, Any] = {}
     with locked(lock):
-        empty = await looks_of(directory, empty=True)
-        for clients, looks in (await looks_of(directory, empty=False)).items():
+        empty = await snapshots_of(directory, empty=True)
+        for clients, snapshots in (await snapshots_of(directory, empty=False)).items():
             clock_ns = accounted.per_call_ns(empty[clients][0], empty[clients][-1])
-            rounds = [accounted.figures_of(*pair, clock_ns) for pair in itertools.pairwise(looks)]
+            rounds = [
+                accounted.figures_of(*pair, clock_ns) for pair in itertools.pairwise(snapshots)
+            ]
             found[str(clients)] = {key: median(r[key] for r in rounds) for key in rounds[0]}
             print(f"{clients} clients:", found[str(clients)], flush=True)
     return found
 
 
-async def looks_of(directory: Path, *, empty: bool) -> dict[int, list[accounted.Look]]:
+async def snapshots_of(directory: Path, *, empty: bool) -> dict[int, list[accounted.Snapshot]]:
     """Return the sums before and after each round of one start, for each number of clients."""
     accounts = accounted.Accounts(directory / "accounts", empty=empty)
     engine = InsideEngine(directory, environment=accounts.environment)
-    found: dict[int, list[accounted.Look]] = {}
+    found: dict[int, list[accounted.Snapshot]] = {}
     try:
         async with client() as session:
             for clients in CONCURRENCIES:
                 async with warm_load(engine, session, clients) as load:
-                    found[clients] = [accounts.look(engine.cpu_s())]
+                    found[clients] = [accounts.snapshot(engine.cpu_s())]
                     for _ in range(INSIDE_ROUNDS):
                         await load.next_round(ROUND_S)
-                        found[clients].append(accounts.look(engine.cpu_s()))
+                        found[clients].append(accounts.snapshot(engine.cpu_s()))
     finally:
         engine.stop()
         accounts.close()
@@ -114,7 +116,7 @@ async def switched(directory: Path, lock: Path | None) -> dict[str, Any]:
 
 async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
     """Measure one request in the middleware alone, around an application that responds at once."""
-    page = Page.create(directory / "page")
+    region = Region.create(directory / "page")
     body = json.dumps(
         {"model": "tiny", "messages": [{"role": "user", "content": "x " * 500}], "max_tokens": 5}
     ).encode()
@@ -124,7 +126,7 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}", "more_body": False})
 
-    middleware = TierMiddleware(application, SETTINGS, page)
+    middleware = TierMiddleware(application, SETTINGS, region)
     scope: Scope = {
         "type": "http",
         "method": "POST",
@@ -189,7 +191,7 @@ async def one_round(
     clients = [asyncio.create_task(one_client()) for _ in range(TABLE_CLIENTS)]
     found = {}
     for sequences in reversed(TABLE_SEQUENCES):
-        engine.order(sequences=sequences)
+        engine.set_block(sequences=sequences)
         scheduled = sum(engine.scheduler().queue_wait_buckets)
         # By then every client has waited once under this limit.
         due = scheduled + TABLE_CLIENTS

@@ -23,7 +23,7 @@ TERMINATION_ENVIRONMENT = "FLEETKEEPER_TERMINATION_LOG"
 DEFAULT_TERMINATION = "/dev/termination-log"
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit the process with its status."""
     parser = argparse.ArgumentParser(prog="fleetkeeper-engine", description=__doc__)
     commands = parser.add_subparsers(dest="command")
@@ -43,37 +43,37 @@ def main(words: Sequence[str] | None = None) -> None:
     signing_tool.add_keys_arguments(
         commands.add_parser("keys", help="create a key pair that signs requests for limits")
     )
-    signing_tool.add_order_arguments(
+    signing_tool.add_limits_arguments(
         commands.add_parser("order", help="send a request for live limits, signed with that key")
     )
-    given = parser.parse_args(words)
+    args = parser.parse_args(argv)
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s fleetkeeper %(levelname)s %(message)s",
         stream=sys.stderr,
     )
-    sys.exit(_run(given))
+    sys.exit(_run(args))
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     commands: dict[str | None, Callable[[argparse.Namespace], int]] = {
         "serve": _serve,
         "drain": _ask_to_drain,
         "doctor": doctor.run,
         "install": install.run,
         "keys": signing_tool.make_keys,
-        "order": signing_tool.send_order,
+        "order": signing_tool.send_limits_request,
     }
-    return commands.get(given.command, _run_pod)(given)
+    return commands.get(args.command, _run_pod)(args)
 
 
 def _run_pod(_given: argparse.Namespace) -> int:
     return supervise(None, os.environ, _run_directory(os.environ))
 
 
-def _serve(given: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace) -> int:
     with standalone.run_directory() as directory:
-        return supervise(standalone.desired_document_text(given), os.environ, directory)
+        return supervise(standalone.desired_document_text(args), os.environ, directory)
 
 
 def _ask_to_drain(_given: argparse.Namespace) -> int:

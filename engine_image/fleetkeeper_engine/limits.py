@@ -33,31 +33,29 @@ class Limits:
     tokens: int
 
 
-def lease_holds(orders: SupervisorBlock | None, now: float) -> bool:
+def lease_holds(lease: SupervisorBlock | None, now: float) -> bool:
     """Return whether there is a limits lease that has not ended."""
-    return orders is not None and now < orders.lease_deadline
+    return lease is not None and now < lease.lease_deadline
 
 
 def limits_in_force(
-    orders: SupervisorBlock | None, sequences: LimitRange, tokens: LimitRange, now: float
+    lease: SupervisorBlock | None, sequences: LimitRange, tokens: LimitRange, now: float
 ) -> Limits:
     """Return the requested limits during the lease, then back to the ceiling in 10 steps over 30 s.
 
-    >>> orders = SupervisorBlock(sequences=16, tokens=512, lease_deadline=100.0)
-    >>> limits_in_force(orders, LimitRange(4, 64), LimitRange(256, 2048), now=115.0)
+    >>> lease = SupervisorBlock(sequences=16, tokens=512, lease_deadline=100.0)
+    >>> limits_in_force(lease, LimitRange(4, 64), LimitRange(256, 2048), now=115.0)
     Limits(sequences=32, tokens=1024)
     """
-    if orders is None or orders.lease_deadline <= 0.0:
+    if lease is None or lease.lease_deadline <= 0.0:
         return Limits(sequences.ceiling, tokens.ceiling)
     return Limits(
-        _returned(
-            sequences.clamp(orders.sequences), sequences.ceiling, now - orders.lease_deadline
-        ),
-        _returned(tokens.clamp(orders.tokens), tokens.ceiling, now - orders.lease_deadline),
+        _returned(sequences.clamp(lease.sequences), sequences.ceiling, now - lease.lease_deadline),
+        _returned(tokens.clamp(lease.tokens), tokens.ceiling, now - lease.lease_deadline),
     )
 
 
-def limits_change_at(orders: SupervisorBlock | None, now: float) -> float:
+def limits_change_at(lease: SupervisorBlock | None, now: float) -> float:
     """Return the time until which `limits_in_force` stays the same for this lease.
 
     No step needs to compute the limits again before that time.
@@ -65,11 +63,11 @@ def limits_change_at(orders: SupervisorBlock | None, now: float) -> float:
     >>> limits_change_at(SupervisorBlock(sequences=16, lease_deadline=100.0), now=40.0)
     100.0
     """
-    if orders is None or orders.lease_deadline <= 0.0:
+    if lease is None or lease.lease_deadline <= 0.0:
         return math.inf
-    if now < orders.lease_deadline:
-        return orders.lease_deadline
-    return now if now < orders.lease_deadline + RETURN_S else math.inf
+    if now < lease.lease_deadline:
+        return lease.lease_deadline
+    return now if now < lease.lease_deadline + RETURN_S else math.inf
 
 
 def _returned(wanted: int, ceiling: int, since_end_s: float) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from supervised_engine import (
     ENGINE_PYTHON,
     GIB,
@@ -56,11 +56,11 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
     Raises:
         AssertionError: when the pod is not live or not ready meanwhile, or says that it hangs.
     """
-    page = Page.open(engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"])
-    assert page is not None
+    region = Region.open(engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"])
+    assert region is not None
     until = time.monotonic() + 60
-    while (pulse := page.read_pulse()).tokens < tokens:
-        assert time.monotonic() < until, f"no step of {tokens} tokens: {pulse}"
+    while (heartbeat := region.read_heartbeat()).tokens < tokens:
+        assert time.monotonic() < until, f"no step of {tokens} tokens: {heartbeat}"
         time.sleep(0.001)
     with stopped(engine, "Worker") as since:
         while time.monotonic() - since < seconds:
@@ -69,9 +69,9 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
             assert shown["fleetkeeper_hung"] == 0
             time.sleep(0.1)
         assert shown["fleetkeeper_stalled_seconds"] > seconds - 2, "stalled, and rightly so"
-        pulse = page.read_pulse()
-        assert pulse.tokens >= tokens, "the step was under way all the time"
-    page.close()
+        heartbeat = region.read_heartbeat()
+        assert heartbeat.tokens >= tokens, "the step was under way all the time"
+    region.close()
 
 
 async def test_a_long_prefill_is_no_hang_and_a_drain_with_50_streams_loses_none(
@@ -168,11 +168,11 @@ async def test_a_deadline_of_2_s_ends_every_stream_at_a_whole_frame(
     print(f"a drain of 2 s took {took:.1f} s")
     assert took < 30, "the rest is vLLM's own end"
     refused = [stream for stream in ended if stream.status == 503]
-    cut = [stream for stream in ended if stream.status == 200]
-    assert len(refused) + len(cut) == 24
-    assert len(cut) >= 8
+    aborted = [stream for stream in ended if stream.status == 200]
+    assert len(refused) + len(aborted) == 24
+    assert len(aborted) >= 8
     assert len(refused) >= 24 - 8 - LOOK_AHEAD, "what never left the queue"
-    for stream in cut:
+    for stream in aborted:
         assert not stream.broken
         assert stream.tokens < ENDLESS, "the deadline ended it, so no queued one took its place"
         assert stream.rest == b"", "no half frame"
@@ -189,5 +189,5 @@ def computable_dtype() -> str:
 
 
 def _run_directory(engine: RunningEngine) -> str:
-    page = engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"]
-    return page.rpartition("/")[0]
+    region = engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"]
+    return region.rpartition("/")[0]

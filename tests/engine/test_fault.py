@@ -48,13 +48,13 @@ async def test_a_fault_in_the_scheduler_ends_live_limits_and_nothing_else(tmp_pa
     try:
         async with client() as session:
             answers = [await engine.complete(session, TOKENS) for _ in range(6)]
-        block, pulse, middleware = engine.scheduler(), engine.pulse(), engine.middleware()
+        block, heartbeat, middleware = engine.scheduler(), engine.heartbeat(), engine.middleware()
         assert [(answer.status, answer.tokens) for answer in answers] == [(200, TOKENS)] * 6
-        assert (block.blind, block.supported) == (True, False)
+        assert (block.instrumentation_disabled, block.supported) == (True, False)
         assert block.worked_steps < 6 * TOKENS, "nothing was counted after the fault"
-        assert (sum(block.running), sum(block.waiting), pulse.steps) == (0, 0, 0)
-        progress = decide_progress(Progress(), block, pulse, middleware, 0.0)
-        assert is_live(decide_progress(progress, block, pulse, middleware, 900.0), 900.0, 60.0)
+        assert (sum(block.running), sum(block.waiting), heartbeat.steps) == (0, 0, 0)
+        progress = decide_progress(Progress(), block, heartbeat, middleware, 0.0)
+        assert is_live(decide_progress(progress, block, heartbeat, middleware, 900.0), 900.0, 60.0)
         said = engine.log.read_text()
         assert said.count("live batch limits are off") == 1
         assert "a fault on purpose" in said
@@ -70,7 +70,7 @@ async def test_a_fault_at_the_start_costs_live_limits_and_nothing_else(tmp_path:
         async with client() as session:
             answers = [await engine.complete(session, TOKENS) for _ in range(3)]
         assert [(answer.status, answer.tokens) for answer in answers] == [(200, TOKENS)] * 3
-        assert engine.page.read_scheduler() is None
+        assert engine.region.read_scheduler() is None
         assert engine.log.read_text().count("live batch limits are off") == 1
     finally:
         engine.stop()

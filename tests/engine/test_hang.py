@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
@@ -28,23 +28,23 @@ SLOW_REGEX = "|".join(f"(a{{0,{n % 50}}}b[a-f]{{0,{n}}}c{n})" for n in range(200
 
 
 class Beside:
-    """A second supervisor's eyes on the engine's page, with less patience: it only looks.
+    """A second supervisor's eyes on the engine's shared memory, with less patience: it only reads.
 
     The engine's own supervisor ends what it calls hung within half a second, too soon to be asked.
     """
 
     def __init__(self, engine: RunningEngine) -> None:
         assert engine.run_directory is not None
-        page = Page.open(engine.run_directory / "page")
-        assert page is not None
+        region = Region.open(engine.run_directory / "page")
+        assert region is not None
         health = {**engine.document["health"], "stallSeconds": SHORT_STALL_S}
         document = parse_document(json.dumps({**engine.document, "health": health}))
-        self.page, self.pod = page, PodState(document, page, MemoryState(0.8), started=True)
+        self.region, self.pod = region, PodState(document, region, MemoryState(0.8), started=True)
 
     def shown(self) -> dict[str, float]:
-        """Its metrics without labels, after one more look."""
+        """Its metrics without labels, after one more observation."""
         now = time.monotonic()
-        self.pod.look(now)
+        self.pod.observe(now)
         lines = render_metrics(self.pod, (), now, None).decode().splitlines()
         rows = (line.split() for line in lines if line[:1] != "#" and "{" not in line)
         return {name: float(value) for name, value in rows}
@@ -56,10 +56,10 @@ class Beside:
 
 @contextmanager
 def beside(engine: RunningEngine) -> Iterator[Beside]:
-    """Looks at the page and leaves it as it is."""
+    """Reads shared memory and leaves it as it is."""
     found = Beside(engine)
     yield found
-    found.page.close()
+    found.region.close()
 
 
 def test_an_idle_core_that_hangs_is_noticed_with_its_first_request_and_recovers(
@@ -115,16 +115,16 @@ def test_a_grammar_that_compiles_for_long_is_no_hang(engine: RunningEngine) -> N
         asked = pool.submit(
             engine.complete, 4, structured_outputs={"regex": SLOW_REGEX}, ignore_eos=False
         )
-        blocked, most_stalled_s = 0, 0.0
+        blocked, max_stalled_s = 0, 0.0
         while not asked.done():
-            block = eyes.page.read_scheduler()
+            block = eyes.region.read_scheduler()
             assert block is not None
             if block.blocked:
                 blocked += 1
                 assert (block.blocked, sum(block.waiting), sum(block.running)) == (1, 1, 0)
-                most_stalled_s = max(most_stalled_s, eyes.shown()["fleetkeeper_stalled_seconds"])
+                max_stalled_s = max(max_stalled_s, eyes.shown()["fleetkeeper_stalled_seconds"])
             time.sleep(0.02)
         assert asked.result().status_code == 200
     assert blocked > 10, "the grammar took a while"
-    assert most_stalled_s < 1.0
+    assert max_stalled_s < 1.0
     assert engine.health("ready") == 200

@@ -12,14 +12,14 @@ SCRIPT = """
 import os, sys
 from pathlib import Path
 from fleetkeeper_engine.tools.inspect_models import ARCHITECTURES, inspect_all
-from fleetkeeper_engine.supervisor.launch.model_info_cache import FOLDER, lay_out
+from fleetkeeper_engine.supervisor.launch.model_info_cache import FOLDER, install_answers
 
 image, home = map(Path, sys.argv[1:])
 inspect_all(image)
 assert all(file.stat().st_mode & 0o004 for file in (image / FOLDER).iterdir()), "for any user"
 os.environ.pop("VLLM_CACHE_ROOT")
 os.environ["HOME"] = str(home)
-assert lay_out(os.environ, image / FOLDER) == len(ARCHITECTURES)
+assert install_answers(os.environ, image / FOLDER) == len(ARCHITECTURES)
 
 from vllm.model_executor.models import registry
 

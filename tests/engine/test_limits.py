@@ -55,11 +55,11 @@ async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_no
     before = engine.scheduler()
     latencies, steps_until_read, limits = [], [], set()
     for _ in range(CHANGES):
-        orders = engine.order(
+        requested = engine.set_block(
             sequences=dice.choice([1, 2, 4, 8, 16, 32, 64, 128]),
             tokens=dice.choice([64, 256, 512, 1024, 2048, 4096]),
         )
-        unread_s, unread_steps, block = await _until_read(engine, orders.generation)
+        unread_s, unread_steps, block = await _until_read(engine, requested.generation)
         latencies.append(unread_s)
         steps_until_read.append(unread_steps)
         limits.add((block.limit_sequences, block.limit_tokens))
@@ -89,14 +89,14 @@ async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_no
 
 
 async def _until_read(engine: InsideEngine, generation: int) -> tuple[float, int, SchedulerBlock]:
-    """For how long (seconds, worked steps) the order was last seen unread, and the block that has read it.
+    """For how long (seconds, worked steps) the request was last seen unread, and the block that has read it.
 
-    By what the page shows, not by when it is looked at: whoever looks late would count his own delay.
+    By what shared memory shows, not by when it is looked at: whoever looks late would count his own delay.
     """
-    ordered, before = time.monotonic(), engine.scheduler().worked_steps
+    requested_at, before = time.monotonic(), engine.scheduler().worked_steps
     unread_s, unread_steps = 0.0, 0
     while (block := engine.scheduler()).generation < generation:
-        unread_s, unread_steps = time.monotonic() - ordered, block.worked_steps - before
+        unread_s, unread_steps = time.monotonic() - requested_at, block.worked_steps - before
         assert unread_s < 30, f"never read: {block}"
         await asyncio.sleep(0.002)
     return unread_s, unread_steps, block
@@ -109,7 +109,7 @@ async def test_a_lower_limit_drains_and_a_higher_one_fills(engine: InsideEngine)
         tasks = [asyncio.create_task(engine.stream(session, SEEN)) for _ in range(32)]
         await engine.until(lambda: sum(engine.scheduler().running) >= 24)
         preempted = engine.scheduler().preemptions
-        engine.order(sequences=4)
+        engine.set_block(sequences=4)
         await engine.until(lambda: engine.scheduler().limit_sequences == 4)
         answers = await asyncio.gather(*tasks)
         assert {answer.tokens for answer in answers} == {SEEN}
@@ -137,7 +137,7 @@ async def test_an_ended_lease_returns_start_up_values_notch_by_notch(engine: Ins
     seen = []
     async with client() as session:
         for since_end_s in (-60.0, 1.0, 6.5, 15.5, 27.5, 31.0):
-            engine.order(sequences=4, tokens=128, lease_deadline=time.monotonic() - since_end_s)
+            engine.set_block(sequences=4, tokens=128, lease_deadline=time.monotonic() - since_end_s)
             await engine.stream(session, 4)
             seen.append(engine.scheduler().limit_sequences)
     assert seen[:2] == [4, 4]
@@ -149,14 +149,14 @@ async def test_an_ended_lease_returns_start_up_values_notch_by_notch(engine: Ins
 async def test_an_idle_engine_reads_new_limits_with_its_next_request(engine: InsideEngine) -> None:
     """An idle core never schedules: that it has not read them is no failure, and they still count."""
     await engine.until_idle()
-    calls = engine.pulse().schedule_calls
-    orders = engine.order(sequences=2)
+    calls = engine.heartbeat().schedule_calls
+    requested = engine.set_block(sequences=2)
     await asyncio.sleep(0.3)
-    assert engine.pulse().schedule_calls == calls
+    assert engine.heartbeat().schedule_calls == calls
     async with client() as session:
         await asyncio.gather(*(engine.stream(session, 4) for _ in range(4)))
     block = engine.scheduler()
-    assert (block.generation, block.limit_sequences) == (orders.generation, 2)
+    assert (block.generation, block.limit_sequences) == (requested.generation, 2)
 
 
 async def test_above_the_memory_cap_nothing_new_starts_and_what_runs_ends(
@@ -166,13 +166,13 @@ async def test_above_the_memory_cap_nothing_new_starts_and_what_runs_ends(
     async with client() as session:
         running = asyncio.create_task(engine.stream(session, SEEN_ALONE))
         await engine.until(lambda: sum(engine.scheduler().running) == 1)
-        engine.order(cap_exceeded=True)
+        engine.set_block(cap_exceeded=True)
         waiting = asyncio.create_task(engine.stream(session, 4))
         assert (await running).tokens == SEEN_ALONE
         await engine.until(lambda: sum(engine.middleware().waiting) == 1)
         await engine.until(lambda: sum(engine.scheduler().running) == 0)
         assert not waiting.done()
-        engine.order(cap_exceeded=False)
+        engine.set_block(cap_exceeded=False)
         assert (await waiting).tokens == 4
 
 

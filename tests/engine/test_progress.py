@@ -28,7 +28,7 @@ async def test_long_and_short_requests_end_at_every_pair(
     """Prompts longer than the step's tokens next to short ones, from the floor to the ceiling."""
     async with client() as session:
         for tokens in (64, 512, 2048):
-            engine.order(sequences=sequences, tokens=tokens)
+            engine.set_block(sequences=sequences, tokens=tokens)
             answers = await asyncio.gather(
                 engine.stream(session, 4, prompt=LONG_PROMPT),
                 *(engine.stream(session, 6) for _ in range(4)),
@@ -45,7 +45,7 @@ async def test_the_tail_of_a_full_running_list_decodes_with_fewer_tokens_than_se
     async with client() as session:
         tasks = [asyncio.create_task(engine.stream(session, 160)) for _ in range(60)]
         await engine.until(lambda: sum(engine.scheduler().running) >= 55)
-        engine.order(sequences=64, tokens=64)
+        engine.set_block(sequences=64, tokens=64)
         late = asyncio.create_task(engine.stream(session, 4, prompt=LONG_PROMPT))
         await engine.until(lambda: engine.scheduler().limit_tokens < 2048)
         block = engine.scheduler()

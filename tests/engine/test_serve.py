@@ -1,4 +1,4 @@
-"""A supervised engine serves, tells about itself, takes signed orders only, and costs little."""
+"""A supervised engine serves, tells about itself, accepts signed requests only, and costs little."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_supervisors_own_requests_are_not_counted(engine: RunningEngine) -> 
     assert after[name] - before[name] == 1
 
 
-def test_an_order_is_in_force_while_requests_run(engine: RunningEngine) -> None:
+def test_a_limits_request_is_in_force_while_requests_run(engine: RunningEngine) -> None:
     """16 clients come again and again until it holds: none of their requests is lost by it."""
     over = threading.Event()
 
@@ -133,14 +133,16 @@ def test_when_the_lease_ends_limits_return_notch_by_notch(engine: RunningEngine)
     assert len(set(wanted)) >= 6, "back in notches, not at once"
 
 
-def test_an_idle_engine_takes_an_order_and_reports_no_failure(engine: RunningEngine) -> None:
+def test_an_idle_engine_accepts_a_limits_request_and_reports_no_failure(
+    engine: RunningEngine,
+) -> None:
     answer = engine.put_limits(8, 1024, lease_s=1)
     assert answer.status_code == 200
     assert answer.json()["idle"] is True
     assert engine.health("ready") == 200
 
 
-def test_orders_outside_the_range_or_older_are_refused(engine: RunningEngine) -> None:
+def test_limits_requests_outside_the_range_or_older_are_refused(engine: RunningEngine) -> None:
     assert engine.put_limits(16, 512, lease_s=1).status_code == 200
     too_many = engine.put_limits(65, 512)
     assert too_many.status_code == 422
@@ -152,7 +154,7 @@ def test_orders_outside_the_range_or_older_are_refused(engine: RunningEngine) ->
     assert refused.json()["generation"] == engine.generation
 
 
-def test_without_a_valid_token_nothing_is_ordered_or_told(
+def test_without_a_valid_token_nothing_is_set_or_returned(
     engine: RunningEngine, tmp_path: Path
 ) -> None:
     """None, for another pod, by a stranger with the same kid, too old, used before."""
@@ -195,13 +197,13 @@ def test_a_rotated_key_is_taken_without_a_restart(engine: RunningEngine, tmp_pat
     assert engine.limits("GET", engine.signer.token(engine.uid)).status_code == 200
 
 
-def test_the_page_is_private_and_the_document_stays_with_the_supervisor(
+def test_shared_memory_is_private_and_the_document_stays_with_the_supervisor(
     engine: RunningEngine,
 ) -> None:
     environment = engine.vllm_process("APIServer").environ()
-    page = Path(environment["FLEETKEEPER_PAGE"])
-    assert page.stat().st_mode & 0o777 == 0o600
-    assert page.parent.stat().st_mode & 0o777 == 0o700
+    region = Path(environment["FLEETKEEPER_PAGE"])
+    assert region.stat().st_mode & 0o777 == 0o600
+    assert region.parent.stat().st_mode & 0o777 == 0o700
     assert "FLEETKEEPER_ENGINE" not in environment
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment
 

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(900)
 async def engine(request: pytest.FixtureRequest) -> InsideEngine:
     found = shared_engine(request.config)
     await found.until_idle()
-    found.order(sequences=SEQUENCES)
+    found.set_block(sequences=SEQUENCES)
     return found
 
 
@@ -74,7 +74,7 @@ class Offered:
     before: SchedulerBlock = field(default_factory=SchedulerBlock)
     """What the engine said when the warm-up had ended."""
     waiting: list[int] = field(default_factory=list)
-    """Realtime requests in the middleware's queue and in vLLM's, by every look since."""
+    """Realtime requests in the middleware's queue and in vLLM's, by every observation since."""
     seconds: float = 0.0
 
 
@@ -102,7 +102,7 @@ async def offer(
         while not over.is_set():
             await ask(tier)
 
-    async def look() -> None:
+    async def observe() -> None:
         while not over.is_set():
             queued = engine.middleware().waiting[Tier.REALTIME]
             found.waiting.append(queued + engine.scheduler().waiting[Tier.REALTIME])
@@ -117,12 +117,12 @@ async def offer(
         await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
         if number == warm_up:
             found.before, warm = engine.scheduler(), time.monotonic()
-            looks = asyncio.create_task(look())
+            observer = asyncio.create_task(observe())
         realtime.append(asyncio.create_task(ask(Tier.REALTIME)))
     await asyncio.gather(*realtime)
     found.seconds = time.monotonic() - warm
     over.set()
-    await asyncio.gather(looks, *others)
+    await asyncio.gather(observer, *others)
     return found
 
 
@@ -169,7 +169,7 @@ async def test_with_more_than_twice_the_capacity_realtime_hardly_waits_and_batch
     standard waits at least twice as long.
     """
     engine = deep_engine
-    engine.order(sequences=MANY)
+    engine.set_block(sequences=MANY)
     async with client() as session:
         rate = 0.2 * await capacity(engine, session)
         await engine.until_idle()
@@ -221,7 +221,7 @@ async def test_a_full_queue_answers_429_at_once_and_says_when_to_come_back(
 ) -> None:
     """An OpenAI-style body that names tier and limit; another tier is not concerned."""
     limit = engine.settings.standard_queue_limit
-    engine.order(sequences=1)
+    engine.set_block(sequences=1)
     await engine.middleware_now()
     full = outcome(engine, Tier.STANDARD, Outcome.QUEUE_FULL)
     async with client() as session:
@@ -230,7 +230,7 @@ async def test_a_full_queue_answers_429_at_once_and_says_when_to_come_back(
         await engine.until(lambda: engine.middleware().released[Tier.STANDARD] == inside)
         tasks += [asyncio.create_task(engine.stream(session, 4)) for _ in range(limit)]
         await engine.until(lambda: engine.middleware().waiting[Tier.STANDARD] >= limit - 1)
-        engine.order(sequences=1, cap_exceeded=True)
+        engine.set_block(sequences=1, cap_exceeded=True)
         while engine.middleware().waiting[Tier.STANDARD] < limit:
             tasks.append(asyncio.create_task(engine.stream(session, 4)))
             await asyncio.sleep(0.02)
@@ -260,11 +260,11 @@ async def test_a_full_queue_answers_429_at_once_and_says_when_to_come_back(
 async def test_a_closed_tier_and_a_drain_are_told_apart(engine: InsideEngine) -> None:
     """Closed: 429 `tier_closed`, so that the router does not eject the pod. Draining: 503, so that it does."""
     async with client() as session:
-        engine.order(closed=(False, False, True))
+        engine.set_block(closed=(False, False, True))
         closed = await engine.stream(session, 4, tier="batch")
         assert (closed.status, json.loads(closed.body)["error"]["code"]) == (429, "tier_closed")
         assert (await engine.stream(session, 4)).status == 200
-        engine.order(draining=True)
+        engine.set_block(draining=True)
         draining = await engine.stream(session, 4)
         assert (draining.status, json.loads(draining.body)["error"]["code"]) == (503, "draining")
         assert draining.headers["Connection"].lower() == "close"
@@ -291,7 +291,7 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
     Four places: two short and two long run. Of six that come later four are inside vLLM when the
     short ones have ended, and their answers have begun; the last two never leave the queue.
     """
-    engine.order(sequences=4)
+    engine.set_block(sequences=4)
     async with client() as session:
         await every_place_is_free(engine, session, 4 + look_ahead_of(4))
         arrived = (await engine.middleware_now()).arrivals[Tier.STANDARD]
@@ -301,17 +301,17 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
         opened = [asyncio.Event() for _ in range(6)]
         late = [asyncio.create_task(engine.stream(session, 1800, opened=e)) for e in opened]
         await engine.until(lambda: engine.middleware().arrivals[Tier.STANDARD] - arrived == 10)
-        engine.order(sequences=4, draining=True, drain_deadline=time.monotonic() + 3600)
+        engine.set_block(sequences=4, draining=True, drain_deadline=time.monotonic() + 3600)
         assert {answer.tokens for answer in await asyncio.gather(*short)} == {300}
         await engine.until(lambda: sum(engine.middleware().released) == 6)
         await engine.until(lambda: sum(event.is_set() for event in opened) == 4)
         assert not any(task.done() for task in (*long, *late))
-        engine.order(sequences=4, draining=True, drain_deadline=time.monotonic())
-        cut = await asyncio.gather(*long)
+        engine.set_block(sequences=4, draining=True, drain_deadline=time.monotonic())
+        aborted = await asyncio.gather(*long)
         left = await asyncio.gather(*late)
         await engine.until_idle()
         engine.free_all()
-    assert [(answer.status, answer.tokens) for answer in cut] == [(200, 0)] * 2
+    assert [(answer.status, answer.tokens) for answer in aborted] == [(200, 0)] * 2
     assert Counter(answer.status for answer in left) == {200: 4, 503: 2}
     assert {answer.tokens for answer in left} == {0}
 
@@ -334,7 +334,7 @@ async def test_a_client_that_hangs_up_is_dropped_from_queue_and_engine(
     engine: InsideEngine,
 ) -> None:
     """Its place and its sequences are free again at once."""
-    engine.order(sequences=1)
+    engine.set_block(sequences=1)
     await engine.middleware_now()
     cancelled = outcome(engine, Tier.STANDARD, Outcome.CANCELLED)
     async with client() as session:

@@ -1,4 +1,4 @@
-"""A real vLLM for CPU with our code inside, and no supervisor around it: tests write the page themselves."""
+"""A real vLLM for CPU with our code inside, and no supervisor around it: tests write shared memory themselves."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from fleetkeeper_engine.in_vllm.settings import (
     INTERNAL_HEADER,
     MIDDLEWARE,
     SCHEDULER_FACTORY,
-    InsideSettings,
+    VllmSettings,
 )
 from fleetkeeper_engine.shm.layout import (
+    HeartbeatBlock,
     MiddlewareBlock,
-    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
 )
-from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE_ENVIRONMENT
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
+from fleetkeeper_engine.shm.region import Region
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-engine" / "bin" / "python"
@@ -46,7 +46,7 @@ START_S = 900.0
 THREADS = str(max(1, (os.cpu_count() or 2) - 1))
 """As the supervisor has it: a core is left to the API server, or every step waits for a thread without one."""
 
-SETTINGS = InsideSettings(
+SETTINGS = VllmSettings(
     max_sequences=64,
     min_sequences=1,
     max_tokens=2048,
@@ -79,7 +79,7 @@ INSIDE = (f"--scheduler-cls={SCHEDULER_FACTORY}", f"--middleware={MIDDLEWARE}")
 """The words that put our code inside."""
 
 
-def vllm_argv(model: Path, port: int, settings: InsideSettings) -> list[str]:
+def vllm_argv(model: Path, port: int, settings: VllmSettings) -> list[str]:
     """The words that start vLLM, without our code inside."""
     return [
         str(PYTHON),
@@ -116,12 +116,12 @@ class Answer:
 
 
 class InsideEngine:
-    """A vLLM process and, when our code is inside, its page."""
+    """A vLLM process and, when our code is inside, its shared memory."""
 
     def __init__(
         self,
         directory: Path,
-        settings: InsideSettings = SETTINGS,
+        settings: VllmSettings = SETTINGS,
         *,
         ours: bool = True,
         wait: bool = True,
@@ -133,7 +133,7 @@ class InsideEngine:
         self.settings = settings
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._page: Page | None = None
+        self._region: Region | None = None
         self._shared_memory: Path | None = None
         env = {
             **os.environ,
@@ -145,8 +145,8 @@ class InsideEngine:
         }
         if ours:
             self._shared_memory = Path(tempfile.mkdtemp(prefix="fleetkeeper-", dir="/dev/shm"))
-            self._page = Page.create(self._shared_memory / "page")
-            env[PAGE_ENVIRONMENT] = str(self._shared_memory / "page")
+            self._region = Region.create(self._shared_memory / "page")
+            env[REGION_ENVIRONMENT] = str(self._shared_memory / "page")
             env[ENVIRONMENT] = settings.to_json()
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / f"vllm-{self.port}.log"
@@ -163,10 +163,10 @@ class InsideEngine:
             self.await_health()
 
     @property
-    def page(self) -> Page:
-        """The page; only when our code is inside."""
-        assert self._page is not None
-        return self._page
+    def region(self) -> Region:
+        """Shared memory; only when our code is inside."""
+        assert self._region is not None
+        return self._region
 
     @property
     def group(self) -> int:
@@ -192,45 +192,45 @@ class InsideEngine:
 
     def scheduler(self) -> SchedulerBlock:
         """What the engine says now."""
-        block = self.page.read_scheduler()
+        block = self.region.read_scheduler()
         assert block is not None
         return block
 
-    def pulse(self) -> PulseBlock:
+    def heartbeat(self) -> HeartbeatBlock:
         """What it said before its last step."""
-        return self.page.read_pulse()
+        return self.region.read_heartbeat()
 
     def middleware(self) -> MiddlewareBlock:
         """What the middleware says now."""
-        block = self.page.read_middleware()
+        block = self.region.read_middleware()
         assert block is not None
         return block
 
     async def middleware_now(self) -> MiddlewareBlock:
         """The middleware's block with everything in it that happened before this call.
 
-        It is written up to 200 ms late; the one that says the orders of now is late no more.
+        It is written up to 200 ms late; the one with this generation is late no more.
         """
-        orders = self.page.read_supervisor() or SupervisorBlock()
-        orders = replace(orders, generation=orders.generation + 1)
-        self.page.write_supervisor(orders)
-        await self.until(lambda: self.middleware().generation == orders.generation)
+        block = self.region.read_supervisor() or SupervisorBlock()
+        block = replace(block, generation=block.generation + 1)
+        self.region.write_supervisor(block)
+        await self.until(lambda: self.middleware().generation == block.generation)
         return self.middleware()
 
-    def order(self, **changes: object) -> SupervisorBlock:
-        """Puts orders into force, of the next generation, with a lease of an hour unless told."""
-        last = self.page.read_supervisor()
-        orders = SupervisorBlock(
+    def set_block(self, **changes: object) -> SupervisorBlock:
+        """Writes the supervisor's block: the next generation, with a lease of an hour by default."""
+        last = self.region.read_supervisor()
+        block = SupervisorBlock(
             generation=1 if last is None else last.generation + 1,
             lease_deadline=time.monotonic() + 3600,
         )
-        orders = replace(orders, **changes)  # type: ignore[arg-type]
-        self.page.write_supervisor(orders)
-        return orders
+        block = replace(block, **changes)  # type: ignore[arg-type]
+        self.region.write_supervisor(block)
+        return block
 
     def free_all(self) -> None:
-        """No orders: start-up values."""
-        self.order(lease_deadline=0.0)
+        """End the lease: start-up values."""
+        self.set_block(lease_deadline=0.0)
 
     async def stream(
         self,
@@ -296,7 +296,7 @@ class InsideEngine:
             return answer
 
     async def until(self, true: Callable[[], bool], within_s: float = 30.0) -> float:
-        """Waits until something is true of the page; returns how long that took."""
+        """Waits until something is true of shared memory; returns how long that took."""
         started = time.monotonic()
         while not true():
             waited = time.monotonic() - started
@@ -315,7 +315,7 @@ class InsideEngine:
                 (
                     *block.running,
                     *block.waiting,
-                    self.pulse().steps,
+                    self.heartbeat().steps,
                     *queue.waiting,
                     *queue.released,
                 )

@@ -11,7 +11,7 @@ from typing import Any
 from fleetkeeper_engine.in_vllm.http.asgi import Message, Receive, Scope, Send
 from fleetkeeper_engine.in_vllm.http.bodies import BodyLimits
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 
 GUARD_S = 60.0
 PART_BYTES = 65_536
@@ -101,9 +101,9 @@ def running_middleware(
     **settings: Any,
 ) -> Iterator[TierMiddleware]:
     """A middleware whose ticks end with the block."""
-    inside = InsideSettings(**{"max_sequences": 4, "min_sequences": 1, **settings})
+    vllm_settings = VllmSettings(**{"max_sequences": 4, "min_sequences": 1, **settings})
     more: dict[str, Any] = {} if clock is None else {"clock": clock}
-    made = TierMiddleware(app, inside, bodies=bodies, **more)
+    made = TierMiddleware(app, vllm_settings, bodies=bodies, **more)
     try:
         yield made
     finally:
@@ -118,5 +118,5 @@ def assert_nothing_left(app: TierMiddleware) -> None:
     assert [state.waiting_sequences for state in app._admission.tiers] == [0, 0, 0]
     assert (app._bodies.held, app._bodies.receiving) == (0, set())
     assert (app._lane.free, app._lane.waiting) == (2, 0)
-    assert not app._inside
+    assert not app._running
     assert not app._waiters

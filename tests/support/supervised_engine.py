@@ -33,7 +33,7 @@ STOCK_PYTHON = REPOSITORY / ".venv-engine" / "base" / "bin" / "python"
 ISSUER = "fleetkeeper"
 START_TIMEOUT_S = 800.0
 """Half a minute on two idle cores; machines under test are shared."""
-LOOK_S = 0.1
+POLL_S = 0.1
 GIB = 1024**3
 COMPILED = "inductor"
 """The folder in an engine's directory with what its vLLM compiled, for those that start with none."""
@@ -95,7 +95,7 @@ def desired_document(model: Path, keys: Path, /, **sections: Document) -> Docume
 
 
 class Signer:
-    """An operator's key: writes its public half for the pod and signs orders."""
+    """An operator's key: writes its public half for the pod and signs limits requests."""
 
     def __init__(self, directory: Path, kid: str = "one") -> None:
         self.directory = directory
@@ -234,7 +234,7 @@ class RunningEngine:
                 raise AssertionError(
                     f"the engine ended with {self.process.returncode} before {what}\n{self.log[-3000:]}"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return time.monotonic() - began
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> float:
@@ -265,7 +265,7 @@ class RunningEngine:
     def put_limits(
         self, sequences: int, tokens: int, lease_s: int = 120, **more: object
     ) -> requests.Response:
-        """Orders limits with a valid token and the next generation."""
+        """LimitsLease limits with a valid token and the next generation."""
         self.generation += 1
         body = {
             "sequences": sequences,
@@ -349,8 +349,8 @@ def start_engine(
 
     Args:
         document: what FLEETKEEPER_ENGINE holds.
-        signer: whose orders it takes.
-        directory: for its log, its page and its termination line.
+        signer: whose limits requests it accepts.
+        directory: for its log, its shared memory and its termination line.
         python: which environment runs it.
         launcher: the script of an installed copy instead of the module.
         environment: more variables.

@@ -30,7 +30,7 @@ from fleetkeeper.plan.control.samples import Source, StepSums
 from fleetkeeper.plan.control.values import Admission, Limits, PodOrder, PodView
 from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, parse_keys
-from fleetkeeper_engine.supervisor.limits_requests import allowed_ranges, parse_order
+from fleetkeeper_engine.supervisor.limits_requests import allowed_ranges, parse_limits_request
 
 ROOT = Path(__file__).parents[2]
 EDGES = Edges(0.5, 0.05)
@@ -98,7 +98,7 @@ async def test_an_order_is_signed_as_the_engine_demands() -> None:
 
 def test_the_body_is_what_the_engine_parses() -> None:
     """Held by both sides of the contract."""
-    order = parse_order(json.dumps(order_body(ORDER)).encode(), allowed_ranges(Batching()))
+    order = parse_limits_request(json.dumps(order_body(ORDER)).encode(), allowed_ranges(Batching()))
     assert (order.sequences, order.tokens, order.generation, order.lease_seconds) == (
         64,
         2048,

@@ -51,10 +51,10 @@ def test_what_the_clock_takes_for_itself_is_taken_off(part: Callable[[str], Modu
     calls = dict.fromkeys(module.ENTRIES, 0) | steps | {"request": 10}
     clock_ns = dict.fromkeys(module.ENTRIES, 2000.0) | {"request": 30_000.0}
     ours_ns = dict.fromkeys(module.ENTRIES, 3000) | {"request": 50_000}
-    none = module.Look(dict.fromkeys(calls, 0), dict.fromkeys(calls, 0), 1.0, 10.0)
+    none = module.Snapshot(dict.fromkeys(calls, 0), dict.fromkeys(calls, 0), 1.0, 10.0)
     ns = {entry: round(n * (clock_ns[entry] + ours_ns[entry])) for entry, n in calls.items()}
-    found = module.figures_of(none, module.Look(calls, ns, 3.0, 11.0), clock_ns)
+    found = module.figures_of(none, module.Snapshot(calls, ns, 3.0, 11.0), clock_ns)
     assert (found["between_us"], found["beside_us"], found["request_us"]) == (9.0, 3.0, 50.0)
     assert found["cpu_ratio"] == pytest.approx((100 * 4 * 3e-6 + 10 * 50e-6) / 2.0)
-    empty = module.Look(calls, {e: round(n * clock_ns[e]) for e, n in calls.items()}, 3.0, 11.0)
+    empty = module.Snapshot(calls, {e: round(n * clock_ns[e]) for e, n in calls.items()}, 3.0, 11.0)
     assert module.per_call_ns(none, empty) == clock_ns | {"publish": 0.0, "tick": 0.0}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, look_ahead_of
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
 from lanes import examples
 
@@ -27,12 +27,12 @@ def admission(**changes: float) -> Admission:
         "standard_queue_limit": 1000,
         "batch_queue_limit": 1000,
     }
-    return Admission(InsideSettings(**{**values, **changes}))  # type: ignore[arg-type]
+    return Admission(VllmSettings(**{**values, **changes}))  # type: ignore[arg-type]
 
 
-def enter(queue: Admission, tier: Tier, now: float, sequences: int = 1) -> Ticket:
+def enqueue(queue: Admission, tier: Tier, now: float, sequences: int = 1) -> Ticket:
     assert queue.refuse(tier, None, now) is None
-    ticket = queue.enter(tier, sequences, now, now)
+    ticket = queue.enqueue(tier, sequences, now, now)
     assert isinstance(ticket, Ticket)
     return ticket
 
@@ -59,11 +59,11 @@ class Load:
             for tier, count in arrivals.items():
                 for _ in range(count):
                     if self.queue.refuse(tier, None, now) is None:
-                        self.queue.enter(tier, 1, now, now)
+                        self.queue.enqueue(tier, 1, now, now)
             for end, ticket in [pair for pair in inside if pair[0] <= now]:
                 self.queue.finish(ticket, now)
                 inside.remove((end, ticket))
-            for ticket in self.queue.take_released(now):
+            for ticket in self.queue.release_ready(now):
                 stay = 0.5 + ticket.arrival_us * 37 % 101 / 101
                 inside.append((now + stay, ticket))
                 waits[ticket.tier].append(now - ticket.arrival_us / SECOND)
@@ -84,13 +84,13 @@ def test_at_twice_the_capacity_realtime_does_not_wait_and_batch_gets_its_floor()
 def test_batch_alone_gets_everything() -> None:
     """Once the others are gone no share, floor or reserve idles a slot."""
     queue = admission()
-    enter(queue, Tier.REALTIME, 1.0)
-    (first,) = queue.take_released(1.0)
+    enqueue(queue, Tier.REALTIME, 1.0)
+    (first,) = queue.release_ready(1.0)
     queue.finish(first, 2.0)
     now = 2.0 + RESERVE_KEPT_S
     for _ in range(40):
-        enter(queue, Tier.BATCH, now)
-    assert len(queue.take_released(now)) == 16 + look_ahead_of(16)
+        enqueue(queue, Tier.BATCH, now)
+    assert len(queue.release_ready(now)) == 16 + look_ahead_of(16)
 
 
 def test_a_flood_of_realtime_does_not_starve_the_others() -> None:
@@ -118,13 +118,13 @@ def test_every_request_is_released_within_a_bound(
     """
     queue = admission(max_sequences=sequences, batch_floor_percent=floor_percent)
     for number, (tier, size) in enumerate(offered):
-        enter(queue, tier, 1.0 + number / 1000, size)
+        enqueue(queue, tier, 1.0 + number / 1000, size)
     inside: list[Ticket] = []
     left = {id(t): t for s in queue.tiers for t in s.queue.values()}
     now = 2.0
     for _ in range(40 * len(offered) + 400):
         now += 1.0
-        inside.extend(queue.take_released(now))
+        inside.extend(queue.release_ready(now))
         for ticket in inside:
             left.pop(id(ticket), None)
         if not left:
@@ -132,7 +132,7 @@ def test_every_request_is_released_within_a_bound(
         assert inside, "something waits, nothing is held, nothing is released"
         queue.finish(inside.pop(random.randrange(len(inside))), now)  # type: ignore[attr-defined]
         if len(queue.tiers[Tier.REALTIME].queue) < 3:
-            enter(queue, Tier.REALTIME, now)
+            enqueue(queue, Tier.REALTIME, now)
     assert not left
 
 
@@ -156,20 +156,22 @@ def test_past_the_queue_is_as_through_it(
             for queue, ticket in zip((through, past), inside.pop(0), strict=True):
                 queue.finish(ticket, now)
         assert [q.refuse(tier, None, now) for q in (through, past)] == [None, None]
-        entered = through.enter(tier, sequences, now, now)
-        passed = past.pass_by(tier, sequences, now, now) or past.enter(tier, sequences, now, now)
-        assert isinstance(entered, Ticket)
+        enqueued = through.enqueue(tier, sequences, now, now)
+        passed = past.try_admit_now(tier, sequences, now, now) or past.enqueue(
+            tier, sequences, now, now
+        )
+        assert isinstance(enqueued, Ticket)
         assert isinstance(passed, Ticket)
-        left = [passed] if passed.priority is not None else past.take_released(now)
-        taken = through.take_released(now)
-        assert [(t.tier, t.turn, t.sequences) for t in taken] == [
-            (t.tier, t.turn, t.sequences) for t in left
+        left = [passed] if passed.priority is not None else past.release_ready(now)
+        taken = through.release_ready(now)
+        assert [(t.tier, t.reason, t.sequences) for t in taken] == [
+            (t.tier, t.reason, t.sequences) for t in left
         ]
         inside += zip(taken, left, strict=True)
     for one, other in zip(through.tiers, past.tiers, strict=True):
-        assert (one.held, one.held_first, one.released) == (
+        assert (one.held, one.priority_held, one.released) == (
             other.held,
-            other.held_first,
+            other.priority_held,
             other.released,
         )
         assert (len(one.queue), one.waiting_sequences) == (
@@ -182,10 +184,10 @@ def test_past_the_queue_is_as_through_it(
 def test_waiting_is_bounded_and_the_answer_says_when_to_come_back() -> None:
     """A full queue answers at once, with the time in which half of it drains."""
     queue = admission(max_sequences=1, standard_queue_limit=4)
-    tickets = [enter(queue, Tier.STANDARD, 1.0) for _ in range(3)]
-    assert queue.take_released(1.0) == tickets
+    tickets = [enqueue(queue, Tier.STANDARD, 1.0) for _ in range(3)]
+    assert queue.release_ready(1.0) == tickets
     for _ in range(4):
-        enter(queue, Tier.STANDARD, 1.0)
+        enqueue(queue, Tier.STANDARD, 1.0)
     refusal = queue.refuse(Tier.STANDARD, None, 1.0)
     assert refusal == Refusal(Outcome.QUEUE_FULL, Tier.STANDARD, 4, retry_after_s=5)
     for second in range(2, 5):
@@ -199,17 +201,17 @@ def test_waiting_is_bounded_and_the_answer_says_when_to_come_back() -> None:
 def test_a_queue_limit_of_nothing_still_lets_in_what_need_not_wait() -> None:
     """The limit bounds waiting, not running."""
     queue = admission(realtime_queue_limit=0)
-    ticket = enter(queue, Tier.REALTIME, 1.0)
-    assert queue.take_released(1.0) == [ticket]
+    ticket = enqueue(queue, Tier.REALTIME, 1.0)
+    assert queue.release_ready(1.0) == [ticket]
 
 
 def test_a_client_that_hangs_up_frees_its_place_or_its_slots_once() -> None:
     """In the queue it counts as cancelled, inside vLLM its sequences come free; twice changes nothing."""
     queue = admission(max_sequences=1)
-    inside = enter(queue, Tier.STANDARD, 1.0, sequences=3)
-    queue.take_released(1.0)
-    waiting = enter(queue, Tier.STANDARD, 1.0, sequences=2)
-    assert queue.take_released(1.0) == []
+    inside = enqueue(queue, Tier.STANDARD, 1.0, sequences=3)
+    queue.release_ready(1.0)
+    waiting = enqueue(queue, Tier.STANDARD, 1.0, sequences=2)
+    assert queue.release_ready(1.0) == []
     for ticket in (waiting, inside, waiting, inside):
         queue.finish(ticket, 2.0)
     state = queue.tiers[Tier.STANDARD]
@@ -220,33 +222,33 @@ def test_a_client_that_hangs_up_frees_its_place_or_its_slots_once() -> None:
     assert counts[Outcome.ADMITTED] == 1
 
 
-# --- orders and the pod's own rule
+# --- the lease and the pod's own rule
 
 
-def orders(**changes: object) -> SupervisorBlock:
+def supervisor_block(**changes: object) -> SupervisorBlock:
     return SupervisorBlock(**{"generation": 1, "lease_deadline": 100.0, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("share", "let_in"), [(1.0, 100), (0.6, 60), (0.05, 5), (0.0, 0)])
-def test_the_ordered_share_of_arrivals_is_let_in(share: float, let_in: int) -> None:
+def test_the_requested_share_of_arrivals_is_let_in(share: float, let_in: int) -> None:
     """Exactly, evenly spread, without dice: 0.6 lets in 60 of 100."""
     queue = admission()
-    queue.take_orders(orders(admit=(1.0, share, 1.0)))
+    queue.apply_supervisor_block(supervisor_block(admit=(1.0, share, 1.0)))
     refusals = [queue.refuse(Tier.STANDARD, None, 1.0) for _ in range(100)]
     assert sum(refusal is None for refusal in refusals) == let_in
     assert {r.outcome for r in refusals if r is not None} <= {Outcome.TIER_CLOSED}
 
 
-def test_batch_shut_by_order_keeps_its_floor_but_not_when_it_is_closed() -> None:
+def test_batch_shut_by_a_lease_keeps_its_floor_but_not_when_it_is_closed() -> None:
     """An opened load breaker leaves batch its floor; `closed` leaves nothing."""
     queue = admission()
-    queue.take_orders(orders(admit=(1.0, 1.0, 0.0)))
-    enter(queue, Tier.BATCH, 1.0)
+    queue.apply_supervisor_block(supervisor_block(admit=(1.0, 1.0, 0.0)))
+    enqueue(queue, Tier.BATCH, 1.0)
     refusal = queue.refuse(Tier.BATCH, None, 1.0)
     assert refusal is not None
     assert refusal.outcome is Outcome.TIER_CLOSED
     queue = admission()
-    queue.take_orders(orders(closed=(False, False, True)))
+    queue.apply_supervisor_block(supervisor_block(closed=(False, False, True)))
     assert queue.refuse(Tier.BATCH, None, 1.0) is not None
     assert queue.refuse(Tier.STANDARD, None, 1.0) is None
 
@@ -255,22 +257,22 @@ def test_draining_refuses_everything_and_at_its_end_empties_the_queue() -> None:
     """What waits may still run until the deadline; then it is answered."""
     queue = admission(max_sequences=1)
     for _ in range(5):
-        enter(queue, Tier.STANDARD, 1.0)
-    assert len(queue.take_released(1.0)) == 3
-    queue.take_orders(orders(draining=True))
+        enqueue(queue, Tier.STANDARD, 1.0)
+    assert len(queue.release_ready(1.0)) == 3
+    queue.apply_supervisor_block(supervisor_block(draining=True))
     refusal = queue.refuse(Tier.REALTIME, None, 2.0)
     assert refusal is not None
     assert refusal.outcome is Outcome.DRAINING
-    expelled = queue.expel(3.0)
-    assert len(expelled) == 2
-    assert all(ticket.done for ticket in expelled)
+    flushed = queue.flush(3.0)
+    assert len(flushed) == 2
+    assert all(ticket.done for ticket in flushed)
     assert [len(state.queue) for state in queue.tiers] == [0, 0, 0]
 
 
-def test_when_the_lease_ends_orders_count_no_more() -> None:
+def test_an_ended_lease_counts_no_more() -> None:
     """A dead operator closes no tier and changes no share."""
     queue = admission()
-    queue.take_orders(orders(admit=(1.0, 0.0, 0.0), shares=(0.1, 0.1, 0.1)))
+    queue.apply_supervisor_block(supervisor_block(admit=(1.0, 0.0, 0.0), shares=(0.1, 0.1, 0.1)))
     assert queue.refuse(Tier.STANDARD, None, 99.9) is not None
     assert queue.room(99.9).share_ratios == (0.1, 0.1, 0.1)
     assert queue.refuse(Tier.STANDARD, None, 100.0) is None
@@ -281,25 +283,25 @@ def test_the_pods_own_rule_closes_batch_until_the_wait_has_halved() -> None:
     """Objective 0.5 s: closed above it, open again below 0.25 s, never under a lease."""
     queue = admission(max_sequences=1)
     for _ in range(4):
-        enter(queue, Tier.STANDARD, 1.0)
-    tickets = queue.take_released(1.0)
+        enqueue(queue, Tier.STANDARD, 1.0)
+    tickets = queue.release_ready(1.0)
     queue.tick((0.0, 0.0, 0.0), 1.4)
     assert not queue.own_rule_closed
     queue.tick((0.0, 0.0, 0.0), 1.6)
     assert queue.own_rule_closed
-    enter(queue, Tier.BATCH, 1.6)
+    enqueue(queue, Tier.BATCH, 1.6)
     refusal = queue.refuse(Tier.BATCH, None, 1.6)
     assert refusal is not None
     assert refusal.outcome is Outcome.TIER_CLOSED
     for ticket in tickets[:2]:
         queue.finish(ticket, 1.7)
-    assert len(queue.take_released(1.7)) == 2
+    assert len(queue.release_ready(1.7)) == 2
     queue.tick((0.0, 1.4, 0.0), 1.7)
     assert queue.own_rule_closed, "0.3 s inside the engine is more than half the objective"
     queue.tick((0.0, 0.0, 0.0), 1.8)
     assert not queue.own_rule_closed
     queue.tick((0.0, 1.0, 0.0), 9.0)
-    queue.take_orders(orders())
+    queue.apply_supervisor_block(supervisor_block())
     queue.tick((0.0, 1.0, 0.0), 10.0)
     assert not queue.own_rule_closed
 
@@ -307,15 +309,15 @@ def test_the_pods_own_rule_closes_batch_until_the_wait_has_halved() -> None:
 def test_a_lower_limit_releases_fewer_and_kills_nothing() -> None:
     """Lowering drains: what is inside stays, the next waits until enough ended."""
     queue = admission(min_sequences=1)
-    tickets = [enter(queue, Tier.STANDARD, 1.0) for _ in range(30)]
-    inside = queue.take_released(1.0)
+    tickets = [enqueue(queue, Tier.STANDARD, 1.0) for _ in range(30)]
+    inside = queue.release_ready(1.0)
     assert len(inside) == 18
-    queue.take_orders(orders(sequences=4))
+    queue.apply_supervisor_block(supervisor_block(sequences=4))
     for ticket in inside[:12]:
         queue.finish(ticket, 2.0)
-        assert queue.take_released(2.0) == []
+        assert queue.release_ready(2.0) == []
     queue.finish(inside[12], 2.0)
-    assert queue.take_released(2.0) == [tickets[18]]
+    assert queue.release_ready(2.0) == [tickets[18]]
 
 
 # --- counting
@@ -323,7 +325,7 @@ def test_a_lower_limit_releases_fewer_and_kills_nothing() -> None:
 
 _DOINGS = st.lists(
     st.tuples(
-        st.sampled_from(["enter", "pass by", "release", "finish", "hang up", "expel"]),
+        st.sampled_from(["enqueue", "pass by", "release", "finish", "hang up", "flush"]),
         TIERS,
         st.integers(1, 4),
     ),
@@ -341,14 +343,14 @@ def test_what_is_counted_as_it_comes_and_goes_is_what_is_there(
     inside: list[Ticket] = []
     for number, (doing, tier, sequences) in enumerate(doings):
         now = 1.0 + number / 10
-        if doing == "enter" or (doing == "pass by" and queue.waiting):
-            ticket = queue.enter(tier, sequences, now, now)
+        if doing == "enqueue" or (doing == "pass by" and queue.waiting):
+            ticket = queue.enqueue(tier, sequences, now, now)
             waiting += [ticket] if isinstance(ticket, Ticket) else []
         elif doing == "pass by":
-            passed = queue.pass_by(tier, sequences, now, now)
+            passed = queue.try_admit_now(tier, sequences, now, now)
             inside += [passed] if passed else []
         elif doing == "release":
-            for taken in queue.take_released(now):
+            for taken in queue.release_ready(now):
                 waiting.remove(taken)
                 inside.append(taken)
         elif doing == "finish" and inside:
@@ -357,26 +359,26 @@ def test_what_is_counted_as_it_comes_and_goes_is_what_is_there(
             gone = waiting.pop(-1)
             queue.finish(gone, now)
             queue.finish(gone, now)
-        elif doing == "expel":
-            for expelled in queue.expel(now):
-                waiting.remove(expelled)
-                queue.finish(expelled, now)
+        elif doing == "flush":
+            for flushed in queue.flush(now):
+                waiting.remove(flushed)
+                queue.finish(flushed, now)
         assert queue.waiting == len(waiting) == sum(len(state.queue) for state in queue.tiers)
         assert queue.released == len(inside) == sum(state.released for state in queue.tiers)
-        assert queue.in_hand == len(waiting) + len(inside)
+        assert queue.unfinished == len(waiting) + len(inside)
 
 
 @given(st.lists(TIERS, max_size=200))
 def test_every_arrival_has_one_outcome_in_the_end(tiers: list[Tier]) -> None:
     """Admitted, refused or cancelled: the outcomes add up to the arrivals."""
     queue = admission(max_sequences=4, standard_queue_limit=3, batch_queue_limit=3)
-    entered = []
+    enqueued = []
     for number, tier in enumerate(tiers):
         now = 1.0 + number / 100
         if queue.refuse(tier, None, now) is None:
-            entered.append(queue.enter(tier, 1, now, now))
-        queue.take_released(now)
-    for ticket in entered:
+            enqueued.append(queue.enqueue(tier, 1, now, now))
+        queue.release_ready(now)
+    for ticket in enqueued:
         assert isinstance(ticket, Ticket)
         queue.finish(ticket, 50.0)
     assert sum(queue.outcomes) == len(tiers) == sum(queue.arrivals.total)

@@ -16,7 +16,7 @@ from fleetkeeper_engine.in_vllm.http.admission.rules import (
     decide_next,
     fits_alone,
 )
-from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn
+from fleetkeeper_engine.in_vllm.priority import PriorityRule, ReleaseReason
 from fleetkeeper_engine.in_vllm.realtime_reserve import reserve_of
 from fleetkeeper_engine.shm.layout import Tier
 
@@ -32,21 +32,21 @@ def head(arrival_s: float, sequences: int = 1) -> Candidate:
     ("heads", "held_by", "expected"),
     [
         ((None, None, None), (0, 0, 0), None),
-        ((head(9), head(1), head(1)), (0, 1, 1), (Tier.REALTIME, Turn.ORDINARY)),
-        ((None, head(9), head(5)), (0, 0, 1), (Tier.STANDARD, Turn.ORDINARY)),
-        ((None, head(9), head(5)), (0, 5, 0), (Tier.BATCH, Turn.FLOOR)),
-        ((None, None, head(5)), (0, 0, 17), (Tier.BATCH, Turn.ORDINARY)),
+        ((head(9), head(1), head(1)), (0, 1, 1), (Tier.REALTIME, ReleaseReason.ORDINARY)),
+        ((None, head(9), head(5)), (0, 0, 1), (Tier.STANDARD, ReleaseReason.ORDINARY)),
+        ((None, head(9), head(5)), (0, 5, 0), (Tier.BATCH, ReleaseReason.FLOOR)),
+        ((None, None, head(5)), (0, 0, 17), (Tier.BATCH, ReleaseReason.ORDINARY)),
         ((None, None, head(5)), (0, 0, 18), None),
         ((None, head(9), None), (0, 18, 0), None),
         ((head(9), head(1), None), (0, 18, 0), None),
-        ((None, head(9, 40), None), (0, 0, 0), (Tier.STANDARD, Turn.ORDINARY)),
+        ((None, head(9, 40), None), (0, 0, 0), (Tier.STANDARD, ReleaseReason.ORDINARY)),
         ((None, head(9, 40), None), (0, 1, 0), None),
     ],
 )
 def test_the_order_of_release(
     heads: tuple[Head | None, ...],
     held_by: tuple[int, int, int],
-    expected: tuple[Tier, Turn] | None,
+    expected: tuple[Tier, ReleaseReason] | None,
 ) -> None:
     """At 16 sequences (look-ahead 2, batch floor 1) and at second 10, nothing overdue."""
     assert decide_next(heads, held_by, Room(16), RULE, 10 * SECOND) == expected
@@ -57,12 +57,12 @@ def test_aged_batch_goes_before_standard_that_came_later() -> None:
     heads = (None, head(100), head(60))
     assert decide_next(heads, (0, 5, 1), Room(16), RULE, 100 * SECOND) == (
         Tier.BATCH,
-        Turn.ORDINARY,
+        ReleaseReason.ORDINARY,
     )
     younger = (None, head(100), head(80))
     assert decide_next(younger, (0, 5, 1), Room(16), RULE, 100 * SECOND) == (
         Tier.STANDARD,
-        Turn.ORDINARY,
+        ReleaseReason.ORDINARY,
     )
 
 
@@ -71,7 +71,7 @@ def test_batch_beyond_its_share_yields_while_others_wait() -> None:
     heads = (None, head(99), head(1))
     assert decide_next(heads, (0, 0, 4), Room(16), RULE, 100 * SECOND) == (
         Tier.STANDARD,
-        Turn.ORDINARY,
+        ReleaseReason.ORDINARY,
     )
 
 
@@ -80,7 +80,7 @@ def test_overdue_goes_even_before_realtime_when_its_tier_holds_nothing() -> None
     heads = (head(100), head(60), head(50))
     assert decide_next(heads, (16, 0, 1), Room(16), RULE, 100 * SECOND) == (
         Tier.STANDARD,
-        Turn.OVERDUE,
+        ReleaseReason.OVERDUE,
     )
 
 
@@ -89,11 +89,11 @@ def test_only_realtime_passes_an_overdue_request_that_needs_more_room() -> None:
     heads = (head(200), head(200), head(150, 8))
     assert decide_next(heads, (10, 5, 0), Room(16), RULE, 200 * SECOND) == (
         Tier.REALTIME,
-        Turn.ORDINARY,
+        ReleaseReason.ORDINARY,
     )
     assert decide_next(heads, (5, 5, 0), Room(16), RULE, 200 * SECOND) == (
         Tier.BATCH,
-        Turn.OVERDUE,
+        ReleaseReason.OVERDUE,
     )
     assert decide_next((None, *heads[1:]), (10, 5, 0), Room(16), RULE, 200 * SECOND) is None
     assert decide_next(heads, (10, 5, 0), Room(16), RULE, 271 * SECOND) is None
@@ -103,9 +103,9 @@ def test_batch_that_lies_behind_all_others_in_vllm_fills_no_floor() -> None:
     """Released for a look-ahead it waits there until it has aged; another goes first in its stead."""
     heads, holds = (None, head(1), head(1)), (0, 10, 1)
     ahead = decide_next(heads, holds, Room(16), RULE, 2 * SECOND, floor_held=0)
-    assert ahead == (Tier.BATCH, Turn.FLOOR)
+    assert ahead == (Tier.BATCH, ReleaseReason.FLOOR)
     filled = decide_next(heads, holds, Room(16), RULE, 2 * SECOND, floor_held=1)
-    assert filled == (Tier.STANDARD, Turn.ORDINARY)
+    assert filled == (Tier.STANDARD, ReleaseReason.ORDINARY)
 
 
 def test_the_reserve_holds_back_all_but_realtime() -> None:
@@ -114,7 +114,7 @@ def test_the_reserve_holds_back_all_but_realtime() -> None:
     assert decide_next((None, head(1), None), (0, 17, 0), reserved, RULE, 2 * SECOND) is None
     assert decide_next((head(1), None, None), (0, 17, 0), reserved, RULE, 2 * SECOND) == (
         Tier.REALTIME,
-        Turn.ORDINARY,
+        ReleaseReason.ORDINARY,
     )
 
 
@@ -149,18 +149,18 @@ def test_a_release_stays_within_room_share_and_reserve(
     chosen = decide_next(heads, held_by, room, RULE, now_us)
     if chosen is None:
         return
-    tier, turn = chosen
+    tier, reason = chosen
     first = heads[tier]
     assert first is not None
     charged = room.charge(tier, first.sequences)
     assert sum(held_by) == 0 or sum(held_by) + charged <= room.total
     below = held_by[Tier.STANDARD] + held_by[Tier.BATCH]
-    if tier is not Tier.REALTIME and turn is not Turn.OVERDUE:
+    if tier is not Tier.REALTIME and reason is not ReleaseReason.OVERDUE:
         assert below == 0 or below + charged <= room.total - reserve_of(room.sequences) * int(
             room.reserved
         )
     others_wait = any(h is not None for t, h in enumerate(heads) if t != tier)
-    if tier is Tier.BATCH and turn is Turn.ORDINARY and others_wait and held_by[tier]:
+    if tier is Tier.BATCH and reason is ReleaseReason.ORDINARY and others_wait and held_by[tier]:
         assert held_by[tier] + charged <= room.share(Tier.BATCH)
 
 
@@ -181,7 +181,7 @@ def test_a_request_alone_is_decided_as_among_others(
     heads: list[Head | None] = [None, None, None]
     heads[tier] = Candidate(sequences, now_us)
     among = decide_next(heads, held_by, room, RULE, now_us)
-    assert fits_alone(tier, sequences, held_by, room) == (among == (tier, Turn.ORDINARY))
+    assert fits_alone(tier, sequences, held_by, room) == (among == (tier, ReleaseReason.ORDINARY))
 
 
 def test_the_drain_rate_is_measured_and_forgotten() -> None:

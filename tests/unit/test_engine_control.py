@@ -1,4 +1,4 @@
-"""The control port and the exposition, on a page that the test writes itself."""
+"""The control port and the exposition, on a region that the test writes itself."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetkeeper_engine.shm.histogram import BATCH_TIME_EDGES_S
-from fleetkeeper_engine.shm.layout import CapBlock, MiddlewareBlock, PulseBlock, SchedulerBlock
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.layout import CapBlock, HeartbeatBlock, MiddlewareBlock, SchedulerBlock
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
@@ -28,7 +28,7 @@ POD = "pod-uid-of-a-test"
 
 
 class Bench:
-    """A control port over a page; `pod` is the supervisor's side, `page` everybody's."""
+    """A control port over a region; `pod` is the supervisor's side, `region` everybody's."""
 
     def __init__(self, directory: Path, accelerator: str = "cpu") -> None:
         document = parse_document(
@@ -41,8 +41,8 @@ class Bench:
                 }
             )
         )
-        self.pod = PodState(document, Page.create(directory / "page"), MemoryState(0.8))
-        self.page = self.pod.page
+        self.pod = PodState(document, Region.create(directory / "page"), MemoryState(0.8))
+        self.region = self.pod.region
         self.signer = Signer(directory / "keys")
         verifier = Verifier(POD, ISSUER)
         verifier.trust(read_keys(self.signer.directory))
@@ -54,9 +54,9 @@ class Bench:
         return self.engine_text
 
     async def put(self, **changes: Any) -> tuple[int, dict[str, Any]]:
-        order = {"sequences": 16, "tokens": 512, "leaseSeconds": 60, "generation": 1, **changes}
+        request = {"sequences": 16, "tokens": 512, "leaseSeconds": 60, "generation": 1, **changes}
         headers = {"Authorization": f"Bearer {self.signer.token(POD)}"}
-        async with self.client.put("/v1/limits", json=order, headers=headers) as response:
+        async with self.client.put("/v1/limits", json=request, headers=headers) as response:
             return response.status, await response.json()
 
     async def status(self, path: str) -> tuple[int, str]:
@@ -84,18 +84,20 @@ RUNNING = SchedulerBlock(
 )
 
 
-async def test_an_order_reaches_the_page_and_the_answer_says_what_holds(bench: Bench) -> None:
-    bench.page.write_scheduler(RUNNING)
+async def test_a_limits_request_reaches_shared_memory_and_the_answer_says_what_holds(
+    bench: Bench,
+) -> None:
+    bench.region.write_scheduler(RUNNING)
     status, body = await bench.put(admit={"batch": 0.0}, shares={"batch": 0.1})
     assert status == 200
     assert (body["accepted"], body["applied"], body["idle"]) == (1, 0, False)
-    block = bench.page.read_supervisor()
+    block = bench.region.read_supervisor()
     assert block is not None
     assert (block.generation, block.sequences, block.tokens) == (1, 16, 512)
     assert block.admit == (1.0, 1.0, 0.0)
     assert block.shares == (1.0, 1.0, 0.1)
     assert block.lease_deadline == pytest.approx(time.monotonic() + 60, abs=5)
-    bench.page.write_scheduler(replace(RUNNING, generation=1, limit_sequences=16))
+    bench.region.write_scheduler(replace(RUNNING, generation=1, limit_sequences=16))
     headers = {"Authorization": f"Bearer {bench.signer.token(POD)}"}
     async with bench.client.get("/v1/limits", headers=headers) as response:
         told = await response.json()
@@ -103,8 +105,10 @@ async def test_an_order_reaches_the_page_and_the_answer_says_what_holds(bench: B
     assert told["draining"] == {"above": 4}, "running above the limit is draining, not failure"
 
 
-async def test_an_order_is_acknowledged_as_soon_as_the_scheduler_read_it(bench: Bench) -> None:
-    bench.page.write_scheduler(replace(RUNNING, generation=1))
+async def test_a_limits_request_is_acknowledged_as_soon_as_the_scheduler_read_it(
+    bench: Bench,
+) -> None:
+    bench.region.write_scheduler(replace(RUNNING, generation=1))
     began = time.monotonic()
     status, body = await bench.put()
     assert (status, body["applied"]) == (200, 1)
@@ -112,19 +116,19 @@ async def test_an_order_is_acknowledged_as_soon_as_the_scheduler_read_it(bench: 
 
 
 async def test_the_ranges_are_the_engines_own_once_it_runs(bench: Bench) -> None:
-    bench.page.write_scheduler(replace(RUNNING, ceiling_sequences=32))
+    bench.region.write_scheduler(replace(RUNNING, ceiling_sequences=32))
     status, body = await bench.put(sequences=33)
     assert (status, body["allowed"]["sequences"]["max"]) == (422, 32)
     assert (await bench.put(sequences=32))[0] == 200
 
 
 async def test_an_unsupported_scheduler_is_told_as_such(bench: Bench) -> None:
-    bench.page.write_scheduler(replace(RUNNING, supported=False))
+    bench.region.write_scheduler(replace(RUNNING, supported=False))
     _, body = await bench.put()
     assert body["supported"] is False
 
 
-async def test_orders_need_a_token_health_and_metrics_do_not(bench: Bench) -> None:
+async def test_limits_requests_need_a_token_health_and_metrics_do_not(bench: Bench) -> None:
     async with bench.client.put("/v1/limits", json={}) as response:
         assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
     async with bench.client.get("/v1/limits") as response:
@@ -155,11 +159,11 @@ async def test_a_cuda_pod_is_not_ready_before_every_rank_armed_its_cap(tmp_path:
         status, text = await bench.status("/healthz/ready")
         assert (status, "cap is not armed" in text) == (503, True)
         cap = CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75, written=time.monotonic())
-        bench.page.write_cap(0, cap)
+        bench.region.write_cap(0, cap)
         assert (await bench.status("/healthz/ready"))[0] == 200
         _, text = await bench.status("/metrics")
         assert "fleetkeeper_memory_fragmentation_ratio 0.25" in text
-        bench.page.write_cap(0, replace(cap, written=time.monotonic() - 6))
+        bench.region.write_cap(0, replace(cap, written=time.monotonic() - 6))
         _, text = await bench.status("/metrics")
         assert "fleetkeeper_memory_fragmentation_ratio" not in text, "its reporter has ended"
 
@@ -174,15 +178,15 @@ def test_fragmentation_is_never_negative(reserved: int, allocated: int, ratio: f
     assert block.fragmentation_ratio == ratio
 
 
-async def test_over_the_cap_the_page_says_stop(bench: Bench) -> None:
+async def test_over_the_cap_shared_memory_says_stop(bench: Bench) -> None:
     for second in range(12):
-        changed = bench.pod.saw_memory(MemoryUse(90, 100), float(second))
+        changed = bench.pod.observe_memory(MemoryUse(90, 100), float(second))
         assert changed == (second == 10)
-    block = bench.page.read_supervisor()
+    block = bench.region.read_supervisor()
     assert block is not None
     assert block.cap_exceeded
-    assert bench.pod.saw_memory(MemoryUse(70, 100), 12.0)
-    block = bench.page.read_supervisor()
+    assert bench.pod.observe_memory(MemoryUse(70, 100), 12.0)
+    block = bench.region.read_supervisor()
     assert block is not None
     assert not block.cap_exceeded
 
@@ -191,8 +195,8 @@ async def test_an_engine_that_goes_on_without_our_code_shows_no_counters_of_it(
     bench: Bench,
 ) -> None:
     """Standing still beside requests that wait they would be a hang to the operator; absent they are missing."""
-    bench.page.write_scheduler(replace(RUNNING, supported=False, blind=True))
-    bench.page.write_middleware(MiddlewareBlock(waiting=(1, 2, 3), arrivals=(4, 5, 6)))
+    bench.region.write_scheduler(replace(RUNNING, supported=False, instrumentation_disabled=True))
+    bench.region.write_middleware(MiddlewareBlock(waiting=(1, 2, 3), arrivals=(4, 5, 6)))
     _, text = await bench.status("/metrics")
     shown = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[:1] != "#"}
     assert "fleetkeeper_live_limits_supported 0" in text
@@ -203,16 +207,16 @@ async def test_an_engine_that_goes_on_without_our_code_shows_no_counters_of_it(
 async def test_everything_in_the_table_is_exported_with_its_type_and_labels(bench: Bench) -> None:
     """The table is the contract: names, types, labels and bucket edges, nothing more and nothing less."""
     edges = len(BATCH_TIME_EDGES_S) + 1
-    bench.page.write_scheduler(
+    bench.region.write_scheduler(
         replace(RUNNING, batch_time_buckets=(1,) * edges, batch_time_sum=12.5)
     )
-    bench.page.write_pulse(PulseBlock(schedule_calls=5))
-    bench.page.write_middleware(MiddlewareBlock(waiting=(1, 2, 3), arrivals=(4, 5, 6)))
-    bench.page.write_cap(
+    bench.region.write_heartbeat(HeartbeatBlock(schedule_calls=5))
+    bench.region.write_middleware(MiddlewareBlock(waiting=(1, 2, 3), arrivals=(4, 5, 6)))
+    bench.region.write_cap(
         0,
         CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75, written=time.monotonic()),
     )
-    bench.pod.saw_memory(MemoryUse(60, 100), time.monotonic())
+    bench.pod.observe_memory(MemoryUse(60, 100), time.monotonic())
     _, text = await bench.status("/metrics")
     families = {f.name: f for f in text_string_to_metric_families(text)}
     assert "vllm:x" in families, "vLLM's own metrics follow"

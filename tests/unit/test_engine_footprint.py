@@ -30,7 +30,7 @@ Anonymous:             0 kB
 
 
 def test_only_unwritten_pages_of_files_are_given_back() -> None:
-    """Heap, stack, data, the shared page and linked-up pages hold what no file holds."""
+    """Heap, stack, data, shared memory and linked-up pages hold what no file holds."""
     assert list(unwritten_spans(SMAPS)) == [
         Span(0x400000, 0x1000),
         Span(0x7F0000002000, 0x3000),
@@ -43,13 +43,13 @@ def test_a_process_goes_on_as_before_and_is_smaller() -> None:
     program = """
 import asyncio, json, ssl
 import aiohttp.web, cryptography.hazmat.primitives.asymmetric.ed25519 as ed25519, pydantic
-from fleetkeeper_engine.supervisor.memory.trim import give_back
+from fleetkeeper_engine.supervisor.memory.trim import trim_memory
 def file_kb():
     return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssFile'))
 key = ed25519.Ed25519PrivateKey.generate()
 before = file_kb()
 for _ in range(3):
-    give_back()
+    trim_memory()
 after = file_kb()
 key.public_key().verify(key.sign(b'a'), b'a')
 asyncio.run(asyncio.sleep(0))

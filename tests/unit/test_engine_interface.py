@@ -22,13 +22,13 @@ from fleetkeeper_engine.cli import TERMINATION_ENVIRONMENT as TERMINATION
 from fleetkeeper_engine.exit_codes import EXIT_CODES, DeathClass
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as INSIDE
 from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, MIDDLEWARE, SCHEDULER_FACTORY
-from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE
+from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION
 from fleetkeeper_engine.spec import ENVIRONMENT as DOCUMENT
 from fleetkeeper_engine.supervisor.control_api.auth import KEYS_FILE
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS, TIERS
 from fleetkeeper_engine.supervisor.launch import fetch
 from fleetkeeper_engine.supervisor.launch.prepare import PACKAGE_PATH
-from fleetkeeper_engine.supervisor.limits_requests import LimitsOrder
+from fleetkeeper_engine.supervisor.limits_requests import LimitsRequest
 from fleetkeeper_engine.supervisor.policy_file import POLICY_FILE
 from fleetkeeper_engine.supervisor.supervisor import DRAIN_SOCKET
 from fleetkeeper_engine.supervisor.termination import Death
@@ -195,7 +195,7 @@ def test_the_command_line_has_its_commands(
 
 def test_names_that_processes_and_pods_agree_on() -> None:
     assert (DOCUMENT, RUN_ENVIRONMENT) == ("FLEETKEEPER_ENGINE", "FLEETKEEPER_RUN")
-    assert (PAGE, INSIDE) == ("FLEETKEEPER_PAGE", "FLEETKEEPER_INSIDE")
+    assert (REGION, INSIDE) == ("FLEETKEEPER_PAGE", "FLEETKEEPER_INSIDE")
     assert TERMINATION == "FLEETKEEPER_TERMINATION_LOG"
     assert INTERNAL_HEADER == "x-fleetkeeper-internal"
     assert (DEFAULT_RUN, DEFAULT_TERMINATION) == ("/dev/shm/fleetkeeper", "/dev/termination-log")
@@ -234,7 +234,7 @@ def test_the_document_keeps_its_fields() -> None:
 
 
 def test_a_request_for_limits_keeps_its_fields() -> None:
-    schema = LimitsOrder.model_json_schema(by_alias=True)
+    schema = LimitsRequest.model_json_schema(by_alias=True)
     assert set(_fields(schema, schema)) == {
         *("sequences", "tokens", "leaseSeconds", "generation"),
         *(f"{part}.{tier}" for part in ("admit", "shares") for tier in TIERS),

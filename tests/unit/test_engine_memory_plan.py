@@ -16,7 +16,7 @@ from fleetkeeper_engine.exit_codes import DeathClass
 from fleetkeeper_engine.spec import DType
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.memory_plan import (
-    CUDA_LEAST_UTILIZATION,
+    CUDA_MIN_UTILIZATION,
     GIB,
     MIB,
     CpuNeeds,
@@ -84,7 +84,7 @@ def test_a_cuda_plan_leaves_the_reserve_below_the_cap(
         "weights_bytes_per_rank": weights,
     }
     room = total * cap // 100 - reserve
-    if room < max(weights, total * CUDA_LEAST_UTILIZATION):
+    if room < max(weights, total * CUDA_MIN_UTILIZATION):
         with pytest.raises(StartRefusedError) as refused:
             plan_cuda(**arguments)
         assert refused.value.death is DeathClass.CUDA_OUT_OF_MEMORY

@@ -25,9 +25,9 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
     with_priority,
 )
 from fleetkeeper_engine.in_vllm.priority import PriorityRule
-from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, InsideSettings
+from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, VllmSettings
 from fleetkeeper_engine.shm.layout import MiddlewareBlock, Outcome, SupervisorBlock, Tier
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 
 COMPLETIONS = "/v1/completions"
 BODY = b'{"model": "tiny", "prompt": "hello"}'
@@ -106,8 +106,8 @@ class Call:
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Page:
-    return Page.create(tmp_path / "page")
+def region(tmp_path: Path) -> Region:
+    return Region.create(tmp_path / "page")
 
 
 @pytest.fixture
@@ -116,14 +116,14 @@ def vllm() -> StandInVllm:
 
 
 @pytest.fixture
-async def make(vllm: StandInVllm, page: Page) -> AsyncIterator[Callable[..., TierMiddleware]]:
+async def make(vllm: StandInVllm, region: Region) -> AsyncIterator[Callable[..., TierMiddleware]]:
     made: list[TierMiddleware] = []
 
     def build(**changes: Any) -> TierMiddleware:
-        settings = InsideSettings(
+        settings = VllmSettings(
             **{"max_sequences": 4, "min_sequences": 1, "internal_token": "secret", **changes}
         )
-        made.append(TierMiddleware(vllm, settings, page))
+        made.append(TierMiddleware(vllm, settings, region))
         return made[-1]
 
     yield build
@@ -138,9 +138,9 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def told(page: Page, true: Callable[[MiddlewareBlock], bool]) -> None:
-    """Waits until the page says so: it is written every 50 ms while requests come and go."""
-    await until(lambda: (block := page.read_middleware()) is not None and true(block))
+async def until_written(region: Region, true: Callable[[MiddlewareBlock], bool]) -> None:
+    """Wait until the middleware's block is so: it is written every 50 ms while requests come and go."""
+    await until(lambda: (block := region.read_middleware()) is not None and true(block))
 
 
 def headers(**values: str) -> list[tuple[bytes, bytes]]:
@@ -148,7 +148,7 @@ def headers(**values: str) -> list[tuple[bytes, bytes]]:
 
 
 async def test_the_priority_is_ours_in_body_and_header_whatever_the_client_sent(
-    make: Any, vllm: StandInVllm, page: Page
+    make: Any, vllm: StandInVllm, region: Region
 ) -> None:
     """vLLM takes a header before the body: neither way lets a client jump the queue."""
     app = make()
@@ -166,11 +166,11 @@ async def test_the_priority_is_ours_in_body_and_header_whatever_the_client_sent(
     assert found[b"a"] == b"b"
     assert len(scope["headers"]) == 4
     admitted = Tier.BATCH * 5 + Outcome.ADMITTED
-    await told(page, lambda b: b.outcomes[admitted] == 1 and b.released == (0, 0, 0))
+    await until_written(region, lambda b: b.outcomes[admitted] == 1 and b.released == (0, 0, 0))
 
 
 async def test_the_api_key_is_checked_before_the_queue(
-    make: Any, vllm: StandInVllm, page: Page, monkeypatch: pytest.MonkeyPatch
+    make: Any, vllm: StandInVllm, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No key, no place in the queue; /health needs none, as kubelets send none."""
     monkeypatch.setenv("VLLM_API_KEY", "k1")
@@ -181,15 +181,15 @@ async def test_the_api_key_is_checked_before_the_queue(
     assert vllm.taken == []
     assert (await Call(app, headers=headers(authorization="Bearer k1")).answer())[0] == 200
     assert (await Call(app, path="/health", method="GET").answer())[0] == 200
-    await told(page, lambda b: (b.unauthorized, sum(b.arrivals)) == (3, 1))
+    await until_written(region, lambda b: (b.unauthorized, sum(b.arrivals)) == (3, 1))
 
 
 async def test_the_supervisors_own_requests_skip_everything(
-    make: Any, vllm: StandInVllm, page: Page
+    make: Any, vllm: StandInVllm, region: Region
 ) -> None:
     """With its token, also while draining: untouched, uncounted, and the token goes no further."""
     app = make()
-    page.write_supervisor(SupervisorBlock(draining=True))
+    region.write_supervisor(SupervisorBlock(draining=True))
     own = [(INTERNAL_HEADER.encode(), b"secret")]
     assert (await Call(app, headers=own).answer())[0] == 200
     assert vllm.taken[0] == (
@@ -198,8 +198,8 @@ async def test_the_supervisors_own_requests_skip_everything(
     )
     wrong = [(INTERNAL_HEADER.encode(), b"guess")]
     assert (await Call(app, headers=wrong).answer())[0] == 503
-    await told(page, lambda b: b.outcomes[Tier.STANDARD * 5 + Outcome.DRAINING] == 1)
-    block = page.read_middleware()
+    await until_written(region, lambda b: b.outcomes[Tier.STANDARD * 5 + Outcome.DRAINING] == 1)
+    block = region.read_middleware()
     assert block is not None
     assert sum(block.outcomes) == 1
 
@@ -230,7 +230,7 @@ async def test_websockets_are_refused(make: Any, vllm: StandInVllm) -> None:
 
 
 async def test_requests_wait_in_order_and_are_released_as_others_end(
-    make: Any, vllm: StandInVllm, page: Page
+    make: Any, vllm: StandInVllm, region: Region
 ) -> None:
     """4 sequences and a look-ahead of 2 are inside; the seventh waits, realtime passes standard."""
     app = make()
@@ -238,51 +238,51 @@ async def test_requests_wait_in_order_and_are_released_as_others_end(
     calls = [Call(app) for _ in range(7)]
     await until(lambda: len(vllm.taken) == 6)
     late = Call(app, b'{"prompt": "late"}', headers=headers(x_inference_tier="realtime"))
-    await told(page, lambda b: b.waiting == (1, 1, 0))
+    await until_written(region, lambda b: b.waiting == (1, 1, 0))
     calls[0].hang_up()
     await until(lambda: len(vllm.taken) == 7)
     assert b"late" in vllm.taken[6][1]
     vllm.go.set()
     answers = await asyncio.gather(*(call.answer() for call in [*calls, late]))
     assert {status for status, _, _ in answers} == {200}
-    await told(page, lambda b: (b.released, b.waiting) == ((0, 0, 0), (0, 0, 0)))
+    await until_written(region, lambda b: (b.released, b.waiting) == ((0, 0, 0), (0, 0, 0)))
 
 
 async def test_a_hang_up_in_the_queue_never_reaches_vllm(
-    make: Any, vllm: StandInVllm, page: Page
+    make: Any, vllm: StandInVllm, region: Region
 ) -> None:
     """Its place is free at once and it counts as cancelled."""
     app = make()
     vllm.go.clear()
     calls = [Call(app) for _ in range(7)]
-    await told(page, lambda b: b.waiting == (0, 1, 0))
+    await until_written(region, lambda b: b.waiting == (0, 1, 0))
     calls[6].hang_up()
     await calls[6].task
     assert calls[6].sent == []
     vllm.go.set()
     await asyncio.gather(*(call.task for call in calls))
-    await told(page, lambda b: b.outcomes[Tier.STANDARD * 5 + Outcome.CANCELLED] == 1)
+    await until_written(region, lambda b: b.outcomes[Tier.STANDARD * 5 + Outcome.CANCELLED] == 1)
     assert len(vllm.taken) == 6
 
 
-async def test_a_crowd_of_requests_writes_the_page_a_few_times_and_the_last_word_is_right(
-    make: Any, page: Page
+async def test_a_crowd_of_requests_writes_shared_memory_a_few_times_and_the_last_word_is_right(
+    make: Any, region: Region
 ) -> None:
     """A write an arrival and an end would cost the engine beside it more than all of admission."""
     writes = 0
-    publish = page.publish
+    publish = region.publish
 
     def counted(cells: Any) -> None:
         nonlocal writes
         writes += 1
         publish(cells)
 
-    page.publish = counted  # type: ignore[method-assign]
+    region.publish = counted  # type: ignore[method-assign]
     app = make(standard_queue_limit=300)
     began = time.monotonic()
     calls = [Call(app) for _ in range(300)]
     assert {(await call.answer())[0] for call in calls} == {200}
-    block = page.read_middleware()
+    block = region.read_middleware()
     assert block is not None
     assert (sum(block.outcomes), sum(block.released)) == (300, 0), "at once, as nothing is left"
     # One at the start, one every 200 ms, one at the end.
@@ -292,20 +292,20 @@ async def test_a_crowd_of_requests_writes_the_page_a_few_times_and_the_last_word
 
 @pytest.mark.parametrize("closed", [False, True])
 async def test_who_reads_the_last_answer_to_its_end_finds_it_counted(
-    make: Any, page: Page, monkeypatch: pytest.MonkeyPatch, closed: bool
+    make: Any, region: Region, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
-    """Answered or refused: the page is written before the last frame leaves, not after it."""
+    """Answered or refused: shared memory is written before the last frame leaves, not after it."""
     monkeypatch.setattr(middleware, "_PUBLISH_EVERY_S", 3600.0)
     monkeypatch.setattr(middleware, "_REST_S", 3600.0)
     app = make()
-    page.write_supervisor(SupervisorBlock(closed=(False, closed, False)))
+    region.write_supervisor(SupervisorBlock(closed=(False, closed, False)))
     counted: list[tuple[int, int]] = []
 
     class Reader(Call):
         async def _take(self, message: Message) -> None:
             await super()._take(message)
             if message["type"] == "http.response.body" and not message["more_body"]:
-                block = page.read_middleware()
+                block = region.read_middleware()
                 assert block is not None
                 counted.append((block.arrivals[Tier.STANDARD], sum(block.outcomes)))
 
@@ -316,7 +316,7 @@ async def test_who_reads_the_last_answer_to_its_end_finds_it_counted(
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_at_the_end_of_a_drain_answers_end_whole(
-    make: Any, vllm: StandInVllm, page: Page, streaming: bool
+    make: Any, vllm: StandInVllm, region: Region, streaming: bool
 ) -> None:
     """The queue gets 503; a stream ends with an error event and DONE, an unanswered request with 503."""
     app = make()
@@ -324,7 +324,7 @@ async def test_at_the_end_of_a_drain_answers_end_whole(
     vllm.stream = streaming
     calls = [Call(app) for _ in range(7)]
     await until(lambda: len(vllm.taken) == 6)
-    page.write_supervisor(SupervisorBlock(draining=True, drain_deadline=1.0))
+    region.write_supervisor(SupervisorBlock(draining=True, drain_deadline=1.0))
     answers = [await call.answer() for call in calls]
     assert vllm.aborted == 6
     status, found, body = answers[6]
@@ -339,7 +339,7 @@ async def test_at_the_end_of_a_drain_answers_end_whole(
 
 
 async def test_a_lease_that_ends_lets_waiting_requests_in_without_a_new_one(
-    make: Any, vllm: StandInVllm, page: Page, monkeypatch: pytest.MonkeyPatch
+    make: Any, vllm: StandInVllm, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The middleware looks by itself: nobody has to arrive for a higher limit to count.
 
@@ -348,11 +348,11 @@ async def test_a_lease_that_ends_lets_waiting_requests_in_without_a_new_one(
     monkeypatch.setattr(middleware, "_REST_S", 3600.0)
     app = make(max_sequences=16)
     await Call(app).answer()
-    page.write_supervisor(SupervisorBlock(sequences=1, lease_deadline=1e12))
+    region.write_supervisor(SupervisorBlock(sequences=1, lease_deadline=1e12))
     vllm.go.clear()
     calls = [Call(app) for _ in range(10)]
     await until(lambda: len(vllm.taken) == 4)
-    page.write_supervisor(SupervisorBlock(sequences=1, lease_deadline=1.0))
+    region.write_supervisor(SupervisorBlock(sequences=1, lease_deadline=1.0))
     await until(lambda: len(vllm.taken) == 11)
     vllm.go.set()
     await asyncio.gather(*(call.task for call in calls))
@@ -366,7 +366,7 @@ async def test_a_body_that_is_no_json_is_left_to_vllm(make: Any, vllm: StandInVl
 
 @pytest.mark.parametrize("value", [True, 1, "yes"])
 async def test_a_response_in_background_is_refused_with_the_reason(
-    make: Any, vllm: StandInVllm, page: Page, value: object
+    make: Any, vllm: StandInVllm, region: Region, value: object
 ) -> None:
     """Its sequences would outlive the answer and with it their place; elsewhere the field means nothing."""
     app = make()
@@ -374,8 +374,8 @@ async def test_a_response_in_background_is_refused_with_the_reason(
     status, _, told = await Call(app, body, path="/v1/responses").answer()
     assert (status, told["error"]["code"]) == (400, "background_not_supported")
     assert vllm.taken == []
-    await until(lambda: page.read_middleware() is not None)
-    block = page.read_middleware()
+    await until(lambda: region.read_middleware() is not None)
+    block = region.read_middleware()
     assert block is not None
     assert (sum(block.released), sum(block.waiting)) == (0, 0)
     plain = json.dumps({"input": "a", "background": False}).encode()

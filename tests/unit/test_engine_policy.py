@@ -1,4 +1,4 @@
-"""Tiers and objectives change under a running engine: from a file, into the page, to the queue."""
+"""Tiers and objectives change under a running engine: from a file, into shared memory, to the queue."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.plan.manifests.control_config import POLICY_FILE as OPERATORS_FILE
 from fleetkeeper.plan.manifests.engine_document import desired_policy, document_text
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.policy import Policy
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.policy_file import (
@@ -51,7 +51,7 @@ TIGHT = Policy(
 
 @pytest.fixture
 def pod(tmp_path: Path) -> PodState:
-    return PodState(DOCUMENT, Page.create(tmp_path / "page"), MemoryState(0.8))
+    return PodState(DOCUMENT, Region.create(tmp_path / "page"), MemoryState(0.8))
 
 
 def block(policy: Policy) -> SupervisorBlock:
@@ -65,7 +65,7 @@ def block(policy: Policy) -> SupervisorBlock:
 
 def waiting(queue: Admission, tier: Tier) -> Ticket | Refusal:
     refused = queue.refuse(tier, None, 1.0)
-    return refused or queue.enter(tier, 1, 1.0, 1.0)
+    return refused or queue.enqueue(tier, 1, 1.0, 1.0)
 
 
 def test_until_a_file_says_otherwise_the_document_holds(pod: PodState) -> None:
@@ -73,41 +73,41 @@ def test_until_a_file_says_otherwise_the_document_holds(pod: PodState) -> None:
     pod.write(1.0)
     assert pod.policy == start_policy(DOCUMENT)
     assert pod.policy.queue_limits == (64, 7, 1024)
-    seen = pod.page.read_supervisor()
+    seen = pod.region.read_supervisor()
     assert seen is not None
     assert (seen.queue_limits, seen.queue_wait_objective_s) == ((64, 7, 1024), 0.25)
-    assert pod.follow(TIGHT, 2.0)
-    assert not pod.follow(TIGHT, 3.0), "the same again is no change"
-    seen = pod.page.read_supervisor()
+    assert pod.apply_policy(TIGHT, 2.0)
+    assert not pod.apply_policy(TIGHT, 3.0), "the same again is no change"
+    seen = pod.region.read_supervisor()
     assert seen == replace(block(TIGHT), written=2.0)
-    assert pod.follow(None, 4.0)
+    assert pod.apply_policy(None, 4.0)
     assert pod.policy == start_policy(DOCUMENT)
 
 
 def test_the_queue_follows_at_its_next_look_and_keeps_what_waits() -> None:
-    """A lower limit refuses the next arrival and expels nobody; a page that cannot be read: start-up values."""
-    queue = Admission(InsideSettings(max_sequences=1, standard_queue_limit=3))
+    """A lower limit refuses the next arrival and expels nobody; a region that cannot be read: start-up values."""
+    queue = Admission(VllmSettings(max_sequences=1, standard_queue_limit=3))
     running = waiting(queue, Tier.STANDARD)
-    assert queue.take_released(1.0) == [running]
+    assert queue.release_ready(1.0) == [running]
     for _ in range(2):
         assert isinstance(waiting(queue, Tier.STANDARD), Ticket)
-    queue.take_orders(block(TIGHT))
+    queue.apply_supervisor_block(block(TIGHT))
     refused = waiting(queue, Tier.STANDARD)
     assert isinstance(refused, Refusal)
     assert (refused.outcome, refused.limit) == (Outcome.QUEUE_FULL, 1)
     assert len(queue.tiers[Tier.STANDARD].queue) == 2
-    queue.take_orders(None)
+    queue.apply_supervisor_block(None)
     assert isinstance(waiting(queue, Tier.STANDARD), Ticket)
 
 
 def test_share_floor_and_the_pods_own_rule_follow() -> None:
-    queue = Admission(InsideSettings(max_sequences=16, queue_wait_objective_s=0.5))
+    queue = Admission(VllmSettings(max_sequences=16, queue_wait_objective_s=0.5))
     assert (queue.room(1.0).share_ratios[2], queue.room(1.0).batch_floor_ratio) == (0.3, 0.05)
-    queue.take_orders(block(TIGHT))
+    queue.apply_supervisor_block(block(TIGHT))
     assert (queue.room(1.0).share_ratios[2], queue.room(1.0).batch_floor_ratio) == (0.5, 0.25)
     queue.tick((0.0, 9.0, 0.0), 10.0)  # the oldest waits for 1 s: above 0.5, below 2
     assert not queue.own_rule_closed
-    queue.take_orders(SupervisorBlock())
+    queue.apply_supervisor_block(SupervisorBlock())
     queue.tick((0.0, 9.0, 0.0), 10.0)
     assert queue.own_rule_closed
 

@@ -1,4 +1,4 @@
-"""The number by which vLLM orders requests: tier, turn and arrival in one."""
+"""The number by which vLLM orders requests: tier, release reason and arrival in one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm.priority import (
     PriorityRule,
-    Turn,
+    ReleaseReason,
     goes_first,
     is_realtime,
     request_of,
@@ -20,16 +20,18 @@ SECOND = 1_000_000
 TIERS = st.sampled_from(Tier)
 
 
-@given(TIERS, st.integers(1, 2**50), st.sampled_from(Turn))
-def test_a_number_says_what_it_was_made_from(tier: Tier, arrival_us: int, turn: Turn) -> None:
-    """Tier, turn and arrival come back, within vLLM's signed 64 bits, also for later turns of a tool call."""
+@given(TIERS, st.integers(1, 2**50), st.sampled_from(ReleaseReason))
+def test_a_number_says_what_it_was_made_from(
+    tier: Tier, arrival_us: int, reason: ReleaseReason
+) -> None:
+    """Tier, release reason and arrival come back, within vLLM's signed 64 bits, also for later turns of a tool call."""
     rule = PriorityRule(1_000_000, 30_000_000)
-    number = rule.number(tier, arrival_us, turn)
+    number = rule.number(tier, arrival_us, reason)
     assert -(2**63) <= number < 2**63
     for spent in (0, 5, 15):
         origin = rule.origin(number - spent)
         assert origin is not None
-        assert (origin.tier, origin.turn, origin.arrival_us) == (tier, turn, arrival_us)
+        assert (origin.tier, origin.reason, origin.arrival_us) == (tier, reason, arrival_us)
         assert request_of(number - spent) == request_of(number)
         assert is_realtime(number - spent) == (tier is Tier.REALTIME)
 
@@ -38,8 +40,8 @@ def test_a_number_says_what_it_was_made_from(tier: Tier, arrival_us: int, turn: 
 def test_bands_hold_whatever_the_arrivals(early: int, late: int) -> None:
     """Realtime and overdue before floor before ordinary; goes_first tells the first band."""
     number = RULE.number
-    first = {number(Tier.REALTIME, late), number(Tier.BATCH, late, Turn.OVERDUE)}
-    floor = number(Tier.BATCH, late, Turn.FLOOR)
+    first = {number(Tier.REALTIME, late), number(Tier.BATCH, late, ReleaseReason.OVERDUE)}
+    floor = number(Tier.BATCH, late, ReleaseReason.FLOOR)
     ordinary = number(Tier.STANDARD, early)
     assert max(first) < floor < ordinary
     assert all(map(goes_first, first))

@@ -17,7 +17,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import (
     active_sequences,
     reserve_of,
 )
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
 
 STEP_S = 0.02
@@ -44,8 +44,8 @@ class World:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        self.queue = Admission(InsideSettings(max_sequences=64, max_tokens=2048))
-        self.queue.take_orders(SupervisorBlock(sequences=self.limit, lease_deadline=1e9))
+        self.queue = Admission(VllmSettings(max_sequences=64, max_tokens=2048))
+        self.queue.apply_supervisor_block(SupervisorBlock(sequences=self.limit, lease_deadline=1e9))
         capacity = self.limit / (MEAN_TOKENS * STEP_S)
         self.rates = {tier: part * capacity for tier, part in OFFERED.items()}
         self.due = {tier: self.now + self.dice.random() / r for tier, r in self.rates.items()}
@@ -79,7 +79,7 @@ class World:
                 self.running.remove(ticket)
                 self.queue.finish(ticket, self.now)
                 self.ended[ticket.tier] += 1
-        self.inside += self.queue.take_released(self.now)
+        self.inside += self.queue.release_ready(self.now)
 
     def _start(self, ticket: Ticket) -> None:
         self.running.append(ticket)
@@ -94,10 +94,10 @@ class World:
                 return
             self.due[tier] = at + self.gap(self.dice, self.rates[tier])
             if self.queue.refuse(tier, None, at) is None:
-                ticket = self.queue.enter(tier, 1, at, at)
+                ticket = self.queue.enqueue(tier, 1, at, at)
                 if isinstance(ticket, Ticket):
                     self.left[id(ticket)] = self.length(self.dice)
-            self.inside += self.queue.take_released(at)
+            self.inside += self.queue.release_ready(at)
 
 
 LENGTHS = {"equal": lambda _: MEAN_TOKENS, "mixed": lambda dice: dice.randint(8, 24)}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse
@@ -17,12 +17,12 @@ from fleetkeeper_engine.supervisor.state import PodState
 
 STALL_S = 60
 RUNNING = SchedulerBlock(supported=True, running=(0, 4, 0), worked_steps=7)
-LONG_STEP = PulseBlock(schedule_calls=9, steps=1, tokens=8192)
+LONG_STEP = HeartbeatBlock(schedule_calls=9, steps=1, tokens=8192)
 """Its tokens may take 4 x 8192 x 0.02 s = 655 s before any pace was measured."""
 
 
 class Engine:
-    """A supervisor's state over a page; time is the test's."""
+    """A supervisor's state over a region; time is the test's."""
 
     def __init__(self, directory: Path) -> None:
         document = {
@@ -33,20 +33,27 @@ class Engine:
             "health": {"stallSeconds": STALL_S},
         }
         self.pod = PodState(
-            parse_document(json.dumps(document)), Page.create(directory / "page"), MemoryState(0.8)
+            parse_document(json.dumps(document)),
+            Region.create(directory / "page"),
+            MemoryState(0.8),
         )
         self.pod.started = self.pod.child_alive = True
         self.now = 1000.0
 
     def stands_still(
-        self, seconds: int, block: SchedulerBlock, pulse: PulseBlock, *, calls_move: bool = False
+        self,
+        seconds: int,
+        block: SchedulerBlock,
+        heartbeat: HeartbeatBlock,
+        *,
+        calls_move: bool = False,
     ) -> None:
-        """One look a second at an engine that makes no step."""
-        self.pod.page.write_scheduler(block)
+        """One observation a second at an engine that makes no step."""
+        self.pod.region.write_scheduler(block)
         for second in range(seconds + 1):
-            calls = pulse.schedule_calls + second * calls_move
-            self.pod.page.write_pulse(replace(pulse, schedule_calls=calls))
-            self.pod.look(self.now)
+            calls = heartbeat.schedule_calls + second * calls_move
+            self.pod.region.write_heartbeat(replace(heartbeat, schedule_calls=calls))
+            self.pod.observe(self.now)
             self.now += 1.0
 
     def shown(self, name: str = "fleetkeeper_hung") -> float:
@@ -78,39 +85,41 @@ def test_a_step_beyond_its_allowance_is_hung(engine: Engine) -> None:
 
 
 def test_work_without_a_step_in_flight_is_hung_after_the_stall_time(engine: Engine) -> None:
-    engine.stands_still(58, RUNNING, PulseBlock(schedule_calls=9))
+    engine.stands_still(58, RUNNING, HeartbeatBlock(schedule_calls=9))
     assert engine.shown() == 0
-    engine.stands_still(2, RUNNING, PulseBlock(schedule_calls=9))
+    engine.stands_still(2, RUNNING, HeartbeatBlock(schedule_calls=9))
     assert engine.shown() == 1
 
 
 def test_an_engine_held_by_its_memory_cap_is_not_hung(engine: Engine) -> None:
-    """Requests wait by order, for as long as memory is above the cap."""
+    """Requests wait on purpose, for as long as memory is above the cap."""
     for second in range(12):
-        engine.pod.saw_memory(MemoryUse(90, 100), engine.now + second)
+        engine.pod.observe_memory(MemoryUse(90, 100), engine.now + second)
     assert engine.pod.memory.over_cap
     waiting = SchedulerBlock(supported=True, waiting=(0, 3, 0), worked_steps=7)
-    engine.stands_still(900, waiting, PulseBlock(schedule_calls=9), calls_move=True)
+    engine.stands_still(900, waiting, HeartbeatBlock(schedule_calls=9), calls_move=True)
     assert engine.shown() == 0
-    engine.stands_still(900, waiting, PulseBlock(schedule_calls=9000))
-    assert engine.shown() == 0, "nobody else ends it while it is held: its own probe decides"
+    engine.stands_still(900, waiting, HeartbeatBlock(schedule_calls=9000))
+    assert engine.shown() == 0, "nobody else ends it while it is throttled: its own probe decides"
 
 
 @pytest.mark.parametrize(
     "block",
-    [replace(RUNNING, blind=True), replace(RUNNING, running=(0, 0, 0))],
-    ids=["blind", "idle"],
+    [replace(RUNNING, instrumentation_disabled=True), replace(RUNNING, running=(0, 0, 0))],
+    ids=["instrumentation disabled", "idle"],
 )
-def test_an_engine_that_is_blind_or_idle_is_not_hung(engine: Engine, block: SchedulerBlock) -> None:
+def test_an_engine_without_instrumentation_or_work_is_not_hung(
+    engine: Engine, block: SchedulerBlock
+) -> None:
     """Blind: requests are answered, and nobody counts them."""
-    engine.stands_still(900, block, PulseBlock(schedule_calls=9))
+    engine.stands_still(900, block, HeartbeatBlock(schedule_calls=9))
     assert engine.shown() == 0
 
 
-def test_an_engine_whose_page_cannot_be_read_is_not_hung(engine: Engine) -> None:
-    engine.pod.page.write_middleware(MiddlewareBlock(released=(0, 4, 0)))
+def test_an_engine_whose_shared_memory_cannot_be_read_is_not_hung(engine: Engine) -> None:
+    engine.pod.region.write_middleware(MiddlewareBlock(released=(0, 4, 0)))
     for _ in range(900):
-        engine.pod.look(engine.now)
+        engine.pod.observe(engine.now)
         engine.now += 1.0
     assert engine.shown() == 0
 
@@ -118,12 +127,12 @@ def test_an_engine_whose_page_cannot_be_read_is_not_hung(engine: Engine) -> None
 def test_an_engine_that_still_starts_is_not_hung(engine: Engine) -> None:
     """Its first token may take as long as startupSeconds allows."""
     engine.pod.started = False
-    engine.stands_still(900, RUNNING, PulseBlock(schedule_calls=9))
+    engine.stands_still(900, RUNNING, HeartbeatBlock(schedule_calls=9))
     assert engine.shown() == 0
 
 
 def test_an_engine_that_moves_again_is_no_longer_hung(engine: Engine) -> None:
-    engine.stands_still(90, RUNNING, PulseBlock(schedule_calls=9))
+    engine.stands_still(90, RUNNING, HeartbeatBlock(schedule_calls=9))
     assert engine.shown() == 1
-    engine.stands_still(0, replace(RUNNING, worked_steps=8), PulseBlock(schedule_calls=10))
+    engine.stands_still(0, replace(RUNNING, worked_steps=8), HeartbeatBlock(schedule_calls=10))
     assert engine.shown() == 0

@@ -13,12 +13,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort, serve_control
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
-from fleetkeeper_engine.supervisor.output import MOST_BYTES, Outlet, logging_through
+from fleetkeeper_engine.supervisor.output import MAX_BYTES, Outlet, logging_through
 from fleetkeeper_engine.supervisor.process import Reaper
 from fleetkeeper_engine.supervisor.state import PodState
 
@@ -44,7 +44,7 @@ async def test_probes_answer_and_the_child_runs_on_while_nobody_reads_the_output
     output = Outlet(pipe[1])
     pod = PodState(
         document=parse_document(DOCUMENT),
-        page=Page.create(tmp_path / "page"),
+        region=Region.create(tmp_path / "page"),
         memory=MemoryState(cap_ratio=0.8),
         outlets=(output,),
     )
@@ -72,7 +72,7 @@ async def test_probes_answer_and_the_child_runs_on_while_nobody_reads_the_output
     finally:
         reaper.stop()
         await runner.cleanup()
-    assert output.dropped >= 4 * MOST_BYTES - MOST_BYTES - 2 * 65_536
+    assert output.dropped >= 4 * MAX_BYTES - MAX_BYTES - 2 * 65_536
     (told,) = re.findall(r"^fleetkeeper_log_dropped_bytes_total (.+)$", text, re.MULTILINE)
     assert float(told) == output.dropped
 
@@ -80,7 +80,7 @@ async def test_probes_answer_and_the_child_runs_on_while_nobody_reads_the_output
 @pytest.mark.slow
 async def test_a_log_record_never_waits_for_its_reader(pipe: tuple[int, int]) -> None:
     """Logging from the event loop, and the end of the process, take a full pipe as they find it."""
-    logger, log = logging.getLogger("fleetkeeper.test"), Outlet(pipe[1], most_bytes=100_000)
+    logger, log = logging.getLogger("fleetkeeper.test"), Outlet(pipe[1], max_bytes=100_000)
     handler = logging.StreamHandler(sys.stderr)
     root = logging.getLogger()
     root.addHandler(handler)
@@ -99,7 +99,7 @@ def test_a_reader_that_comes_back_gets_the_rest_and_how_much_is_missing(
 ) -> None:
     """Whole writes are dropped, never the middle of one."""
     reading, writing = pipe
-    outlet = Outlet(writing, most_bytes=300_000)
+    outlet = Outlet(writing, max_bytes=300_000)
     lines = [b"%06d %b\n" % (number, b"x" * 992) for number in range(1000)]
     for line in lines:
         outlet.write(line)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm.http.bodies import BodyLimits
 from fleetkeeper_engine.in_vllm.http.request_bounds import (
-    MOST_DEPTH,
-    MOST_MESSAGES,
-    MOST_VALUES,
+    MAX_DEPTH,
+    MAX_MESSAGES,
+    MAX_VALUES,
     SMALL_BYTES,
     Outline,
     RefusedBodyError,
@@ -51,7 +51,7 @@ HOSTILE = {
         b'{"messages": [{"role": "user", "content": [' + many(b"0", 20_000) + b"]}]}",
         "invalid_message",
     ),
-    "deep": (deep(MOST_DEPTH + 1), "too_deep"),
+    "deep": (deep(MAX_DEPTH + 1), "too_deep"),
     "deeper than Python": (deep(100_000), "too_deep"),
     "deep and open": (b"[" * 8 * MIB, ""),
     "UTF-16": (json.dumps({"prompt": "x" * MIB}).encode("utf-16"), "encoding_not_supported"),
@@ -92,7 +92,7 @@ LEGITIMATE: dict[str, dict[str, Any]] = {
     "lists of token numbers": {"prompt": [list(range(100_000))] * 3},
     "an image": {"messages": [{"role": "user", "content": [{"image_url": "A" * MIB}]}], "n": 3},
     "a long conversation": {
-        "messages": [{"role": "user", "content": "w " * 50}] * MOST_MESSAGES,
+        "messages": [{"role": "user", "content": "w " * 50}] * MAX_MESSAGES,
         "n": 3,
     },
     "many tools": {"tools": [{"f": {"p": {"a": "b" * 300}}}] * 900, "priority": -5, "n": 3},
@@ -228,7 +228,7 @@ async def test_a_slow_sender_holds_no_place_and_is_cut() -> None:
             for call in slow:
                 call.feed(b"{")
             await asyncio.sleep(0)
-        assert app._admission.in_hand == 0
+        assert app._admission.unfinished == 0
         assert (await Call(app).answer())[0] == 200, "others pass"
         now[0] += 2.0
         for call in [*slow, headers_only]:
@@ -252,7 +252,7 @@ async def test_the_tokenizer_works_for_two_at_a_time_and_others_wait_or_are_refu
         assert len(vllm.taken) == 2
         status, _, told = await Call(app, body, path="/detokenize").answer()
         assert (status, told["error"]["code"]) == (429, "queue_full")
-        assert app._admission.in_hand == 0, "an engine with no step to make would look hung"
+        assert app._admission.unfinished == 0, "an engine with no step to make would look hung"
         calls[5].hang_up()
         await calls[5].task
         generation = Call(app)
@@ -270,6 +270,6 @@ async def test_the_bounds_allow_what_they_name() -> None:
     """The deepest and the most that is allowed goes through."""
     vllm = StandInVllm()
     with running_middleware(vllm) as app:
-        assert (await Call(app, deep(MOST_DEPTH - 1)).answer())[0] == 200
-        values = b'{"prompt": "x", "x": [' + many(b"0", 2 * (MOST_VALUES - 100)) + b"]}"
+        assert (await Call(app, deep(MAX_DEPTH - 1)).answer())[0] == 200
+        values = b'{"prompt": "x", "x": [' + many(b"0", 2 * (MAX_VALUES - 100)) + b"]}"
         assert (await Call(app, values).answer())[0] == 200

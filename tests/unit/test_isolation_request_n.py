@@ -10,12 +10,12 @@ import pytest
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Ticket
 from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
 from fleetkeeper_engine.in_vllm.http.request_shape import (
-    MOST_POOLED,
+    MAX_POOLED,
     Shape,
     check_sequences,
     shape_of,
 )
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
 from middleware_calls import Call, StandInVllm, running_middleware
 
@@ -87,9 +87,9 @@ def test_more_than_could_ever_run_at_once_is_refused_with_value_ceiling_and_advi
     assert (refused.value.status, refused.value.param) == (422, "n")
     for word in ("65 sequences", "at most 64", "split the request"):
         assert word in str(refused.value)
-    check_sequences(Shape(MOST_POOLED, has_priority=False), EMBEDDINGS, 64)
-    with pytest.raises(RefusedBodyError, match=f"at most {MOST_POOLED}"):
-        check_sequences(Shape(MOST_POOLED + 1, has_priority=False), EMBEDDINGS, 64)
+    check_sequences(Shape(MAX_POOLED, has_priority=False), EMBEDDINGS, 64)
+    with pytest.raises(RefusedBodyError, match=f"at most {MAX_POOLED}"):
+        check_sequences(Shape(MAX_POOLED + 1, has_priority=False), EMBEDDINGS, 64)
 
 
 @pytest.mark.parametrize("value", [1000, "1000", 1000.0, 10**400])
@@ -111,11 +111,11 @@ async def test_a_thousand_choices_are_answered_422_and_others_go_on(value: objec
 
 
 def admission(**changes: Any) -> Admission:
-    return Admission(InsideSettings(**{"max_sequences": 64, "min_sequences": 1, **changes}))
+    return Admission(VllmSettings(**{"max_sequences": 64, "min_sequences": 1, **changes}))
 
 
-def entered(queue: Admission, tier: Tier, sequences: int, now: float) -> Ticket:
-    ticket = queue.enter(tier, sequences, now, now)
+def enqueued(queue: Admission, tier: Tier, sequences: int, now: float) -> Ticket:
+    ticket = queue.enqueue(tier, sequences, now, now)
     assert isinstance(ticket, Ticket)
     return ticket
 
@@ -125,14 +125,14 @@ def test_a_large_request_is_released_beside_realtime_after_limits_were_lowered(t
     """64 sequences came when 64 could run; at a limit of 8 they need what their tier may hold, no more."""
     queue = admission()
     queue.refuse(Tier.REALTIME, None, 1.0)
-    realtime = entered(queue, Tier.REALTIME, 1, 1.0)
-    assert queue.take_released(1.0) == [realtime]
-    queue.take_orders(SupervisorBlock(sequences=8, lease_deadline=1e9))
-    large = entered(queue, tier, 64, 1.1)
-    assert queue.take_released(1.2) == [large]
+    realtime = enqueued(queue, Tier.REALTIME, 1, 1.0)
+    assert queue.release_ready(1.0) == [realtime]
+    queue.apply_supervisor_block(SupervisorBlock(sequences=8, lease_deadline=1e9))
+    large = enqueued(queue, tier, 64, 1.1)
+    assert queue.release_ready(1.2) == [large]
     assert sum(state.held for state in queue.tiers) <= queue.room(1.2).total
-    second = entered(queue, Tier.REALTIME, 1, 1.3)
-    assert queue.take_released(1.3) == [second], "the reserve of realtime stayed free"
+    second = enqueued(queue, Tier.REALTIME, 1, 1.3)
+    assert queue.release_ready(1.3) == [second], "the reserve of realtime stayed free"
     for ticket in (realtime, large, second):
         queue.finish(ticket, 2.0)
     assert [state.held for state in queue.tiers] == [0, 0, 0]
@@ -141,9 +141,9 @@ def test_a_large_request_is_released_beside_realtime_after_limits_were_lowered(t
 def test_batch_is_charged_at_most_its_share() -> None:
     """So that one request of batch leaves room to the others, however many choices it wants."""
     queue = admission(batch_share_percent=25)
-    ticket = queue.pass_by(Tier.BATCH, 60, 1.0, 1.0)
+    ticket = queue.try_admit_now(Tier.BATCH, 60, 1.0, 1.0)
     assert ticket is not None
     assert ticket.sequences == queue.tiers[Tier.BATCH].held == 16
-    assert queue.pass_by(Tier.STANDARD, 48, 1.1, 1.1) is not None
+    assert queue.try_admit_now(Tier.STANDARD, 48, 1.1, 1.1) is not None
     queue.finish(ticket, 2.0)
     assert queue.tiers[Tier.BATCH].held == 0

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from fleetkeeper_engine.in_vllm.scheduler import LiveScheduling
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
-from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.supervisor.health import (
     Progress,
     decide_progress,
@@ -33,11 +33,11 @@ ONE_RELEASED = MiddlewareBlock(released=(0, 1, 0))
 
 
 def watched(seconds: int, block: SchedulerBlock, *, calls_move: bool = True) -> Progress:
-    """One look a second at a scheduler that makes no step."""
+    """One observation a second at a scheduler that makes no step."""
     progress = Progress()
     for second in range(seconds + 1):
-        pulse = PulseBlock(schedule_calls=10 + second * calls_move)
-        progress = decide_progress(progress, block, pulse, ONE_RELEASED, float(second))
+        heartbeat = HeartbeatBlock(schedule_calls=10 + second * calls_move)
+        progress = decide_progress(progress, block, heartbeat, ONE_RELEASED, float(second))
     return progress
 
 
@@ -74,8 +74,8 @@ def test_a_step_that_never_comes_back_is_a_wedge_beside_blocked_requests() -> No
     block = SchedulerBlock(worked_steps=7, waiting=(0, 1, 0), blocked=1)
     progress = Progress()
     for second in range(62):
-        pulse = PulseBlock(schedule_calls=10 + second, steps=1, tokens=1)
-        progress = decide_progress(progress, block, pulse, ONE_RELEASED, float(second))
+        heartbeat = HeartbeatBlock(schedule_calls=10 + second, steps=1, tokens=1)
+        progress = decide_progress(progress, block, heartbeat, ONE_RELEASED, float(second))
     assert not is_live(progress, 61.0, 60.0)
 
 
@@ -91,8 +91,8 @@ def test_the_clock_of_a_wedge_starts_when_the_grammar_is_ready() -> None:
     ready = replace(blocked, blocked=0)
     progress = watched(600, blocked)
     for second in range(601, 662):
-        pulse = PulseBlock(schedule_calls=10 + second)
-        progress = decide_progress(progress, ready, pulse, ONE_RELEASED, float(second))
+        heartbeat = HeartbeatBlock(schedule_calls=10 + second)
+        progress = decide_progress(progress, ready, heartbeat, ONE_RELEASED, float(second))
         if second < 660:
             assert is_live(progress, float(second), 60.0)
     assert not is_live(progress, 661.0, 60.0)
@@ -139,19 +139,19 @@ def test_the_scheduler_counts_waiting_requests_that_no_step_may_hold_yet(
     tmp_path: Path, statuses: tuple[Status | None, ...], blocked: int
 ) -> None:
     """All of them wait; those for a grammar, KV from elsewhere or more input are blocked besides."""
-    page = Page.create(tmp_path / "page")
-    settings = InsideSettings(min_sequences=4, min_tokens=256, max_sequences=64, max_tokens=2048)
-    live = LiveScheduling(scheduler_with(*statuses), page, settings, lambda: 1000.0)
+    region = Region.create(tmp_path / "page")
+    settings = VllmSettings(min_sequences=4, min_tokens=256, max_sequences=64, max_tokens=2048)
+    live = LiveScheduling(scheduler_with(*statuses), region, settings, lambda: 1000.0)
     live.before_schedule()
     empty = SimpleNamespace(
         num_scheduled_tokens={}, scheduled_new_reqs=[], total_num_scheduled_tokens=0
     )
     live.after_schedule(empty)
-    block = page.read_scheduler()
+    block = region.read_scheduler()
     assert block is not None
     assert (sum(block.waiting), block.blocked) == (len(statuses), blocked)
-    live.record.goes_blind()
+    live.record.disable_instrumentation()
     live.publish()
-    block = page.read_scheduler()
+    block = region.read_scheduler()
     assert block is not None
     assert block.blocked == 0

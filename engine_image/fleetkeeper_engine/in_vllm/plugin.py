@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import CapBlock
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 
 logger = logging.getLogger("vllm.fleetkeeper")
 
@@ -121,7 +121,7 @@ def arm(device: Device, index: int, cap_ratio: float) -> CapBlock:
     )
 
 
-def report_for_ever(page: Page, rank: int, device: Device, armed: CapBlock) -> None:
+def report_forever(region: Region, rank: int, device: Device, armed: CapBlock) -> None:
     """Write the allocator's figures once a second, for the fragmentation metric."""
     while True:
         time.sleep(REPORT_PERIOD_S)
@@ -131,7 +131,7 @@ def report_for_ever(page: Page, rank: int, device: Device, armed: CapBlock) -> N
             reserved_bytes=device.reserved_bytes(),
             written=time.monotonic(),
         )
-        page.write_cap(rank, block)
+        region.write_cap(rank, block)
 
 
 def arm_worker(
@@ -144,25 +144,25 @@ def arm_worker(
     device = getattr(worker, "device", None)
     if device is None or device.type != "cuda":
         return
-    page = Page.of_environment()
-    if page is None:
+    region = Region.of_environment()
+    if region is None:
         logger.error("the memory cap is not armed: shared memory is missing")
         return
     rank, index = int(worker.rank), int(device.index or 0)
     torch_device = make_device(index)
-    armed = arm(torch_device, index, InsideSettings.of_environment().cap_percent / 100)
-    page.write_cap(rank, armed)
+    armed = arm(torch_device, index, VllmSettings.of_environment().cap_percent / 100)
+    region.write_cap(rank, armed)
     logger.info("memory cap armed rank=%d fraction=%.3f", rank, armed.fraction)
     threading.Thread(
-        target=report_for_ever,
-        args=(page, rank, torch_device, armed),
+        target=report_forever,
+        args=(region, rank, torch_device, armed),
         name="fleetkeeper-cap",
         daemon=True,
     ).start()
 
 
-def wrap(worker_class: type[Any], act: Callable[[Any], None] = arm_worker) -> None:
-    """Call `act` after every `init_device` of a worker class. A second call changes nothing."""
+def wrap(worker_class: type[Any], action: Callable[[Any], None] = arm_worker) -> None:
+    """Call `action` after every `init_device` of a worker class. A second call changes nothing."""
     original = worker_class.init_device
     if getattr(original, _MARK, False):
         return
@@ -171,7 +171,7 @@ def wrap(worker_class: type[Any], act: Callable[[Any], None] = arm_worker) -> No
     def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
         result = original(self, *args, **kwargs)
         try:
-            act(self)
+            action(self)
         except Exception:
             # Shared memory shows the cap as unarmed, and the pod stays unready for that reason.
             logger.exception("arming the memory cap failed")
@@ -183,7 +183,7 @@ def wrap(worker_class: type[Any], act: Callable[[Any], None] = arm_worker) -> No
 
 def register() -> None:
     """Wrap the class through which vLLM starts any worker (entry point `vllm.general_plugins`)."""
-    if Page.of_environment() is None:
+    if Region.of_environment() is None:
         return
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415 - only inside vLLM
 

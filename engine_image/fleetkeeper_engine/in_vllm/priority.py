@@ -20,13 +20,13 @@ from fleetkeeper_engine.shm.layout import TIERS, Tier
 
 _SPARE = 15
 _TIER_SHIFT = 4
-_TURN_SHIFT = 6
+_REASON_SHIFT = 6
 _RANK_SHIFT = 8
 _BAND = 1 << 61
 _MICRO = 1_000_000
 
 
-class Turn(IntEnum):
+class ReleaseReason(IntEnum):
     """The reason for which a request was released."""
 
     ORDINARY = 0
@@ -36,14 +36,14 @@ class Turn(IntEnum):
     """It waited longer than the ageing time and its tier holds nothing: same band as realtime."""
 
 
-_TURNS = tuple(Turn)
+_REASONS = tuple(ReleaseReason)
 
 
 class Origin(NamedTuple):
     """The parts of a request that its priority encodes."""
 
     tier: Tier
-    turn: Turn
+    reason: ReleaseReason
     arrival_us: int
 
 
@@ -54,9 +54,9 @@ class PriorityRule:
     standard_offset_us: int
     batch_ageing_us: int
 
-    def offset_us(self, tier: Tier, turn: Turn = Turn.ORDINARY) -> int:
+    def offset_us(self, tier: Tier, reason: ReleaseReason = ReleaseReason.ORDINARY) -> int:
         """Return the offset of an arrival; 0 where the band already decides."""
-        if tier is Tier.REALTIME or turn is not Turn.ORDINARY:
+        if tier is Tier.REALTIME or reason is not ReleaseReason.ORDINARY:
             return 0
         batch = self.batch_ageing_us if tier is Tier.BATCH else 0
         return self.standard_offset_us + batch
@@ -65,30 +65,32 @@ class PriorityRule:
         """Return the rank of an ordinary request of a tier below realtime."""
         return arrival_us + self.offset_us(tier)
 
-    def number(self, tier: Tier, arrival_us: int, turn: Turn = Turn.ORDINARY) -> int:
+    def number(
+        self, tier: Tier, arrival_us: int, reason: ReleaseReason = ReleaseReason.ORDINARY
+    ) -> int:
         """Return the priority of a request."""
-        rank = arrival_us + self.offset_us(tier, turn)
-        low = turn << _TURN_SHIFT | tier << _TIER_SHIFT | _SPARE
-        return (rank << _RANK_SHIFT | low) - _BAND * _band(tier, turn)
+        rank = arrival_us + self.offset_us(tier, reason)
+        low = reason << _REASON_SHIFT | tier << _TIER_SHIFT | _SPARE
+        return (rank << _RANK_SHIFT | low) - _BAND * _band(tier, reason)
 
     def origin(self, number: int) -> Origin | None:
         """Decode a priority; None if Fleetkeeper did not encode it (0 is the supervisor's own)."""
         band = -(number // _BAND)
         low = number & 0xFF
         rank = (number + _BAND * band) >> _RANK_SHIFT
-        tier_at, turn_at = low >> _TIER_SHIFT & 3, low >> _TURN_SHIFT & 3
-        if rank <= 0 or tier_at >= len(TIERS) or turn_at >= len(_TURNS):
+        tier_at, reason_at = low >> _TIER_SHIFT & 3, low >> _REASON_SHIFT & 3
+        if rank <= 0 or tier_at >= len(TIERS) or reason_at >= len(_REASONS):
             return None
-        tier, turn = TIERS[tier_at], _TURNS[turn_at]
-        if band != _band(tier, turn):
+        tier, reason = TIERS[tier_at], _REASONS[reason_at]
+        if band != _band(tier, reason):
             return None
-        return Origin(tier, turn, rank - self.offset_us(tier, turn))
+        return Origin(tier, reason, rank - self.offset_us(tier, reason))
 
 
-def _band(tier: Tier, turn: Turn) -> int:
-    if turn is Turn.OVERDUE or tier is Tier.REALTIME:
+def _band(tier: Tier, reason: ReleaseReason) -> int:
+    if reason is ReleaseReason.OVERDUE or tier is Tier.REALTIME:
         return 2
-    return 1 if turn is Turn.FLOOR else 0
+    return 1 if reason is ReleaseReason.FLOOR else 0
 
 
 def request_of(number: int) -> int:

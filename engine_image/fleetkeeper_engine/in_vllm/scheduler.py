@@ -36,7 +36,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import (
     active_sequences,
     progressing_tokens,
 )
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.in_vllm.stats import (
     Flight,
     SchedulerRecord,
@@ -45,7 +45,7 @@ from fleetkeeper_engine.in_vllm.stats import (
 )
 from fleetkeeper_engine.limits import LimitRange, Limits, limits_change_at, limits_in_force
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 
 logger = logging.getLogger("vllm.fleetkeeper")
 
@@ -64,19 +64,19 @@ class LiveScheduling:
     def __init__(
         self,
         scheduler: Any,  # noqa: ANN401 - one of several vLLM classes without a common public type
-        page: Page | None,
-        settings: InsideSettings,
+        region: Region | None,
+        settings: VllmSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
-        self._page = page
+        self._region = region
         self._clock = clock
         rule = PriorityRule(
             microseconds(settings.standard_offset_s), microseconds(settings.batch_ageing_s)
         )
         # The tier of each running sequence is needed several times a second.
         self._origin_of = lru_cache(_ORIGINS_KEPT)(rule.origin)
-        self.record = SchedulerRecord(page.pulse if page is not None else None)
+        self.record = SchedulerRecord(region.heartbeat if region is not None else None)
         self.supported = all(isinstance(getattr(scheduler, name, None), int) for name in NEEDED)
         ceiling_sequences, ceiling_tokens = (
             int(getattr(scheduler, name, 0) or 1) for name in NEEDED
@@ -90,8 +90,8 @@ class LiveScheduling:
         self._chunked = bool(
             getattr(getattr(scheduler, "scheduler_config", None), "enable_chunked_prefill", False)
         )
-        self._orders: SupervisorBlock | None = None
-        self._orders_sequence = -1
+        self._supervisor_block: SupervisorBlock | None = None
+        self._supervisor_sequence = -1
         self._limits = Limits(ceiling_sequences, ceiling_tokens)
         self._limits_until = -math.inf
         self._same_until = -math.inf
@@ -124,30 +124,30 @@ class LiveScheduling:
         if not self.supported:
             return
         now, running = self._clock(), len(self._scheduler.running)
-        page, sequence = self._page, self._orders_sequence
-        if page is not None:
-            sequence = page.orders_sequence()
+        region, sequence = self._region, self._supervisor_sequence
+        if region is not None:
+            sequence = region.supervisor_sequence()
         if (
             now < self._same_until
             and running == self._same_running
-            and sequence == self._orders_sequence
+            and sequence == self._supervisor_sequence
         ):
             return
         self._set_limits(now, running, sequence)
 
     def _set_limits(self, now: float, running: int, sequence: int) -> None:
-        if sequence != self._orders_sequence:
-            self._read_orders(sequence)
-        scheduler, orders = self._scheduler, self._orders
+        if sequence != self._supervisor_sequence:
+            self._read_supervisor(sequence)
+        scheduler, block = self._scheduler, self._supervisor_block
         if now >= self._limits_until:
-            self._limits = limits_in_force(orders, self._sequences, self._tokens, now)
-            self._limits_until = limits_change_at(orders, now)
+            self._limits = limits_in_force(block, self._sequences, self._tokens, now)
+            self._limits_until = limits_change_at(block, now)
         limits = self._limits
         active, self._same_until = limits.sequences, self._limits_until
         if now < self._reserved_until:
             active = self._active_with_reserve(limits.sequences, running, now)
             self._same_until = -math.inf
-        if orders is not None and orders.cap_exceeded:
+        if block is not None and block.cap_exceeded:
             active = 0
         tokens = self._tokens.ceiling
         if self._chunked:
@@ -157,8 +157,8 @@ class LiveScheduling:
         scheduler.max_num_active_reqs = active
         scheduler.max_num_scheduled_tokens = tokens
         self._same_running = running
-        generation = orders.generation if orders is not None else 0
-        self.record.in_force(generation, limits.sequences, tokens)
+        generation = block.generation if block is not None else 0
+        self.record.record_limits(generation, limits.sequences, tokens)
 
     def _active_with_reserve(self, limit: int, running: int, now: float) -> int:
         scheduler = self._scheduler
@@ -181,7 +181,7 @@ class LiveScheduling:
         now = self._clock()
         tokens = step.total_num_scheduled_tokens
         flight = Flight(step, tokens, now) if tokens else None
-        self.record.saw_schedule(flight)
+        self.record.record_schedule(flight)
         self._uncounted.append((step, flight))
         self._scheduled_at = now
         self._followed = False
@@ -199,7 +199,7 @@ class LiveScheduling:
         self._followed = True
         (step, flight), now = self._uncounted[-1], self._scheduled_at
         for entry in step.scheduled_new_reqs:
-            self._saw_new(entry.req_id, now)
+            self._record_new(entry.req_id, now)
         if flight is not None:
             flight.kv_tokens = self._kv_tokens()
         if flight is None or now >= self._count_due:
@@ -210,7 +210,7 @@ class LiveScheduling:
         now = self._clock()
         sampled = getattr(output, "sampled_token_ids", None) or ()
         left = self._scheduler.has_unfinished_requests()
-        self.record.came_back(step, sampled, now, work_left=left)
+        self.record.record_output(step, sampled, now, work_left=left)
         if not left or (now >= self._count_due and not self._asks_grammar):
             self._count(now, idle=not left)
 
@@ -222,10 +222,10 @@ class LiveScheduling:
                 self._fill(flight, step)
         self._uncounted.clear()
         for number, scheduled_at in self._first_scheduled:
-            self.record.saw_first_scheduled(self._origin_of(number), number, scheduled_at)
+            self.record.record_first_scheduled(self._origin_of(number), number, scheduled_at)
         self._first_scheduled.clear()
         self.record.count()
-        self._see_waiting(now, must=idle)
+        self._record_waiting(now, must=idle)
         self._count_due = now + (_COUNT_WAITING_EVERY_S if self._waits else _COUNT_EVERY_S)
         self.publish()
 
@@ -244,7 +244,7 @@ class LiveScheduling:
         )
         flight.sequences = len(scheduled)
 
-    def saw_preemption(self) -> None:
+    def record_preemption(self) -> None:
         """Record that a sequence was preempted."""
         self.record.add("preemptions", 1)
 
@@ -262,13 +262,13 @@ class LiveScheduling:
         record.put("kv_capacity_tokens", self._kv_capacity)
         self.publish()
 
-    def _read_orders(self, sequence: int) -> None:
-        if self._page is not None:
-            self._orders = self._page.read_supervisor()
-        self._orders_sequence = sequence
+    def _read_supervisor(self, sequence: int) -> None:
+        if self._region is not None:
+            self._supervisor_block = self._region.read_supervisor()
+        self._supervisor_sequence = sequence
         self._limits_until = self._count_due = -math.inf
 
-    def _saw_new(self, request_id: str, now: float) -> None:
+    def _record_new(self, request_id: str, now: float) -> None:
         request = self._scheduler.requests.get(request_id)
         if request is None or request.num_preemptions:
             return
@@ -277,7 +277,7 @@ class LiveScheduling:
             self._reserved_until = now + RESERVE_KEPT_S
             self._same_until = -math.inf
 
-    def _see_waiting(self, now: float, *, must: bool = False) -> None:
+    def _record_waiting(self, now: float, *, must: bool = False) -> None:
         if now < self._waiting_due and not must:
             return
         self._waiting_due = now + _COUNT_WAITING_EVERY_S
@@ -288,7 +288,7 @@ class LiveScheduling:
         waiting, oldest = self._by_tier(queue)
         self._waits = any(waiting)
         blocked = sum(_is_blocked(getattr(request, "status", None)) for request in queue)
-        self.record.saw_waiting(Waiting(running, waiting, oldest, blocked))
+        self.record.record_waiting(Waiting(running, waiting, oldest, blocked))
 
     def _by_tier(
         self, requests: Iterable[Any]
@@ -309,8 +309,8 @@ class LiveScheduling:
 
     def publish(self) -> None:
         """Write the block to shared memory."""
-        if self._page is not None:
-            self._page.publish(self.record.cells)
+        if self._region is not None:
+            self._region.publish(self.record.cells)
 
 
 class LiveLimits:
@@ -358,16 +358,16 @@ class LiveLimits:
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
         if self._live is not None:
-            self._guarded(self._live.saw_preemption)
+            self._guarded(self._live.record_preemption)
         return super()._preempt_request(*args, **kwargs)  # type: ignore[misc]
 
     def _start_live(self) -> None:
-        self._live = LiveScheduling(self, Page.of_environment(), InsideSettings.of_environment())
+        self._live = LiveScheduling(self, Region.of_environment(), VllmSettings.of_environment())
         logger.info("live batch limits: %s", "on" if self._live.supported else "not supported")
 
-    def _guarded(self, act: Callable[..., None], *args: Any) -> None:  # noqa: ANN401 - passed on
+    def _guarded(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401 - passed on
         try:
-            act(*args)
+            action(*args)
         except Exception:
             # vLLM's interface is not public. Whatever changes in it, requests continue at start-up
             # limits.
@@ -382,7 +382,7 @@ def _restore(scheduler: Any, live: LiveScheduling) -> None:  # noqa: ANN401 - a 
     for name, value in zip(NEEDED, live.ceilings(), strict=True):
         if hasattr(scheduler, name):
             setattr(scheduler, name, value)
-    live.record.goes_blind()
+    live.record.disable_instrumentation()
     live.publish()
 
 
@@ -441,6 +441,6 @@ def _quantum_of(scheduler: Any) -> int:  # noqa: ANN401 - a vLLM scheduler
 
 
 def _kv_capacity_tokens(scheduler: Any) -> int:  # noqa: ANN401 - a vLLM scheduler
-    told = _whole(getattr(scheduler.cache_config, "kv_cache_size_tokens", None))
+    known = _whole(getattr(scheduler.cache_config, "kv_cache_size_tokens", None))
     blocks = _whole(getattr(scheduler.cache_config, "num_gpu_blocks", None))
-    return told or blocks * _whole(getattr(scheduler, "block_size", 0))
+    return known or blocks * _whole(getattr(scheduler, "block_size", 0))

@@ -21,7 +21,7 @@ MIDDLEWARE = "fleetkeeper_engine.in_vllm.http.middleware.TierMiddleware"
 
 
 @dataclass(frozen=True, slots=True)
-class InsideSettings:
+class VllmSettings:
     """Start-up values. The defaults apply to an engine without a document."""
 
     max_sequences: int = 256
@@ -50,7 +50,7 @@ class InsideSettings:
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> InsideSettings:
+    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> VllmSettings:
         """Return the settings of this pod, or the defaults if the variable is not set.
 
         Raises:

@@ -18,11 +18,11 @@ from fleetkeeper_engine.shm.histogram import (
     BATCH_TOKENS_EDGES,
     QUEUE_WAIT_EDGES_S,
 )
-from fleetkeeper_engine.shm.layout import PULSE, SCHEDULER, TIERS, Cells
+from fleetkeeper_engine.shm.layout import HEARTBEAT, SCHEDULER, TIERS, Cells
 from fleetkeeper_engine.shm.step_sums import TERMS, StepClass, products
 
 _SEEN_REQUESTS = 8192
-_MOST_FLIGHTS = 64
+_MAX_FLIGHTS = 64
 _GENERATION, _LIMIT_SEQUENCES, _LIMIT_TOKENS = (
     SCHEDULER.cells[name] for name in ("generation", "limit_sequences", "limit_tokens")
 )
@@ -48,7 +48,7 @@ _HISTOGRAMS = tuple(
 )
 _WAIT_WIDTH = len(QUEUE_WAIT_EDGES_S) + 1
 _CALLS, _STEPS, _TOKENS, _OLDEST = (
-    PULSE.cells[name] for name in ("schedule_calls", "steps", "tokens", "oldest_arrival")
+    HEARTBEAT.cells[name] for name in ("schedule_calls", "steps", "tokens", "oldest_arrival")
 )
 
 
@@ -80,18 +80,18 @@ class Waiting:
 class SchedulerRecord:
     """Counters, histograms and sums of one engine. `now` is CLOCK_MONOTONIC in seconds.
 
-    `cells` holds them. `pulse` is the heartbeat that is written between two steps. Where it is part
+    `cells` holds them, except for `heartbeat`, which is written between two steps. Where it is part
     of the shared region, readers see it at once.
     """
 
-    def __init__(self, pulse: Cells | None = None) -> None:
+    def __init__(self, heartbeat: Cells | None = None) -> None:
         self.cells = Cells(SCHEDULER)
         self._whole = self.cells.whole
         self._real = self.cells.real
         self._at = SCHEDULER.cells
-        self.pulse = Cells(PULSE) if pulse is None else pulse
-        self.pulse.clear()
-        self._said = self.pulse.whole
+        self.heartbeat = Cells(HEARTBEAT) if heartbeat is None else heartbeat
+        self.heartbeat.clear()
+        self._heartbeat_cells = self.heartbeat.whole
         self._flights: deque[Flight] = deque()
         self._ended: list[tuple[Flight, float, Collection[Sized]]] = []
         self._seen: dict[int, None] = {}
@@ -105,29 +105,29 @@ class SchedulerRecord:
         """Add to a counter."""
         self._whole[self._at[name]] += value
 
-    def in_force(self, generation: int, sequences: int, tokens: int) -> None:
+    def record_limits(self, generation: int, sequences: int, tokens: int) -> None:
         """Record the limits of the next schedule call."""
         whole = self._whole
         whole[_GENERATION] = generation
         whole[_LIMIT_SEQUENCES] = sequences
         whole[_LIMIT_TOKENS] = tokens
 
-    def saw_schedule(self, flight: Flight | None) -> None:
+    def record_schedule(self, flight: Flight | None) -> None:
         """Record that a schedule call returned. A step with tokens goes to the workers."""
-        said = self._said
-        said[_CALLS] += 1
+        cells = self._heartbeat_cells
+        cells[_CALLS] += 1
         if flight is None:
             return
         if self._interval_start is None:
             self._interval_start = flight.sent
         flights = self._flights
         flights.append(flight)
-        said[_TOKENS] += flight.tokens
-        if len(flights) > _MOST_FLIGHTS:
-            self._landed()
-        said[_STEPS] = len(flights)
+        cells[_TOKENS] += flight.tokens
+        if len(flights) > _MAX_FLIGHTS:
+            self._pop_oldest()
+        cells[_STEPS] = len(flights)
 
-    def saw_first_scheduled(self, origin: Origin | None, number: int, now: float) -> None:
+    def record_first_scheduled(self, origin: Origin | None, number: int, now: float) -> None:
         """Record a request's queue wait when a sequence is in a step for the first time."""
         request = request_of(number)
         if origin is None or request in self._seen:
@@ -140,7 +140,7 @@ class SchedulerRecord:
         self._whole[_WAITS + place] += 1
         self._real[_WAITED + origin.tier] += wait_s
 
-    def came_back(
+    def record_output(
         self, step: object, sampled: Collection[Sized], now: float, *, work_left: bool
     ) -> None:
         """Record the output of a step; `sampled` holds the tokens of each sequence.
@@ -153,9 +153,9 @@ class SchedulerRecord:
         flights = self._flights
         if flights and flights[0].step is step:
             flight: Flight | None = flights[0]
-            self._landed()
+            self._pop_oldest()
         else:
-            flight = self._take(step)
+            flight = self._pop_flight(step)
         if flight is not None:
             start = flight.sent if self._interval_start is None else self._interval_start
             self._ended.append((flight, max(0.0, now - start), sampled))
@@ -170,34 +170,34 @@ class SchedulerRecord:
         whole[_WORKED] += len(self._ended)
         self._ended.clear()
 
-    def saw_waiting(self, waiting: Waiting) -> None:
+    def record_waiting(self, waiting: Waiting) -> None:
         """Record the sequences inside vLLM by tier."""
         for tier in TIERS:
             self._whole[_RUNNING + tier] = waiting.running[tier]
             self._whole[_WAITING + tier] = waiting.waiting[tier]
-            self.pulse.real[_OLDEST + tier] = waiting.oldest_arrival[tier]
+            self.heartbeat.real[_OLDEST + tier] = waiting.oldest_arrival[tier]
         self.put("blocked", waiting.blocked)
 
-    def goes_blind(self) -> None:
+    def disable_instrumentation(self) -> None:
         """Mark instrumentation as disabled and clear what would otherwise stay shown for ever."""
         self.put("supported", 0)
-        self.put("blind", 1)
-        self.saw_waiting(Waiting((0, 0, 0), (0, 0, 0), (0.0, 0.0, 0.0)))
+        self.put("instrumentation_disabled", 1)
+        self.record_waiting(Waiting((0, 0, 0), (0, 0, 0), (0.0, 0.0, 0.0)))
         self._flights.clear()
-        self._said[_STEPS] = self._said[_TOKENS] = 0
+        self._heartbeat_cells[_STEPS] = self._heartbeat_cells[_TOKENS] = 0
 
-    def _take(self, step: object) -> Flight | None:
+    def _pop_flight(self, step: object) -> Flight | None:
         for place, flight in enumerate(self._flights):
             if flight.step is step:
                 for _ in range(place + 1):
-                    self._landed()
+                    self._pop_oldest()
                 return flight
         return None
 
-    def _landed(self) -> None:
+    def _pop_oldest(self) -> None:
         """Remove the oldest step in flight."""
-        self._said[_TOKENS] -= self._flights.popleft().tokens
-        self._said[_STEPS] = len(self._flights)
+        self._heartbeat_cells[_TOKENS] -= self._flights.popleft().tokens
+        self._heartbeat_cells[_STEPS] = len(self._flights)
 
     def _count(self, flight: Flight, seconds: float) -> None:
         whole, real = self._whole, self._real

@@ -15,12 +15,12 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fleetkeeper_engine.shm.layout import CAP, MIDDLEWARE, PULSE, SCHEDULER, SUPERVISOR
+from fleetkeeper_engine.shm.layout import CAP, HEARTBEAT, MIDDLEWARE, SCHEDULER, SUPERVISOR
 
 VERSION = 4
 """Version of slots and tables together. A process with another version ignores the region."""
 MAGIC = b"FKPAGE\x00\x00"
-MOST_RANKS = 64
+MAX_RANKS = 64
 """Workers that can report an armed cap. The supervisor accepts a tensor parallel size up to it."""
 
 HEADER = struct.Struct("<8sIIQI")
@@ -29,7 +29,7 @@ SLOT_HEAD = struct.Struct("<QII")
 SLOT_TAIL = struct.Struct("<Q")
 _COVERED = struct.Struct("<QQQ")
 HEADER_ROOM = 64
-PULSE_AT = HEADER_ROOM
+HEARTBEAT_AT = HEADER_ROOM
 """The heartbeat is not in slots, because each of its cells is written atomically."""
 
 
@@ -45,7 +45,7 @@ def unpack_header(data: bytes) -> tuple[int, int] | None:
         return None
     magic, version, ranks, nonce, checksum = HEADER.unpack(data[: HEADER.size])
     whole = zlib.crc32(data[: HEADER.size - 4]) == checksum
-    if not whole or magic != MAGIC or version != VERSION or not 1 <= ranks <= MOST_RANKS:
+    if not whole or magic != MAGIC or version != VERSION or not 1 <= ranks <= MAX_RANKS:
         return None
     return nonce, ranks
 
@@ -82,7 +82,7 @@ def places(ranks: int) -> tuple[Place, ...]:
 
 
 def _laid_out(sizes: Iterable[int]) -> Iterable[Place]:
-    offset = PULSE_AT + _lines(PULSE.size)
+    offset = HEARTBEAT_AT + _lines(HEARTBEAT.size)
     for size in sizes:
         place = Place(offset, size)
         yield place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-MOST_RATIO = 1.25
+MAX_RATIO = 1.25
 """No edge is more than this factor above the previous one, except for integers below 5."""
 
 _DIVISIONS = ((1.0, 2.0, 4), (2.0, 5.0, 5), (5.0, 10.0, 4))

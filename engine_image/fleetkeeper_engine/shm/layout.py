@@ -123,7 +123,7 @@ class SchedulerBlock:
     pid: int = 0
     supported: bool = False
     """The scheduler has the attributes that live limits need."""
-    blind: bool = False
+    instrumentation_disabled: bool = False
     """Instrumentation disabled itself after a fault. The engine continues, and no value here
     changes any more."""
     generation: int = 0
@@ -172,7 +172,7 @@ class SchedulerBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class PulseBlock:
+class HeartbeatBlock:
     """The heartbeat that the scheduler writes before each step, cell by cell, while the accelerator waits.
 
     Each cell is consistent by itself; two cells may be of two steps.
@@ -255,7 +255,7 @@ TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
     SchedulerBlock: (
         ("pid", "Q", 1),
         ("supported", "?", 1),
-        ("blind", "?", 1),
+        ("instrumentation_disabled", "?", 1),
         ("generation", "Q", 1),
         ("limit_sequences", "Q", 1),
         ("limit_tokens", "Q", 1),
@@ -282,7 +282,7 @@ TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
         ("batch_tokens_sum", "d", 1),
         ("step_model", "d", 2 * len(TERMS)),
     ),
-    PulseBlock: (
+    HeartbeatBlock: (
         ("schedule_calls", "Q", 1),
         ("steps", "Q", 1),
         ("tokens", "Q", 1),
@@ -382,5 +382,5 @@ class Cells:
 SUPERVISOR = Layout(SupervisorBlock)
 MIDDLEWARE = Layout(MiddlewareBlock)
 SCHEDULER = Layout(SchedulerBlock)
-PULSE = Layout(PulseBlock)
+HEARTBEAT = Layout(HeartbeatBlock)
 CAP = Layout(CapBlock)

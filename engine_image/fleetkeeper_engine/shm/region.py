@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fleetkeeper_engine.shm.codec import (
     HEADER,
-    MOST_RANKS,
-    PULSE_AT,
+    HEARTBEAT_AT,
+    MAX_RANKS,
     pack_header,
     places,
     seal,
@@ -26,16 +26,16 @@ from fleetkeeper_engine.shm.codec import (
 )
 from fleetkeeper_engine.shm.layout import (
     CAP,
+    HEARTBEAT,
     MIDDLEWARE,
-    PULSE,
     SCHEDULER,
     SUPERVISOR,
     Block,
     CapBlock,
     Cells,
+    HeartbeatBlock,
     Layout,
     MiddlewareBlock,
-    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
 )
@@ -48,7 +48,7 @@ _SUPERVISOR, _MIDDLEWARE, _SCHEDULER, _FIRST_RANK = range(4)
 _OF_CELLS = {MIDDLEWARE: _MIDDLEWARE, SCHEDULER: _SCHEDULER}
 
 
-class Page:
+class Region:
     """One mapping of the region. Two threads must not write the same block through it at once."""
 
     def __init__(self, memory: mmap.mmap, nonce: int, ranks: int) -> None:
@@ -60,20 +60,22 @@ class Page:
         self._written: dict[int, int] = {}
         self._words = memoryview(memory).cast("Q")
         even, odd = self._slots[_SUPERVISOR]
-        self._orders_even, self._orders_odd = even >> 3, odd >> 3
-        self.pulse = Cells(PULSE, memoryview(memory)[PULSE_AT : PULSE_AT + PULSE.size])
+        self._supervisor_even, self._supervisor_odd = even >> 3, odd >> 3
+        self.heartbeat = Cells(
+            HEARTBEAT, memoryview(memory)[HEARTBEAT_AT : HEARTBEAT_AT + HEARTBEAT.size]
+        )
         """The scheduler's heartbeat, in the region itself: a store is visible to readers at once."""
 
     @classmethod
-    def create(cls, path: Path | str, nonce: int | None = None, ranks: int = 1) -> Page:
+    def create(cls, path: Path | str, nonce: int | None = None, ranks: int = 1) -> Region:
         """Create the region, mode 0600, and map it. Processes of an earlier start keep the old file.
 
         Raises:
             ValueError: if there are more ranks than the region has room for.
             OSError: if the file cannot be created.
         """
-        if not 1 <= ranks <= MOST_RANKS:
-            raise ValueError(f"shared memory has room for 1 to {MOST_RANKS} ranks, not {ranks}")
+        if not 1 <= ranks <= MAX_RANKS:
+            raise ValueError(f"shared memory has room for 1 to {MAX_RANKS} ranks, not {ranks}")
         path = Path(path)
         size = places(ranks)[-1].end
         descriptor, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -92,7 +94,7 @@ class Page:
         return cls(memory, nonce, ranks)
 
     @classmethod
-    def open(cls, path: Path | str) -> Page | None:
+    def open(cls, path: Path | str) -> Region | None:
         """Map an existing region; None if there is none of this layout version."""
         try:
             with Path(path).open("r+b") as file:
@@ -106,14 +108,14 @@ class Page:
         return cls(memory, *known)
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Page | None:
+    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Region | None:
         """Map the region that the supervisor created for this pod; None if there is none."""
         path = environment.get(ENVIRONMENT)
         return cls.open(path) if path else None
 
     def close(self) -> None:
         """Unmap the region."""
-        self.pulse.release()
+        self.heartbeat.release()
         self._words.release()
         self._memory.close()
 
@@ -129,21 +131,21 @@ class Page:
         """Return the scheduler's block: the state and counters of the engine."""
         return self._read(_SCHEDULER, SCHEDULER)
 
-    def read_pulse(self) -> PulseBlock:
+    def read_heartbeat(self) -> HeartbeatBlock:
         """Return the heartbeat before the engine's last step; zeros before its first step."""
-        calls, steps, tokens, *_ = self.pulse.whole
-        return PulseBlock(
-            calls, steps, tokens, tuple(self.pulse.real[PULSE.cells["oldest_arrival"] :])
+        calls, steps, tokens, *_ = self.heartbeat.whole
+        return HeartbeatBlock(
+            calls, steps, tokens, tuple(self.heartbeat.real[HEARTBEAT.cells["oldest_arrival"] :])
         )
 
     def read_cap(self, rank: int) -> CapBlock | None:
         """Return the memory cap of a worker; None until it reported one."""
         return self._read(_FIRST_RANK + rank, CAP)
 
-    def orders_sequence(self) -> int:
+    def supervisor_sequence(self) -> int:
         """Return a number that changes with every write of the supervisor's block; cheaper than reading it."""
         words = self._words
-        return max(words[self._orders_even], words[self._orders_odd])
+        return max(words[self._supervisor_even], words[self._supervisor_odd])
 
     def caps_armed(self) -> bool:
         """Return whether the allocator of every rank is limited to its cap."""
@@ -162,9 +164,9 @@ class Page:
         """Write the scheduler's block."""
         self._write(_SCHEDULER, SCHEDULER.pack(block))
 
-    def write_pulse(self, block: PulseBlock) -> None:
+    def write_heartbeat(self, block: HeartbeatBlock) -> None:
         """Write the heartbeat."""
-        self._memory[PULSE_AT : PULSE_AT + PULSE.size] = PULSE.pack(block)
+        self._memory[HEARTBEAT_AT : HEARTBEAT_AT + HEARTBEAT.size] = HEARTBEAT.pack(block)
 
     def write_cap(self, rank: int, block: CapBlock) -> None:
         """Write the memory cap of a worker.

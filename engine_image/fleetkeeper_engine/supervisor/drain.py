@@ -1,8 +1,9 @@
 """Phases of a pod's drain, with one clock for preStop and SIGTERM. Pure.
 
-notice   not ready any more, still serving: routers need time to react closing  nothing is admitted
-(503), running requests continue stopping nothing runs, or the deadline passed: SIGTERM to vLLM
-killing  vLLM did not exit by itself: SIGKILL to its session
+- notice: not ready any more, still serving, because routers need time to react.
+- closing: nothing is admitted (503), and running requests continue.
+- stopping: nothing runs, or the deadline passed, and vLLM gets SIGTERM.
+- killing: vLLM did not exit by itself, and its session gets SIGKILL.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from enum import StrEnum
 
 STOP_PATIENCE_S = 10.0
 """Time for vLLM to exit after SIGTERM. It exits in 1-3 s when nothing runs."""
-CUT_S = 0.5
+ABORT_S = 0.5
 """Time for the middleware to end responses cleanly before vLLM is stopped."""
 SETTLE_S = 0.5
 """Time after closing before "nothing runs" is trusted: a request may be on its way in."""
@@ -48,9 +49,9 @@ class DrainClock:
         return self.began + self.seconds
 
     @property
-    def cut_at(self) -> float:
+    def abort_deadline(self) -> float:
         """Return when the middleware ends running responses at a whole frame: just before the deadline."""
-        return max(self.notice_ends, self.deadline - CUT_S)
+        return max(self.notice_ends, self.deadline - ABORT_S)
 
 
 def decide_drain(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.step_sums import TERMS, StepClass
 
 NOT_READY_AFTER_S = 10.0
@@ -38,11 +38,11 @@ class Progress:
 def decide_progress(
     before: Progress,
     scheduler: SchedulerBlock | None,
-    pulse: PulseBlock,
+    heartbeat: HeartbeatBlock,
     middleware: MiddlewareBlock | None,
     now: float,
     *,
-    held: bool = False,
+    throttled: bool = False,
 ) -> Progress:
     """Return the progress after one more read of shared memory. Unreadable blocks change nothing.
 
@@ -50,15 +50,16 @@ def decide_progress(
         before: the previous progress.
         scheduler: the engine's block; None if it cannot be read, or our code never started in the
             engine. In that case requests that are answered must not look like a hang.
-        pulse: the engine's heartbeat before each step.
+        heartbeat: the engine's heartbeat before each step.
         middleware: the middleware's block; None if it cannot be read.
         now: monotonic seconds.
-        held: no new sequence may start (memory is above its cap). Requests that wait while none
-            runs then make no step on purpose, not because of a wedge. Schedule calls are still due.
+        throttled: no new sequence may start (memory is above its cap). Requests that wait while
+            none runs then make no step on purpose, not because of a wedge. Schedule calls are still
+            due.
     """
     if scheduler is None:
         return before
-    if scheduler.blind:
+    if scheduler.instrumentation_disabled:
         # vLLM continues to schedule without our code. A hang cannot be detected from here.
         return replace(before, work=0, work_since=None, allowance_s=0.0)
     work = work_of(scheduler, middleware) or 0
@@ -67,21 +68,23 @@ def decide_progress(
         work=work,
         work_since=(before.work_since if before.work_since is not None else now) if work else None,
     )
-    if pulse.schedule_calls != before.schedule_calls:
-        after = replace(after, schedule_calls=pulse.schedule_calls, scheduled_at=now)
-    if scheduler.worked_steps != before.worked_steps or not _can_step(scheduler, pulse, held=held):
+    if heartbeat.schedule_calls != before.schedule_calls:
+        after = replace(after, schedule_calls=heartbeat.schedule_calls, scheduled_at=now)
+    if scheduler.worked_steps != before.worked_steps or not _can_step(
+        scheduler, heartbeat, throttled=throttled
+    ):
         after = replace(after, worked_steps=scheduler.worked_steps, worked_at=now)
-    return replace(after, allowance_s=flight_allowance_s(pulse, scheduler))
+    return replace(after, allowance_s=flight_allowance_s(heartbeat, scheduler))
 
 
-def _can_step(scheduler: SchedulerBlock, pulse: PulseBlock, *, held: bool) -> bool:
+def _can_step(scheduler: SchedulerBlock, heartbeat: HeartbeatBlock, *, throttled: bool) -> bool:
     """Return whether a step is in flight or some request could be in the next one.
 
     Blocked requests cannot (their grammar compiles, KV or input is still to come), and none may
-    start while `held`. A healthy core keeps calling schedule all the same.
+    start while `throttled`. A healthy core keeps calling schedule all the same.
     """
-    may_start = 0 if held else sum(scheduler.waiting) - scheduler.blocked
-    return bool(pulse.steps) or sum(scheduler.running) + may_start > 0
+    may_start = 0 if throttled else sum(scheduler.waiting) - scheduler.blocked
+    return bool(heartbeat.steps) or sum(scheduler.running) + may_start > 0
 
 
 def work_of(scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None) -> int | None:
@@ -97,11 +100,11 @@ def work_of(scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None
     return max(inside, released)
 
 
-def flight_allowance_s(pulse: PulseBlock, scheduler: SchedulerBlock) -> float:
+def flight_allowance_s(heartbeat: HeartbeatBlock, scheduler: SchedulerBlock) -> float:
     """Return how long the step in flight may last: its tokens at the mean prefill pace, times a margin."""
-    if not pulse.steps or not pulse.tokens:
+    if not heartbeat.steps or not heartbeat.tokens:
         return 0.0
-    return FLIGHT_MARGIN * pulse.tokens * _token_s(scheduler)
+    return FLIGHT_MARGIN * heartbeat.tokens * _token_s(scheduler)
 
 
 def _token_s(scheduler: SchedulerBlock) -> float:
@@ -145,11 +148,11 @@ class Readiness:
     @property
     def obstacles(self) -> tuple[str, ...]:
         """Return why the pod is not ready; empty if it is."""
-        said = (
+        conditions = (
             (self.child_alive, "vLLM is not running"),
             (self.started, "no token was generated yet"),
             (self.cap_armed, "the memory cap is not armed on every rank"),
             (not self.draining, "draining"),
             (self.moving, "hung: pending requests, but no step completes"),
         )
-        return tuple(reason for holds, reason in said if not holds)
+        return tuple(reason for holds, reason in conditions if not holds)

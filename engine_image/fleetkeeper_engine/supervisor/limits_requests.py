@@ -11,8 +11,8 @@ from pydantic.alias_generators import to_camel
 from fleetkeeper_engine.shm.layout import Tier
 from fleetkeeper_engine.spec import Batching
 
-MOST_LEASE_S = 600
-MOST_GENERATION = 2**63 - 1
+MAX_LEASE_S = 600
+MAX_GENERATION = 2**63 - 1
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
@@ -38,7 +38,7 @@ class RatiosByTier(_Strict):
         )
 
 
-class LimitsOrder(_Strict):
+class LimitsRequest(_Strict):
     """The body of PUT /v1/limits."""
 
     sequences: int
@@ -47,11 +47,11 @@ class LimitsOrder(_Strict):
     """Share of arrivals that is admitted."""
     shares: RatiosByTier = RatiosByTier()
     """Share of the sequences that a tier may hold while others wait."""
-    lease_seconds: int = Field(ge=1, le=MOST_LEASE_S)
-    generation: int = Field(ge=1, le=MOST_GENERATION)
+    lease_seconds: int = Field(ge=1, le=MAX_LEASE_S)
+    generation: int = Field(ge=1, le=MAX_GENERATION)
 
 
-class RefusedOrderError(Exception):
+class RefusedLimitsRequestError(Exception):
     """A refused request: 422 with the allowed ranges, or 409 if it is outdated."""
 
     def __init__(self, status: int, message: str, detail: dict[str, Any]) -> None:
@@ -61,72 +61,76 @@ class RefusedOrderError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class LimitsLease:
     """The limits lease in force."""
 
-    order: LimitsOrder | None = None
+    request: LimitsRequest | None = None
     epoch: int = 0
-    lease_deadline: float = 0.0
+    deadline: float = 0.0
     """Monotonic seconds."""
 
-    def lease_left_s(self, now: float) -> float:
+    def seconds_left(self, now: float) -> float:
         """Return the seconds until the lease ends; 0 without a lease."""
-        return max(0.0, self.lease_deadline - now)
+        return max(0.0, self.deadline - now)
 
 
 def allowed_ranges(batching: Batching, ceilings: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return the ranges of a request's fields; the ceilings are the engine's own once it runs."""
-    most_sequences, most_tokens = ceilings or (batching.max_sequences, batching.max_tokens)
+    max_sequences, max_tokens = ceilings or (batching.max_sequences, batching.max_tokens)
     return {
-        "sequences": {"min": min(batching.min_sequences, most_sequences), "max": most_sequences},
-        "tokens": {"min": min(batching.min_tokens, most_tokens), "max": most_tokens},
-        "leaseSeconds": {"min": 1, "max": MOST_LEASE_S},
+        "sequences": {"min": min(batching.min_sequences, max_sequences), "max": max_sequences},
+        "tokens": {"min": min(batching.min_tokens, max_tokens), "max": max_tokens},
+        "leaseSeconds": {"min": 1, "max": MAX_LEASE_S},
         "admit": {"min": 0.0, "max": 1.0},
         "shares": {"min": 0.0, "max": 1.0},
     }
 
 
-def parse_order(body: bytes, ranges: dict[str, Any]) -> LimitsOrder:
+def parse_limits_request(body: bytes, ranges: dict[str, Any]) -> LimitsRequest:
     """Return the request in a body.
 
     Raises:
-        RefusedOrderError: 422, naming every wrong field and the allowed ranges.
+        RefusedLimitsRequestError: 422, naming every wrong field and the allowed ranges.
     """
     try:
-        order = LimitsOrder.model_validate_json(body)
+        request = LimitsRequest.model_validate_json(body)
     except ValidationError as error:
         wrong = "; ".join(
             f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}"
             for item in error.errors(include_url=False, include_input=False)
         )
-        raise RefusedOrderError(422, wrong[:1000], {"allowed": ranges}) from None
+        raise RefusedLimitsRequestError(422, wrong[:1000], {"allowed": ranges}) from None
     for name in ("sequences", "tokens"):
-        value, allowed = getattr(order, name), ranges[name]
+        value, allowed = getattr(request, name), ranges[name]
         if not allowed["min"] <= value <= allowed["max"]:
-            raise RefusedOrderError(
+            raise RefusedLimitsRequestError(
                 422,
                 f"{name}: {value} is outside {allowed['min']}..{allowed['max']}",
                 {"allowed": ranges},
             )
-    return order
+    return request
 
 
-def decide_orders(current: Orders, order: LimitsOrder, epoch: int, now: float) -> Orders:
+def decide_lease(
+    current: LimitsLease, request: LimitsRequest, epoch: int, now: float
+) -> LimitsLease:
     """Return the lease after a new request.
 
     A newer leader (epoch) may restart its generations. The same generation renews the lease if its
     contents are the same.
 
     Raises:
-        RefusedOrderError: 409 for an older generation, or for the same one with other contents.
+        RefusedLimitsRequestError: 409 for an older generation, or for the same one with other contents.
     """
-    held = current.order
-    if held is not None and epoch <= current.epoch:
-        same = order.model_copy(update={"lease_seconds": held.lease_seconds}) == held
-        if order.generation < held.generation or (order.generation == held.generation and not same):
-            raise RefusedOrderError(
+    leased = current.request
+    if leased is not None and epoch <= current.epoch:
+        same = request.model_copy(update={"lease_seconds": leased.lease_seconds}) == leased
+        if request.generation < leased.generation or (
+            request.generation == leased.generation and not same
+        ):
+            raise RefusedLimitsRequestError(
                 409,
-                f"generation {order.generation} is not newer than {held.generation}",
-                {"generation": held.generation, "epoch": current.epoch},
+                f"generation {request.generation} is not newer than {leased.generation}",
+                {"generation": leased.generation, "epoch": current.epoch},
             )
-    return Orders(order, epoch, now + order.lease_seconds)
+    return LimitsLease(request, epoch, now + request.lease_seconds)

@@ -19,20 +19,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-MOST_BYTES: Final = 1024**2
+MAX_BYTES: Final = 1024**2
 _FLUSH_S: Final = 2.0
 
 
 class Outlet:
     """One file descriptor. Any thread may call `write`, which never blocks."""
 
-    def __init__(self, descriptor: int, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, descriptor: int, max_bytes: int = MAX_BYTES) -> None:
         self._descriptor = descriptor
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         """Bytes that wait, including those that are being written."""
-        self._untold = 0
+        self._unreported = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self.dropped = 0
@@ -41,7 +41,7 @@ class Outlet:
     def write(self, data: bytes) -> None:
         """Queue data for the descriptor; drop it if too much waits already."""
         with self._changed:
-            if self._bytes + len(data) > self._most_bytes:
+            if self._bytes + len(data) > self._max_bytes:
                 self._drop(len(data))
                 return
             if self._thread is None:
@@ -84,11 +84,11 @@ class Outlet:
 
     def _drop(self, count: int) -> None:
         self.dropped += count
-        self._untold += count
+        self._unreported += count
 
     def _note(self) -> bytes:
         """Return the message that replaces dropped output."""
-        count, self._untold = self._untold, 0
+        count, self._unreported = self._unreported, 0
         if not count:
             return b""
         return b"[fleetkeeper: %d bytes of output dropped: the log was not read]\n" % count

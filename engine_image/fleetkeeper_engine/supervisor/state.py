@@ -8,12 +8,12 @@ from typing import Any
 from fleetkeeper_engine.policy import Policy
 from fleetkeeper_engine.shm.layout import (
     CapBlock,
+    HeartbeatBlock,
     MiddlewareBlock,
-    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
 )
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import Accelerator, EngineDocument
 from fleetkeeper_engine.supervisor.health import (
     SERVER_PERIOD_S,
@@ -25,10 +25,10 @@ from fleetkeeper_engine.supervisor.health import (
     work_of,
 )
 from fleetkeeper_engine.supervisor.limits_requests import (
-    LimitsOrder,
-    Orders,
+    LimitsLease,
+    LimitsRequest,
     allowed_ranges,
-    decide_orders,
+    decide_lease,
 )
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse, decide_memory
 from fleetkeeper_engine.supervisor.output import Outlet
@@ -49,12 +49,12 @@ class PodState:
     """
 
     document: EngineDocument
-    page: Page
+    region: Region
     memory: MemoryState
     outlets: tuple[Outlet, ...] = ()
     """Outlets for the output of the engine and for the log."""
     vllm_version: str = "unknown"
-    orders: Orders = field(default_factory=Orders)
+    lease: LimitsLease = field(default_factory=LimitsLease)
     policy: Policy = field(init=False)
     progress: Progress = field(default_factory=Progress)
     started: bool = False
@@ -73,7 +73,7 @@ class PodState:
         """Apply the document's policy until a file replaces it."""
         self.policy = start_policy(self.document)
 
-    def follow(self, policy: Policy | None, now: float) -> bool:
+    def apply_policy(self, policy: Policy | None, now: float) -> bool:
         """Apply a policy (None: the document's). Return True if it differs from the previous one."""
         wanted = policy or start_policy(self.document)
         if wanted == self.policy:
@@ -84,17 +84,17 @@ class PodState:
 
     def write(self, now: float) -> None:
         """Write everything that the engine must know to shared memory."""
-        self.page.write_supervisor(self._block(now))
+        self.region.write_supervisor(self._block(now))
 
     def _block(self, now: float) -> SupervisorBlock:
-        order = self.orders.order
+        request = self.lease.request
         return SupervisorBlock(
-            generation=order.generation if order else 0,
-            sequences=order.sequences if order else 0,
-            tokens=order.tokens if order else 0,
-            lease_deadline=self.orders.lease_deadline,
-            admit=order.admit.filled(OPEN_ADMIT) if order else OPEN_ADMIT,
-            shares=order.shares.filled(SETTINGS_SHARES) if order else SETTINGS_SHARES,
+            generation=request.generation if request else 0,
+            sequences=request.sequences if request else 0,
+            tokens=request.tokens if request else 0,
+            lease_deadline=self.lease.deadline,
+            admit=request.admit.filled(OPEN_ADMIT) if request else OPEN_ADMIT,
+            shares=request.shares.filled(SETTINGS_SHARES) if request else SETTINGS_SHARES,
             draining=self.admission_closed,
             drain_deadline=self.drain_deadline,
             cap_exceeded=self.memory.over_cap,
@@ -105,16 +105,16 @@ class PodState:
             written=now,
         )
 
-    def take(self, order: LimitsOrder, epoch: int, now: float) -> None:
+    def accept(self, request: LimitsRequest, epoch: int, now: float) -> None:
         """Apply a request for limits.
 
         Raises:
-            RefusedOrderError: 409, if a newer one is in force.
+            RefusedLimitsRequestError: 409, if a newer one is in force.
         """
-        self.orders = decide_orders(self.orders, order, epoch, now)
+        self.lease = decide_lease(self.lease, request, epoch, now)
         self.write(now)
 
-    def saw_memory(self, use: MemoryUse, now: float) -> bool:
+    def observe_memory(self, use: MemoryUse, now: float) -> bool:
         """Record a sample. Return True if it stops or resumes the start of new sequences."""
         before = self.memory.over_cap
         self.memory = decide_memory(self.memory, use, now)
@@ -123,37 +123,37 @@ class PodState:
         self.write(now)
         return True
 
-    def look(self, now: float) -> None:
+    def observe(self, now: float) -> None:
         """Update the progress from the blocks of scheduler and middleware."""
         self.progress = decide_progress(
             self.progress,
             self.scheduler(),
-            self.pulse(),
+            self.heartbeat(),
             self.middleware(),
             now,
-            held=self.memory.over_cap,
+            throttled=self.memory.over_cap,
         )
 
     def scheduler(self) -> SchedulerBlock | None:
         """Return the engine's block."""
-        return self.page.read_scheduler()
+        return self.region.read_scheduler()
 
-    def pulse(self) -> PulseBlock:
+    def heartbeat(self) -> HeartbeatBlock:
         """Return the heartbeat before the engine's last step."""
-        return self.page.read_pulse()
+        return self.region.read_heartbeat()
 
     def middleware(self) -> MiddlewareBlock | None:
         """Return the middleware's block."""
-        return self.page.read_middleware()
+        return self.region.read_middleware()
 
     def caps(self) -> list[CapBlock]:
         """Return the blocks of the ranks that have reported."""
-        found = (self.page.read_cap(rank) for rank in range(self.page.ranks))
+        found = (self.region.read_cap(rank) for rank in range(self.region.ranks))
         return [cap for cap in found if cap is not None]
 
     def cap_armed(self) -> bool:
         """Return whether every rank's allocator is limited to the cap. On CPU, plan and watch enforce it."""
-        return self.document.accelerator is Accelerator.CPU or self.page.caps_armed()
+        return self.document.accelerator is Accelerator.CPU or self.region.caps_armed()
 
     def ranges(self) -> dict[str, Any]:
         """Return the allowed ranges of a request for limits."""
@@ -171,11 +171,11 @@ class PodState:
 
     def is_applied(self) -> bool:
         """Return whether the scheduler has read the newest request, or is idle and will at its next step."""
-        block, pulse = self.scheduler(), self.pulse()
-        if block is None or self.orders.order is None:
+        block, heartbeat = self.scheduler(), self.heartbeat()
+        if block is None or self.lease.request is None:
             return True
-        idle = not sum(block.running) and not sum(block.waiting) and not pulse.steps
-        return idle or block.generation == self.orders.order.generation
+        idle = not sum(block.running) and not sum(block.waiting) and not heartbeat.steps
+        return idle or block.generation == self.lease.request.generation
 
     def readiness(self, now: float) -> Readiness:
         """Return the conditions of readiness."""

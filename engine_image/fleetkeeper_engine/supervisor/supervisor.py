@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetkeeper_engine.exit_codes import DeathClass
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import EngineDocument
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort, serve_control
@@ -24,7 +24,7 @@ from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.prepare import Prepared, pod_limit_bytes, prepare
 from fleetkeeper_engine.supervisor.launch.start_measurements import write_measured
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup
-from fleetkeeper_engine.supervisor.memory.trim import give_back
+from fleetkeeper_engine.supervisor.memory.trim import trim_memory
 from fleetkeeper_engine.supervisor.memory.watch import (
     SAMPLE_PERIOD_S,
     MemoryState,
@@ -42,13 +42,13 @@ from fleetkeeper_engine.supervisor.termination import Death, classify_death
 
 logger = logging.getLogger("fleetkeeper.supervisor")
 
-LOOK_PERIOD_S = 0.5
+HEALTH_PERIOD_S = 0.5
 CONTROL_FILES_PERIOD_S = 5.0
 """Keys and policy are small files in a mounted ConfigMap, which the kubelet updates within a minute
 or two."""
 REMEMBER_PERIOD_S = 30.0
-DRAIN_LOOK_S = 0.05
-START_LOOK_S = 0.5
+DRAIN_POLL_S = 0.05
+START_POLL_S = 0.5
 OUTPUT_PATIENCE_S = 2.0
 """After vLLM has ended, its grandchildren may hold the output pipe open for this long."""
 DRAIN_SOCKET = "drain.sock"
@@ -71,7 +71,9 @@ class Supervisor:
         self._reaper = Reaper(outlets[0])
         self._pod = PodState(
             document=document,
-            page=Page.create(run_directory / "page", ranks=document.engine.tensor_parallel_size),
+            region=Region.create(
+                run_directory / "page", ranks=document.engine.tensor_parallel_size
+            ),
             memory=MemoryState(cap_ratio=document.memory.cap_percent / 100),
             outlets=outlets,
         )
@@ -83,7 +85,7 @@ class Supervisor:
         self._drained = asyncio.Event()
         self._hung = False
         self._memory_own = True
-        self._told: list[str] = []
+        self._reported_problems: list[str] = []
         self._over: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Death | None:
@@ -91,7 +93,7 @@ class Supervisor:
         group = Cgroup.of_this_process()
         kills_before = group.oom_kills() if group else 0
         self._reaper.start()
-        self._take_signals()
+        self._handle_signals()
         self._read_control_files()
         self._pod.write(time.monotonic())
         ports = self.document.ports
@@ -100,8 +102,8 @@ class Supervisor:
                 ControlPort(self._pod, self._verifier, self._scrape), ports.host, ports.control
             )
         except OSError as error:
-            told = f"cannot listen on control port {ports.host}:{ports.control}: {error}"
-            return Death(DeathClass.UNKNOWN, told, "start")
+            message = f"cannot listen on control port {ports.host}:{ports.control}: {error}"
+            return Death(DeathClass.UNKNOWN, message, "start")
         tasks = [asyncio.create_task(self._keep(self._serve_drain_socket(), "drain socket"))]
         try:
             prepared = await self._prepared()
@@ -135,7 +137,7 @@ class Supervisor:
             time.monotonic(), float(settings.seconds), float(settings.notice_seconds)
         )
         self._pod.draining = True
-        self._pod.drain_deadline = self._drain.cut_at
+        self._pod.drain_deadline = self._drain.abort_deadline
         self._drain_began.set()
         logger.info("draining timeout_s=%d", settings.seconds)
 
@@ -179,10 +181,10 @@ class Supervisor:
         except Exception as error:
             logger.exception("%s loop failed", name)
             if not self._over.done():
-                told = f"the supervisor's {name} loop failed: {type(error).__name__} {error}"
-                self._over.set_result(Death(DeathClass.UNKNOWN, told, self._phase))
+                message = f"the supervisor's {name} loop failed: {type(error).__name__} {error}"
+                self._over.set_result(Death(DeathClass.UNKNOWN, message, self._phase))
 
-    def _take_signals(self) -> None:
+    def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.drain)
@@ -198,18 +200,18 @@ class Supervisor:
         return process_reader(os.getpid(), total)
 
     async def _watch_memory(self, read: Reader) -> None:
-        told = ""
+        reported = ""
         while True:
             try:
-                self._see_memory(read())
+                self._observe_memory(read())
             except OSError as error:
                 # Without a measurement the metric is absent; the engine continues to serve.
-                if str(error) != told:
+                if str(error) != reported:
                     logger.warning("memory measurement failed: %s", error)
-                told = str(error)
+                reported = str(error)
             await asyncio.sleep(SAMPLE_PERIOD_S)
 
-    def _see_memory(self, use: MemoryUse) -> None:
+    def _observe_memory(self, use: MemoryUse) -> None:
         # Before vLLM has a CUDA context none of its processes can be listed.
         if self._pod.started and use.own != self._memory_own:
             self._memory_own = use.own
@@ -219,7 +221,7 @@ class Supervisor:
                 if use.own
                 else "whole devices, including other pods: NVML does not list this pod's processes",
             )
-        if self._pod.saw_memory(use, time.monotonic()):
+        if self._pod.observe_memory(use, time.monotonic()):
             memory = self._pod.memory
             logger.warning(
                 "memory %.1f%%, cap %.0f%%: %s",
@@ -232,7 +234,7 @@ class Supervisor:
         while (problem := await self._first_token()) is not None:
             if problem:
                 logger.warning("start-up probe generated no token: %s", problem)
-            await asyncio.sleep(START_LOOK_S)
+            await asyncio.sleep(START_POLL_S)
         # A model may run with logprobs disabled, so a refusal does not keep the pod from being ready.
         if problem := await self._engine_client.warm_up():
             logger.warning("warm-up for logprobs failed: %s", problem)
@@ -255,14 +257,14 @@ class Supervisor:
             if beyond > max(kept * 1.01, 0):
                 write_measured(self.run_directory, prepared.measured_key, beyond)
                 kept = beyond
-            give_back()
+            trim_memory()
             await asyncio.sleep(REMEMBER_PERIOD_S)
 
     async def _watch_health(self) -> None:
         began = time.monotonic()
         while True:
             now = time.monotonic()
-            self._pod.look(now)
+            self._pod.observe(now)
             late = not self._pod.started and now - began > self.document.health.startup_seconds
             if (late or not self._pod.is_live(now)) and self._child is not None:
                 logger.error(
@@ -271,7 +273,7 @@ class Supervisor:
                 self._hung = True
                 self._child.kill_session()
                 return
-            await asyncio.sleep(LOOK_PERIOD_S)
+            await asyncio.sleep(HEALTH_PERIOD_S)
 
     async def _watch_server(self) -> None:
         client = self._engine_client
@@ -298,12 +300,12 @@ class Supervisor:
         except (OSError, ValueError) as error:
             problems.append(f"{directory / POLICY_FILE} is invalid: {error}")
         else:
-            if self._pod.follow(policy, time.monotonic()):
+            if self._pod.apply_policy(policy, time.monotonic()):
                 logger.info("admission policy changed: %s", self._pod.policy)
         for problem in problems:
-            if problem not in self._told:
+            if problem not in self._reported_problems:
                 logger.warning("%s", problem)
-        self._told = problems
+        self._reported_problems = problems
 
     async def _watch_drain(self) -> None:
         await self._drain_began.wait()
@@ -324,17 +326,19 @@ class Supervisor:
             if phase is DrainPhase.KILLING:
                 self._child.kill_session()
                 return
-            await asyncio.sleep(DRAIN_LOOK_S)
+            await asyncio.sleep(DRAIN_POLL_S)
 
     async def _serve_drain_socket(self) -> None:
         path = self.run_directory / DRAIN_SOCKET
         path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._take_drain, path)
+        server = await asyncio.start_unix_server(self._handle_drain_request, path)
         path.chmod(0o600)
         async with server:
             await server.serve_forever()
 
-    async def _take_drain(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_drain_request(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Begin the drain on `drain` from the socket; answer when nothing runs any more."""
         with contextlib.suppress(ConnectionError):
             if (await reader.readline()).strip() == b"drain":

@@ -178,7 +178,7 @@ def _explained(found: str, lines: Sequence[str]) -> str:
     """Return the line with the reason: pydantic first counts the errors and then lists them."""
     if not _COUNTED.search(found):
         return found
-    return next((told[1] for line in lines if (told := _VALUE_ERROR.search(line))), found)
+    return next((match[1] for line in lines if (match := _VALUE_ERROR.search(line))), found)
 
 
 def _shown(line: str) -> str:

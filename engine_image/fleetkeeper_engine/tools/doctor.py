@@ -39,14 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.required = False
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the findings; return 0 if an engine could be started."""
 
     def say(line: str) -> None:
         sys.stdout.write(f"{line}\n")
 
     healthy = _say_machine(say)
-    text = standalone.desired_document_text(given) if given.model else os.environ.get(ENVIRONMENT)
+    text = standalone.desired_document_text(args) if args.model else os.environ.get(ENVIRONMENT)
     if not text:
         say(
             "document     none: pass --model or set FLEETKEEPER_ENGINE to see the command that would start vLLM"
@@ -87,8 +87,10 @@ def _say_machine(say: Say) -> bool:
         say("cgroup       no memory controller: memory is measured per process")
     else:
         limit = group.limit_bytes()
-        told = f"limit {limit / GIB:.2f} GiB" if limit else "no limit"
-        say(f"cgroup       v{group.version}, {group.used_bytes() / GIB:.2f} GiB in use, {told}")
+        limit_text = f"limit {limit / GIB:.2f} GiB" if limit else "no limit"
+        say(
+            f"cgroup       v{group.version}, {group.used_bytes() / GIB:.2f} GiB in use, {limit_text}"
+        )
     quota = read_cpu_quota()
     say(f"cpus         {os.cpu_count()}, quota {'none' if quota is None else f'{quota:g}'}")
     return True

@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Install; return 0 if everything was copied."""
     try:
-        install(given.directory)
+        install(args.directory)
     except OSError as error:
         sys.stderr.write(f"fleetkeeper-engine install: {error}\n")
         return 1

@@ -28,7 +28,7 @@ def add_keys_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_order_arguments(parser: argparse.ArgumentParser) -> None:
+def add_limits_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `order`."""
     parser.add_argument("--keys", type=Path, required=True, help="directory that `keys` created")
     parser.add_argument("--sequences", type=int, required=True)
@@ -41,9 +41,9 @@ def add_order_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--issuer", default="fleetkeeper")
 
 
-def make_keys(given: argparse.Namespace) -> int:
+def make_keys(args: argparse.Namespace) -> int:
     """Write a new key pair. `serve --control-keys` takes the public half."""
-    public = given.directory / "public"
+    public = args.directory / "public"
     public.mkdir(parents=True, exist_ok=True)
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(
@@ -51,7 +51,7 @@ def make_keys(given: argparse.Namespace) -> int:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    private = given.directory / PRIVATE_FILE
+    private = args.directory / PRIVATE_FILE
     private.touch(mode=0o600)
     private.write_bytes(pem)
     jwk = json.loads(jwt.algorithms.OKPAlgorithm.to_jwk(key.public_key()))
@@ -61,27 +61,27 @@ def make_keys(given: argparse.Namespace) -> int:
     return 0
 
 
-def send_order(given: argparse.Namespace) -> int:
+def send_limits_request(args: argparse.Namespace) -> int:
     """Sign and send a request for limits, and print the answer. Return 0 if it was accepted."""
     now = time.time()
     claims = {
-        "iss": given.issuer,
-        "aud": given.pod_uid,
+        "iss": args.issuer,
+        "aud": args.pod_uid,
         "iat": now,
         "jti": secrets.token_urlsafe(16),
         "epoch": 1,
     }
-    key = (given.keys / PRIVATE_FILE).read_text()
+    key = (args.keys / PRIVATE_FILE).read_text()
     token = jwt.encode(claims, key, algorithm="EdDSA", headers={"kid": KID})
     body = {
-        "sequences": given.sequences,
-        "tokens": given.tokens,
-        "leaseSeconds": given.lease_seconds,
+        "sequences": args.sequences,
+        "tokens": args.tokens,
+        "leaseSeconds": args.lease_seconds,
         # The clock makes the generations of manual requests increase.
         "generation": int(now * 1000),
     }
     request = urllib.request.Request(  # noqa: S310 - the user names the address of their own engine
-        f"{given.control}/v1/limits",
+        f"{args.control}/v1/limits",
         json.dumps(body).encode(),
         {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
         method="PUT",
@@ -93,7 +93,7 @@ def send_order(given: argparse.Namespace) -> int:
         sys.stderr.write(f"{error.code} {error.read().decode()}\n")
         return 1
     except OSError as error:
-        sys.stderr.write(f"no answer from {given.control}: {error}\n")
+        sys.stderr.write(f"no answer from {args.control}: {error}\n")
         return 1
     sys.stdout.write(f"{answer.decode()}\n")
     return 0

@@ -57,34 +57,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def desired_document_text(given: argparse.Namespace) -> str:
+def desired_document_text(args: argparse.Namespace) -> str:
     """Return the document that the arguments specify; `parse_document` validates it."""
-    accelerator = given.accelerator or ("cuda" if load_nvml() else "cpu")
-    source = str(Path(given.model).resolve()) if Path(given.model).is_dir() else given.model
-    options = dict(option.partition("=")[::2] for option in given.option)
+    accelerator = args.accelerator or ("cuda" if load_nvml() else "cpu")
+    source = str(Path(args.model).resolve()) if Path(args.model).is_dir() else args.model
+    options = dict(option.partition("=")[::2] for option in args.option)
     if accelerator == "cpu":
         options.setdefault("enforce-eager", "true")
     document: dict[str, Any] = {
         "contract": CONTRACT,
         "accelerator": accelerator,
-        "model": {"source": source, "servedName": given.name or Path(source).name},
+        "model": {"source": source, "servedName": args.name or Path(source).name},
         "engine": {
-            "dtype": given.dtype,
-            "maxModelLength": given.max_model_length or desired_length(Path(source)),
+            "dtype": args.dtype,
+            "maxModelLength": args.max_model_length or desired_length(Path(source)),
             "options": options,
         },
-        "memory": {"capPercent": given.cap_percent, "limitBytes": given.memory_limit},
+        "memory": {"capPercent": args.cap_percent, "limitBytes": args.memory_limit},
         "batching": {
-            "maxSequences": given.max_sequences,
+            "maxSequences": args.max_sequences,
             "minSequences": 1,
-            "maxTokens": given.max_tokens,
-            "minTokens": min(256, given.max_tokens),
+            "maxTokens": args.max_tokens,
+            "minTokens": min(256, args.max_tokens),
         },
         "drain": {"seconds": 30, "noticeSeconds": 0},
-        "ports": {"host": given.host, "serving": given.port, "control": given.control_port},
+        "ports": {"host": args.host, "serving": args.port, "control": args.control_port},
     }
-    if given.control_keys is not None:
-        document["control"] = {"keysDirectory": str(given.control_keys.resolve())}
+    if args.control_keys is not None:
+        document["control"] = {"keysDirectory": str(args.control_keys.resolve())}
     return json.dumps(document)
 
 

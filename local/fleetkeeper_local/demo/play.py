@@ -23,18 +23,18 @@ from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
 LOOK_S = 1.0
 SEED = 20_240_607
-QUIET_LEAST_S, SURGE_LEAST_S, LAST_LEAST_S = 25.0, 45.0, 45.0
+QUIET_MIN_S, SURGE_MIN_S, LAST_MIN_S = 25.0, 45.0, 45.0
 UNPINNED_S = 20.0
 """Time in which most of the capacity measurement's load leaves the control loop's windows."""
 QUIET_MAX_S, SURGE_MAX_S, RECOVERY_MAX_S = 90.0, 360.0, 300.0
 SURGE: Final = (4.0, 5.0, 6.25, 8.0)
 """Multiples of the first load. The next one follows if one replica carried the last for
-`SURGE_LEAST_S`."""
+`SURGE_MIN_S`."""
 SETTLED_S = 10.0
 """Time that the surge continues with two replicas."""
 PROMETHEUS_GONE_S = 25.0
 KILLED_S = 2.0
-PATIENCE = Patience(attempts=100, longest_wait_s=30.0, request_timeout_s=300.0, deadline_s=300.0)
+PATIENCE = Patience(attempts=100, max_wait_s=30.0, request_timeout_s=300.0, deadline_s=300.0)
 """A client that honors Retry-After, for five minutes."""
 
 
@@ -88,7 +88,7 @@ class Play:
         began_s = time.time()
         try:
             release = Act(UNPINNED_S, self._unpin)
-            self._load("x1", 1.0, QUIET_LEAST_S, self._is_judged, QUIET_MAX_S, release)
+            self._load("x1", 1.0, QUIET_MIN_S, self._is_judged, QUIET_MAX_S, release)
             self._surge()
             acts = [
                 # With one replica only, every request would be in the frozen engine.
@@ -96,7 +96,7 @@ class Play:
                 Act(25.0, self._stop_prometheus),
                 Act(25.0 + PROMETHEUS_GONE_S, self._start_prometheus),
             ]
-            self._load("x1 again", 1.0, LAST_LEAST_S, self._has_recovered, RECOVERY_MAX_S, *acts)
+            self._load("x1 again", 1.0, LAST_MIN_S, self._has_recovered, RECOVERY_MAX_S, *acts)
         finally:
             self._start_prometheus()
             for traffic in self.traffic:
@@ -130,7 +130,7 @@ class Play:
             carried = self._load(
                 f"x{factor:g}",
                 factor,
-                SURGE_LEAST_S,
+                SURGE_MIN_S,
                 self._has_settled,
                 end_s - time.monotonic(),
                 Act(10.0, self._kill_operators, self._has_two),
@@ -144,21 +144,21 @@ class Play:
         self,
         name: str,
         factor: float,
-        least_s: float,
+        min_s: float,
         until: Callable[[], bool],
-        most_s: float,
+        max_s: float,
         *acts: Act,
         unless: Callable[[], bool] | None = None,
     ) -> bool:
-        """Apply load for at least `least_s` and until `until` is true; run acts when they are due.
+        """Apply load for at least `min_s` and until `until` is true; run acts when they are due.
 
-        It ends after `most_s` at the latest.
+        It ends after `max_s` at the latest.
 
         Returns:
             True if it ended because of `unless`, which does not wait for acts.
         """
         rate = factor * self.rate_per_s
-        arrivals = plan_arrivals([Phase(name, most_s, rate)], Shape(), SEED + len(self.traffic))
+        arrivals = plan_arrivals([Phase(name, max_s, rate)], Shape(), SEED + len(self.traffic))
         traffic = Traffic(self.base_url, self.fleet.name, arrivals, PATIENCE).start()
         self.traffic.append(traffic)
         self.phase = name
@@ -166,13 +166,13 @@ class Play:
         began_s, begin_s = time.time(), time.monotonic()
         waiting = sorted(acts, key=lambda act: act.at_s)
         cut = False
-        while (elapsed_s := time.monotonic() - begin_s) < most_s:
+        while (elapsed_s := time.monotonic() - begin_s) < max_s:
             for act in [act for act in waiting if act.at_s <= elapsed_s and act.when()]:
                 act.do()
                 waiting.remove(act)
             self._watch_frozen()
             self.look(self)
-            if elapsed_s >= least_s:
+            if elapsed_s >= min_s:
                 cut = unless is not None and unless()
                 if cut or (not waiting and until()):
                     break

@@ -42,25 +42,25 @@ class Patience:
     """Bounds on how long and how often a client tries.
 
     The wait before attempt n is drawn uniformly from 0 to base x 2^n (full jitter), at most
-    `longest_wait_s`. A server's Retry-After is honored, plus up to a quarter, so that clients with
-    the same value do not return together; it is capped at `longest_wait_s`. No attempt starts later
+    `max_wait_s`. A server's Retry-After is honored, plus up to a quarter, so that clients with
+    the same value do not return together; it is capped at `max_wait_s`. No attempt starts later
     than `deadline_s` after the first.
     """
 
     attempts: int = 5
     base_wait_s: float = 0.25
-    longest_wait_s: float = 10.0
+    max_wait_s: float = 10.0
     request_timeout_s: float = 120.0
     deadline_s: float = 300.0
 
     def wait_s(self, attempt: int, retry_after_s: float | None, rng: random.Random) -> float:
         """Return the seconds to wait after failed attempt number `attempt` (from 0)."""
-        # Beyond 2^16 the bound is `longest_wait_s` for any sensible base.
-        most = min(self.longest_wait_s, self.base_wait_s * 2.0 ** min(attempt, 16))
+        # Beyond 2^16 the bound is `max_wait_s` for any sensible base.
+        most = min(self.max_wait_s, self.base_wait_s * 2.0 ** min(attempt, 16))
         drawn = rng.uniform(0.0, most)
         if retry_after_s is None:
             return drawn
-        told = min(retry_after_s, self.longest_wait_s)
+        told = min(retry_after_s, self.max_wait_s)
         return max(drawn, told * rng.uniform(1.0, 1.25))
 
 

@@ -72,7 +72,7 @@ class Inbox:
         """The client's messages after the body that was read."""
         self._kept: KeptBody | None = None
 
-    def give_again(self, kept: KeptBody) -> None:
+    def replay(self, kept: KeptBody) -> None:
         """Provide the body to the next reader. It is released once it was read."""
         self._kept = kept
 

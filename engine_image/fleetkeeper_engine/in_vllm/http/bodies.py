@@ -11,9 +11,9 @@ from fleetkeeper_engine.in_vllm.http.request_bounds import SMALL_BYTES, Outline,
 
 MIB: Final = 1024**2
 _GRACE_S = 10.0
-_LEAST_BYTES_PER_S = 32 * 1024
-_LONGEST_S = 120.0
-_DISCARDED_AT_MOST = 64 * MIB
+_MIN_BYTES_PER_S = 32 * 1024
+_MAX_RECEIVE_S = 120.0
+_MAX_DISCARDED_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class BodyBudget:
 
     def __init__(self, limits: BodyLimits) -> None:
         self.limits = limits
-        self.most_small = limits.total_bytes
-        self.most_large = limits.total_bytes * 3 // 4
+        self.max_small = limits.total_bytes
+        self.max_large = limits.total_bytes * 3 // 4
         self.held = 0
         self.receiving: set[Intake] = set()
 
-    def cut_slow(self, now: float) -> None:
+    def abort_slow(self, now: float) -> None:
         """Abort the bodies that arrive too slowly; each request is answered 408."""
         for intake in list(self.receiving):
-            intake.cut_if_slow(now)
+            intake.abort_if_slow(now)
 
 
 class Intake:
@@ -48,9 +48,9 @@ class Intake:
 
     __slots__ = (
         "_budget",
-        "_is_cut",
+        "_is_aborted",
+        "_max_bytes",
         "_more",
-        "_most",
         "_size",
         "_started",
         "_task",
@@ -58,12 +58,12 @@ class Intake:
         "outline",
     )
 
-    def __init__(self, budget: BodyBudget, most: int, now: float) -> None:
+    def __init__(self, budget: BodyBudget, max_bytes: int, now: float) -> None:
         self._budget = budget
-        self._most = most
+        self._max_bytes = max_bytes
         self._started = now
         self._size = 0
-        self._is_cut = False
+        self._is_aborted = False
         self._more = True
         self._task: asyncio.Task[object] | None = None
         self.body = b""
@@ -88,7 +88,7 @@ class Intake:
         try:
             if declared is not None and declared.isdigit() and len(declared) < 20:
                 self._check_size(int(declared))
-            self.body = self._taken(await receive())
+            self.body = self._add(await receive())
             if self._more or self._size > SMALL_BYTES:
                 self.body = await self._all(self.body, receive)
         except RefusedBodyError:
@@ -96,7 +96,7 @@ class Intake:
             await self._discard(receive)
             raise
         except asyncio.CancelledError:
-            self._end_cut()
+            self._clear_abort()
             raise RefusedBodyError(
                 408, "body_too_slow", f"The body arrived too slowly: {self._size} bytes so far."
             ) from None
@@ -110,36 +110,36 @@ class Intake:
         self.body = b""
         self.outline = None
 
-    def cut_if_slow(self, now: float) -> None:
+    def abort_if_slow(self, now: float) -> None:
         """Cancel the read if it takes longer than its size allows."""
-        allowed_s = min(_LONGEST_S, _GRACE_S + self._size / _LEAST_BYTES_PER_S)
-        if self._task is not None and not self._is_cut and now - self._started > allowed_s:
-            self._is_cut = True
+        allowed_s = min(_MAX_RECEIVE_S, _GRACE_S + self._size / _MIN_BYTES_PER_S)
+        if self._task is not None and not self._is_aborted and now - self._started > allowed_s:
+            self._is_aborted = True
             self._task.cancel()
 
     async def _discard(self, receive: Receive) -> None:
         """Read the rest without keeping it: a client that still sends would not read the refusal."""
         discarded = 0
         try:
-            while self._more and discarded <= _DISCARDED_AT_MOST:
+            while self._more and discarded <= _MAX_DISCARDED_BYTES:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 discarded += len(message.get("body", b""))
                 self._more = message.get("more_body", False)
         except asyncio.CancelledError:
-            self._end_cut()
+            self._clear_abort()
 
-    def _end_cut(self) -> None:
-        """Clear a cancellation by `cut_if_slow`; raise any other one again."""
-        if not self._is_cut or self._task is None:
+    def _clear_abort(self) -> None:
+        """Clear a cancellation by `abort_if_slow`; raise any other one again."""
+        if not self._is_aborted or self._task is None:
             raise asyncio.CancelledError
         self._task.uncancel()
 
     async def _all(self, part: bytes, receive: Receive) -> bytes:
         parts, unread, unread_bytes = [part], [part], len(part)
         while self._more:
-            part = self._taken(await receive())
+            part = self._add(await receive())
             parts.append(part)
             unread.append(part)
             unread_bytes += len(part)
@@ -158,15 +158,15 @@ class Intake:
             # Other work on the event loop runs between two parts.
             await asyncio.sleep(0)
 
-    def _taken(self, message: Message) -> bytes:
+    def _add(self, message: Message) -> bytes:
         if message["type"] == "http.disconnect":
             raise ClientGone
         part: bytes = message.get("body", b"")
         self._more = message.get("more_body", False)
         budget = self._budget
         size = self._size + len(part)
-        most = budget.most_small if size <= SMALL_BYTES else budget.most_large
-        if size > self._most or budget.held + len(part) > most:
+        max_bytes = budget.max_small if size <= SMALL_BYTES else budget.max_large
+        if size > self._max_bytes or budget.held + len(part) > max_bytes:
             self._check_size(size)
             raise RefusedBodyError(
                 429, "bodies_full", "This replica holds too many large requests. Try again soon."
@@ -176,9 +176,9 @@ class Intake:
         return part
 
     def _check_size(self, size: int) -> None:
-        if size > self._most:
+        if size > self._max_bytes:
             raise RefusedBodyError(
                 413,
                 "body_too_large",
-                f"The body is larger than {self._most} bytes. Send less in one request.",
+                f"The body is larger than {self._max_bytes} bytes. Send less in one request.",
             )

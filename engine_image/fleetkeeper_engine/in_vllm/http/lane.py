@@ -17,9 +17,9 @@ class Lane:
     the supervisor would take a busy lane for a hung engine.
     """
 
-    def __init__(self, at_once: int = 2, most_waiting: int = 32) -> None:
+    def __init__(self, at_once: int = 2, max_waiting: int = 32) -> None:
         self._free = at_once
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
@@ -32,7 +32,7 @@ class Lane:
         """Return the number of free places."""
         return self._free
 
-    async def enter(self, inbox: Inbox) -> bool:
+    async def acquire(self, inbox: Inbox) -> bool:
         """Take a place, or wait for one; return False if the client hung up in the meantime.
 
         Raises:
@@ -41,27 +41,27 @@ class Lane:
         if self._free:
             self._free -= 1
             return True
-        if len(self._waiting) >= self._most_waiting:
+        if len(self._waiting) >= self._max_waiting:
             raise RefusedBodyError(
-                429, "queue_full", f"{self._most_waiting} requests already wait for the tokenizer."
+                429, "queue_full", f"{self._max_waiting} requests already wait for the tokenizer."
             )
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(turn)
+        grant: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(grant)
         gone = loop.create_task(inbox.gone())
-        entered = False
+        acquired = False
         try:
-            await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
-            entered = not gone.done()
+            await asyncio.wait((grant, gone), return_when=asyncio.FIRST_COMPLETED)
+            acquired = not gone.done()
         finally:
             gone.cancel()
-            if not turn.done():
-                self._waiting.remove(turn)
-            elif not entered:
-                self.leave()
-        return entered
+            if not grant.done():
+                self._waiting.remove(grant)
+            elif not acquired:
+                self.release()
+        return acquired
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Return a place, or pass it to the next request."""
         if self._waiting:
             self._waiting.popleft().set_result(None)
@@ -78,11 +78,11 @@ class Place:
 
     def send(self, message: Message) -> Awaitable[None]:
         """Forward a message from the application."""
-        self.leave()
+        self.release()
         return self._send(message)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Return the place. Idempotent."""
         lane, self._lane = self._lane, None
         if lane is not None:
-            lane.leave()
+            lane.release()

@@ -53,10 +53,10 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
     shape_of,
     with_priority,
 )
-from fleetkeeper_engine.in_vllm.http.shared_state import MiddlewarePage
-from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, InsideSettings
+from fleetkeeper_engine.in_vllm.http.shared_state import SharedState
+from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, VllmSettings
 from fleetkeeper_engine.shm.layout import Outcome, Tier
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 
 logger = logging.getLogger("vllm.fleetkeeper")
 
@@ -80,25 +80,25 @@ class TierMiddleware:
     def __init__(
         self,
         app: App,
-        settings: InsideSettings | None = None,
-        page: Page | None = None,
+        settings: VllmSettings | None = None,
+        region: Region | None = None,
         clock: Callable[[], float] = time.monotonic,
         bodies: BodyLimits | None = None,
     ) -> None:
         self._app = app
-        settings = settings or InsideSettings.of_environment()
+        settings = settings or VllmSettings.of_environment()
         self._clock = clock
         self._admission = Admission(settings)
-        self._board = MiddlewarePage(page or Page.of_environment(), self._admission)
+        self._shared_state = SharedState(region or Region.of_environment(), self._admission)
         self._bodies = BodyBudget(bodies or BodyLimits())
         self._lane = Lane()
-        self._most_sequences = settings.max_sequences
+        self._max_sequences = settings.max_sequences
         self._token = settings.internal_token.encode()
         keys = [key for key in (os.environ.get("VLLM_API_KEY", ""),) if key]
         self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
-        self._inside: dict[Ticket, asyncio.Task[object]] = {}
-        self._cut: set[Ticket] = set()
+        self._running: dict[Ticket, asyncio.Task[object]] = {}
+        self._aborted: set[Ticket] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._something_waits = asyncio.Event()
         self._publishes = False
@@ -125,12 +125,12 @@ class TierMiddleware:
         if self._is_internal(headers):
             return self._app(without_headers(scope, (_INTERNAL,), []), receive, send)
         if route is Route.UNKNOWN or (route is Route.LOOPBACK and not _from_loopback(scope)):
-            self._board.rejected += 1
+            self._shared_state.rejected += 1
             return answer(send, 404, unknown_path(scope["path"]))
         if route in (Route.OPEN, Route.LOOPBACK) or scope["method"] == "OPTIONS":
             return self._app(scope, receive, send)
         if self._keys and not self._has_key(headers):
-            self._board.unauthorized += 1
+            self._shared_state.unauthorized += 1
             return answer(send, 401, UNAUTHORIZED)
         if route is Route.GENERATION:
             return self._generation(scope, headers, receive, send)
@@ -144,9 +144,9 @@ class TierMiddleware:
         intake = Intake(self._bodies, self._bodies.limits.request_bytes, self._clock())
         inbox = Inbox(receive)
         try:
-            entered = await self._entered(scope, headers, inbox, send, intake)
-            if entered is not None:
-                await self._admitted(*entered, scope=scope, inbox=inbox, send=send, intake=intake)
+            enqueued = await self._enqueued(scope, headers, inbox, send, intake)
+            if enqueued is not None:
+                await self._admitted(*enqueued, scope=scope, inbox=inbox, send=send, intake=intake)
         finally:
             intake.release()
 
@@ -160,7 +160,7 @@ class TierMiddleware:
         send: Send,
         intake: Intake,
     ) -> None:
-        reply = Reply(send, self._say_last)
+        reply = Reply(send, self._publish_before_end)
         task = asyncio.current_task()
         try:
             self._publish_soon()
@@ -169,22 +169,22 @@ class TierMiddleware:
                 priority = await self._released(ticket, inbox)
             if priority is not None:
                 if task is not None:
-                    self._inside[ticket] = task
+                    self._running[ticket] = task
                 intake.body = with_priority(intake.body, shape, priority)
                 scope = _with_priority_header(scope, priority, len(intake.body))
-                inbox.give_again(intake)
+                inbox.replay(intake)
                 await self._app(scope, inbox.receive, reply.send)
-            elif ticket in self._cut:
+            elif ticket in self._aborted:
                 await answer(send, 503, DRAINED, CLOSE)
         except asyncio.CancelledError:
-            if task is None or ticket not in self._cut or ticket not in self._inside:
+            if task is None or ticket not in self._aborted or ticket not in self._running:
                 raise
             task.uncancel()
-            await reply.cut()
+            await reply.abort()
         finally:
             self._ended(ticket)
 
-    async def _entered(
+    async def _enqueued(
         self,
         scope: Scope,
         headers: Mapping[bytes, bytes],
@@ -197,10 +197,10 @@ class TierMiddleware:
         name = headers.get(_TIER, b"")
         tier = _tier_of(name)
         if tier is None:
-            self._board.rejected += 1
+            self._shared_state.rejected += 1
             await answer(send, 400, unknown_tier(name))
             return None
-        self._board.read_orders()
+        self._shared_state.refresh()
         refusal = self._admission.refuse(tier, headers.get(_REQUEST_ID), arrived)
         if refusal is not None:
             await self._refuse(send, refusal)
@@ -208,11 +208,11 @@ class TierMiddleware:
         shape = await self._read(scope, headers, inbox, send, intake)
         if shape is None:
             return None
-        self._board.read_orders()
+        self._shared_state.refresh()
         now = self._clock()
-        ticket = self._admission.pass_by(
+        ticket = self._admission.try_admit_now(
             tier, shape.sequences, arrived, now
-        ) or self._admission.enter(tier, shape.sequences, arrived, now)
+        ) or self._admission.enqueue(tier, shape.sequences, arrived, now)
         if isinstance(ticket, Refusal):
             await self._refuse(send, ticket)
             return None
@@ -230,19 +230,19 @@ class TierMiddleware:
             await intake.read(inbox.client, headers.get(b"content-length"))
             shape = shape_of(intake.body, scope["path"], intake.outline)
             if shape is not None:
-                check_sequences(shape, scope["path"], self._most_sequences)
+                check_sequences(shape, scope["path"], self._max_sequences)
         except ClientGone:
             return None
         except RefusedBodyError as error:
-            self._board.rejected += 1
+            self._shared_state.rejected += 1
             await refuse_body(send, error)
             return None
         if shape is None:
-            inbox.give_again(intake)
+            inbox.replay(intake)
             await self._app(scope, inbox.receive, send)
             return None
         if shape.in_background and allows_background(scope["path"]):
-            self._board.rejected += 1
+            self._shared_state.rejected += 1
             await answer(send, 400, NO_BACKGROUND)
             return None
         return shape
@@ -256,18 +256,18 @@ class TierMiddleware:
         try:
             await intake.read(inbox.client, headers.get(b"content-length"))
             shape_of(intake.body, scope["path"], intake.outline)
-            if not await self._lane.enter(inbox):
+            if not await self._lane.acquire(inbox):
                 return
             place = Place(self._lane, send)
             try:
-                inbox.give_again(intake)
+                inbox.replay(intake)
                 await self._app(scope, inbox.receive, place.send)
             finally:
-                place.leave()
+                place.release()
         except ClientGone:
             return
         except RefusedBodyError as error:
-            self._board.rejected += 1
+            self._shared_state.rejected += 1
             await refuse_body(send, error)
         finally:
             intake.release()
@@ -278,12 +278,12 @@ class TierMiddleware:
         if ticket.priority is not None:
             return ticket.priority
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiters[ticket] = turn
+        release: asyncio.Future[None] = loop.create_future()
+        self._waiters[ticket] = release
         self._something_waits.set()
         gone = loop.create_task(inbox.gone())
         try:
-            await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((release, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._waiters.pop(ticket, None)
             left = gone.done()
@@ -291,22 +291,22 @@ class TierMiddleware:
         return None if left else ticket.priority
 
     def _ended(self, ticket: Ticket) -> None:
-        self._inside.pop(ticket, None)
-        self._cut.discard(ticket)
+        self._running.pop(ticket, None)
+        self._aborted.discard(ticket)
         self._admission.finish(ticket, self._clock())
         self._pump()
-        if not self._admission.in_hand:
+        if not self._admission.unfinished:
             # Publish now, because the next request may be hours away.
-            self._board.publish()
+            self._shared_state.publish()
 
-    def _say_last(self) -> None:
+    def _publish_before_end(self) -> None:
         """Publish counters before the final frame, so that scrapers see the completed request."""
-        if self._publishes and self._admission.in_hand <= 1:
-            self._board.publish()
+        if self._publishes and self._admission.unfinished <= 1:
+            self._shared_state.publish()
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         self._publish_soon()
-        self._say_last()
+        self._publish_before_end()
         if refusal.outcome is Outcome.DRAINING:
             await answer(send, 503, DRAINED, CLOSE)
             return
@@ -316,8 +316,8 @@ class TierMiddleware:
     def _pump(self) -> None:
         """Release the requests that may be released, and publish the new state."""
         if self._admission.waiting:
-            self._board.read_orders()
-            for ticket in self._admission.take_released(self._clock()):
+            self._shared_state.refresh()
+            for ticket in self._admission.release_ready(self._clock()):
                 waiter = self._waiters.get(ticket)
                 if waiter is not None and not waiter.done():
                     waiter.set_result(None)
@@ -337,18 +337,18 @@ class TierMiddleware:
     def _publish(self, loop: asyncio.AbstractEventLoop) -> None:
         self._publishes = False
         self._publish_due = loop.time() + _PUBLISH_EVERY_S
-        self._board.publish()
+        self._shared_state.publish()
 
     async def _tick(self) -> None:
         """Do what must happen without a request: leases end, limits rise, bins close, drains end."""
         while True:
             try:
                 now = self._clock()
-                self._board.read_orders()
-                self._admission.tick(self._board.engine_oldest(), now)
+                self._shared_state.refresh()
+                self._admission.tick(self._shared_state.engine_oldest(), now)
                 self._pump()
-                self._bodies.cut_slow(now)
-                if self._board.drain_is_over(now):
+                self._bodies.abort_slow(now)
+                if self._shared_state.drain_is_over(now):
                     self._end_drain(now)
             except Exception:
                 # Every request moves the queue too; the next tick tries again.
@@ -364,14 +364,14 @@ class TierMiddleware:
             await asyncio.wait_for(self._something_waits.wait(), _REST_S)
 
     def _end_drain(self, now: float) -> None:
-        for ticket in self._admission.expel(now):
-            self._cut.add(ticket)
+        for ticket in self._admission.flush(now):
+            self._aborted.add(ticket)
             waiter = self._waiters.get(ticket)
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
-        for ticket, task in list(self._inside.items()):
-            if ticket not in self._cut:
-                self._cut.add(ticket)
+        for ticket, task in list(self._running.items()):
+            if ticket not in self._aborted:
+                self._aborted.add(ticket)
                 task.cancel()
 
     def _is_internal(self, headers: Mapping[bytes, bytes]) -> bool:

@@ -25,7 +25,7 @@ DRAINED = error_body(
     "draining",
 )
 _EVENTS = b"text/event-stream"
-_CUT_EVENT = b"data: " + DRAINED + b"\n\ndata: [DONE]\n\n"
+_ABORT_EVENT = b"data: " + DRAINED + b"\n\ndata: [DONE]\n\n"
 
 
 class Reply:
@@ -50,14 +50,16 @@ class Reply:
             self._ended = True
             self._before_end()
 
-    async def cut(self) -> None:
+    async def abort(self) -> None:
         """End the response at a whole frame: a clean 503, or an error as the last event."""
         if self._ended:
             return
         if self._start is None:
             await answer(self._send, 503, DRAINED, CLOSE)
         elif first_headers(self._start).get(b"content-type", b"").startswith(_EVENTS):
-            await self._send({"type": "http.response.body", "body": _CUT_EVENT, "more_body": False})
+            await self._send(
+                {"type": "http.response.body", "body": _ABORT_EVENT, "more_body": False}
+            )
 
 
 UNAUTHORIZED = error_body(

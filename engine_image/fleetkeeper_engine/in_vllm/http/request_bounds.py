@@ -18,13 +18,13 @@ from typing import Any, Final
 
 SMALL_BYTES: Final = 65_536
 """Larger bodies are outlined, in parts of this size."""
-MOST_DEPTH: Final = 64
-MOST_VALUES: Final = 20_000
+MAX_DEPTH: Final = 64
+MAX_VALUES: Final = 20_000
 """Values in lists and objects. Lists of token numbers do not count."""
-MOST_MESSAGES: Final = 2048
+MAX_MESSAGES: Final = 2048
 _FEW_MESSAGES = 64
 """Up to this many wrong messages are left to vLLM, which names every error in each."""
-_MOST_OUTLINE_BYTES = 512 * 1024
+_MAX_OUTLINE_BYTES = 512 * 1024
 _LONG_STRING_BYTES = 256
 """Every name that matters is shorter, however it is escaped."""
 _FEW_BYTES = 4096
@@ -127,7 +127,7 @@ class Outline:
             kept = _RUN.sub(_shortened, kept)
         self._kept.append(kept)
         self._length += len(kept)
-        if self._length > _MOST_OUTLINE_BYTES:
+        if self._length > _MAX_OUTLINE_BYTES:
             raise too_many_values()
 
 
@@ -152,7 +152,7 @@ def _shortened(run: re.Match[bytes]) -> bytes:
 def needs_check(body: bytes) -> bool:
     """Return whether a small body could be deeper or have more values than allowed."""
     brackets = body.count(b"[") + body.count(b"{")
-    return brackets > MOST_DEPTH or (len(body) > _FEW_BYTES and body.count(b",") > _MANY_COMMAS)
+    return brackets > MAX_DEPTH or (len(body) > _FEW_BYTES and body.count(b",") > _MANY_COMMAS)
 
 
 def check_structure(fields: Mapping[str, Any], *, outlined: bool) -> None:
@@ -172,12 +172,12 @@ def check_structure(fields: Mapping[str, Any], *, outlined: bool) -> None:
         }
     ]
     values = 0
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         for container in level:
             members = container.values() if type(container) is dict else container
             values += len(members)
-            if values > MOST_VALUES or (outlined and _MANY in members):
+            if values > MAX_VALUES or (outlined and _MANY in members):
                 raise too_many_values()
             inner += [m for m in members if (kind := type(m)) is dict or kind is list]
         if not inner:
@@ -199,11 +199,11 @@ def check_messages(messages: object) -> None:
             if isinstance(message, dict) and not _is_content(message.get("content")):
                 raise _wrong_message(place)
         return
-    if len(messages) > MOST_MESSAGES:
+    if len(messages) > MAX_MESSAGES:
         raise RefusedBodyError(
             400,
             "too_many_messages",
-            f"messages has {len(messages)} items; at most {MOST_MESSAGES} are allowed.",
+            f"messages has {len(messages)} items; at most {MAX_MESSAGES} are allowed.",
             "messages",
         )
     for place, message in enumerate(messages):
@@ -254,7 +254,7 @@ def too_many_values() -> RefusedBodyError:
     return RefusedBodyError(
         400,
         "too_many_values",
-        f"The body has more than {MOST_VALUES} values. Send less in one request; "
+        f"The body has more than {MAX_VALUES} values. Send less in one request; "
         "only prompt, input and tokens may hold long lists of token numbers.",
     )
 
@@ -262,5 +262,5 @@ def too_many_values() -> RefusedBodyError:
 def too_deep() -> RefusedBodyError:
     """Return the refusal of a body that is nested too deeply."""
     return RefusedBodyError(
-        400, "too_deep", f"The body is nested more than {MOST_DEPTH} levels deep."
+        400, "too_deep", f"The body is nested more than {MAX_DEPTH} levels deep."
     )

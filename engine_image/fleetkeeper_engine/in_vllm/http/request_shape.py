@@ -68,9 +68,9 @@ _LISTS = {
     "/v2/rerank": ("documents",),
 }
 _POOLED = ("input", "messages")
-MOST_POOLED = 2048
+MAX_POOLED = 2048
 """Inputs of one request for embeddings or scores, which take one step each. OpenAI has the same bound."""
-_COUNTED_AT_MOST = 10**9
+_MAX_COUNTED = 10**9
 _INT = TypeAdapter(int)
 
 
@@ -154,14 +154,14 @@ def _parsed(body: bytes) -> object:
     return fields
 
 
-def most_sequences(path: str, at_once: int) -> int:
+def max_sequences(path: str, at_once: int) -> int:
     """Return the most sequences that one request of a route may ask for.
 
     Args:
         path: the route's path.
         at_once: the most that the engine can run at once: its limit at the start.
     """
-    return at_once if path in _LISTS and not _scores(path) else max(at_once, MOST_POOLED)
+    return at_once if path in _LISTS and not _scores(path) else max(at_once, MAX_POOLED)
 
 
 def check_sequences(shape: Shape, path: str, at_once: int) -> None:
@@ -170,7 +170,7 @@ def check_sequences(shape: Shape, path: str, at_once: int) -> None:
     Raises:
         RefusedBodyError: 422 with the value, the ceiling and what to do.
     """
-    if shape.sequences <= at_once or shape.sequences <= (most := most_sequences(path, at_once)):
+    if shape.sequences <= at_once or shape.sequences <= (most := max_sequences(path, at_once)):
         return
     param = "n" if path in _CHOICES else "input"
     raise RefusedBodyError(
@@ -201,7 +201,7 @@ def sequences_of(fields: Mapping[str, Any], path: str) -> int:
         texts = inputs if fields.get("prompt") not in (None, "", []) else 0
         inputs = max(1, texts + (len(embedded) if isinstance(embedded, list) else 1))
     choices = max(_whole(fields.get("n")), _whole(fields.get("best_of")))
-    return min(_COUNTED_AT_MOST, inputs * choices)
+    return min(_MAX_COUNTED, inputs * choices)
 
 
 def _check_choices(outlined: Mapping[str, Any]) -> None:
@@ -231,7 +231,7 @@ def _whole(value: object) -> int:
             value = _INT.validate_python(value)
         except ValidationError:
             return 1
-    return min(max(value, 1), _COUNTED_AT_MOST)
+    return min(max(value, 1), _MAX_COUNTED)
 
 
 def with_priority(body: bytes, shape: Shape, priority: int) -> bytes:

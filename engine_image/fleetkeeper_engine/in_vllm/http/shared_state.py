@@ -7,7 +7,7 @@ from array import array
 
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, Outcome, SupervisorBlock, Tier
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 
 _NO_ARRIVALS = (0.0, 0.0, 0.0)
 _AT = MIDDLEWARE.cells
@@ -31,41 +31,43 @@ _ARRIVALS, _SQUARED = (_cells_of(name, len(Tier)) for name in ("arrivals", "arri
 _OUTCOMES = _cells_of("outcomes", len(Tier) * len(Outcome))
 
 
-class MiddlewarePage:
+class SharedState:
     """The middleware's view of shared memory: reads the supervisor's block, writes what admission counts."""
 
-    def __init__(self, page: Page | None, admission: Admission) -> None:
-        self._page = page
+    def __init__(self, region: Region | None, admission: Admission) -> None:
+        self._region = region
         self._admission = admission
         self._cells = Cells(MIDDLEWARE)
         self._cells.whole[MIDDLEWARE.cells["pid"]] = os.getpid()
-        self._orders: SupervisorBlock | None = None
-        self._orders_sequence = -1
+        self._supervisor_block: SupervisorBlock | None = None
+        self._supervisor_sequence = -1
         self.unauthorized = 0
         self.rejected = 0
 
-    def read_orders(self) -> None:
+    def refresh(self) -> None:
         """Pass a changed supervisor's block to admission."""
-        if self._page is None:
+        if self._region is None:
             return
-        sequence = self._page.orders_sequence()
-        if sequence != self._orders_sequence:
-            self._orders_sequence = sequence
-            self._orders = self._page.read_supervisor()
-            self._admission.take_orders(self._orders)
+        sequence = self._region.supervisor_sequence()
+        if sequence != self._supervisor_sequence:
+            self._supervisor_sequence = sequence
+            self._supervisor_block = self._region.read_supervisor()
+            self._admission.apply_supervisor_block(self._supervisor_block)
 
     def drain_is_over(self, now: float) -> bool:
         """Return whether the deadline of a drain has passed."""
-        orders = self._orders
-        return orders is not None and orders.draining and 0.0 < orders.drain_deadline <= now
+        block = self._supervisor_block
+        return block is not None and block.draining and 0.0 < block.drain_deadline <= now
 
     def engine_oldest(self) -> tuple[float, ...]:
         """Return the arrival of the oldest request inside vLLM that no step has held yet, by tier."""
-        return _NO_ARRIVALS if self._page is None else self._page.read_pulse().oldest_arrival
+        return (
+            _NO_ARRIVALS if self._region is None else self._region.read_heartbeat().oldest_arrival
+        )
 
     def publish(self) -> None:
         """Write the block."""
-        if self._page is None:
+        if self._region is None:
             return
         whole, real, admission = self._cells.whole, self._cells.real, self._admission
         # Attributes instead of methods: for a lone request this runs twice.
@@ -78,8 +80,10 @@ class MiddlewarePage:
         whole[_ARRIVALS] = array("Q", admission.arrivals.total)
         whole[_SQUARED] = array("Q", admission.arrivals.squared)
         whole[_OUTCOMES] = array("Q", admission.outcomes)
-        whole[_AT["generation"]] = 0 if self._orders is None else self._orders.generation
+        whole[_AT["generation"]] = (
+            0 if self._supervisor_block is None else self._supervisor_block.generation
+        )
         whole[_AT["unauthorized"]] = self.unauthorized
         whole[_AT["rejected"]] = self.rejected
         whole[_AT["own_rule_closed"]] = int(admission.own_rule_closed)
-        self._page.publish(self._cells)
+        self._region.publish(self._cells)

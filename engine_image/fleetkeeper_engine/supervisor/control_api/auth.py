@@ -15,11 +15,11 @@ from typing import Any
 
 import jwt
 
-MOST_AGE_S = 60.0
+MAX_AGE_S = 60.0
 LEEWAY_S = 30.0
 """Maximum difference between the clocks of two machines."""
-MOST_KEYS = 3
-MOST_TOKEN_BYTES = 4096
+MAX_KEYS = 3
+MAX_TOKEN_BYTES = 4096
 KEYS_FILE = "jwks.json"
 
 
@@ -43,8 +43,8 @@ def parse_keys(text: str) -> dict[str, jwt.PyJWK]:
     """
     document = json.loads(text)
     listed = document.get("keys") if isinstance(document, dict) else None
-    if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_KEYS:
-        raise ValueError(f"expected a JWKS of 1 to {MOST_KEYS} keys")
+    if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_KEYS:
+        raise ValueError(f"expected a JWKS of 1 to {MAX_KEYS} keys")
     keys: dict[str, jwt.PyJWK] = {}
     for entry in listed:
         if (
@@ -103,11 +103,11 @@ class Verifier:
             UnauthorizedError: if anything about it is wrong.
         """
         scheme, _, token = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not token or len(token) > MOST_TOKEN_BYTES:
+        if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_BYTES:
             raise UnauthorizedError("no bearer token")
         claims, kid = self._signed_claims(token)
         issued, epoch, identifier = claims["iat"], claims.get("epoch"), claims["jti"]
-        if not _is_number(issued) or not -LEEWAY_S <= now - issued <= MOST_AGE_S + LEEWAY_S:
+        if not _is_number(issued) or not -LEEWAY_S <= now - issued <= MAX_AGE_S + LEEWAY_S:
             raise UnauthorizedError("the token is too old or from the future")
         if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
             raise UnauthorizedError("the token has no epoch")
@@ -150,7 +150,7 @@ class Verifier:
         if identifier in self._used:
             raise UnauthorizedError("the token was used before")
         # The longest time that a token can still pass the age check, whatever its iat is.
-        self._used[identifier] = now + MOST_AGE_S + 2 * LEEWAY_S
+        self._used[identifier] = now + MAX_AGE_S + 2 * LEEWAY_S
 
 
 def _is_number(value: object) -> bool:

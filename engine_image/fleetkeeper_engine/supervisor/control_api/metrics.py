@@ -18,9 +18,9 @@ from fleetkeeper_engine.limits import LimitRange, limits_in_force
 from fleetkeeper_engine.shm.histogram import cumulative
 from fleetkeeper_engine.shm.layout import (
     CapBlock,
+    HeartbeatBlock,
     MiddlewareBlock,
     Outcome,
-    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
     Tier,
@@ -61,21 +61,21 @@ class _Once(Collector):
 def _families(
     pod: PodState, kids: Iterable[str], now: float, *, engine_up: bool
 ) -> Iterator[Metric]:
-    scheduler, pulse, middleware = pod.scheduler(), pod.pulse(), pod.middleware()
+    scheduler, heartbeat, middleware = pod.scheduler(), pod.heartbeat(), pod.middleware()
     yield from _engine(pod, scheduler, engine_up=engine_up)
     yield from _memory(pod, now)
     yield from _limits(pod, scheduler, kids, now)
     # Counters that do not move while requests are answered would look like a hang, so none is
     # better.
-    blind = scheduler is not None and scheduler.blind
-    if not blind and (scheduler is not None or middleware is not None):
+    instrumentation_disabled = scheduler is not None and scheduler.instrumentation_disabled
+    if not instrumentation_disabled and (scheduler is not None or middleware is not None):
         yield from _load(scheduler, middleware)
-        yield from _oldest(pulse, middleware or MiddlewareBlock(), now)
+        yield from _oldest(heartbeat, middleware or MiddlewareBlock(), now)
     if middleware is not None:
         yield from _arrivals(middleware)
-    if scheduler is not None and not blind:
+    if scheduler is not None and not instrumentation_disabled:
         yield from _work(scheduler)
-        yield _counter("fleetkeeper_schedule_calls_total", pulse.schedule_calls)
+        yield _counter("fleetkeeper_schedule_calls_total", heartbeat.schedule_calls)
     yield _gauge("fleetkeeper_stalled_seconds", stalled_s(pod.progress, now))
     yield _gauge("fleetkeeper_hung", pod.is_hung(now))
 
@@ -121,9 +121,9 @@ def _limits(
     pod: PodState, scheduler: SchedulerBlock | None, kids: Iterable[str], now: float
 ) -> Iterator[Metric]:
     yield _gauges("fleetkeeper_control_keys", [Sample((kid,), 1) for kid in kids])
-    yield _gauge("fleetkeeper_limit_lease_seconds", pod.orders.lease_left_s(now))
-    order = pod.orders.order
-    accepted = order.generation if order else 0
+    yield _gauge("fleetkeeper_limit_lease_seconds", pod.lease.seconds_left(now))
+    request = pod.lease.request
+    accepted = request.generation if request else 0
     applied = scheduler.generation if scheduler else 0
     yield _gauges(
         "fleetkeeper_limit_generation",
@@ -134,9 +134,9 @@ def _limits(
     sequences = LimitRange(scheduler.floor_sequences, scheduler.ceiling_sequences)
     tokens = LimitRange(scheduler.floor_tokens, scheduler.ceiling_tokens)
     block = SupervisorBlock(
-        sequences=order.sequences if order else 0,
-        tokens=order.tokens if order else 0,
-        lease_deadline=pod.orders.lease_deadline,
+        sequences=request.sequences if request else 0,
+        tokens=request.tokens if request else 0,
+        lease_deadline=pod.lease.deadline,
     )
     wanted = limits_in_force(block, sequences, tokens, now)
     yield _limit("sequences", wanted.sequences, scheduler.limit_sequences, sequences)
@@ -166,10 +166,10 @@ def _load(scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None) 
     yield _gauges("fleetkeeper_running", running)
 
 
-def _oldest(pulse: PulseBlock, middleware: MiddlewareBlock, now: float) -> Iterator[Metric]:
+def _oldest(heartbeat: HeartbeatBlock, middleware: MiddlewareBlock, now: float) -> Iterator[Metric]:
     oldest = []
     for tier in Tier:
-        arrivals = (block.oldest_arrival[tier] for block in (pulse, middleware))
+        arrivals = (block.oldest_arrival[tier] for block in (heartbeat, middleware))
         waits = (now - arrival for arrival in arrivals if arrival > 0)
         oldest.append(Sample((tier.label,), max(waits, default=0.0)))
     yield _gauges("fleetkeeper_oldest_wait_seconds", oldest)

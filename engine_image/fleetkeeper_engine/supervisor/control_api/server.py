@@ -13,14 +13,17 @@ from aiohttp import web
 
 from fleetkeeper_engine.supervisor.control_api.auth import UnauthorizedError, Verifier
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
-from fleetkeeper_engine.supervisor.limits_requests import RefusedOrderError, parse_order
+from fleetkeeper_engine.supervisor.limits_requests import (
+    RefusedLimitsRequestError,
+    parse_limits_request,
+)
 from fleetkeeper_engine.supervisor.state import PodState
 
 logger = logging.getLogger("fleetkeeper.control")
 
-MOST_BODY_BYTES = 16_384
-APPLIED_LOOK_S = 0.005
-APPLIED_LOOKS = 20
+MAX_BODY_BYTES = 16_384
+APPLIED_POLL_S = 0.005
+APPLIED_POLLS = 20
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Scrape = Callable[[], Awaitable[bytes | None]]
@@ -38,7 +41,7 @@ class ControlPort:
 
     def app(self) -> web.Application:
         """Return the application to serve."""
-        app = web.Application(client_max_size=MOST_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.add_routes(
             [
                 web.get("/metrics", self.metrics),
@@ -55,7 +58,7 @@ class ControlPort:
         """Return our metrics, then vLLM's."""
         engine_text = await self.scrape_engine()
         now = self.monotonic()
-        self.pod.look(now)
+        self.pod.observe(now)
         body = render_metrics(self.pod, self.verifier.kids, now, engine_text)
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
@@ -66,14 +69,14 @@ class ControlPort:
     async def live(self, _request: web.Request) -> web.Response:
         """Return 503 if the engine hangs."""
         now = self.monotonic()
-        self.pod.look(now)
+        self.pod.observe(now)
         hung = ("the engine is hung: pending requests, but no step completes",)
         return _health(() if self.pod.is_live(now) else hung)
 
     async def ready(self, _request: web.Request) -> web.Response:
         """Return 503 with the reasons while the pod should get no requests."""
         now = self.monotonic()
-        self.pod.look(now)
+        self.pod.observe(now)
         return _health(self.pod.readiness(now).obstacles)
 
     async def get_limits(self, request: web.Request) -> web.Response:
@@ -88,15 +91,15 @@ class ControlPort:
         if epoch is None:
             return self._refused_bearer()
         try:
-            order = parse_order(await request.read(), self.pod.ranges())
-            self.pod.take(order, epoch, self.monotonic())
-        except RefusedOrderError as error:
+            limits_request = parse_limits_request(await request.read(), self.pod.ranges())
+            self.pod.accept(limits_request, epoch, self.monotonic())
+        except RefusedLimitsRequestError as error:
             return self._counted(error.status, {"error": str(error), **error.detail})
-        for _ in range(APPLIED_LOOKS):
+        for _ in range(APPLIED_POLLS):
             if self.pod.is_applied():
                 break
             # Another process writes this memory, so there is no event to wait for.
-            await asyncio.sleep(APPLIED_LOOK_S)
+            await asyncio.sleep(APPLIED_POLL_S)
         return self._counted(200, self._state())
 
     def _bearer(self, request: web.Request) -> int | None:
@@ -118,19 +121,19 @@ class ControlPort:
 
     def _state(self) -> dict[str, Any]:
         pod, now = self.pod, self.monotonic()
-        scheduler, order = pod.scheduler(), pod.orders.order
+        scheduler, limits_request = pod.scheduler(), pod.lease.request
         running = sum(scheduler.running) if scheduler else 0
         limit = scheduler.limit_sequences if scheduler else 0
         return {
-            "accepted": order.generation if order else 0,
+            "accepted": limits_request.generation if limits_request else 0,
             "applied": scheduler.generation if scheduler else 0,
             "supported": bool(scheduler and scheduler.supported),
             "idle": pod.is_applied() and running == 0,
-            "epoch": pod.orders.epoch,
-            "leaseSeconds": round(pod.orders.lease_left_s(now), 3),
+            "epoch": pod.lease.epoch,
+            "leaseSeconds": round(pod.lease.seconds_left(now), 3),
             "wanted": {
-                "sequences": order.sequences if order else None,
-                "tokens": order.tokens if order else None,
+                "sequences": limits_request.sequences if limits_request else None,
+                "tokens": limits_request.tokens if limits_request else None,
             },
             "effective": {
                 "sequences": limit,

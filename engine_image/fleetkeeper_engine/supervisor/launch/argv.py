@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleetkeeper_engine.in_vllm.settings import (
-    ENVIRONMENT as INSIDE_ENVIRONMENT,
+    ENVIRONMENT as VLLM_SETTINGS_ENVIRONMENT,
 )
 from fleetkeeper_engine.in_vllm.settings import (
     MIDDLEWARE,
     SCHEDULER_FACTORY,
-    InsideSettings,
+    VllmSettings,
 )
-from fleetkeeper_engine.shm.region import ENVIRONMENT as PAGE_ENVIRONMENT
+from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.spec import (
     ENVIRONMENT as DOCUMENT_ENVIRONMENT,
 )
@@ -44,7 +44,7 @@ class Launch:
     lora_rank: int
     max_length: int
     """The longest sequence in tokens: the document's, else the model's own."""
-    page: str
+    region: str
     package_path: str
     """The directory that holds fleetkeeper_engine and its entry points."""
     internal_token: str
@@ -82,14 +82,14 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
         ("kv-cache-memory-bytes", _per_rank(plan.kv_cache_bytes, engine.tensor_parallel_size)),
         ("gpu-memory-utilization", _share(plan.gpu_memory_utilization)),
     ]
-    words = [launch.python, "-m", launch.entry]
-    words += [f"--{name}={value}" for name, value in options if value is not None]
-    words.append(f"--{'' if engine.prefix_caching else 'no-'}enable-prefix-caching")
+    arguments = [launch.python, "-m", launch.entry]
+    arguments += [f"--{name}={value}" for name, value in options if value is not None]
+    arguments.append(f"--{'' if engine.prefix_caching else 'no-'}enable-prefix-caching")
     if launch.eager and "enforce-eager" not in engine.options:
-        words.append("--enforce-eager")
-    words += _adapter_words(launch.adapters, launch.lora_rank)
-    words += [_option_word(name, value) for name, value in sorted(engine.options.items())]
-    return words
+        arguments.append("--enforce-eager")
+    arguments += _adapter_arguments(launch.adapters, launch.lora_rank)
+    arguments += [_option_argument(name, value) for name, value in sorted(engine.options.items())]
+    return arguments
 
 
 def desired_prefill_threshold(max_tokens: int, max_length: int) -> int:
@@ -108,8 +108,10 @@ def desired_environment(
     # VLLM_CPU_KVCACHE_SPACE overrides --kv-cache-memory-bytes and accepts whole GiB only.
     hidden = {"VLLM_CPU_KVCACHE_SPACE", DOCUMENT_ENVIRONMENT}
     child = {name: value for name, value in environment.items() if name not in hidden}
-    child[PAGE_ENVIRONMENT] = launch.page
-    child[INSIDE_ENVIRONMENT] = desired_inside(document, launch.internal_token).to_json()
+    child[REGION_ENVIRONMENT] = launch.region
+    child[VLLM_SETTINGS_ENVIRONMENT] = desired_vllm_settings(
+        document, launch.internal_token
+    ).to_json()
     child["PYTHONPATH"] = ":".join(filter(None, [launch.package_path, child.get("PYTHONPATH")]))
     # The output of a killed process must not be lost in its buffer, because it decides the exit
     # code.
@@ -125,10 +127,10 @@ def desired_environment(
     return child
 
 
-def desired_inside(document: EngineDocument, internal_token: str) -> InsideSettings:
+def desired_vllm_settings(document: EngineDocument, internal_token: str) -> VllmSettings:
     """Return the start-up values for our code inside vLLM's processes."""
     batching, tiers = document.batching, document.tiers
-    return InsideSettings(
+    return VllmSettings(
         max_sequences=batching.max_sequences,
         min_sequences=batching.min_sequences,
         max_tokens=batching.max_tokens,
@@ -152,7 +154,7 @@ def _share(value: float | None) -> str | None:
     return None if value is None else f"{value:.4f}"
 
 
-def _adapter_words(adapters: Mapping[str, str], rank: int) -> list[str]:
+def _adapter_arguments(adapters: Mapping[str, str], rank: int) -> list[str]:
     if not adapters:
         return []
     return [
@@ -166,7 +168,7 @@ def _adapter_words(adapters: Mapping[str, str], rank: int) -> list[str]:
     ]
 
 
-def _option_word(name: str, value: str) -> str:
+def _option_argument(name: str, value: str) -> str:
     if value == "true":
         return f"--{name}"
     if value == "false":

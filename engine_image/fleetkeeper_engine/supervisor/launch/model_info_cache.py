@@ -21,12 +21,12 @@ FOLDER = "modelinfos"
 """vLLM's name for it in its cache directory."""
 
 
-def brought(prefix: Path | str = sys.prefix) -> Path:
+def bundled_answers(prefix: Path | str = sys.prefix) -> Path:
     """Return where an image keeps its answers."""
     return Path(prefix) / "share" / "fleetkeeper" / FOLDER
 
 
-def lay_out(environment: Mapping[str, str], source: Path) -> int:
+def install_answers(environment: Mapping[str, str], source: Path) -> int:
     """Copy the answers that vLLM's cache directory lacks; return their number.
 
     vLLM inspects the class itself if a copy fails.

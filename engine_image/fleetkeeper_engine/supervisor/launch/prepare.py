@@ -94,14 +94,14 @@ async def prepare(
         adapters={name: str(path) for name, path in adapters.items()},
         lora_rank=lora_rank(facts.largest_adapter_rank),
         max_length=document.engine.max_model_length or facts.max_length,
-        page=str(run_directory / "page"),
+        region=str(run_directory / "page"),
         package_path=PACKAGE_PATH,
         internal_token=secrets.token_urlsafe(24),
         eager=document.accelerator is Accelerator.CPU and shutil.which("g++") is None,
         threads=desired_threads(read_cpu_quota(), len(os.sched_getaffinity(0))),
     )
     of_child = desired_environment(document, launch, environment)
-    model_info_cache.lay_out(of_child, model_info_cache.brought())
+    model_info_cache.install_answers(of_child, model_info_cache.bundled_answers())
     return Prepared(
         argv=desired_argv(document, plan, launch),
         environment=of_child,
@@ -188,8 +188,8 @@ def _own_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _measured_key(document: EngineDocument, features: Features) -> str:
     """Return a key that is equal for starts with equal memory beyond their plan."""
-    told = document.model_dump_json(include={"accelerator", "model", "engine", "batching"})
-    return hashlib.sha256(f"{features.vllm_version} {told}".encode()).hexdigest()[:16]
+    inputs = document.model_dump_json(include={"accelerator", "model", "engine", "batching"})
+    return hashlib.sha256(f"{features.vllm_version} {inputs}".encode()).hexdigest()[:16]
 
 
 def _devices(document: EngineDocument, environment: Mapping[str, str]) -> DeviceReader:

@@ -92,8 +92,8 @@ def read_cpu_quota(root: Path = ROOT, membership: Path = SELF) -> float | None:
     file = _nearest(root, paths.get("", "/"), "cpu.max") / "cpu.max"
     if not file.exists():
         return None
-    words = file.read_text().split()
-    return None if words[0] == "max" else int(words[0]) / int(words[1])
+    fields = file.read_text().split()
+    return None if fields[0] == "max" else int(fields[0]) / int(fields[1])
 
 
 def _paths(membership: Path) -> dict[str, str]:

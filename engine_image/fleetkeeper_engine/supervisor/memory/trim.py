@@ -45,7 +45,7 @@ def unwritten_spans(smaps: Iterable[str]) -> Iterator[Span]:
             span = None
 
 
-def give_back() -> None:
+def trim_memory() -> None:
     """Return free heap and unneeded library pages to the kernel. Takes some milliseconds."""
     gc.collect()
     libc = ctypes.CDLL(None)

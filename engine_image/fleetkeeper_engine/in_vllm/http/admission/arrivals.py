@@ -8,7 +8,7 @@ from fleetkeeper_engine.shm.layout import TIERS, Tier
 
 RETRY_MEMORY_S = 60.0
 """The same X-Request-Id within this time is a retry of a request that was counted."""
-_MOST_REMEMBERED = 65_536
+_MAX_REMEMBERED = 65_536
 _ID_BYTES = 128
 """Only this many bytes of an identifier are compared."""
 
@@ -27,7 +27,7 @@ class Arrivals:
         self._bin_second = 0
         self._seen: dict[bytes, float] = {}
 
-    def saw(self, tier: Tier, request_id: bytes | None, now: float) -> bool:
+    def record(self, tier: Tier, request_id: bytes | None, now: float) -> bool:
         """Count a request unless it is a retry. Return whether it was counted."""
         if not self._bin_second <= now < self._bin_second + 1:
             self.close_bins(now)
@@ -52,7 +52,7 @@ class Arrivals:
         seen = self._seen
         while seen:
             oldest = next(iter(seen))
-            if now - seen[oldest] < RETRY_MEMORY_S and len(seen) < _MOST_REMEMBERED:
+            if now - seen[oldest] < RETRY_MEMORY_S and len(seen) < _MAX_REMEMBERED:
                 break
             del seen[oldest]
         if request_id in seen:

@@ -1,7 +1,7 @@
 """The one queue in front of the engine. Pure: no I/O, every call takes `now` (CLOCK_MONOTONIC, s).
 
 Requests arrive, are refused or wait, are released into vLLM as sequences become free, and finish.
-The middleware calls `take_released` after every change and hands each ticket to vLLM.
+The middleware calls `release_ready` after every change and hands each ticket to vLLM.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fleetkeeper_engine.in_vllm.http.admission.rules import (
     decide_next,
     fits_alone,
 )
-from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn, microseconds
+from fleetkeeper_engine.in_vllm.priority import PriorityRule, ReleaseReason, microseconds
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, RecentPeak
-from fleetkeeper_engine.in_vllm.settings import InsideSettings
+from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.limits import LimitRange, lease_holds, limits_change_at, limits_in_force
 from fleetkeeper_engine.policy import Policy
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
@@ -41,7 +41,7 @@ class Ticket:
     arrival_us: int
     priority: int | None = None
     """Set when it is released."""
-    turn: Turn = Turn.ORDINARY
+    reason: ReleaseReason = ReleaseReason.ORDINARY
     """The reason of its release."""
     done: bool = False
 
@@ -66,7 +66,7 @@ class TierState:
     waiting_sequences: int = 0
     held: int = 0
     """Sequences inside vLLM."""
-    held_first: int = 0
+    priority_held: int = 0
     """Sequences inside vLLM that were released ahead of ordinary ones."""
     released: int = 0
     """Requests inside vLLM."""
@@ -87,7 +87,7 @@ class TierState:
 class Admission:
     """The queues with their shares, floors and the pod's own rule."""
 
-    def __init__(self, settings: InsideSettings) -> None:
+    def __init__(self, settings: VllmSettings) -> None:
         self._start_policy = Policy(
             queue_limits=(
                 settings.realtime_queue_limit,
@@ -105,7 +105,7 @@ class Admission:
             microseconds(settings.standard_offset_s), microseconds(settings.batch_ageing_s)
         )
         self.tiers = (TierState(), TierState(), TierState())
-        self._orders: SupervisorBlock | None = None
+        self._supervisor_block: SupervisorBlock | None = None
         self._realtime_seen: float | None = None
         self._realtime_peak = RecentPeak()
         self._last_arrival_us = 0
@@ -119,29 +119,31 @@ class Admission:
         self.released = 0
         """Requests inside vLLM."""
 
-    def take_orders(self, orders: SupervisorBlock | None) -> None:
+    def apply_supervisor_block(self, block: SupervisorBlock | None) -> None:
         """Apply the supervisor's block; None means it cannot be read, so start-up values apply."""
-        self._orders = orders
-        self._policy = _policy_in(orders) or self._start_policy
+        self._supervisor_block = block
+        self._policy = _policy_in(block) or self._start_policy
         self._room_until = -math.inf
 
     def refuse(self, tier: Tier, request_id: bytes | None, now: float) -> Refusal | None:
         """Count an arrival, and return a refusal if its body need not be read."""
-        self.arrivals.saw(tier, request_id, now)
+        self.arrivals.record(tier, request_id, now)
         if tier is Tier.REALTIME:
             self._realtime_seen = now
-        if self._orders is not None and self._orders.draining:
+        if self._supervisor_block is not None and self._supervisor_block.draining:
             return self._refused(tier, Outcome.DRAINING, now)
         if not self._is_open(tier, now):
             return self._refused(tier, Outcome.TIER_CLOSED, now)
-        if self._is_full(tier) and not self._could_leave_at_once(tier, now):
+        if self._is_full(tier) and not self._fits_now(tier, now):
             return self._refused(tier, Outcome.QUEUE_FULL, now)
         return None
 
-    def pass_by(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | None:
+    def try_admit_now(
+        self, tier: Tier, sequences: int, arrived: float, now: float
+    ) -> Ticket | None:
         """Release a request at once if nothing waits and there is room; else return None.
 
-        The result is that of `enter` and `take_released`. Most requests take this shorter path.
+        The result is that of `enqueue` and `release_ready`. Most requests take this shorter path.
         """
         if self.waiting:
             return None
@@ -153,10 +155,10 @@ class Admission:
         overdue = ticket.arrival_us < microseconds(now) - self.rule.batch_ageing_us
         if overdue or not fits_alone(tier, ticket.sequences, held, self.room(now)):
             return None
-        self._admit(ticket, Turn.ORDINARY, self.room(now))
+        self._admit(ticket, ReleaseReason.ORDINARY, self.room(now))
         return ticket
 
-    def enter(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | Refusal:
+    def enqueue(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket | Refusal:
         """Put a request into the queue, or refuse it if the queue is full by now.
 
         Args:
@@ -165,7 +167,7 @@ class Admission:
             arrived: when its first byte arrived; its wait counts from here.
             now: the time.
         """
-        if self._is_full(tier) and not self._could_leave_at_once(tier, now):
+        if self._is_full(tier) and not self._fits_now(tier, now):
             return self._refused(tier, Outcome.QUEUE_FULL, now)
         ticket = self._ticket(tier, sequences, arrived, now)
         state = self.tiers[tier]
@@ -174,7 +176,7 @@ class Admission:
         self.waiting += 1
         return ticket
 
-    def take_released(self, now: float) -> list[Ticket]:
+    def release_ready(self, now: float) -> list[Ticket]:
         """Return the requests that go to vLLM now, in this order, with their priority."""
         taken: list[Ticket] = []
         heads: list[Head | None] = [state.head for state in self.tiers]
@@ -200,15 +202,15 @@ class Admission:
             self._count(ticket.tier, Outcome.CANCELLED)
             return
         state.held -= ticket.sequences
-        state.held_first -= ticket.sequences * (ticket.turn is not Turn.ORDINARY)
+        state.priority_held -= ticket.sequences * (ticket.reason is not ReleaseReason.ORDINARY)
         state.released -= 1
         self.released -= 1
         state.rate = state.rate.after(1, now)
 
-    def expel(self, now: float) -> list[Ticket]:
+    def flush(self, now: float) -> list[Ticket]:
         """Flush the queue at the end of a drain; each request is answered 503."""
-        expelled = [ticket for state in self.tiers for ticket in state.queue.values()]
-        for ticket in expelled:
+        flushed = [ticket for state in self.tiers for ticket in state.queue.values()]
+        for ticket in flushed:
             state = self.tiers[ticket.tier]
             state.waiting_sequences -= ticket.sequences
             ticket.done = True
@@ -217,7 +219,7 @@ class Admission:
             state.queue.clear()
         self.waiting = 0
         self.arrivals.close_bins(now)
-        return expelled
+        return flushed
 
     def tick(self, engine_oldest: tuple[float, ...], now: float) -> None:
         """Close arrival bins and apply the pod's own rule.
@@ -228,7 +230,7 @@ class Admission:
             now: the time.
         """
         self.arrivals.close_bins(now)
-        if lease_holds(self._orders, now):
+        if lease_holds(self._supervisor_block, now):
             self.own_rule_closed = False
             return
         waits = [
@@ -248,33 +250,33 @@ class Admission:
         last = self._room
         if now < self._room_until and (reserved, peak) == (last.reserved, last.realtime_peak):
             return last
-        orders, policy = self._orders, self._policy
+        block, policy = self._supervisor_block, self._policy
         shares = (1.0, 1.0, policy.batch_share_ratio)
-        if orders is not None and lease_holds(orders, now):
-            ordered = [share if share > 0.0 else shares[i] for i, share in enumerate(orders.shares)]
-            shares = (ordered[0], ordered[1], ordered[2])
+        if block is not None and lease_holds(block, now):
+            leased = [share if share > 0.0 else shares[i] for i, share in enumerate(block.shares)]
+            shares = (leased[0], leased[1], leased[2])
         self._room = Room(
-            sequences=limits_in_force(orders, self._sequences, self._tokens, now).sequences,
+            sequences=limits_in_force(block, self._sequences, self._tokens, now).sequences,
             share_ratios=shares,
             batch_floor_ratio=policy.batch_floor_ratio,
             reserved=reserved,
             realtime_peak=peak,
-            stopped=orders is not None and orders.cap_exceeded,
+            stopped=block is not None and block.cap_exceeded,
         )
-        self._room_until = limits_change_at(orders, now)
+        self._room_until = limits_change_at(block, now)
         return self._room
 
     @property
-    def in_hand(self) -> int:
+    def unfinished(self) -> int:
         """Return the number of requests in the queue and inside vLLM."""
         return self.waiting + self.released
 
     def _next(
         self, heads: Sequence[Head | None], room: Room, now_us: int
-    ) -> tuple[Tier, Turn] | None:
+    ) -> tuple[Tier, ReleaseReason] | None:
         realtime, standard, batch = self.tiers
         held = (realtime.held, standard.held, batch.held)
-        return decide_next(heads, held, room, self.rule, now_us, floor_held=batch.held_first)
+        return decide_next(heads, held, room, self.rule, now_us, floor_held=batch.priority_held)
 
     def _ticket(self, tier: Tier, sequences: int, arrived: float, now: float) -> Ticket:
         # Arrivals are distinct, because the priority made from one identifies the request inside
@@ -287,41 +289,45 @@ class Admission:
             self._realtime_peak = self._realtime_peak.after(wanted, now)
         return ticket
 
-    def _release(self, tier: Tier, turn: Turn, room: Room) -> Ticket:
+    def _release(self, tier: Tier, reason: ReleaseReason, room: Room) -> Ticket:
         state = self.tiers[tier]
         _, ticket = state.queue.popitem(last=False)
         state.waiting_sequences -= ticket.sequences
         self.waiting -= 1
-        self._admit(ticket, turn, room)
+        self._admit(ticket, reason, room)
         return ticket
 
-    def _admit(self, ticket: Ticket, turn: Turn, room: Room) -> None:
+    def _admit(self, ticket: Ticket, reason: ReleaseReason, room: Room) -> None:
         state = self.tiers[ticket.tier]
         if ticket.sequences > 1:
             ticket.sequences = room.charge(ticket.tier, ticket.sequences)
-        ticket.priority = self.rule.number(ticket.tier, ticket.arrival_us, turn)
-        ticket.turn = turn
+        ticket.priority = self.rule.number(ticket.tier, ticket.arrival_us, reason)
+        ticket.reason = reason
         state.held += ticket.sequences
-        state.held_first += ticket.sequences * (turn is not Turn.ORDINARY)
+        state.priority_held += ticket.sequences * (reason is not ReleaseReason.ORDINARY)
         state.released += 1
         self.released += 1
         self._count(ticket.tier, Outcome.ADMITTED)
 
     def _is_open(self, tier: Tier, now: float) -> bool:
-        orders = self._orders
-        if orders is not None and orders.closed[tier]:
+        block = self._supervisor_block
+        if block is not None and block.closed[tier]:
             return False
-        let_in = 1.0
-        if orders is not None and lease_holds(orders, now):
-            let_in = orders.admit[tier]
+        admitted_ratio = 1.0
+        if block is not None and lease_holds(block, now):
+            admitted_ratio = block.admit[tier]
         elif tier is Tier.BATCH and self.own_rule_closed:
-            let_in = 0.0
-        return let_in >= 1.0 or self._credited(tier, let_in) or self._under_floor(tier, now)
+            admitted_ratio = 0.0
+        return (
+            admitted_ratio >= 1.0
+            or self._credited(tier, admitted_ratio)
+            or self._under_floor(tier, now)
+        )
 
-    def _credited(self, tier: Tier, let_in: float) -> bool:
+    def _credited(self, tier: Tier, admitted_ratio: float) -> bool:
         # Exactly the requested share, evenly spread: 0.6 admits 3 of every 5, without randomness.
         state = self.tiers[tier]
-        state.credit += max(0.0, let_in)
+        state.credit += max(0.0, admitted_ratio)
         if state.credit < 1.0 - 1e-9:
             return False
         state.credit -= 1.0
@@ -336,7 +342,7 @@ class Admission:
     def _is_full(self, tier: Tier) -> bool:
         return len(self.tiers[tier].queue) >= self._policy.queue_limits[tier]
 
-    def _could_leave_at_once(self, tier: Tier, now: float) -> bool:
+    def _fits_now(self, tier: Tier, now: float) -> bool:
         if self.tiers[tier].queue:
             return False
         now_us = microseconds(now)
@@ -355,13 +361,13 @@ class Admission:
         self.outcomes[tier * _OUTCOMES + outcome] += 1
 
 
-def _policy_in(orders: SupervisorBlock | None) -> Policy | None:
-    if orders is None or orders.queue_wait_objective_s <= 0.0:
+def _policy_in(block: SupervisorBlock | None) -> Policy | None:
+    if block is None or block.queue_wait_objective_s <= 0.0:
         return None
-    realtime, standard, batch = orders.queue_limits
+    realtime, standard, batch = block.queue_limits
     return Policy(
         queue_limits=(realtime, standard, batch),
-        batch_share_ratio=orders.batch_share_ratio,
-        batch_floor_ratio=orders.batch_floor_ratio,
-        queue_wait_objective_s=orders.queue_wait_objective_s,
+        batch_share_ratio=block.batch_share_ratio,
+        batch_floor_ratio=block.batch_floor_ratio,
+        queue_wait_objective_s=block.queue_wait_objective_s,
     )

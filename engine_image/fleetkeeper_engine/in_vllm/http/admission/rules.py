@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from fleetkeeper_engine.in_vllm.priority import PriorityRule, Turn
+from fleetkeeper_engine.in_vllm.priority import PriorityRule, ReleaseReason
 from fleetkeeper_engine.in_vllm.realtime_reserve import look_ahead_of, reserve_of
 from fleetkeeper_engine.shm.layout import TIERS, Tier
 
@@ -108,7 +108,7 @@ def decide_next(
     now_us: int,
     *,
     floor_held: int | None = None,
-) -> tuple[Tier, Turn] | None:
+) -> tuple[Tier, ReleaseReason] | None:
     """Return the tier whose first request is released now, and the reason; None if nothing may be.
 
     Args:
@@ -126,7 +126,7 @@ def decide_next(
     overdue = _overdue(heads, held, rule, now_us)
     if overdue is not None:
         long_ago_us = now_us - _LONG * rule.batch_ageing_us
-        return _overdue_turn(overdue, heads, held, room, long_ago_us=long_ago_us)
+        return _release_overdue(overdue, heads, held, room, long_ago_us=long_ago_us)
     choice = _choice(
         heads, held, room, rule, held[Tier.BATCH] if floor_held is None else floor_held
     )
@@ -141,47 +141,47 @@ def fits_alone(tier: Tier, sequences: int, held: Sequence[int], room: Room) -> b
 
     This is `decide_next` without its rules between waiting requests.
     """
-    return not room.stopped and _fits(tier, Turn.ORDINARY, sequences, held, room)
+    return not room.stopped and _fits(tier, ReleaseReason.ORDINARY, sequences, held, room)
 
 
-def _overdue_turn(
+def _release_overdue(
     first: tuple[Tier, Head], heads: Heads, held: Sequence[int], room: Room, *, long_ago_us: int
-) -> tuple[Tier, Turn] | None:
+) -> tuple[Tier, ReleaseReason] | None:
     """Return the overdue request if there is room for it. Until then, only realtime passes it.
 
     A request of many sequences needs as many to end first. After four times the ageing time nothing
     passes it, so a flood of realtime requests cannot block it for ever.
     """
     tier, head = first
-    if _fits(tier, Turn.OVERDUE, head.sequences, held, room):
-        return tier, Turn.OVERDUE
+    if _fits(tier, ReleaseReason.OVERDUE, head.sequences, held, room):
+        return tier, ReleaseReason.OVERDUE
     realtime = heads[Tier.REALTIME]
     if tier is Tier.REALTIME or realtime is None or head.arrival_us < long_ago_us:
         return None
     fits = _within_share(Tier.REALTIME, heads, held, room) and _fits(
-        Tier.REALTIME, Turn.ORDINARY, realtime.sequences, held, room
+        Tier.REALTIME, ReleaseReason.ORDINARY, realtime.sequences, held, room
     )
-    return (Tier.REALTIME, Turn.ORDINARY) if fits else None
+    return (Tier.REALTIME, ReleaseReason.ORDINARY) if fits else None
 
 
 def _choice(
     heads: Heads, held: Sequence[int], room: Room, rule: PriorityRule, floor_held: int
-) -> tuple[Tier, Turn] | None:
+) -> tuple[Tier, ReleaseReason] | None:
     if heads[Tier.REALTIME] is not None and _within_share(Tier.REALTIME, heads, held, room):
-        return Tier.REALTIME, Turn.ORDINARY
+        return Tier.REALTIME, ReleaseReason.ORDINARY
     batch = heads[Tier.BATCH]
     if (
         batch is not None
         and _others_wait(Tier.BATCH, heads)
         and _fits_into(room.batch_floor, floor_held, room.charge(Tier.BATCH, batch.sequences))
     ):
-        return Tier.BATCH, Turn.FLOOR
+        return Tier.BATCH, ReleaseReason.FLOOR
     ranked = [
         (rule.rank_us(tier, head.arrival_us), tier)
         for tier in (Tier.STANDARD, Tier.BATCH)
         if (head := heads[tier]) is not None and _within_share(tier, heads, held, room)
     ]
-    return (min(ranked)[1], Turn.ORDINARY) if ranked else None
+    return (min(ranked)[1], ReleaseReason.ORDINARY) if ranked else None
 
 
 def _overdue(
@@ -207,11 +207,13 @@ def _within_share(tier: Tier, heads: Heads, held: Sequence[int], room: Room) -> 
     return _fits_into(room.share(tier), held[tier], room.charge(tier, head.sequences))
 
 
-def _fits(tier: Tier, turn: Turn, sequences: int, held: Sequence[int], room: Room) -> bool:
+def _fits(
+    tier: Tier, reason: ReleaseReason, sequences: int, held: Sequence[int], room: Room
+) -> bool:
     sequences = room.charge(tier, sequences)
     if not _fits_into(room.total, sum(held), sequences):
         return False
-    if tier is Tier.REALTIME or turn is Turn.OVERDUE or not room.reserved:
+    if tier is Tier.REALTIME or reason is ReleaseReason.OVERDUE or not room.reserved:
         return True
     return _fits_into(room.below_realtime, held[Tier.STANDARD] + held[Tier.BATCH], sequences)
 

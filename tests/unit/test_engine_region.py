@@ -1,4 +1,4 @@
-"""The shared page: what is read is what one writer wrote, whole, or nothing."""
+"""Shared memory: what is read is what one writer wrote, whole, or nothing."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from fleetkeeper_engine.shm.histogram import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
-    MOST_RATIO,
+    MAX_RATIO,
     QUEUE_WAIT_EDGES_S,
     cumulative,
     snap_down,
 )
 from fleetkeeper_engine.shm.layout import (
     CAP,
+    HEARTBEAT,
     MIDDLEWARE,
-    PULSE,
     SCHEDULER,
     SUPERVISOR,
     TABLES,
     CapBlock,
     Cells,
+    HeartbeatBlock,
     Layout,
     MiddlewareBlock,
-    PulseBlock,
     SchedulerBlock,
     SupervisorBlock,
     Tier,
 )
-from fleetkeeper_engine.shm.region import Page
+from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.shm.step_sums import TERMS, products
 from lanes import keep_first
 
-LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, PULSE, CAP)
+LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, HEARTBEAT, CAP)
 _VALUES = {
     "Q": st.integers(0, 2**64 - 1),
     "d": st.floats(allow_nan=False),
@@ -89,21 +89,23 @@ def test_a_tuple_of_another_length_is_refused() -> None:
 
 def test_what_one_side_writes_the_other_reads(path: Path) -> None:
     """All five kinds of blocks, through two mappings of one file."""
-    writer = Page.create(path, nonce=7, ranks=2)
-    reader = Page.open(path)
+    writer = Region.create(path, nonce=7, ranks=2)
+    reader = Region.open(path)
     assert reader is not None
     assert (reader.nonce, reader.ranks) == (7, 2)
-    orders = SupervisorBlock(generation=3, sequences=16, admit=(1.0, 0.5, 0.0), draining=True)
-    writer.write_supervisor(orders)
+    block = SupervisorBlock(generation=3, sequences=16, admit=(1.0, 0.5, 0.0), draining=True)
+    writer.write_supervisor(block)
     writer.write_middleware(MiddlewareBlock(waiting=(1, 2, 3)))
-    assert reader.read_pulse() == PulseBlock()
+    assert reader.read_heartbeat() == HeartbeatBlock()
     engine = SchedulerBlock(worked_steps=9, supported=True, queue_wait_sum=(0.0, 7.5, 3.25))
     writer.write_scheduler(engine)
-    pulse = PulseBlock(schedule_calls=10, steps=1, tokens=7, oldest_arrival=(0.0, 7.5, 3.25))
-    writer.write_pulse(pulse)
+    heartbeat = HeartbeatBlock(
+        schedule_calls=10, steps=1, tokens=7, oldest_arrival=(0.0, 7.5, 3.25)
+    )
+    writer.write_heartbeat(heartbeat)
     writer.write_cap(1, CapBlock(armed=True, fraction=0.8))
-    assert reader.read_pulse() == pulse
-    assert reader.read_supervisor() == orders
+    assert reader.read_heartbeat() == heartbeat
+    assert reader.read_supervisor() == block
     assert reader.read_middleware() == MiddlewareBlock(waiting=(1, 2, 3))
     assert reader.read_scheduler() == engine
     assert reader.read_cap(0) is None
@@ -112,21 +114,21 @@ def test_what_one_side_writes_the_other_reads(path: Path) -> None:
 
 def test_caps_are_armed_only_when_every_rank_says_so(path: Path) -> None:
     """One worker without its cap keeps the pod from turning ready."""
-    page = Page.create(path, ranks=2)
-    assert not page.caps_armed()
-    page.write_cap(0, CapBlock(armed=True))
-    assert not page.caps_armed()
-    page.write_cap(1, CapBlock(armed=True))
-    assert page.caps_armed()
+    region = Region.create(path, ranks=2)
+    assert not region.caps_armed()
+    region.write_cap(0, CapBlock(armed=True))
+    assert not region.caps_armed()
+    region.write_cap(1, CapBlock(armed=True))
+    assert region.caps_armed()
     with pytest.raises(ValueError, match="there is no rank 2"):
-        page.write_cap(2, CapBlock(armed=True))
+        region.write_cap(2, CapBlock(armed=True))
 
 
-def test_a_new_page_is_empty_private_and_leaves_the_old_one_to_its_processes(path: Path) -> None:
-    """A process of an earlier start cannot write into the new start's page."""
-    old = Page.create(path)
+def test_a_new_region_is_empty_private_and_leaves_the_old_one_to_its_processes(path: Path) -> None:
+    """A process of an earlier start cannot write into the new start's region."""
+    old = Region.create(path)
     old.write_supervisor(SupervisorBlock(generation=1))
-    new = Page.create(path)
+    new = Region.create(path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert new.nonce != old.nonce
     assert new.read_supervisor() is None
@@ -157,34 +159,34 @@ def test_a_slot_with_any_changed_byte_is_not_taken(data: st.DataObject) -> None:
 
 def test_a_writer_that_dies_half_way_leaves_the_state_before(path: Path) -> None:
     """The two slots are written in turn, so one is always whole."""
-    page = Page.create(path)
-    page.write_supervisor(SupervisorBlock(generation=1))
-    page.write_supervisor(SupervisorBlock(generation=2))
+    region = Region.create(path)
+    region.write_supervisor(SupervisorBlock(generation=1))
+    region.write_supervisor(SupervisorBlock(generation=2))
     place = places(1)[0]
     with path.open("r+b") as file:
         file.seek(place.slot(3))
         file.write(struct.pack("<QII", 3, place.payload, 0) + b"half")
-    assert page.read_supervisor() == SupervisorBlock(generation=2)
-    successor = Page.open(path)
+    assert region.read_supervisor() == SupervisorBlock(generation=2)
+    successor = Region.open(path)
     assert successor is not None
     successor.write_supervisor(SupervisorBlock(generation=4))
-    assert page.read_supervisor() == SupervisorBlock(generation=4)
+    assert region.read_supervisor() == SupervisorBlock(generation=4)
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 10, b"x" * 100_000])
-def test_what_is_no_page_is_none(path: Path, content: bytes) -> None:
+def test_what_is_no_region_is_none(path: Path, content: bytes) -> None:
     """A missing, short or foreign file means start-up values, not a failure."""
-    assert Page.open(path) is None
+    assert Region.open(path) is None
     path.write_bytes(content)
-    assert Page.open(path) is None
-    assert Page.of_environment({}) is None
-    assert Page.of_environment({"FLEETKEEPER_PAGE": str(path)}) is None
+    assert Region.open(path) is None
+    assert Region.of_environment({}) is None
+    assert Region.of_environment({"FLEETKEEPER_PAGE": str(path)}) is None
 
 
-def test_a_page_that_is_shorter_than_its_header_says_is_none(path: Path) -> None:
+def test_a_region_that_is_shorter_than_its_header_says_is_none(path: Path) -> None:
     """A truncated file would otherwise end the reader with SIGBUS."""
     path.write_bytes(pack_header(1, 1) + bytes(64))
-    assert Page.open(path) is None
+    assert Region.open(path) is None
 
 
 def test_another_layout_version_is_not_read() -> None:
@@ -197,12 +199,12 @@ def test_another_layout_version_is_not_read() -> None:
 
 def test_cells_and_blocks_are_the_same_bytes(path: Path) -> None:
     """What the hot path changes in place is what the typed block shows."""
-    page = Page.create(path)
+    region = Region.create(path)
     cells = Cells(SCHEDULER)
     cells.whole[SCHEDULER.cells["running"] + Tier.BATCH] = 5
     cells.real[SCHEDULER.cells["batch_time_sum"]] = 1.5
-    page.publish(cells)
-    assert page.read_scheduler() == SchedulerBlock(running=(0, 0, 5), batch_time_sum=1.5)
+    region.publish(cells)
+    assert region.read_scheduler() == SchedulerBlock(running=(0, 0, 5), batch_time_sum=1.5)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_edges_rise_by_at_most_a_quarter(edges: tuple[float, ...]) -> None:
     """Means and shares read from buckets are at most 25% coarse; counts below 5 step by one."""
     for low, high in pairwise(edges):
         assert low < high
-        assert high <= low * MOST_RATIO * 1.001 or high - low == 1
+        assert high <= low * MAX_RATIO * 1.001 or high - low == 1
 
 
 def test_edges_span_what_is_promised_and_hold_round_objectives() -> None:
@@ -245,8 +247,8 @@ WRITES, MORE_WRITES = 50_000, 500_000
 
 
 def _write(path: str, started: Any, writes: int) -> None:
-    page = Page.open(path)
-    assert page is not None
+    region = Region.open(path)
+    assert region is not None
     cells = Cells(SCHEDULER)
     started.wait()
     for number in range(1, writes + 1):
@@ -254,9 +256,9 @@ def _write(path: str, started: Any, writes: int) -> None:
         if number % 7 == 0:
             for place in range(len(cells.whole)):
                 cells.whole[place] = number
-        page.pulse.whole[PULSE.cells["tokens"]] = number << 32 | number
+        region.heartbeat.whole[HEARTBEAT.cells["tokens"]] = number << 32 | number
         cells.whole[0] = cells.whole[1] = cells.whole[len(cells.whole) - 1] = number
-        page.publish(cells)
+        region.publish(cells)
     os._exit(0)
 
 
@@ -265,7 +267,7 @@ def _write(path: str, started: Any, writes: int) -> None:
 @pytest.mark.parametrize("writes", keep_first(1, (WRITES, MORE_WRITES), pytest.mark.exhaustive))
 def test_a_million_operations_by_three_processes_tear_nothing(path: Path, writes: int) -> None:
     """As many raw and typed reads as writes, or more: each read is one write's, whole. A million with 500,000."""
-    page = Page.create(path)
+    region = Region.create(path)
     place = places(1)[2]
     context = multiprocessing.get_context("spawn")
     started = context.Event()
@@ -278,23 +280,23 @@ def test_a_million_operations_by_three_processes_tear_nothing(path: Path, writes
     done, last = 0, 0
     while writer.is_alive() or done + reads.value < writes:
         for _ in range(200):
-            last = max(last, _whole_number(page, place, last))
+            last = max(last, _whole_number(region, place, last))
         done += 200
     for process in (writer, other):
         process.join(60)
     assert (writer.exitcode, other.exitcode) == (0, 0)
     assert done + reads.value >= writes
-    assert _whole_number(page, place, last) == writes
+    assert _whole_number(region, place, last) == writes
 
 
 def _read_until(path: str, started: Any, reads: Any, writes: int) -> None:
-    page = Page.open(path)
-    assert page is not None
+    region = Region.open(path)
+    assert region is not None
     place = places(1)[2]
     started.wait()
     done, last = 0, 0
     while last < writes:
-        last = max(last, _whole_number(page, place, last))
+        last = max(last, _whole_number(region, place, last))
         done += 1
         if done % 200 == 0:
             reads.value = done
@@ -302,9 +304,9 @@ def _read_until(path: str, started: Any, reads: Any, writes: int) -> None:
     os._exit(0)
 
 
-def _whole_number(page: Page, place: Any, last: int) -> int:
+def _whole_number(region: Region, place: Any, last: int) -> int:
     """The number a read shows in its first, second and last cell; never an older one than seen."""
-    payload = page.read_payload(2)
+    payload = region.read_payload(2)
     if payload is None:
         assert last == 0
         return 0
@@ -314,6 +316,6 @@ def _whole_number(page: Page, place: Any, last: int) -> int:
     assert first >= last
     middle = set(struct.unpack_from("<100Q", payload, 16))
     assert middle == {first - first % 7}
-    high, low = divmod(page.read_pulse().tokens, 1 << 32)
-    assert high == low >= first, "a cell of the pulse is stored at once, and before the block"
+    high, low = divmod(region.read_heartbeat().tokens, 1 << 32)
+    assert high == low >= first, "a cell of the heartbeat is stored at once, and before the block"
     return int(first)

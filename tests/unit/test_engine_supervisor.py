@@ -1,4 +1,4 @@
-"""Orders, health, drain, memory watch and death: the supervisor's decisions."""
+"""LimitsLease, health, drain, memory watch and death: the supervisor's decisions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.shm.layout import MiddlewareBlock, PulseBlock, SchedulerBlock
+from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.step_sums import TERMS
 from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain
@@ -23,11 +23,11 @@ from fleetkeeper_engine.supervisor.health import (
     stalled_s,
 )
 from fleetkeeper_engine.supervisor.limits_requests import (
-    Orders,
-    RefusedOrderError,
+    LimitsLease,
+    RefusedLimitsRequestError,
     allowed_ranges,
-    decide_orders,
-    parse_order,
+    decide_lease,
+    parse_limits_request,
 )
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse, decide_memory
 
@@ -35,8 +35,8 @@ RANGES = allowed_ranges(Batching(max_sequences=64, min_sequences=2, max_tokens=2
 
 
 def body(**changes: object) -> bytes:
-    order = {"sequences": 16, "tokens": 512, "leaseSeconds": 60, "generation": 1, **changes}
-    return json.dumps({k: v for k, v in order.items() if v is not None}).encode()
+    request = {"sequences": 16, "tokens": 512, "leaseSeconds": 60, "generation": 1, **changes}
+    return json.dumps({k: v for k, v in request.items() if v is not None}).encode()
 
 
 @pytest.mark.parametrize(
@@ -59,49 +59,55 @@ def body(**changes: object) -> bytes:
         {"surprise": 1},
     ],
 )
-def test_an_order_outside_the_ranges_is_422_with_the_ranges(changes: dict[str, object]) -> None:
-    with pytest.raises(RefusedOrderError) as refused:
-        parse_order(body(**changes), RANGES)
+def test_a_limits_request_outside_the_ranges_is_422_with_the_ranges(
+    changes: dict[str, object],
+) -> None:
+    with pytest.raises(RefusedLimitsRequestError) as refused:
+        parse_limits_request(body(**changes), RANGES)
     assert refused.value.status == 422
     assert refused.value.detail["allowed"]["sequences"] == {"min": 2, "max": 64}
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b'{"sequences": NaN}', b"null"])
-def test_what_is_no_order_is_422(text: bytes) -> None:
-    with pytest.raises(RefusedOrderError) as refused:
-        parse_order(text, RANGES)
+def test_what_is_no_limits_request_is_422(text: bytes) -> None:
+    with pytest.raises(RefusedLimitsRequestError) as refused:
+        parse_limits_request(text, RANGES)
     assert refused.value.status == 422
 
 
-def test_tiers_that_an_order_leaves_out_keep_what_holds_without_orders() -> None:
-    order = parse_order(body(admit={"batch": 0}, shares={"batch": 0.2}), RANGES)
-    assert order.admit.filled((1.0, 1.0, 1.0)) == (1.0, 1.0, 0.0)
-    assert order.shares.filled((1.0, 1.0, 0.0)) == (1.0, 1.0, 0.2)
+def test_tiers_that_a_request_leaves_out_keep_what_holds_without_a_lease() -> None:
+    request = parse_limits_request(body(admit={"batch": 0}, shares={"batch": 0.2}), RANGES)
+    assert request.admit.filled((1.0, 1.0, 1.0)) == (1.0, 1.0, 0.0)
+    assert request.shares.filled((1.0, 1.0, 0.0)) == (1.0, 1.0, 0.2)
 
 
 def test_generations_rise_and_the_same_one_renews_its_lease() -> None:
-    first = decide_orders(Orders(), parse_order(body(generation=7), RANGES), epoch=1, now=100.0)
-    assert first.lease_left_s(100.0) == 60.0
-    renewed = decide_orders(
-        first, parse_order(body(generation=7, leaseSeconds=90), RANGES), epoch=1, now=110.0
+    first = decide_lease(
+        LimitsLease(), parse_limits_request(body(generation=7), RANGES), epoch=1, now=100.0
     )
-    assert renewed.lease_deadline == 200.0
+    assert first.seconds_left(100.0) == 60.0
+    renewed = decide_lease(
+        first, parse_limits_request(body(generation=7, leaseSeconds=90), RANGES), epoch=1, now=110.0
+    )
+    assert renewed.deadline == 200.0
     for stale in (body(generation=6), body(generation=7, sequences=17)):
-        with pytest.raises(RefusedOrderError) as refused:
-            decide_orders(renewed, parse_order(stale, RANGES), epoch=1, now=111.0)
+        with pytest.raises(RefusedLimitsRequestError) as refused:
+            decide_lease(renewed, parse_limits_request(stale, RANGES), epoch=1, now=111.0)
         assert (refused.value.status, refused.value.detail["generation"]) == (409, 7)
 
 
 def test_a_new_leader_may_count_from_one_again() -> None:
-    held = decide_orders(Orders(), parse_order(body(generation=900), RANGES), epoch=3, now=0.0)
-    taken = decide_orders(held, parse_order(body(generation=1), RANGES), epoch=4, now=1.0)
-    assert (taken.epoch, taken.order and taken.order.generation) == (4, 1)
+    held = decide_lease(
+        LimitsLease(), parse_limits_request(body(generation=900), RANGES), epoch=3, now=0.0
+    )
+    taken = decide_lease(held, parse_limits_request(body(generation=1), RANGES), epoch=4, now=1.0)
+    assert (taken.epoch, taken.request and taken.request.generation) == (4, 1)
 
 
 # Health ---------------------------------------------------------------------------------------
 
 
-Engine = tuple[SchedulerBlock, PulseBlock]
+Engine = tuple[SchedulerBlock, HeartbeatBlock]
 
 
 def scheduler(
@@ -113,26 +119,26 @@ def scheduler(
     **more: object,
 ) -> Engine:
     block = SchedulerBlock(worked_steps=steps, running=(0, running, 0))
-    pulse = PulseBlock(calls, flight_steps, flight_tokens)
-    return replace(block, **more), pulse  # type: ignore[arg-type]
+    heartbeat = HeartbeatBlock(calls, flight_steps, flight_tokens)
+    return replace(block, **more), heartbeat  # type: ignore[arg-type]
 
 
-def looked(*looks: tuple[float, Engine, MiddlewareBlock | None]) -> Progress:
+def observed(*observations: tuple[float, Engine, MiddlewareBlock | None]) -> Progress:
     progress = Progress()
-    for now, inside, outside in looks:
+    for now, inside, outside in observations:
         progress = decide_progress(progress, *inside, outside, now)
     return progress
 
 
 def test_an_idle_engine_is_never_stalled() -> None:
     """An idle core never calls schedule."""
-    progress = looked((0.0, scheduler(10, 10), MiddlewareBlock()))
+    progress = observed((0.0, scheduler(10, 10), MiddlewareBlock()))
     assert stalled_s(progress, 1e6) == 0.0
     assert is_live(progress, 1e6, 60.0)
 
 
 def test_work_without_a_schedule_call_is_a_hang_after_the_stall_time() -> None:
-    progress = looked((0.0, scheduler(10, 10, 4), None), (1.0, scheduler(11, 11, 4), None))
+    progress = observed((0.0, scheduler(10, 10, 4), None), (1.0, scheduler(11, 11, 4), None))
     assert is_moving(progress, 10.9, 60.0)
     assert not is_moving(progress, 11.1, 60.0)
     assert is_live(progress, 60.9, 60.0)
@@ -140,8 +146,8 @@ def test_work_without_a_schedule_call_is_a_hang_after_the_stall_time() -> None:
 
 
 def test_schedule_calls_without_a_worked_step_are_a_wedge() -> None:
-    looks = [(float(t), scheduler(10 + t, 10, 4), None) for t in range(62)]
-    progress = looked(*looks)
+    observations = [(float(t), scheduler(10 + t, 10, 4), None) for t in range(62)]
+    progress = observed(*observations)
     assert not is_live(progress, 61.0, 60.0)
 
 
@@ -150,27 +156,29 @@ def test_an_engine_in_which_our_code_never_came_up_is_never_called_stalled() -> 
     released = MiddlewareBlock(released=(0, 4, 0))
     progress = Progress()
     for t in range(0, 900, 5):
-        progress = decide_progress(progress, None, PulseBlock(), released, float(t))
+        progress = decide_progress(progress, None, HeartbeatBlock(), released, float(t))
     assert is_live(progress, 900.0, 60.0)
     assert is_moving(progress, 900.0, 60.0)
 
 
 def test_an_engine_that_goes_on_without_our_code_is_never_called_stalled() -> None:
     """A fault of ours must not end an engine that works: its counters stand still, its requests do not."""
-    blind = scheduler(10, 10, 4, blind=True)
+    instrumentation_disabled = scheduler(10, 10, 4, instrumentation_disabled=True)
     released = MiddlewareBlock(released=(0, 4, 0))
-    progress = looked((0.0, scheduler(10, 10, 4), released), (1.0, blind, released))
-    progress = decide_progress(progress, *blind, released, 600.0)
+    progress = observed(
+        (0.0, scheduler(10, 10, 4), released), (1.0, instrumentation_disabled, released)
+    )
+    progress = decide_progress(progress, *instrumentation_disabled, released, 600.0)
     assert is_live(progress, 600.0, 60.0)
     assert is_moving(progress, 600.0, 60.0)
 
 
 def test_requests_held_back_above_the_memory_cap_are_no_wedge() -> None:
-    """Schedule is called and schedules nothing, as ordered; once they may start the clock begins anew."""
+    """Schedule is called and schedules nothing, as required; once they may start the clock begins anew."""
     progress = Progress()
     for t in range(600):
         block = scheduler(10 + t, 10, waiting=(0, 3, 0))
-        progress = decide_progress(progress, *block, None, float(t), held=True)
+        progress = decide_progress(progress, *block, None, float(t), throttled=True)
         assert is_moving(progress, float(t), 60.0)
     let_go = decide_progress(progress, *scheduler(700, 10, waiting=(0, 3, 0)), None, 600.0)
     assert is_live(let_go, 658.0, 60.0)
@@ -186,7 +194,7 @@ def test_above_the_memory_cap_what_runs_must_still_move(running: dict[str, int])
     progress = Progress()
     for t in range(62):
         block = scheduler(10 + t, 10, waiting=(0, 3, 0), **running)
-        progress = decide_progress(progress, *block, None, float(t), held=True)
+        progress = decide_progress(progress, *block, None, float(t), throttled=True)
     assert not is_live(progress, 61.0, 60.0)
 
 
@@ -195,14 +203,14 @@ def test_above_the_memory_cap_a_core_that_stops_scheduling_is_a_hang() -> None:
     progress = Progress()
     for t in range(62):
         block = scheduler(10, 10, waiting=(0, 3, 0))
-        progress = decide_progress(progress, *block, None, float(t), held=True)
+        progress = decide_progress(progress, *block, None, float(t), throttled=True)
     assert not is_live(progress, 61.0, 60.0)
 
 
 def test_a_request_that_never_reached_the_core_counts_as_work() -> None:
     """The core was stopped while idle: only the middleware knows of the request."""
     released = MiddlewareBlock(released=(0, 1, 0))
-    progress = looked(
+    progress = observed(
         (100.0, scheduler(10, 10), MiddlewareBlock()), (200.0, scheduler(10, 10), released)
     )
     assert is_live(progress, 259.0, 60.0)
@@ -210,7 +218,7 @@ def test_a_request_that_never_reached_the_core_counts_as_work() -> None:
 
 
 def test_the_clock_of_a_stall_starts_with_the_work_not_with_the_last_step() -> None:
-    progress = looked(
+    progress = observed(
         (0.0, scheduler(10, 10), None),
         (5000.0, scheduler(10, 10, 1), None),
     )
@@ -222,17 +230,17 @@ def test_a_long_prefill_in_flight_is_no_stall() -> None:
     sums = [0.0] * (2 * len(TERMS))
     sums[len(TERMS) + TERMS.index("prefill")] = 1000.0
     sums[len(TERMS) + TERMS.index("seconds")] = 40.0
-    known = looked((0.0, scheduler(10, 10, 1, 1, 2048, step_model=tuple(sums)), None))
+    known = observed((0.0, scheduler(10, 10, 1, 1, 2048, step_model=tuple(sums)), None))
     assert is_live(known, 300.0, 60.0)
     assert is_moving(known, 300.0, 60.0)
     assert not is_live(known, 330.0, 60.0)
-    unknown = looked((0.0, scheduler(10, 10, 1, 1, 2048), None))
+    unknown = observed((0.0, scheduler(10, 10, 1, 1, 2048), None))
     assert is_live(unknown, 4 * 2048 * PRIOR_TOKEN_S - 1, 60.0)
 
 
-def test_a_page_that_cannot_be_read_changes_nothing() -> None:
-    before = looked((0.0, scheduler(10, 10, 4), None))
-    assert decide_progress(before, None, PulseBlock(), None, 5.0) == before
+def test_a_region_that_cannot_be_read_changes_nothing() -> None:
+    before = observed((0.0, scheduler(10, 10, 4), None))
+    assert decide_progress(before, None, HeartbeatBlock(), None, 5.0) == before
 
 
 @given(
