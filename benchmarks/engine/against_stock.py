@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 from clients import CONCURRENCIES, WARM_S, Load
 from shared_words import shared_words
-from turns import LONGEST_S, SHORTEST_S, Turn, ratio_of, taking_turns
+from turns import MAX_TURN_S, MIN_TURN_S, Turn, ratio_of, taking_turns
 
 from inside_engine import InsideEngine, client
 
@@ -130,7 +130,7 @@ def render(part: dict[str, Any]) -> str:
         f"## Throughput against stock vLLM, same flags: {STARTS} starts, {START_ROUND_S:.0f} s each\n",
         (
             "Two stock engines and ours are under constant load and run in turn, for "
-            f"{SHORTEST_S} to {LONGEST_S} s each. While one runs, the other two are halted; rates and latencies use a clock "
+            f"{MIN_TURN_S} to {MAX_TURN_S} s each. While one runs, the other two are halted; rates and latencies use a clock "
             "that stops while an engine is halted. So other activity on the machine affects all alike. Of each start, the middle "
             "half of its cycles counts (a cycle is one turn of each engine). Starts of an engine differ from one another; "
             "the figures are means over the starts with their standard error. Stock against stock shows the noise.\n"

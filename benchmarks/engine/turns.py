@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from statistics import fmean
 from typing import NamedTuple
 
-SHORTEST_S = 0.15
-LONGEST_S = 0.35
+MIN_TURN_S = 0.15
+MAX_TURN_S = 0.35
 """Several steps of an engine, much shorter than the host's fluctuations, and of random length."""
 
 
@@ -62,7 +62,7 @@ class Turns:
         dice = random.Random(1)
         seen = [self._tokens(engine) for engine in range(len(self._groups))]
         while not self._over.is_set():
-            length_s = dice.uniform(SHORTEST_S, LONGEST_S)
+            length_s = dice.uniform(MIN_TURN_S, MAX_TURN_S)
             cycle: list[Turn] = [Turn(0.0, 0)] * len(self._groups)
             for engine in dice.sample(range(len(self._groups)), len(self._groups)):
                 self._continue(engine)

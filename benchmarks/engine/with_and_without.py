@@ -29,8 +29,8 @@ WITHOUT, WITH = SIDES = (0, 1)
 STARTS = 5
 ROUND_S = 90.0
 """Per start and number of clients."""
-SHORTEST_S = 0.05
-LONGEST_S = 0.1
+MIN_TURN_S = 0.05
+MAX_TURN_S = 0.1
 """Per turn: many steps, and much shorter than the host's fluctuations."""
 BLOCKS = 8
 """Parts of a round, whose spread gives its error."""
@@ -66,7 +66,7 @@ class Switch:
         while time.perf_counter() < over:
             order = dice.sample(SIDES, len(SIDES))
             looks = [await self._begin(order[0])]
-            length_s = dice.uniform(SHORTEST_S, LONGEST_S)
+            length_s = dice.uniform(MIN_TURN_S, MAX_TURN_S)
             for following in (order[1], WITH):
                 await asyncio.sleep(length_s)
                 looks.append(await self._begin(following))
@@ -139,7 +139,7 @@ def render(part: dict[str, Any]) -> str:
     lines = [
         f"## One engine, switched between our code and stock: {STARTS} starts, {ROUND_S:.0f} s each\n",
         (
-            f"While it serves, one process is switched every {SHORTEST_S} to {LONGEST_S} s between our scheduler with "
+            f"While it serves, one process is switched every {MIN_TURN_S} to {MAX_TURN_S} s between our scheduler with "
             "middleware and vLLM's own scheduler without it. So neither the placement of memory nor fluctuations of the host "
             "differ between the two. The middle half of the turn pairs counts. The table has the median of the starts, and their mean with its "
             "standard error (from the spread within starts or between them, whichever is larger).\n"

@@ -25,7 +25,7 @@ _NAMES = ("n", "best_of", "prompt", "input", "messages", "tools", "stop", "prior
           "stream", "logprobs", "temperature", "seed", "x", "", "model", "tokens", "documents")  # fmt: skip
 _NUMBERS = (0, 1, 2, -1, 3, 1000, 10**6, 2**63, 2**64, 10**400, 0.5, 1.0, 1000.0, 1e308, -0.0)
 _TEXTS = ("", "1", "1000", "many", "\ud800", "\0", "é" * 50, '"\\' * 20, "x" * 500, "  7  ")
-_MOST_BYTES = 300_000
+_MAX_BYTES = 300_000
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class HostileRequest:
 def hostile_request(dice: random.Random, model: str = "tiny") -> HostileRequest:
     """The next one."""
     path = dice.choice(PATHS)
-    body = dice.choice(_BODIES)(dice, model)[:_MOST_BYTES]
+    body = dice.choice(_BODIES)(dice, model)[:_MAX_BYTES]
     tier = dice.choice(TIERS)
     headers = [(b"content-type", b"application/json")]
     if tier is not None:

@@ -14,7 +14,7 @@ MENDED: list[str] = []
 """How control planes of this process stood when a part of them had ended."""
 MAKERS = ("kube-controller-manager", "kube-scheduler", "kwok")
 """Each has its part in making a pod Ready."""
-MOST_PODS = 12
+MAX_PODS = 12
 TAIL_LINES = 5
 
 
@@ -40,7 +40,7 @@ def state_of(plane: ControlPlane) -> str:
     lines.append(f"nodes: {ready} of {len(nodes)} Ready")
     waiting = [pod for pod in pods if _condition(pod, "Ready").get("status") != "True"]
     lines.append(f"pods: {len(pods) - len(waiting)} of {len(pods)} Ready")
-    lines += map(_line, waiting[:MOST_PODS])
+    lines += map(_line, waiting[:MAX_PODS])
     if waiting:
         for name in MAKERS:
             lines += [f"last of {name}:", plane.processes.log_tail(name, TAIL_LINES)]

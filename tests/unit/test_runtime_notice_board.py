@@ -90,7 +90,7 @@ async def test_notices_wait_for_calm_and_keep_their_order() -> None:
 async def test_a_notice_is_posted_after_a_while_though_it_is_never_calm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(notice_board, "LONGEST_WAIT_S", 0.02)
+    monkeypatch.setattr(notice_board, "MAX_WAIT_S", 0.02)
     server = Server()
     board = board_of(server)
     async with running(board, asyncio.Event()):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleetkeeper.runtime.queue import (
     CALM_S,
-    LONGEST_RETRY_S,
+    MAX_RETRY_S,
     TURN_OF_MOVED,
     Key,
     KeyedQueue,
@@ -102,7 +102,7 @@ def test_retries_double_up_to_a_bound_and_success_forgets() -> None:
     found = queue()
     delays = [found.retry(A) for _ in range(12)]
     assert delays[:4] == [0.2, 0.4, 0.8, 1.6]
-    assert delays[-1] == LONGEST_RETRY_S
+    assert delays[-1] == MAX_RETRY_S
     found.succeeded(A)
     assert found.retry(A) == 0.2
 

@@ -23,13 +23,13 @@ from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
 LOOK_S = 1.0
 SEED = 20_240_607
-QUIET_LEAST_S, SURGE_LEAST_S, LAST_LEAST_S = 25.0, 45.0, 45.0
+QUIET_MIN_S, SURGE_MIN_S, LAST_MIN_S = 25.0, 45.0, 45.0
 UNPINNED_S = 20.0
 """Time in which most of the capacity measurement's load leaves the control loop's windows."""
 QUIET_MAX_S, SURGE_MAX_S, RECOVERY_MAX_S = 90.0, 360.0, 300.0
 SURGE: Final = (4.0, 5.0, 6.25, 8.0)
 """Multiples of the first load. The next one follows if one replica carried the last for
-`SURGE_LEAST_S`."""
+`SURGE_MIN_S`."""
 SETTLED_S = 10.0
 """Time that the surge continues with two replicas."""
 PROMETHEUS_GONE_S = 25.0
@@ -88,7 +88,7 @@ class Play:
         began_s = time.time()
         try:
             release = Act(UNPINNED_S, self._unpin)
-            self._load("x1", 1.0, QUIET_LEAST_S, self._is_judged, QUIET_MAX_S, release)
+            self._load("x1", 1.0, QUIET_MIN_S, self._is_judged, QUIET_MAX_S, release)
             self._surge()
             acts = [
                 # With one replica only, every request would be in the frozen engine.
@@ -96,7 +96,7 @@ class Play:
                 Act(25.0, self._stop_prometheus),
                 Act(25.0 + PROMETHEUS_GONE_S, self._start_prometheus),
             ]
-            self._load("x1 again", 1.0, LAST_LEAST_S, self._has_recovered, RECOVERY_MAX_S, *acts)
+            self._load("x1 again", 1.0, LAST_MIN_S, self._has_recovered, RECOVERY_MAX_S, *acts)
         finally:
             self._start_prometheus()
             for traffic in self.traffic:
@@ -130,7 +130,7 @@ class Play:
             carried = self._load(
                 f"x{factor:g}",
                 factor,
-                SURGE_LEAST_S,
+                SURGE_MIN_S,
                 self._has_settled,
                 end_s - time.monotonic(),
                 Act(10.0, self._kill_operators, self._has_two),

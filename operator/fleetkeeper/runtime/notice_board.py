@@ -27,7 +27,7 @@ from fleetkeeper.runtime.queue import Key
 log = structlog.get_logger(__name__)
 
 
-LONGEST_WAIT_S: Final = 5.0
+MAX_WAIT_S: Final = 5.0
 """After this an event is posted even if the queue is busy."""
 DRAIN_S: Final = 2.0
 """Time to post the remaining events when the process ends."""
@@ -69,7 +69,7 @@ class NoticeBoard:
     def tell(self, key: Key, resource: Manifest, notice: Notice) -> None:
         """Queue an event, as of now, on the service with the manifest `resource`; `run` posts it."""
         manifest = event_manifest(key, resource, notice, self._now(), self._instance)
-        due = asyncio.get_running_loop().time() + LONGEST_WAIT_S
+        due = asyncio.get_running_loop().time() + MAX_WAIT_S
         self._waiting.append(_Waiting(key, manifest, due))
         self._added.set()
 

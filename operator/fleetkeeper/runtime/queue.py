@@ -18,7 +18,7 @@ TURN_OF_MOVED: Final = 4
 CALM_S: Final = 0.5
 """Pods that start in a burst cause one reconcile after another: only a longer pause counts as idle."""
 FIRST_RETRY_S: Final = 0.2
-LONGEST_RETRY_S: Final = 15.0
+MAX_RETRY_S: Final = 15.0
 """After a failure of the API server everything is retried within this time."""
 
 
@@ -157,7 +157,7 @@ class KeyedQueue:
         """Queue the key after its next back-off; return it in seconds. It doubles, with jitter."""
         tries = self._tries.get(key, 0)
         self._tries[key] = tries + 1
-        delay_s = self._jitter(min(FIRST_RETRY_S * 2 ** min(tries, 16), LONGEST_RETRY_S))
+        delay_s = self._jitter(min(FIRST_RETRY_S * 2 ** min(tries, 16), MAX_RETRY_S))
         self.add_after(key, delay_s)
         return delay_s
 

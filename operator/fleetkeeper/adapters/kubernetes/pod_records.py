@@ -29,7 +29,7 @@ from fleetkeeper.plan.budget import accelerators_of
 from fleetkeeper.plan.model import Container, ObjectEvent, Pod, Termination
 from fleetkeeper.plan.reasons import engine_line
 
-MOST_CONTAINERS = 32
+MAX_CONTAINERS = 32
 """Containers and init containers kept of a pod, this many of each."""
 TERMINATION_LIMIT = 8192
 """Characters read of a termination message; a kubelet writes at most 4096 bytes."""
@@ -109,7 +109,7 @@ def event_record(live: Mapping[str, Any]) -> ObjectEvent:
 
 def _containers(status: Mapping[str, Any]) -> Iterable[Container]:
     for key, init in (("initContainerStatuses", True), ("containerStatuses", False)):
-        for found in maps(status.get(key))[:MOST_CONTAINERS]:
+        for found in maps(status.get(key))[:MAX_CONTAINERS]:
             state, last = as_map(found.get("state")), as_map(found.get("lastState"))
             waiting = as_map(state.get("waiting"))
             yield Container(

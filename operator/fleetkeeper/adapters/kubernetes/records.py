@@ -47,7 +47,7 @@ from fleetkeeper.plan.model import (
 )
 
 ANNOTATION_REVISION = "deployment.kubernetes.io/revision"
-MOST_CONDITIONS = 8
+MAX_CONDITIONS = 8
 """Conditions kept of a Deployment; Kubernetes writes three."""
 
 Record = Child | Revision | Pod
@@ -292,7 +292,7 @@ def revision_record(live: Mapping[str, Any]) -> Revision:
 
 
 def _conditions(found: object) -> Iterable[ObjectCondition]:
-    for condition in maps(found)[:MOST_CONDITIONS]:
+    for condition in maps(found)[:MAX_CONDITIONS]:
         yield ObjectCondition(
             type=intern(text(condition.get("type"))),
             status=intern(text(condition.get("status"))),

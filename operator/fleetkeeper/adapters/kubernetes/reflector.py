@@ -24,8 +24,8 @@ SILENCE_S: Final = 70.0
 """The API server sends a bookmark about every minute: a watch without any is dead."""
 SERVER_TIMEOUT_S: Final = 290
 FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 3.0
-LONGEST_DENIED_PAUSE_S: Final = 30.0
+MAX_PAUSE_S: Final = 3.0
+MAX_DENIED_PAUSE_S: Final = 30.0
 """The pause after a denial: somebody must restore the rights."""
 TRIES_BEFORE_LIST: Final = 3
 """Watches in a row that may break without an event before the list is read again."""
@@ -134,8 +134,8 @@ class Reflector:
             self.settled.set()
             if problem.is_denial:
                 self._version = ""  # once access is back, only a list shows what exists
-                return LONGEST_DENIED_PAUSE_S
-        return LONGEST_PAUSE_S
+                return MAX_DENIED_PAUSE_S
+        return MAX_PAUSE_S
 
     async def _list(self) -> None:
         names: set[tuple[str, str]] = set()
