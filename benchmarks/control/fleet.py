@@ -185,7 +185,7 @@ class World:
     """A cache full of services, and engines that accept every limits request."""
 
     def __init__(self, services: int, pods: int, url: str, deadline_s: float) -> None:
-        self.looks = self.orders = self.notices = 0
+        self.reconciles = self.orders = self.notices = 0
         self.queue = KeyedQueue(monotonic=time.monotonic, jitter=lambda s: s)
         self.cache = Cache(now=time.time, changed=lambda _key: None)
         for number in range(services):
@@ -222,10 +222,10 @@ class World:
         self.orders += len(orders)
         return [PutOutcome(order.pod, order.generation, True) for order in orders]
 
-    async def look(self) -> None:
+    async def reconcile(self) -> None:
         """Count the services that would be reconciled."""
         while (key := await self.queue.get()) is not None:
-            self.looks += 1
+            self.reconciles += 1
             self.queue.done(key)
 
     async def _replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
@@ -292,12 +292,14 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
             await asyncio.sleep(0.01)
             late.append(time.monotonic() - began - 0.01)
 
-    others = [asyncio.create_task(part) for part in (world.look(), world.loop.outbox.run(), lag())]
+    others = [
+        asyncio.create_task(part) for part in (world.reconcile(), world.loop.outbox.run(), lag())
+    ]
     for number in range(ticks + WARM_TICKS):
         if number == WARM_TICKS:
             heap.settle()
             late.clear()
-            world.looks = world.orders = world.notices = 0
+            world.reconciles = world.orders = world.notices = 0
             started, spent = time.monotonic(), time.process_time()
         began, used = time.monotonic(), time.process_time()
         await world.loop.tick()
@@ -314,7 +316,7 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
         "CPU of a tick, median s": statistics.median(cpu[WARM_TICKS:]),
         "CPU, % of a core": 100 * (time.process_time() - spent) / (time.monotonic() - started),
         "lag of the event loop, p99 ms": 1e3 * late[int(0.99 * len(late))],
-        "reconciles per tick": world.looks / ticks,
+        "reconciles per tick": world.reconciles / ticks,
         "services without samples, last tick": world.lost,
         "limits requests per tick": world.orders / ticks,
         "events per tick": world.notices / ticks,
@@ -323,7 +325,7 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
 
 async def run(asked: argparse.Namespace) -> dict[str, float]:
     """Run the benchmark once Prometheus knows all pods."""
-    heap.look_seldom()
+    heap.reduce_frequency()
     count = asked.services * asked.pods
     with (
         tempfile.TemporaryDirectory() as directory,

@@ -58,7 +58,7 @@ def main() -> None:
     memories = [ControlMemory() for _ in range(asked.services)]
     outcomes: list[tuple[PutOutcome, ...]] = [()] * asked.services
     spent = []
-    heap.look_seldom()
+    heap.reduce_frequency()
     heap.settle()
     for number, samples in enumerate(rows):
         now = START_S + 5.0 * (number + 1)

@@ -211,7 +211,7 @@ class Operator:
         return [PutOutcome(order.pod, order.generation, True) for order in orders]
 
     async def round(self) -> None:
-        """Every per-service step once: event, resync, tick, orders, events and looks."""
+        """Every per-service step once: event, resync, tick, orders, events and reconciles."""
         for name, live in self.server.services.items():
             self.server.services[name] = self.server.stamped(live)
             self.feed.changed(self.server.services[name])
@@ -220,23 +220,23 @@ class Operator:
         for key in self.keys:
             self.loop.outbox.post(key, Notice("Normal", "Tested", "text"))
         await self.loop.outbox.drain()
-        await self.looks()
+        await self.reconcile_queued()
         await self.board.drain()
         self.clock += 5.0
 
-    async def looks(self) -> None:
+    async def reconcile_queued(self) -> None:
         """Looks at what the queue hands out now."""
         while len(self.queue):
             key = await self.queue.get()
             assert key is not None
-            await self.controller.look(key)
+            await self.controller.reconcile(key)
             self.queue.done(key)
 
     async def started(self) -> Operator:
         """Two rounds make the children; then every service has its pod."""
         for live in self.server.services.values():
             self.feed.changed(live)
-        await self.looks()
+        await self.reconcile_queued()
         for key in self.keys:
             self.put_pod(key.name)
         for _ in range(3):

@@ -494,6 +494,6 @@ def settle(world: World, at_most_s: float = 2000.0) -> World:
         world = live(world, 10.0, 10.0)
         quiet = quiet + 1 if len(world.writes) == before else 0
         plan = plan_of(world)
-        if quiet >= 8 and plan.is_empty and plan.look_again_after_s is None:
+        if quiet >= 8 and plan.is_empty and plan.requeue_after_s is None:
             break
     return world

@@ -166,7 +166,7 @@ def test_a_first_creation_fits_in_the_budget_whoever_asks(spec: dict[str, object
     assert world.condition("Ready") == ("False", "GPUBudget")
     assert world.condition("Available") == ("True", "Answering")
     assert settle(world).writes == world.writes, "a limited service at rest is written"
-    assert plan_of(world).look_again_after_s is not None
+    assert plan_of(world).requeue_after_s is not None
     assert settle(replace(world, allowance=Allowance(10, "x"))).engine.desired_replicas == 10
 
 

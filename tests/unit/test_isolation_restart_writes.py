@@ -76,15 +76,15 @@ class Restartable(Operator):
         return float(max((order.generation for order in self.sent), default=0))
 
     async def live(self, seconds: float) -> None:
-        """Lets the operator work. As in the process, looks do not wait for the first tick."""
+        """Lets the operator work. As in the process, reconciles do not wait for the first tick."""
         end = self.clock + seconds
         while self.clock < end:
             self.queue._release_due()
-            await self.looks()
+            await self.reconcile_queued()
             await self.loop.tick()
             await self.loop.outbox.drain()
             self.queue._release_due()
-            await self.looks()
+            await self.reconcile_queued()
             await self.board.drain()
             self.clock += 5.0
 
@@ -92,7 +92,7 @@ class Restartable(Operator):
         """Creates the services' children and pods, which turn ready now, and lives ten minutes."""
         for live in self.server.services.values():
             self.feed.changed(live)
-        await self.looks()
+        await self.reconcile_queued()
         for key in self.keys:
             engine: Any = self.cache.children(key)[Kind.DEPLOYMENT, key.name]
             assert engine.desired_replicas == 1
@@ -167,7 +167,7 @@ async def test_a_restart_with_control_switched_off_takes_back_what_control_said(
     assert operator.condition("a", "Degraded") == ("True", "ControlBreakerOpen")
     operator = await operator.restarted()
     operator.controller._control = NoControl()
-    await operator.looks()
+    await operator.reconcile_queued()
     assert operator.condition("a", "Degraded") == ("False", "AsExpected")
 
 

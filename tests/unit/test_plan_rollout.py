@@ -227,7 +227,7 @@ def test_a_second_good_template_waits_for_a_minute_of_readiness() -> None:
     for _ in range(4):
         world = live(world, 5)
     assert world.status["lastGood"]["templateHash"] != template_of(world)
-    again = plan_of(world).look_again_after_s
+    again = plan_of(world).requeue_after_s
     assert again is not None
     assert again <= 60
     world = live(step(world, again), 5)
@@ -259,7 +259,7 @@ def test_the_first_good_template_is_remembered_before_it_is_replaced() -> None:
         **world.status,
         "lastGood": {"generation": generation, "templateHash": good},
     }
-    assert plan.look_again_after_s == 0
+    assert plan.requeue_after_s == 0
     then = plan_of(act(changed, plan))
     assert [item.name for item in then.actions if isinstance(item, Apply)] == ["chat"]
 

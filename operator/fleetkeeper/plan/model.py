@@ -366,7 +366,7 @@ class Plan:
     actions: tuple[Action, ...] = ()
     status: Manifest | None = None
     notices: tuple[Notice, ...] = ()
-    look_again_after_s: float | None = None
+    requeue_after_s: float | None = None
     wants_templates: tuple[str, ...] = ()
     wants_events: tuple[str, ...] = ()
 

@@ -29,7 +29,7 @@ CALM = frozenset(
 
 
 def decide_notices(
-    look: Assessment,
+    assessment: Assessment,
     actions: Sequence[Action],
     status: Manifest | None,
     failures: Sequence[WriteFailure] = (),
@@ -40,10 +40,10 @@ def decide_notices(
     """
     refused = {(item.kind, item.name) for item in failures}
     told = [
-        *_of_replicas(look, actions),
-        *_of_children(look, [item for item in actions if (_key(item)) not in refused]),
-        *(_of_conditions(look.previous, status) if status is not None else ()),
-        *(_of_engine(look.previous, status) if status is not None else ()),
+        *_of_replicas(assessment, actions),
+        *_of_children(assessment, [item for item in actions if (_key(item)) not in refused]),
+        *(_of_conditions(assessment.previous, status) if status is not None else ()),
+        *(_of_engine(assessment.previous, status) if status is not None else ()),
     ]
     return tuple(dict.fromkeys(told))
 
@@ -52,11 +52,11 @@ def _key(action: Action) -> tuple[str, str]:
     return (str(getattr(action, "kind", "Pod")), action.name)
 
 
-def _of_replicas(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice]:
-    live, decision = look.facts.live_replicas, look.replicas
+def _of_replicas(assessment: Assessment, actions: Sequence[Action]) -> Iterator[Notice]:
+    live, decision = assessment.facts.live_replicas, assessment.replicas
     if live is None or decision is None or live == decision.value:
         return
-    engine = look.facts.engine
+    engine = assessment.facts.engine
     if any(
         isinstance(item, Apply)
         and engine
@@ -73,12 +73,12 @@ def _in_sentence(message: str) -> str:
     return message[:1].lower() + message[1:] if message[1:2].islower() else message
 
 
-def _of_children(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice]:
+def _of_children(assessment: Assessment, actions: Sequence[Action]) -> Iterator[Notice]:
     created = [item for item in actions if isinstance(item, Apply) and item.why == Why.CREATE]
     if created:
         yield Notice(NORMAL, "Created", f"Created {_listed(created)}")
     repaired = [item for item in actions if isinstance(item, Apply) and item.why == Why.REPAIR]
-    if repaired and look.is_new_generation:
+    if repaired and assessment.is_new_generation:
         yield Notice(NORMAL, "Updated", f"Updated {_listed(repaired)} to match the spec")
     elif repaired:
         yield Notice(NORMAL, "Repaired", f"Restored {_listed(repaired)} to the desired state")

@@ -47,12 +47,12 @@ from fleetkeeper.plan.rollout import (
 )
 from fleetkeeper.plan.status import decide_status_write, desired_status
 
-CONTEST_LOOK_S = 60.0
+CONTEST_REQUEUE_S = 60.0
 """The requeue interval during a contest over replicas, whose end causes no watch event."""
-BUDGET_LOOK_S = 15.0
+BUDGET_REQUEUE_S = 15.0
 """The requeue interval while the GPU budget limits a service: other services free GPUs."""
 
-UNREADABLE_LOOK_S = 30.0
+UNREADABLE_REQUEUE_S = 30.0
 """The requeue interval while an object of the service is unreadable: an object without our labels
 is not watched, so its repair causes no event."""
 
@@ -92,7 +92,7 @@ class Course:
     `remembers_first`: this reconcile only adds the last good template to the present status.
     """
 
-    look: Assessment
+    assessment: Assessment
     engine: EngineDecision | None = None
     last_good: LastGood | None = None
     actions: tuple[Action, ...] = ()
@@ -133,8 +133,8 @@ def _plan_of(scene: Scene, course: Course) -> Plan:
     snapshot, diagnosis = scene.snapshot, scene.diagnosis
     if course.remembers_first and course.last_good is not None:
         remembered = {**scene.status, "lastGood": course.last_good.to_status()}
-        return Plan(status=remembered, look_again_after_s=0.0)
-    desired = desired_status(course.look, course.engine, course.last_good, scene.now)
+        return Plan(status=remembered, requeue_after_s=0.0)
+    desired = desired_status(course.assessment, course.engine, course.last_good, scene.now)
     status, again = decide_status_write(
         desired,
         scene.status,
@@ -150,8 +150,8 @@ def _plan_of(scene: Scene, course: Course) -> Plan:
     return Plan(
         actions=course.actions,
         status=status,
-        notices=decide_notices(course.look, course.actions, status, snapshot.failures),
-        look_again_after_s=min(waits, default=None),
+        notices=decide_notices(course.assessment, course.actions, status, snapshot.failures),
+        requeue_after_s=min(waits, default=None),
         wants_templates=course.wants_templates,
         wants_events=diagnosis.wants_events,
     )
@@ -159,31 +159,33 @@ def _plan_of(scene: Scene, course: Course) -> Plan:
 
 def _decide_course(scene: Scene) -> Course:
     """Return the first problem that blocks all writes, else the writes."""
-    look = _look(scene)
+    assessment = _assess(scene)
     try:
         service = parse_service(
             scene.snapshot.resource, allow_floating_revisions=scene.context.floating_revisions
         )
     except InvalidService as refusal:
-        return _blocked(scene, look, Reason.INVALID_SPEC, _in_one_line(refusal.errors))
-    look = replace(look, service=service)
+        return _blocked(scene, assessment, Reason.INVALID_SPEC, _in_one_line(refusal.errors))
+    assessment = replace(assessment, service=service)
     if scene.snapshot.crd_missing:
-        return _blocked(scene, look, Reason.CRD_TOO_OLD, _crd_in_words(scene.snapshot.crd_missing))
+        return _blocked(
+            scene, assessment, Reason.CRD_TOO_OLD, _crd_in_words(scene.snapshot.crd_missing)
+        )
     tuning = _tuning(scene)
     engine = _decide_engine(scene, service, tuning)
     if engine.profile is None:
-        return _blocked(scene, look, Reason.UNKNOWN_PROFILE, engine.message)
+        return _blocked(scene, assessment, Reason.UNKNOWN_PROFILE, engine.message)
     errors = refusals(service.spec, engine.profile, scene.context)
     if errors:
-        return _blocked(scene, look, _reason_of(errors), _in_one_line(tuple(errors)))
+        return _blocked(scene, assessment, _reason_of(errors), _in_one_line(tuple(errors)))
     try:
-        return _decide_writes(scene, look, Wanted(service, engine, engine.profile, tuning))
+        return _decide_writes(scene, assessment, Wanted(service, engine, engine.profile, tuning))
     except EngineOptionRefused as refusal:
         text = say(str(refusal), "", "Change spec.engine or the engine profile.")
-        return _blocked(scene, look, Reason.BAD_ENGINE_OPTION, text)
+        return _blocked(scene, assessment, Reason.BAD_ENGINE_OPTION, text)
 
 
-def _look(scene: Scene) -> Assessment:
+def _assess(scene: Scene) -> Assessment:
     found = scene.diagnosis
     return Assessment(
         scene.generation,
@@ -200,11 +202,11 @@ def _look(scene: Scene) -> Assessment:
     )
 
 
-def _blocked(scene: Scene, look: Assessment, reason: Reason, message: str) -> Course:
+def _blocked(scene: Scene, assessment: Assessment, reason: Reason, message: str) -> Course:
     """Return a result without writes to children. They keep running; the status has the reason."""
     known = parse_last_good(scene.status)
     first, _ = decide_last_good(scene.facts, scene.status, "", scene.generation, scene.now)
-    return Course(replace(look, blocked=Problem(reason, message)), last_good=known or first)
+    return Course(replace(assessment, blocked=Problem(reason, message)), last_good=known or first)
 
 
 def _unreadable(scene: Scene) -> Course:
@@ -214,8 +216,8 @@ def _unreadable(scene: Scene) -> Course:
     if rest:
         advice = f"Repair or delete that object and {len(rest)} more."
     text = say(f"{first.kind} {first.name} cannot be read", first.why, advice)
-    course = _blocked(scene, _look(scene), Reason.UNREADABLE_OBJECT, text)
-    return replace(course, again_after_s=(UNREADABLE_LOOK_S,))
+    course = _blocked(scene, _assess(scene), Reason.UNREADABLE_OBJECT, text)
+    return replace(course, again_after_s=(UNREADABLE_REQUEUE_S,))
 
 
 def _reason_of(errors: Sequence[FieldError]) -> Reason:
@@ -284,7 +286,7 @@ def _decide_engine(scene: Scene, service: InferenceService, tuning: EngineTuning
     )
 
 
-def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
+def _decide_writes(scene: Scene, assessment: Assessment, wanted: Wanted) -> Course:
     """Decide the rollout, the replicas and the children of a service that is not blocked."""
     facts, now, spec = scene.facts, scene.now, wanted.service.spec
     problems = scene.diagnosis.current_problems
@@ -294,7 +296,7 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
         facts, scene.status, wanted_hash, scene.generation, now
     )
     if _must_remember(last_good, scene.status, wanted_hash) and not spec.paused:
-        return Course(look, wanted.engine, last_good, remembers_first=True)
+        return Course(assessment, wanted.engine, last_good, remembers_first=True)
     rollout = decide_rollout(
         facts,
         problems,
@@ -311,13 +313,13 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
     replicas = _decide_replicas(scene, wanted.service, problems, gpus)
     over_budget = _over_budget(scene, replicas, gpus)
     is_bypassed = _is_router_bypassed(scene, wanted.service)
-    look = replace(
-        look,
+    assessment = replace(
+        assessment,
         wanted_hash=wanted_hash,
         rollout=rollout,
         replicas=replicas,
         is_router_bypassed=is_bypassed,
-        write_problem=over_budget or look.write_problem,
+        write_problem=over_budget or assessment.write_problem,
     )
     children, strategy_again = _decide_children(
         scene,
@@ -326,9 +328,9 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
         template=None if rollout.is_new or over_budget else template,
         is_router_bypassed=is_bypassed,
     )
-    look = _with_conflicts(look, children.conflicts)
-    is_contested = CONTEST_LOOK_S if replicas.contested_by else None
-    is_limited = BUDGET_LOOK_S if replicas.limited_by or over_budget else None
+    assessment = _with_conflicts(assessment, children.conflicts)
+    is_contested = CONTEST_REQUEUE_S if replicas.contested_by else None
+    is_limited = BUDGET_REQUEUE_S if replicas.limited_by or over_budget else None
     again = (
         good_again,
         rollout.again_after_s,
@@ -342,7 +344,7 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
         marks = decide_marks(facts, replicas.value, scene.snapshot.pod_load)
         actions = (*(marks if _scales(children, wanted.service.name) else ()), *children.actions)
     return Course(
-        look, wanted.engine, last_good, actions, _missing_templates(scene, rollout), again
+        assessment, wanted.engine, last_good, actions, _missing_templates(scene, rollout), again
     )
 
 
@@ -471,15 +473,15 @@ def _missing_templates(scene: Scene, rollout: RolloutDecision) -> tuple[str, ...
     return (name,) if name and name not in scene.snapshot.templates else ()
 
 
-def _with_conflicts(look: Assessment, conflicts: Sequence[Conflict]) -> Assessment:
+def _with_conflicts(assessment: Assessment, conflicts: Sequence[Conflict]) -> Assessment:
     """Return the assessment, blocked if a child's name is taken by another object."""
     foreign = [item for item in conflicts if not item.is_leftover]
     if not foreign:
-        return look
+        return assessment
     first = foreign[0]
     text = say(
         f"{first.kind} {first.name} already exists and does not belong to this service",
         "",
         "Fleetkeeper did not change it. Delete it, or give the InferenceService another name.",
     )
-    return replace(look, blocked=Problem(Reason.NAME_CONFLICT, text))
+    return replace(assessment, blocked=Problem(Reason.NAME_CONFLICT, text))

@@ -35,23 +35,23 @@ Status = dict[str, Any]
 
 
 def desired_status(
-    look: Assessment, engine: EngineDecision | None, last_good: LastGood | None, now: float
+    assessment: Assessment, engine: EngineDecision | None, last_good: LastGood | None, now: float
 ) -> Status:
     """Return the complete status without empty parts."""
-    status: Status = {"observedGeneration": look.generation}
-    status |= status_counts(look)
-    status |= status_identity(look)
-    status |= status_engine(look, engine)
-    status |= status_rollout(look, last_good)
-    status |= status_control(look, now)
-    status["summary"] = status_summary(look, status)
-    status["conditions"] = decide_conditions(look, now)
+    status: Status = {"observedGeneration": assessment.generation}
+    status |= status_counts(assessment)
+    status |= status_identity(assessment)
+    status |= status_engine(assessment, engine)
+    status |= status_rollout(assessment, last_good)
+    status |= status_control(assessment, now)
+    status["summary"] = status_summary(assessment, status)
+    status["conditions"] = decide_conditions(assessment, now)
     return {key: value for key, value in status.items() if value not in ({}, None)}
 
 
-def status_counts(look: Assessment) -> Status:
+def status_counts(assessment: Assessment) -> Status:
     """Return the numbers of engine pods: all, ready, and of the live template."""
-    facts = look.facts
+    facts = assessment.facts
     return {
         "replicas": len(facts.engine_pods),
         "readyReplicas": facts.ready_replicas,
@@ -59,23 +59,31 @@ def status_counts(look: Assessment) -> Status:
     }
 
 
-def status_identity(look: Assessment) -> Status:
+def status_identity(assessment: Assessment) -> Status:
     """Return the address, and the selector for the scale subresource.
 
     Without a readable spec, the previous ones are kept.
     """
-    if look.service is None:
-        return {key: look.previous[key] for key in ("url", "selector") if key in look.previous}
-    name, namespace = look.service.name, look.service.namespace
+    if assessment.service is None:
+        return {
+            key: assessment.previous[key]
+            for key in ("url", "selector")
+            if key in assessment.previous
+        }
+    name, namespace = assessment.service.name, assessment.service.namespace
     return {"url": names.service_url(name, namespace), "selector": names.selector_text(name)}
 
 
-def status_engine(look: Assessment, engine: EngineDecision | None) -> Status:
+def status_engine(assessment: Assessment, engine: EngineDecision | None) -> Status:
     """Return the profile in use and the values that follow from it, else the previous ones."""
-    kept = {key: look.previous[key] for key in ("engine", "effective") if key in look.previous}
-    if look.service is None or engine is None or engine.profile is None:
+    kept = {
+        key: assessment.previous[key]
+        for key in ("engine", "effective")
+        if key in assessment.previous
+    }
+    if assessment.service is None or engine is None or engine.profile is None:
         return kept
-    spec = look.service.spec
+    spec = assessment.service.spec
     effective: Status = {
         "accelerators": effective_resources(spec, engine.profile).accelerators,
     }
@@ -84,29 +92,33 @@ def status_engine(look: Assessment, engine: EngineDecision | None) -> Status:
     return {"engine": engine.to_status(), "effective": effective}
 
 
-def status_rollout(look: Assessment, last_good: LastGood | None) -> Status:
+def status_rollout(assessment: Assessment, last_good: LastGood | None) -> Status:
     """Return the last good template and the rollback, which later reconciles need."""
     told: Status = {}
     if last_good:
         told["lastGood"] = last_good.to_status()
-    if look.rollout.rollback:
-        told["rollback"] = look.rollout.rollback.to_status()
-    elif look.blocked and "rollback" in look.previous:
-        told["rollback"] = look.previous["rollback"]
+    if assessment.rollout.rollback:
+        told["rollback"] = assessment.rollout.rollback.to_status()
+    elif assessment.blocked and "rollback" in assessment.previous:
+        told["rollback"] = assessment.previous["rollback"]
     return told
 
 
-def status_control(look: Assessment, now: float) -> Status:
+def status_control(assessment: Assessment, now: float) -> Status:
     """Return the parts from the control loop's report, else the previous ones.
 
     `scaling` is added if the report lacks it.
     """
-    source: Mapping[str, Any] = look.previous if look.control is None else look.control
+    source: Mapping[str, Any] = (
+        assessment.previous if assessment.control is None else assessment.control
+    )
     told = {key: source[key] for key in CONTROL_PIECES if key in source}
-    if look.replicas is not None and (look.control is None or "scaling" not in look.control):
-        before = look.previous.get("scaling")
-        if not (look.control_pending and _is_desired(before, look.replicas.value)):
-            told["scaling"] = status_scaling(look.replicas, before, now)
+    if assessment.replicas is not None and (
+        assessment.control is None or "scaling" not in assessment.control
+    ):
+        before = assessment.previous.get("scaling")
+        if not (assessment.control_pending and _is_desired(before, assessment.replicas.value)):
+            told["scaling"] = status_scaling(assessment.replicas, before, now)
     return told
 
 
@@ -132,11 +144,11 @@ def status_scaling(decision: ReplicaDecision, before: object, now: float) -> Sta
     return {**told, "since": known["since"] if is_same else text_of_time(now)}
 
 
-def status_summary(look: Assessment, status: Status) -> Status:
+def status_summary(assessment: Assessment, status: Status) -> Status:
     """Return the values of the printer columns."""
-    wanted = look.replicas.value if look.replicas else look.facts.live_replicas
+    wanted = assessment.replicas.value if assessment.replicas else assessment.facts.live_replicas
     return {
-        "ready": f"{look.facts.ready_replicas}/{wanted if wanted is not None else 0}",
+        "ready": f"{assessment.facts.ready_replicas}/{wanted if wanted is not None else 0}",
         "breaker": _breaker_in_words(status.get("breaker")),
     }
 

@@ -66,7 +66,7 @@ from fleetkeeper.runtime.queue import Key, KeyedQueue
 log = structlog.get_logger(__name__)
 
 Item = TypeVar("Item")
-TURN_SERVICES: Final = 20
+SERVICES_PER_YIELD: Final = 20
 """Services decided between two yields to other tasks: 10 to 20 ms."""
 
 
@@ -256,11 +256,11 @@ class ControlLoop:
             readings = await self._source.observe([case.target for case in cases], self._now())
         now = self._now()
         decided = []
-        async for case in _in_turns(cases):
+        async for case in _yielding(cases):
             with self._defects.contained("decide", case.key):
                 decided.append((case, *self._decide(case, readings, now)))
         orders = self._arbiter.orders([(case.key, decision.want) for case, decision, _ in decided])
-        async for case, decision, memory in _in_turns(decided):
+        async for case, decision, memory in _yielding(decided):
             if self._courses.get(case.key) is case.course and case.key in orders:
                 with self._defects.contained("conclude", case.key):
                     self._carry_over(case, orders[case.key], decision, memory, now)
@@ -280,7 +280,7 @@ class ControlLoop:
         )
 
     async def _cases(self) -> AsyncIterator[_Case]:
-        async for key in _in_turns(self._cache.services()):
+        async for key in _yielding(self._cache.services()):
             if self._cache.is_held(key):
                 continue
             case = None
@@ -398,9 +398,9 @@ def _is_news(before: ControlView, after: ControlView) -> bool:
     return orders[0] != orders[1] or before.control_status != after.control_status
 
 
-async def _in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:
+async def _yielding(items: Iterable[Item]) -> AsyncIterator[Item]:
     """Yield the items, and let other tasks run in between: leases and probes wait for no tick."""
     for number, item in enumerate(items):
-        if number % TURN_SERVICES == TURN_SERVICES - 1:
+        if number % SERVICES_PER_YIELD == SERVICES_PER_YIELD - 1:
             await asyncio.sleep(0)
         yield item

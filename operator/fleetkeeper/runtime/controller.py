@@ -131,7 +131,7 @@ class Controller:
         self._control: Control = control or NoControl()
         self._ledger = ledger or GpuLedger(cache, context.gpu_budget)
         self._memory: dict[Key, _Memory] = {}
-        self._turn: Key | None = None
+        self._update_slot: Key | None = None
         self.settled_since: float | None = None
         """When the caches became complete."""
         self.crd_missing: tuple[str, ...] = ()
@@ -152,16 +152,16 @@ class Controller:
                 key = await self._queue.get()
                 if key is None:
                     return
-                group.create_task(self._look_in_turn(key, slots), name=f"reconcile {key}")
+                group.create_task(self._reconcile_in_slot(key, slots), name=f"reconcile {key}")
 
-    async def _look_in_turn(self, key: Key, slots: asyncio.Semaphore) -> None:
+    async def _reconcile_in_slot(self, key: Key, slots: asyncio.Semaphore) -> None:
         try:
-            await self.look(key)
+            await self.reconcile(key)
         finally:
             self._queue.done(key)
             slots.release()
 
-    async def look(self, key: Key) -> None:
+    async def reconcile(self, key: Key) -> None:
         """Reconcile a service once; requeue it on failure.
 
         Raises:
@@ -187,8 +187,8 @@ class Controller:
 
     async def _show_defect(self, key: Key) -> None:
         """Write the defect into the status of a service whose plan fails."""
-        if self._turn == key:
-            self._turn = None
+        if self._update_slot == key:
+            self._update_slot = None
         entry, defect = self._cache.service(key), self._defects.of(key)
         if entry is None or defect is None:
             return
@@ -233,8 +233,8 @@ class Controller:
                 self._queue.add_after(key, outcome.retry_after_s)
             return "failed"
         self._queue.succeeded(key)
-        if plan.look_again_after_s is not None:
-            self._queue.add_after(key, plan.look_again_after_s)
+        if plan.requeue_after_s is not None:
+            self._queue.add_after(key, plan.requeue_after_s)
         if (left_s := self._defects.left_s(key)) is not None:
             self._queue.add_after(key, left_s)
         return "written" if written else "unchanged"
@@ -269,7 +269,7 @@ class Controller:
             pod_load=view.pod_load,
             unreadable=self._cache.unreadable(key),
             crd_missing=self.crd_missing,
-            may_update_engine=self._has_turn(key, resource),
+            may_update_engine=self._holds_update_slot(key, resource),
             defect=self._defects.of(key),
         )
 
@@ -346,23 +346,23 @@ class Controller:
         self._control.forget(key)
         self._ledger.forget(key)
         self._defects.forget(key)
-        if self._turn == key:
-            self._turn = None
+        if self._update_slot == key:
+            self._update_slot = None
 
-    def _has_turn(self, key: Key, resource: Manifest) -> bool:
+    def _holds_update_slot(self, key: Key, resource: Manifest) -> bool:
         """Return whether this service may update its engine: one at a time, until it is ready."""
         status = resource.get("status") or {}
         wants = bool((status.get("engine") or {}).get("updateAvailable"))
-        if self._turn is not None and self._cache.is_held(self._turn):
-            self._turn = None
-        if self._turn == key:
+        if self._update_slot is not None and self._cache.is_held(self._update_slot):
+            self._update_slot = None
+        if self._update_slot == key:
             if not wants and _is_settled(status):
-                self._turn = None
+                self._update_slot = None
             return True
-        is_free = self._turn is None and self._defects.of(key) is None
+        is_free = self._update_slot is None and self._defects.of(key) is None
         if wants and is_free and _updates_itself(resource) and _is_settled(status):
-            self._turn = key
-        return self._turn == key
+            self._update_slot = key
+        return self._update_slot == key
 
 
 def _updates_itself(resource: Manifest) -> bool:

@@ -102,7 +102,7 @@ class Executor:
         first = next((item for item in plan.actions if _makes_pods(item)), None)
         for action in plan.actions:
             if action is first:
-                await self._look_ahead(key, resource, plan.actions, outcome)
+                await self._check_service_names(key, resource, plan.actions, outcome)
             if _is_creation(action) and _meets_conflict(outcome):
                 continue
             await self._act(key, resource, action, outcome)
@@ -117,7 +117,7 @@ class Executor:
                 self._board.tell(key, resource, notice)
         return outcome
 
-    async def _look_ahead(
+    async def _check_service_names(
         self, key: Key, resource: Manifest, actions: Sequence[Action], outcome: Outcome
     ) -> None:
         """Check that the names of Services, which come last, are free before pods take accelerators."""

@@ -329,10 +329,10 @@ class Operator:
             return []
         for key in behind:
             with self.defects.contained("catch_up", key):
-                await self._look_early(key)
+                await self._reconcile_early(key)
         return helpers
 
-    async def _look_early(self, key: Key) -> None:
+    async def _reconcile_early(self, key: Key) -> None:
         try:
             await observe_service(self._client, self.cache, key)
         except* ApiError as problems:
@@ -340,7 +340,7 @@ class Operator:
                 "early reconcile skipped", service=str(key), error=str(problems.exceptions[0])
             )
         else:
-            await self.controller.look(key)
+            await self.controller.reconcile(key)
 
     def _changed(self, key: Key) -> None:
         """Queue a service; those read at start-up come after those that change now."""
@@ -472,7 +472,7 @@ async def run_operator(
         return EXIT_USAGE
     client = KubernetesClient(configuration, in_flight=settings.requests_in_flight)
     lease_client = KubernetesClient(configuration, retries_429=0)
-    heap.look_seldom()
+    heap.reduce_frequency()
 
     def build(settings: Settings) -> Operator:
         return Operator(

@@ -39,7 +39,7 @@ Value = tuple[str, Reason, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _ConditionInputs:
     """Inputs from which a condition is decided."""
 
     decision: ControlDecision
@@ -252,10 +252,10 @@ def _remedy_status(decision: ControlDecision) -> dict[str, Any]:
     }
 
 
-def _metrics_available(look: _Look) -> Value:
-    signals = look.decision.signals
+def _metrics_available(inputs: _ConditionInputs) -> Value:
+    signals = inputs.decision.signals
     if signals.grade is Grade.FRESH:
-        return "True", Reason.FRESH_METRICS, _origin(look.decision)
+        return "True", Reason.FRESH_METRICS, _origin(inputs.decision)
     if signals.grade is Grade.AGEING:
         return (
             "True",
@@ -304,75 +304,77 @@ def _why_unknown(signals: Signals) -> tuple[Reason, str]:
     )
 
 
-def _metrics_compatible(look: _Look) -> Value:
-    missing = look.decision.signals.missing
+def _metrics_compatible(inputs: _ConditionInputs) -> Value:
+    missing = inputs.decision.signals.missing
     if missing:
         text = f"The engine does not export: {', '.join(missing)}."
         return "False", Reason.METRICS_MISSING, text
-    if not look.decision.signals.reporting_pods:
+    if not inputs.decision.signals.reporting_pods:
         return "Unknown", Reason.NO_METRICS, "No replica has reported yet."
     return "True", Reason.ALL_METRICS_PRESENT, ""
 
 
-def _memory_within_cap(look: _Look) -> Value:
-    cap = look.decision.settings.cap_percent
-    if look.memory.over_cap_pod:
-        text = f"Replica {look.memory.over_cap_pod} had a memory peak of {look.memory.peak_percent}%, above the cap of {cap}%."
+def _memory_within_cap(inputs: _ConditionInputs) -> Value:
+    cap = inputs.decision.settings.cap_percent
+    if inputs.memory.over_cap_pod:
+        text = f"Replica {inputs.memory.over_cap_pod} had a memory peak of {inputs.memory.peak_percent}%, above the cap of {cap}%."
         return "False", Reason.ABOVE_CAP, text
-    if not look.memory.peak_percent:
+    if not inputs.memory.peak_percent:
         return "Unknown", Reason.NOT_MEASURED, "No replica has reported its memory use yet."
     return "True", Reason.WITHIN_CAP, ""
 
 
-def _scaling_limited(look: _Look) -> Value:
-    settings, replicas = look.decision.settings, look.decision.replicas
+def _scaling_limited(inputs: _ConditionInputs) -> Value:
+    settings, replicas = inputs.decision.settings, inputs.decision.replicas
     if settings.pinned_replicas is not None:
         return "True", Reason.REPLICAS_PINNED, "Autoscaling is off because spec.replicas is set."
     if settings.scaling_mode is ScalingMode.ADVISORY:
         text = f"{replicas.value} replicas are recommended but not applied: spec.scaling.mode is Advisory."
         return "True", Reason.ADVISORY, text
-    if look.order.limited_by:
+    if inputs.order.limited_by:
         return (
             "True",
             Reason.GPU_BUDGET,
-            f"{_capital(look.order.limited_by)} allows {look.order.replicas} of {replicas.value} recommended replicas.",
+            f"{_capital(inputs.order.limited_by)} allows {inputs.order.replicas} of {replicas.value} recommended replicas.",
         )
     if replicas.reason == "ScaleUpBlocked":
         return "True", Reason.SCALE_UP_BLOCKED, replicas.detail
-    broken = look.decision.signals.known and look.decision.pressure > 1.0
+    broken = inputs.decision.signals.known and inputs.decision.pressure > 1.0
     if broken and replicas.value >= settings.max_replicas:
         text = f"The load is too high for spec.scaling.maxReplicas ({settings.max_replicas}). Raise it to allow more replicas."
         return "True", Reason.AT_MAXIMUM, text
     return "False", Reason.WITHIN_BOUNDS, ""
 
 
-def _degraded(look: _Look) -> Value:
-    settings = look.decision.settings
-    if settings.breakers_act and look.decision.control.state is not BreakerState.CLOSED:
+def _degraded(inputs: _ConditionInputs) -> Value:
+    settings = inputs.decision.settings
+    if settings.breakers_act and inputs.decision.control.state is not BreakerState.CLOSED:
         return (
             "True",
             Reason.CONTROL_BREAKER_OPEN,
-            f"{_capital(look.decision.control.detail)}; safe limits are in force, and no replica is removed.",
+            f"{_capital(inputs.decision.control.detail)}; safe limits are in force, and no replica is removed.",
         )
-    if settings.gates and not look.decision.load.is_closed:
+    if settings.gates and not inputs.decision.load.is_closed:
         tiers = [
             str(t)
-            for t, b in look.decision.load.by_tier().items()
+            for t, b in inputs.decision.load.by_tier().items()
             if b.state is not BreakerState.CLOSED
         ]
         text = f"Overload: requests of these tiers are shed: {', '.join(tiers)}."
         return "True", Reason.LOAD_BREAKER_OPEN, text
-    remedy = look.decision.remedy.value
+    remedy = inputs.decision.remedy.value
     if remedy is not None:
         text = f"{_capital(remedy.reason)}: engines start with at most {remedy.max_sequences} sequences and a memory cap of {remedy.cap_percent}%."
         return "True", Reason.REMEDY_IN_FORCE, text
-    if look.decision.signals.hung_pods:
-        text = f"Engines with work make no progress: {', '.join(look.decision.signals.hung_pods)}."
+    if inputs.decision.signals.hung_pods:
+        text = (
+            f"Engines with work make no progress: {', '.join(inputs.decision.signals.hung_pods)}."
+        )
         return "True", Reason.ENGINE_HUNG, text
     return "False", Reason.AS_EXPECTED, ""
 
 
-_CONDITIONS: tuple[tuple[ConditionType, Callable[[_Look], Value]], ...] = (
+_CONDITIONS: tuple[tuple[ConditionType, Callable[[_ConditionInputs], Value]], ...] = (
     (ConditionType.METRICS_AVAILABLE, _metrics_available),
     (ConditionType.METRICS_COMPATIBLE, _metrics_compatible),
     (ConditionType.MEMORY_WITHIN_CAP, _memory_within_cap),
@@ -386,7 +388,7 @@ def _conditions(
 ) -> list[dict[str, str]]:
     rows = []
     for kind, judge in _CONDITIONS:
-        status, reason, message = judge(_Look(decision, order, memory))
+        status, reason, message = judge(_ConditionInputs(decision, order, memory))
         rows.append(
             {
                 "type": str(kind),
