@@ -112,7 +112,7 @@ PENDING: Final = ControlView(is_pending=True)
 
 
 @dataclass(slots=True)
-class _Course:
+class _ServiceState:
     """The loop's state of one service."""
 
     uid: str
@@ -139,11 +139,11 @@ class _Course:
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _ServiceTick:
     """The state of one service in one tick."""
 
     key: Key
-    course: _Course
+    state: _ServiceState
     settings: ControlSettings
     fleet: Fleet
     edges: Edges
@@ -151,7 +151,7 @@ class _Case:
     @property
     def target(self) -> Target:
         """The measurements that this service needs."""
-        return Target(self.key, self.edges, self.fleet.pods, self.course.asks_pods)
+        return Target(self.key, self.edges, self.fleet.pods, self.state.asks_pods)
 
 
 class ControlLoop:
@@ -193,26 +193,26 @@ class ControlLoop:
         self._tick_s = tick_s
         self._ledger = ledger or GpuLedger(cache, context.gpu_budget)
         self._arbiter = Arbiter(self._ledger, defects)
-        self._courses: dict[Key, _Course] = {}
+        self._states: dict[Key, _ServiceState] = {}
         self._started = now()
 
     # -- for the controller -----------------------------------------------------------------------
 
     def view(self, key: Key) -> ControlView:
         """Return the latest result for this service; pending until it is decided."""
-        course = self._courses.get(key)
-        return course.view if course is not None else PENDING
+        state = self._states.get(key)
+        return state.view if state is not None else PENDING
 
     def forget(self, key: Key) -> None:
         """Forget a deleted service."""
-        self._courses.pop(key, None)
+        self._states.pop(key, None)
         self._metrics.forget(key)
 
     def refused_replicas(self, key: Key) -> None:
         """Count a refused write of the engine Deployment, for the control breaker."""
-        course = self._courses.get(key)
-        if course is not None:
-            course.failed_writes += 1
+        state = self._states.get(key)
+        if state is not None:
+            state.failed_writes += 1
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -248,143 +248,152 @@ class ControlLoop:
     async def tick(self) -> None:
         """Run one tick for all services. The outbox sends the resulting requests later."""
         self._notices.flush(self._now())
-        cases = [case async for case in self._cases()]
-        if not cases:
+        service_ticks = [service_tick async for service_tick in self._service_ticks()]
+        if not service_ticks:
             return
         readings = Readings({})
         with self._defects.contained("measure"):
-            readings = await self._source.observe([case.target for case in cases], self._now())
+            readings = await self._source.observe(
+                [service_tick.target for service_tick in service_ticks], self._now()
+            )
         now = self._now()
         decided = []
-        async for case in _yielding(cases):
-            with self._defects.contained("decide", case.key):
-                decided.append((case, *self._decide(case, readings, now)))
-        orders = self._arbiter.orders([(case.key, decision.want) for case, decision, _ in decided])
-        async for case, decision, memory in _yielding(decided):
-            if self._courses.get(case.key) is case.course and case.key in orders:
-                with self._defects.contained("conclude", case.key):
-                    self._carry_over(case, orders[case.key], decision, memory, now)
+        async for service_tick in _yielding(service_ticks):
+            with self._defects.contained("decide", service_tick.key):
+                decided.append((service_tick, *self._decide(service_tick, readings, now)))
+        orders = self._arbiter.orders(
+            [(service_tick.key, decision.want) for service_tick, decision, _ in decided]
+        )
+        async for service_tick, decision, memory in _yielding(decided):
+            if (
+                self._states.get(service_tick.key) is service_tick.state
+                and service_tick.key in orders
+            ):
+                with self._defects.contained("conclude", service_tick.key):
+                    self._carry_over(service_tick, orders[service_tick.key], decision, memory, now)
 
-    def _is_sure(self, case: _Case, decision: ControlDecision, now: float) -> bool:
+    def _is_sure(self, service_tick: _ServiceTick, decision: ControlDecision, now: float) -> bool:
         """Return whether this result replaces the one that the previous process wrote.
 
         Rates need a few samples. Until they are known, or have had time to become known, a missing
         rate does not replace the status. An event does.
         """
         return (
-            not case.course.view.is_pending
-            or not _has_words(case.course.service)
+            not service_tick.state.view.is_pending
+            or not _has_words(service_tick.state.service)
             or decision.signals.known
             or now - self._started >= RATE_S
             or bool(decision.notices)
         )
 
-    async def _cases(self) -> AsyncIterator[_Case]:
+    async def _service_ticks(self) -> AsyncIterator[_ServiceTick]:
         async for key in _yielding(self._cache.services()):
             if self._cache.is_held(key):
                 continue
-            case = None
+            service_tick = None
             with self._defects.contained("observe", key):
-                case = self._case(key)
-            if case is not None:
-                yield case
+                service_tick = self._service_tick(key)
+            if service_tick is not None:
+                yield service_tick
 
-    def _case(self, key: Key) -> _Case | None:
-        course = self._course(key)
-        if course is None or course.service is None or course.service.deleting:
+    def _service_tick(self, key: Key) -> _ServiceTick | None:
+        state = self._state(key)
+        if state is None or state.service is None or state.service.deleting:
             return None
         fleet = observe_fleet(self._cache, key, self._now())
         if fleet is None:
             return None
-        settings = self._settings(course, course.service)
-        return _Case(key, course, settings, fleet, edges_of(settings))
+        settings = self._settings(state, state.service)
+        return _ServiceTick(key, state, settings, fleet, edges_of(settings))
 
-    def _settings(self, course: _Course, service: InferenceService) -> ControlSettings:
+    def _settings(self, state: _ServiceState, service: InferenceService) -> ControlSettings:
         """Return the settings of the spec and the remedy in force; parse again if one changed."""
-        mark = (course.version, course.memory.remedy)
-        if course.settings is None or course.settings_mark != mark:
-            settings = read_settings(service, course.memory)
+        mark = (state.version, state.memory.remedy)
+        if state.settings is None or state.settings_mark != mark:
+            settings = read_settings(service, state.memory)
             if not self._can_steer:
                 settings = replace(settings, batching_mode=BatchingMode.ADVISORY)
-            course.settings, course.settings_mark = settings, mark
-        return course.settings
+            state.settings, state.settings_mark = settings, mark
+        return state.settings
 
-    def _course(self, key: Key) -> _Course | None:
+    def _state(self, key: Key) -> _ServiceState | None:
         entry = self._cache.service(key)
         if entry is None:
             return None
-        course = self._courses.get(key)
-        if course is not None and (course.uid, course.version) == (entry.uid, entry.version):
-            return course
+        state = self._states.get(key)
+        if state is not None and (state.uid, state.version) == (entry.uid, entry.version):
+            return state
         service = parsed_service(
             entry.unpack(), floating_revisions=self._context.floating_revisions
         )
-        if course is None or course.uid != entry.uid or (course.service is None and service):
+        if state is None or state.uid != entry.uid or (state.service is None and service):
             memory = ControlMemory() if service is None else starting_memory(service, self._now())
-            course = self._courses[key] = _Course(entry.uid, entry.version, service, memory)
-            return course
-        course.version, course.service = entry.version, service
-        return course
+            state = self._states[key] = _ServiceState(entry.uid, entry.version, service, memory)
+            return state
+        state.version, state.service = entry.version, service
+        return state
 
     def _decide(
-        self, case: _Case, readings: Readings, now: float
+        self, service_tick: _ServiceTick, readings: Readings, now: float
     ) -> tuple[ControlDecision, ControlMemory]:
         """Decide one service."""
-        course, fleet = case.course, case.fleet
+        state, fleet = service_tick.state, service_tick.fleet
         inputs = ControlInputs(
-            namespace=case.key.namespace,
-            name=case.key.name,
-            settings=case.settings,
+            namespace=service_tick.key.namespace,
+            name=service_tick.key.name,
+            settings=service_tick.settings,
             replicas=fleet.replicas,
             started=self._started,
             pods=fleet.pods,
-            samples=readings.samples.get(case.key, ()),
-            ordered_replicas=course.ordered,
-            put_outcomes=course.outcomes,
-            failed_writes=course.failed_writes,
-            prometheus_lost=case.key in readings.lost,
-            checks_directly=readings.checks_directly(case.key),
-            prometheus_disputed=case.key in readings.disputed,
+            samples=readings.samples.get(service_tick.key, ()),
+            ordered_replicas=state.ordered,
+            put_outcomes=state.outcomes,
+            failed_writes=state.failed_writes,
+            prometheus_lost=service_tick.key in readings.lost,
+            checks_directly=readings.checks_directly(service_tick.key),
+            prometheus_disputed=service_tick.key in readings.disputed,
             scale_up_blocked=fleet.scale_up_blocked,
             out_of_memory_pods=fleet.out_of_memory_pods,
-            rolling_out=fleet.rolling_out or is_unseen(course.service),
+            rolling_out=fleet.rolling_out or is_unseen(state.service),
             gpus_per_replica=fleet.gpus_per_replica,
         )
-        course.outcomes, course.failed_writes = (), 0
-        return decide_service(inputs, course.memory, now)
+        state.outcomes, state.failed_writes = (), 0
+        return decide_service(inputs, state.memory, now)
 
     def _carry_over(
         self,
-        case: _Case,
+        service_tick: _ServiceTick,
         order: Order,
         decision: ControlDecision,
         memory: ControlMemory,
         now: float,
     ) -> None:
         """Make the decision the planner's next view; queue a reconcile if it differs."""
-        course = case.course
+        state = service_tick.state
         conclusion, concluded = conclude(decision, order, memory, now)
-        before = course.view
-        course.asks_pods = decision.asks_pods
-        if self._is_sure(case, decision, now):
-            course.memory = concluded
-            course.view = ControlView(conclusion.order, conclusion.status, decision.pod_load)
+        before = state.view
+        state.asks_pods = decision.asks_pods
+        if self._is_sure(service_tick, decision, now):
+            state.memory = concluded
+            state.view = ControlView(conclusion.order, conclusion.status, decision.pod_load)
         else:
-            course.memory = memory
-            course.view = replace(before, order=conclusion.order, pod_load=decision.pod_load)
-        course.ordered = conclusion.order.replicas if conclusion.order is not None else None
-        self._metrics.show(case.key, conclusion.metrics)
-        is_new_limit = self._ledger.limit(case.key, order, decision.want.gpus_per_replica)
-        if is_new_limit or _is_news(before, course.view):
-            self._queue.add(case.key)
+            state.memory = memory
+            state.view = replace(before, order=conclusion.order, pod_load=decision.pod_load)
+        state.ordered = conclusion.order.replicas if conclusion.order is not None else None
+        self._metrics.show(service_tick.key, conclusion.metrics)
+        is_new_limit = self._ledger.limit(service_tick.key, order, decision.want.gpus_per_replica)
+        if is_new_limit or _is_news(before, state.view):
+            self._queue.add(service_tick.key)
         for notice in conclusion.notices:
-            self._notices.add(case.key, notice, now)
+            self._notices.add(service_tick.key, notice, now)
         if self._can_steer:
             for put in decision.puts:
-                self.outbox.send(case.key, put, course.take, doubted=put.pod in course.doubted)
-        pods = {pod.name: pod for pod in case.fleet.pods}
+                self.outbox.send(
+                    service_tick.key, put, state.take, doubted=put.pod in state.doubted
+                )
+        pods = {pod.name: pod for pod in service_tick.fleet.pods}
         for name, removal in decision.replace_pods.items():
-            self.outbox.replace(case.key, pods[name], removal)
+            self.outbox.replace(service_tick.key, pods[name], removal)
 
 
 def _has_words(service: InferenceService | None) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fleetkeeper.plan.control.arbitrate import Want
 from fleetkeeper.plan.control.cascade import (
-    Scene,
+    TickState,
     decide_admission,
     decide_fleet_limits,
     limits_by_pod,
@@ -91,7 +91,7 @@ def decide_service(
         signals, settings, capacity, memory.load, now, checks_directly=inputs.checks_directly
     )
     source = decide_source_breaker(memory.source, lost=inputs.prometheus_lost, now=now)
-    scene = Scene(
+    state = TickState(
         inputs,
         signals,
         supply,
@@ -103,14 +103,14 @@ def decide_service(
         _forecast(memory.forecast, signals),
         cold_start.seconds,
     )
-    limits, batch, canary = decide_fleet_limits(scene, memory.batch, memory.canary, now)
+    limits, batch, canary = decide_fleet_limits(state, memory.batch, memory.canary, now)
     in_force = batch.limits or limits.value
-    admission = decide_admission(scene)
-    wanted = limits_by_pod(scene, in_force, canary, admission)
+    admission = decide_admission(state)
+    wanted = limits_by_pod(state, in_force, canary, admission)
     puts, orders = due_orders(orders, inputs.pods, wanted, admission, now)
-    view = replica_view(scene, batch, in_force, now)
+    view = replica_view(state, batch, in_force, now)
     replicas, replicas_memory = decide_replicas(view, _seen(memory, inputs), now)
-    want = _want(inputs, scene, replicas)
+    want = _want(inputs, state, replicas)
     remedy = decide_memory_remedy(
         memory.remedy, settings, inputs.pods, inputs.out_of_memory_pods, now
     )
@@ -158,7 +158,7 @@ def decide_service(
         replacement,
         restart,
         notices=(
-            *_notices(memory, scene, source, remedy),
+            *_notices(memory, state, source, remedy),
             *(() if settings.restarts else notices_of_restart(restart, acts=False)),
         ),
         capacity=capacity,
@@ -176,7 +176,7 @@ def decide_service(
         signals=signals_memory,
         model=model,
         targets=targets,
-        forecast=scene.forecast,
+        forecast=state.forecast,
         cold_start=cold_start,
         batch=judged_once(batch, memory.batch, signals),
         canary=canary,
@@ -260,8 +260,8 @@ def _seen(memory: ControlMemory, inputs: ControlInputs) -> ReplicasMemory:
     return held
 
 
-def _want(inputs: ControlInputs, scene: Scene, replicas: Decision[int]) -> Want:
-    settings, signals = inputs.settings, scene.signals
+def _want(inputs: ControlInputs, state: TickState, replicas: Decision[int]) -> Want:
+    settings, signals = inputs.settings, state.signals
     is_pin_due = (
         settings.pinned_replicas is not None and not settings.paused and not inputs.scale_up_blocked
     )
@@ -301,15 +301,15 @@ def _pod_load(signals: Signals) -> Mapping[str, float]:
 
 def _notices(
     memory: ControlMemory,
-    scene: Scene,
+    state: TickState,
     source: SourceBreaker,
     remedy: Decision[Remedy | None],
 ) -> tuple[Notice, ...]:
     before: ControlBreaker = memory.control
     told = [
-        notice_of_control(before, scene.control, acts=scene.settings.breakers_act),
-        *notices_of_load(memory.load, scene.load, acts=scene.settings.gates),
-        notice_of_source(memory.source, source, known=scene.signals.known),
+        notice_of_control(before, state.control, acts=state.settings.breakers_act),
+        *notices_of_load(memory.load, state.load, acts=state.settings.gates),
+        notice_of_source(memory.source, source, known=state.signals.known),
         Notice("Warning", remedy.reason, remedy.detail[:1].upper() + remedy.detail[1:])
         if remedy.valid
         else None,
