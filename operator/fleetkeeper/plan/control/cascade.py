@@ -40,7 +40,7 @@ from fleetkeeper.plan.control.values import (
     Decision,
     Limits,
     PodView,
-    act,
+    decide,
 )
 
 
@@ -125,7 +125,7 @@ def _under_control_breaker(
     changed = now if memory.limits != safe else memory.changed
     held = BatchMemory(limits=safe, changed=changed, turns=memory.turns)
     why = f"{state.control.detail}: {'last known good' if state.control.last_good else 'start-up'} limits"
-    decision = act(safe, "ControlBreakerOpen", why)
+    decision = decide(safe, "ControlBreakerOpen", why)
     if not state.control.probes:
         return decision, held, None
     aim = state.targets
@@ -161,7 +161,7 @@ def decide_fleet_limits(
         pod = min(ready_names(state.inputs.pods))
         tried = Canary(pod, after.limits, now, decision.reason)
         held = replace(after, limits=before, before_raise=None)
-        first = act(
+        first = decide(
             before,
             "CanaryRunning",
             f"pod {pod} tries {after.limits.sequences} sequences and {after.limits.tokens} tokens before the other pods",

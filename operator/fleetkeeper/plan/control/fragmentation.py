@@ -24,7 +24,7 @@ from fleetkeeper.plan.control.constants import (
     FRAGMENTED_S,
 )
 from fleetkeeper.plan.control.tracks import PodTrack, grade_of, has_rates, is_grown
-from fleetkeeper.plan.control.values import Decision, Grade, PodView, act, hold
+from fleetkeeper.plan.control.values import Decision, Grade, PodView, decide, no_change
 
 
 class RestartReason(Told):
@@ -201,20 +201,20 @@ def decide_fragmentation_restart(
     It is the most fragmented of those above 30% in every sample for 10 minutes; of equals the first by name.
     """
     if not view.enabled:
-        return hold((), RestartReason.OFF, "spec.memory.restartFragmented is false"), memory
+        return no_change((), RestartReason.OFF, "spec.memory.restartFragmented is false"), memory
     due = [(pod, run) for pod, run in memory.runs.items() if run.newest - run.since >= FRAGMENTED_S]
     if not due:
-        return hold((), RestartReason.NONE, "no replica was above 30% for 10 minutes"), memory
+        return no_change((), RestartReason.NONE, "no replica was above 30% for 10 minutes"), memory
     objection = next((found for check in OBJECTIONS if (found := check(view))), None)
     if objection is not None:
-        return hold((), *objection), memory
+        return no_change((), *objection), memory
     if now - memory.restarted < FRAGMENTED_EVERY_S:
-        return hold((), RestartReason.PACE, "at most one restart per hour"), memory
+        return no_change((), RestartReason.PACE, "at most one restart per hour"), memory
     pod, worst = min(due, key=lambda item: (-item[1].ratio, item[0]))
     detail = (
         f"{worst.ratio:.1%} of its allocator's reserved memory is unused, "
         f"more than {FRAGMENTED_RATIO:.0%} for {(worst.newest - worst.since) / 60:.0f} minutes"
     )
     chosen: tuple[str, ...] = (pod,)
-    decision = act(chosen, RestartReason.FRAGMENTED, detail, fragmentation_ratio=worst.ratio)
+    decision = decide(chosen, RestartReason.FRAGMENTED, detail, fragmentation_ratio=worst.ratio)
     return decision, replace(memory, restarted=now)

@@ -41,7 +41,7 @@ from fleetkeeper.plan.control.remedies import Remedy, decide_memory_remedy, deci
 from fleetkeeper.plan.control.replicas import (
     ReplicasMemory,
     decide_replicas,
-    why_none_is_spared,
+    scale_down_blocker,
     would_lower,
 )
 from fleetkeeper.plan.control.samples import Tier
@@ -133,7 +133,7 @@ def decide_service(
             rolling_out=inputs.rolling_out,
             replacing=replacement.valid or remedy.valid,
             breakers_closed=load.is_closed and control.is_closed and not source.is_open,
-            needed=why_none_is_spared(view) if watches else "",
+            needed=scale_down_blocker(view) if watches else "",
         ),
         watched(memory.fragmentation, readings, enabled=watches),
         now,
@@ -256,7 +256,7 @@ def _seen(memory: ControlMemory, inputs: ControlInputs) -> ReplicasMemory:
     """Return the memory of the replica rules; a new leader restarts its observation."""
     held = memory.replicas
     if held.since is not None and held.since < inputs.started:
-        return replace(held, since=None, wishes=(), direct_since=None)
+        return replace(held, since=None, recommendations=(), direct_since=None)
     return held
 
 

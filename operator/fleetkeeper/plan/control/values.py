@@ -43,12 +43,12 @@ class Decision(Generic[V]):
     inputs: tuple[tuple[str, float], ...] = ()
 
 
-def hold(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
+def no_change(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
     """Return an unchanged decision: `value` stays in force."""
     return Decision(False, value, reason, detail, tuple(inputs.items()))
 
 
-def act(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
+def decide(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
     """Return a valid decision with its figures."""
     return Decision(True, value, reason, detail, tuple(inputs.items()))
 
