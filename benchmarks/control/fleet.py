@@ -36,7 +36,7 @@ from fleetkeeper.plan.context import default_context
 from fleetkeeper.plan.control.exposed import PLACES
 from fleetkeeper.plan.control.removal import Removal
 from fleetkeeper.plan.control.samples import PodSample, StepSums
-from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
+from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
 from fleetkeeper.plan.model import Kind, Notice, Pod, Workload
 from fleetkeeper.runtime import heap
 from fleetkeeper.runtime.cache import Cache
@@ -185,7 +185,7 @@ class World:
     """A cache full of services, and engines that accept every limits request."""
 
     def __init__(self, services: int, pods: int, url: str, deadline_s: float) -> None:
-        self.reconciles = self.orders = self.notices = 0
+        self.reconciles = self.requests = self.notices = 0
         self.queue = KeyedQueue(monotonic=time.monotonic, jitter=lambda s: s)
         self.cache = Cache(now=time.time, changed=lambda _key: None)
         for number in range(services):
@@ -217,10 +217,10 @@ class World:
         views = (self.loop.view(key).control_status for key in self.cache.services())
         return sum(view is None or view["breaker"]["source"] == "Open" for view in views)
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """Accept all requests at once."""
-        self.orders += len(orders)
-        return [PutOutcome(order.pod, order.generation, True) for order in orders]
+        self.requests += len(requests)
+        return [PutOutcome(request.pod, request.generation, True) for request in requests]
 
     async def reconcile(self) -> None:
         """Count the services that would be reconciled."""
@@ -299,7 +299,7 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
         if number == WARM_TICKS:
             heap.settle()
             late.clear()
-            world.reconciles = world.orders = world.notices = 0
+            world.reconciles = world.requests = world.notices = 0
             started, spent = time.monotonic(), time.process_time()
         began, used = time.monotonic(), time.process_time()
         await world.loop.tick()
@@ -318,7 +318,7 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
         "lag of the event loop, p99 ms": 1e3 * late[int(0.99 * len(late))],
         "reconciles per tick": world.reconciles / ticks,
         "services without samples, last tick": world.lost,
-        "limits requests per tick": world.orders / ticks,
+        "limits requests per tick": world.requests / ticks,
         "events per tick": world.notices / ticks,
     }
 

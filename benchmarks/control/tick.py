@@ -77,9 +77,11 @@ def main() -> None:
             )
             decision, memories[i] = decide_service(inputs, memories[i], now)
             decisions.append(decision)
-        orders = arbitrate([decision.want for decision in decisions], Budget(total_gpus=10_000))
+        allocations = arbitrate(
+            [decision.want for decision in decisions], Budget(total_gpus=10_000)
+        )
         for i, decision in enumerate(decisions):
-            _, memories[i] = conclude(decision, orders[decision.want.key], memories[i], now)
+            _, memories[i] = conclude(decision, allocations[decision.want.key], memories[i], now)
             outcomes[i] = tuple(PutOutcome(p.pod, p.generation, True) for p in decision.puts)
         spent.append(time.process_time() - began)
     median_s = statistics.median(spent[2:])

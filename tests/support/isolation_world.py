@@ -15,7 +15,7 @@ from control_cases import sample
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.adapters.kubernetes.resources import Resource
 from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.control.values import PodOrder, PutOutcome
+from fleetkeeper.plan.control.values import LimitsRequest, PutOutcome
 from fleetkeeper.plan.model import Kind, Notice, Pod
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_acts import ControlActs
@@ -96,7 +96,7 @@ class Operator:
     def __init__(self, *names: str) -> None:
         self.clock = 1_000_000.0
         self.server = Server()
-        self.sent: list[PodOrder] = []
+        self.sent: list[LimitsRequest] = []
         self.load = 0.0
         self.metrics = OperatorMetrics()
         self.queue = KeyedQueue(monotonic=self.now, jitter=lambda s: s)
@@ -205,10 +205,10 @@ class Operator:
             )
         return Readings(found)
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """The engines."""
-        self.sent += orders
-        return [PutOutcome(order.pod, order.generation, True) for order in orders]
+        self.sent += requests
+        return [PutOutcome(request.pod, request.generation, True) for request in requests]
 
     async def round(self) -> None:
         """Every per-service step once: event, resync, tick, orders, events and reconciles."""

@@ -26,7 +26,7 @@ from fleetkeeper.plan.model import (
     MarkPod,
     Plan,
     Pod,
-    ReplicaOrder,
+    ReplicaAllocation,
     Revision,
     Snapshot,
     Termination,
@@ -71,7 +71,7 @@ class World:
     wanted_templates: tuple[str, ...] = ()
     status_written: float | None = None
     children_written: float | None = None
-    order: ReplicaOrder | None = None
+    allocation: ReplicaAllocation | None = None
     control_status: Manifest | None = None
     load: Mapping[str, float] = field(default_factory=dict)
     allowance: Allowance = UNBOUNDED
@@ -124,7 +124,7 @@ class World:
             foreign_replica_writes=self.foreign_writes,
             status_written=self.status_written,
             children_written=self.children_written,
-            order=self.order,
+            allocation=self.allocation,
             control_status=self.control_status,
             pod_load=self.load,
             gpu_allowance=self.allowance,

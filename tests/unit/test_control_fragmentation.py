@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from control_cases import NOW, Loop, pod_view, sample
 from fleetkeeper.api.status import InferenceServiceStatus
 from fleetkeeper.api.types import BatchingMode, ScalingMode
-from fleetkeeper.plan.control.arbitrate import Order
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.constants import FRAGMENTED_EVERY_S, FRAGMENTED_S
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
@@ -39,7 +39,7 @@ from fleetkeeper.plan.control.values import BreakerState, ControlSettings, PodVi
 from lanes import keep_first
 
 PODS = tuple(pod_view(f"chat-{i}") for i in range(3))
-CALM = RestartView(enabled=True, replicas=3, ordered=3, pods=PODS)
+CALM = RestartView(enabled=True, replicas=3, recommended=3, pods=PODS)
 LONG = Run(NOW - FRAGMENTED_S, NOW, 0.4)
 DUE = FragmentationMemory({"chat-1": LONG})
 
@@ -59,12 +59,12 @@ def decided(view: RestartView, memory: FragmentationMemory) -> tuple[str, str]:
     [
         ({}, RestartReason.FRAGMENTED),
         ({"enabled": False}, RestartReason.OFF),
-        ({"replicas": 1, "ordered": 1, "pods": PODS[:1]}, RestartReason.ONLY_REPLICA),
-        ({"replicas": 2, "ordered": 2, "pods": PODS[:2]}, RestartReason.FRAGMENTED),
+        ({"replicas": 1, "recommended": 1, "pods": PODS[:1]}, RestartReason.ONLY_REPLICA),
+        ({"replicas": 2, "recommended": 2, "pods": PODS[:2]}, RestartReason.FRAGMENTED),
         ({"rolling_out": True}, RestartReason.ROLLING_OUT),
         ({"replacing": True}, RestartReason.REPLACING),
-        ({"ordered": 2}, RestartReason.CHANGING),
-        ({"ordered": 4}, RestartReason.CHANGING),
+        ({"recommended": 2}, RestartReason.CHANGING),
+        ({"recommended": 4}, RestartReason.CHANGING),
         ({"in_effect": False}, RestartReason.CHANGING),
         ({"pods": PODS[:2]}, RestartReason.CHANGING),
         ({"pods": (*PODS, pod_view("chat-3"))}, RestartReason.CHANGING),
@@ -285,7 +285,7 @@ class Fleet:
         now = self.loop.now
         decision = self.loop.tick(spoil(self.rows()), put_outcomes=self.loop.outcomes, **inputs)
         conclusion, self.loop.memory = conclude(
-            decision, Order(decision.want.replicas), self.loop.memory, now
+            decision, Allocation(decision.want.replicas), self.loop.memory, now
         )
         self.restarts += [(now - NOW, pod) for pod in decision.replace_pods]
         notices = [*decision.notices, *(r.notice for r in decision.replace_pods.values())]
@@ -372,7 +372,7 @@ def test_advisory_tells_and_does_nothing(settings: ControlSettings) -> None:
     [
         (ON, {"rolling_out": True}),
         (ON, {"prometheus_lost": True}),
-        (ON, {"ordered_replicas": 2}),
+        (ON, {"allocated_replicas": 2}),
         (replace(ON, pinned_replicas=2), {}),
         (replace(ON, restart_fragmented=False), {}),
         (replace(ON, min_replicas=4, max_replicas=4), {}),
@@ -575,7 +575,7 @@ def test_at_most_one_an_hour_on_proof_in_a_day_of_random_ticks(seed: int) -> Non
             enabled=enabled,
             breakers_closed=trouble != "breaker",
             rolling_out=trouble == "rolling",
-            ordered=2 if trouble == "scaling" else 3,
+            recommended=2 if trouble == "scaling" else 3,
             needed="busy" if trouble == "needed" else "",
         )
         memory = watched(memory, readings, enabled=enabled)

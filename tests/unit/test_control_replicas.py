@@ -192,7 +192,7 @@ def test_up_by_two_or_double_in_a_minute(
     recent: list[tuple[float, int]], replicas: int, most: int
 ) -> None:
     """Whichever is more, from the least of the last 60 s."""
-    memory = ReplicasMemory(orders=tuple((NOW - ago, count) for ago, count in recent))
+    memory = ReplicasMemory(recent_replicas=tuple((NOW - ago, count) for ago, count in recent))
     assert most_replicas_now(memory, replicas, NOW) == most
 
 

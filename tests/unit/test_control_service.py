@@ -13,7 +13,7 @@ from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.status import InferenceServiceStatus
 from fleetkeeper.api.types import BatchingMode, ScalingMode
-from fleetkeeper.plan.control.arbitrate import Order
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.constants import LOST_TICKS
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
@@ -38,9 +38,11 @@ from fleetkeeper.plan.control.values import (
 from lanes import keep_first
 
 
-def concluded(loop: Loop, decision: ControlDecision, order: Order | None = None) -> Conclusion:
+def concluded(
+    loop: Loop, decision: ControlDecision, allocation: Allocation | None = None
+) -> Conclusion:
     """The conclusion with the want granted, memory carried on."""
-    given = order or Order(decision.want.replicas)
+    given = allocation or Allocation(decision.want.replicas)
     conclusion, loop.memory = conclude(decision, given, loop.memory, loop.now)
     return conclusion
 
@@ -246,7 +248,7 @@ def test_modes_that_do_not_act_give_no_order(
     )
     for _ in range(12):
         decision = loop.tick(loop.samples(gauges=waiting, batch_time_sum_s=1.2))
-        assert concluded(loop, decision).order is None
+        assert concluded(loop, decision).allocation is None
     if mode is ScalingMode.ADVISORY:
         conclusion = concluded(loop, decision)
         assert conclusion.status["scaling"]["wanted"] > 2
@@ -455,10 +457,10 @@ def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> No
         decision = loop.tick(loop.samples(gauges=waiting, batch_time_within=24.5))
         conclusion = concluded(loop, decision)
         assert not [text for text in conclusion.notices if "Replicas" in text.message]
-        if conclusion.order is not None and conclusion.order.replicas > loop.replicas:
-            assert conclusion.order.reason == "QueueWaitAboveTarget"
-            told.append(conclusion.order.message)
-            loop.replicas = conclusion.order.replicas
+        if conclusion.allocation is not None and conclusion.allocation.replicas > loop.replicas:
+            assert conclusion.allocation.reason == "QueueWaitAboveTarget"
+            told.append(conclusion.allocation.message)
+            loop.replicas = conclusion.allocation.replicas
     assert told[0].startswith("Queue wait")
     assert all(figure in told[0] for figure in ("1.9 s", "0.5 s"))
 
@@ -495,8 +497,8 @@ def test_an_order_that_is_taken_back_unserved_is_told_as_found() -> None:
     loop = Loop()
     decision = loop.steady(20)
     wanted = replace(decision, replicas=replace(decision.replicas, value=3, valid=True))
-    concluded(loop, wanted, Order(3))
-    conclusion = concluded(loop, decision, Order(2))
+    concluded(loop, wanted, Allocation(3))
+    conclusion = concluded(loop, decision, Allocation(2))
     assert [(row["from"], row["to"], row["reason"]) for row in conclusion.status["decisions"]][
         -1
     ] == ("3", "2", "ExternallyChanged")
@@ -522,11 +524,11 @@ def test_budget_and_bounds_are_named_in_scaling_limited() -> None:
     decision = loop.steady(20)
     wanted = replace(decision, replicas=replace(decision.replicas, value=4))
     limited, _ = conclude(
-        wanted, Order(2, "the fleet's budget of accelerators"), loop.memory, loop.now
+        wanted, Allocation(2, "the fleet's budget of accelerators"), loop.memory, loop.now
     )
     assert condition(limited, ConditionType.SCALING_LIMITED)[:2] == ("True", Reason.GPU_BUDGET)
     assert "2 of 4" in condition(limited, ConditionType.SCALING_LIMITED)[2]
-    free, _ = conclude(decision, Order(2), loop.memory, loop.now)
+    free, _ = conclude(decision, Allocation(2), loop.memory, loop.now)
     assert condition(free, ConditionType.SCALING_LIMITED)[0] == "False"
 
 

@@ -86,9 +86,9 @@ def test_a_tick_costs_a_fraction_of_a_core() -> None:
                 "team", f"s{number}", ControlSettings(), PODS, NOW - 7200, pods, rows
             )
             decided.append(decide_service(inputs, memories[number], now))
-        orders = arbitrate((decision.want for decision, _ in decided), Budget())
+        allocations = arbitrate((decision.want for decision, _ in decided), Budget())
         for number, (decision, memory) in enumerate(decided):
-            _, memories[number] = conclude(decision, orders[decision.want.key], memory, now)
+            _, memories[number] = conclude(decision, allocations[decision.want.key], memory, now)
         spent.append(time.process_time() - began)
         assert all(decision.signals.ready_pods == PODS for decision, _ in decided)
     assert decision.signals.known

@@ -9,7 +9,7 @@ import pytest
 
 from control_cases import NOW, Loop, pod_view, sample
 from engine_metrics import metrics_series
-from fleetkeeper.plan.control.arbitrate import Order
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.constants import HANG_S
 from fleetkeeper.plan.control.edges import Edges
@@ -99,7 +99,7 @@ def test_a_pod_that_says_for_long_enough_that_it_hangs_is_replaced(ready: bool) 
     assert decision.signals.known
     assert decision.signals.reporting_pods == 1
     conclusion, _ = conclude(
-        decision, Order(decision.want.replicas), fleet.loop.memory, fleet.loop.now
+        decision, Allocation(decision.want.replicas), fleet.loop.memory, fleet.loop.now
     )
     told = {row["type"]: row["reason"] for row in conclusion.status["conditions"]}
     assert told["Degraded"] == "EngineHung"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.plan.control.values import PodOrder, PutOutcome
+from fleetkeeper.plan.control.values import LimitsRequest, PutOutcome
 from fleetkeeper.plan.model import Kind, Notice, Pod
 from fleetkeeper.runtime.control_loop import Readings, Target
 from fleetkeeper.runtime.controller import NoControl
@@ -65,15 +65,15 @@ class Restartable(Operator):
         lost = (target.key for target in targets if self.metrics_are in {"lost", "unreachable"})
         return Readings({}, frozenset(lost))
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
-        outcomes = await super().put_limits(orders)
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
+        outcomes = await super().put_limits(requests)
         is_taken = self.metrics_are != "unreachable"
         return [replace(outcome, succeeded=is_taken) for outcome in outcomes]
 
     @property
     def generation(self) -> float:
         """The newest order's, which every engine has read."""
-        return float(max((order.generation for order in self.sent), default=0))
+        return float(max((request.generation for request in self.sent), default=0))
 
     async def live(self, seconds: float) -> None:
         """Lets the operator work. As in the process, reconciles do not wait for the first tick."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fleetkeeper.api.conditions import Reason
-from fleetkeeper.plan.model import Apply, Kind, ReplicaOrder
+from fleetkeeper.plan.model import Apply, Kind, ReplicaAllocation
 from fleetkeeper.plan.reasons import Problem
 from fleetkeeper.plan.rollout import PATIENCE, decide_verdict
 from plan_world import Behaviour, World, act, live, new_world, plan_of, settle, step, with_spec
@@ -135,7 +135,7 @@ def test_no_scale_up_feeds_a_revision_that_cannot_start() -> None:
     """While its newest revision has no ready pod and a reason, an order for more is not carried out."""
     world = replace(new_world(routing={"policy": "None"}), next_behaviour=Behaviour.BAD_IMAGE)
     world = live(world, 60)
-    world = settle(replace(world, order=ReplicaOrder(4, "QueueWaitAboveTarget", "more")))
+    world = settle(replace(world, allocation=ReplicaAllocation(4, "QueueWaitAboveTarget", "more")))
     assert world.engine.desired_replicas == 1
     assert world.condition("ScalingLimited") == ("True", "ScaleUpBlocked")
 

@@ -26,7 +26,7 @@ from fleetkeeper.plan.model import (
     ObjectCondition,
     ObjectEvent,
     Pod,
-    ReplicaOrder,
+    ReplicaAllocation,
     Snapshot,
     Termination,
     UnreadableObject,
@@ -471,7 +471,7 @@ def test_a_failing_replica_is_told_before_the_overload_that_it_causes(
 
 def test_scaling_never_reconciles() -> None:
     """Replicas that come by an order are no generation to roll out."""
-    world = replace(RESTING, order=ReplicaOrder(3, "QueueWaitAboveTarget", "more"))
+    world = replace(RESTING, allocation=ReplicaAllocation(3, "QueueWaitAboveTarget", "more"))
     for _ in range(4):
         world = live(world, 3)
         assert world.condition("Reconciling") is None

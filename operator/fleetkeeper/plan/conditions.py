@@ -212,8 +212,8 @@ def _rolling_out_while_ready(assessment: Assessment) -> Value | None:
 
 def _ready_by_count(assessment: Assessment) -> Value:
     count = assessment.facts.ready_replicas
-    ordered = assessment.replicas.value if assessment.replicas else 0
-    if count >= ordered:
+    desired = assessment.replicas.value if assessment.replicas else 0
+    if count >= desired:
         return _true(Reason.ALL_READY)
     if count >= assessment.needed_replicas:
         return _true(Reason.ENOUGH_READY)

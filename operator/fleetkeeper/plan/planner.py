@@ -406,7 +406,7 @@ def _decide_replicas(
     return decide_replicas(
         service.spec,
         inputs.facts,
-        inputs.snapshot.order,
+        inputs.snapshot.allocation,
         contested_by=contested_by,
         is_blocked=is_scale_up_blocked(inputs.facts, problems),
         gpus_per_replica=gpus,

@@ -23,7 +23,7 @@ import structlog
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.plan.context import PlanContext
-from fleetkeeper.plan.control.arbitrate import Order
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.constants import RATE_S, TICK_S
 from fleetkeeper.plan.control.edges import Edges
@@ -124,7 +124,7 @@ class _ServiceState:
     doubted: frozenset[str] = frozenset()
     failed_writes: int = 0
     asks_pods: bool = False
-    ordered: int | None = None
+    allocated: int | None = None
     settings: ControlSettings | None = None
     settings_mark: tuple[int, Remedy | None] | None = None
 
@@ -261,16 +261,18 @@ class ControlLoop:
         async for service_tick in _yielding(service_ticks):
             with self._defects.contained("decide", service_tick.key):
                 decided.append((service_tick, *self._decide(service_tick, readings, now)))
-        orders = self._arbiter.orders(
+        allocations = self._arbiter.allocations(
             [(service_tick.key, decision.want) for service_tick, decision, _ in decided]
         )
         async for service_tick, decision, memory in _yielding(decided):
             if (
                 self._states.get(service_tick.key) is service_tick.state
-                and service_tick.key in orders
+                and service_tick.key in allocations
             ):
                 with self._defects.contained("conclude", service_tick.key):
-                    self._carry_over(service_tick, orders[service_tick.key], decision, memory, now)
+                    self._carry_over(
+                        service_tick, allocations[service_tick.key], decision, memory, now
+                    )
 
     def _is_sure(self, service_tick: _ServiceTick, decision: ControlDecision, now: float) -> bool:
         """Return whether this result replaces the one that the previous process wrote.
@@ -346,7 +348,7 @@ class ControlLoop:
             started=self._started,
             pods=fleet.pods,
             samples=readings.samples.get(service_tick.key, ()),
-            ordered_replicas=state.ordered,
+            allocated_replicas=state.allocated,
             put_outcomes=state.outcomes,
             failed_writes=state.failed_writes,
             prometheus_lost=service_tick.key in readings.lost,
@@ -363,25 +365,31 @@ class ControlLoop:
     def _carry_over(
         self,
         service_tick: _ServiceTick,
-        order: Order,
+        allocation: Allocation,
         decision: ControlDecision,
         memory: ControlMemory,
         now: float,
     ) -> None:
         """Make the decision the planner's next view; queue a reconcile if it differs."""
         state = service_tick.state
-        conclusion, concluded = conclude(decision, order, memory, now)
+        conclusion, concluded = conclude(decision, allocation, memory, now)
         before = state.view
         state.asks_pods = decision.asks_pods
         if self._is_sure(service_tick, decision, now):
             state.memory = concluded
-            state.view = ControlView(conclusion.order, conclusion.status, decision.pod_load)
+            state.view = ControlView(conclusion.allocation, conclusion.status, decision.pod_load)
         else:
             state.memory = memory
-            state.view = replace(before, order=conclusion.order, pod_load=decision.pod_load)
-        state.ordered = conclusion.order.replicas if conclusion.order is not None else None
+            state.view = replace(
+                before, allocation=conclusion.allocation, pod_load=decision.pod_load
+            )
+        state.allocated = (
+            conclusion.allocation.replicas if conclusion.allocation is not None else None
+        )
         self._metrics.show(service_tick.key, conclusion.metrics)
-        is_new_limit = self._ledger.limit(service_tick.key, order, decision.want.gpus_per_replica)
+        is_new_limit = self._ledger.limit(
+            service_tick.key, allocation, decision.want.gpus_per_replica
+        )
         if is_new_limit or _is_news(before, state.view):
             self._queue.add(service_tick.key)
         for notice in conclusion.notices:
@@ -403,8 +411,11 @@ def _has_words(service: InferenceService | None) -> bool:
 
 def _is_news(before: ControlView, after: ControlView) -> bool:
     """Return whether the planner would act on the change: an allocation's text always changes."""
-    orders = [order and (order.replicas, order.reason) for order in (before.order, after.order)]
-    return orders[0] != orders[1] or before.control_status != after.control_status
+    allocations = [
+        allocation and (allocation.replicas, allocation.reason)
+        for allocation in (before.allocation, after.allocation)
+    ]
+    return allocations[0] != allocations[1] or before.control_status != after.control_status
 
 
 async def _yielding(items: Iterable[Item]) -> AsyncIterator[Item]:

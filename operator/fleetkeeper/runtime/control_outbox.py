@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import structlog
 
 from fleetkeeper.plan.control.removal import Removal
-from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
+from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
 from fleetkeeper.plan.model import Notice
 from fleetkeeper.runtime.control_metrics import ControlMetrics
 from fleetkeeper.runtime.defects import Defects
@@ -36,7 +36,7 @@ ACTS_KEPT: Final = 4096
 class Engines(Protocol):
     """The engines' control ports."""
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """Send each request to its pod; return an outcome for each, whatever happens."""
 
 
@@ -63,7 +63,7 @@ class PostNotice(Protocol):
 
 Tell = Callable[[PutOutcome], None]
 Act = Callable[[], Awaitable[None]]
-Waiting = tuple[Key, PodOrder, Tell]
+Waiting = tuple[Key, LimitsRequest, Tell]
 
 
 class Outbox:
@@ -85,7 +85,7 @@ class Outbox:
         self._post_fleet_notice = post_fleet_notice
         self._metrics = metrics
         self._defects = defects
-        self._orders: dict[str, Waiting] = {}
+        self._requests: dict[str, Waiting] = {}
         self._doubted: dict[str, Waiting] = {}
         self._acts: deque[tuple[Key | None, Act]] = deque(maxlen=ACTS_KEPT)
         self._removals: dict[str, tuple[Key, PodView, Removal]] = {}
@@ -94,15 +94,15 @@ class Outbox:
         self._act_news = asyncio.Event()
         self._removal_news = asyncio.Event()
 
-    def send(self, key: Key, order: PodOrder, tell: Tell, *, doubted: bool) -> None:
+    def send(self, key: Key, request: LimitsRequest, tell: Tell, *, doubted: bool) -> None:
         """Queue limits for a pod of the service `key`; `tell` is called with the outcome.
 
         `doubted`: the last request to this pod failed.
         """
-        self._orders.pop(order.uid, None)
-        self._doubted.pop(order.uid, None)
-        lane, news = (self._doubted, self._doubts) if doubted else (self._orders, self._news)
-        lane[order.uid] = (key, order, tell)
+        self._requests.pop(request.uid, None)
+        self._doubted.pop(request.uid, None)
+        lane, news = (self._doubted, self._doubts) if doubted else (self._requests, self._news)
+        lane[request.uid] = (key, request, tell)
         news.set()
 
     def post(self, key: Key, notice: Notice) -> None:
@@ -164,7 +164,7 @@ class Outbox:
                 continue
 
     async def _send_some(self) -> bool:
-        return await self._send_from(self._orders, AT_ONCE)
+        return await self._send_from(self._requests, AT_ONCE)
 
     async def _send_doubted(self) -> bool:
         return await self._send_from(self._doubted, DOUBTED_AT_ONCE)
@@ -181,7 +181,7 @@ class Outbox:
         """Send a batch of limits requests. If the batch fails, send each of them on its own."""
         key = some[0][0] if len(some) == 1 else None
         with self._defects.contained("send_limits", key) as step:
-            outcomes = await self._engines.put_limits([order for _, order, _ in some])
+            outcomes = await self._engines.put_limits([request for _, request, _ in some])
             for (of, _, tell), outcome in zip(some, outcomes, strict=True):
                 self._metrics.puts.labels("ok" if outcome.succeeded else "failed").inc()
                 with self._defects.contained("send_limits", of):

@@ -24,7 +24,7 @@ from fleetkeeper.plan.model import (
     Manifest,
     ObjectEvent,
     Plan,
-    ReplicaOrder,
+    ReplicaAllocation,
     Snapshot,
     WriteFailure,
 )
@@ -54,7 +54,7 @@ class ControlView:
     `is_pending`: the loop has not decided the service yet, and the status stays as it is.
     """
 
-    order: ReplicaOrder | None = None
+    allocation: ReplicaAllocation | None = None
     control_status: Manifest | None = None
     pod_load: Mapping[str, float] = field(default_factory=dict)
     is_pending: bool = False
@@ -263,7 +263,7 @@ class Controller:
             status_written=memory.status_written,
             children_written=memory.children_written,
             gpu_allowance=self._ledger.allowance(key),
-            order=view.order,
+            allocation=view.allocation,
             control_status=view.control_status,
             control_pending=view.is_pending,
             pod_load=view.pod_load,

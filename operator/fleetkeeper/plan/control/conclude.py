@@ -8,7 +8,7 @@ from typing import Any
 
 from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Reason
 from fleetkeeper.api.types import BatchingMode, ScalingMode
-from fleetkeeper.plan.control.arbitrate import Order
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.control.memory import (
     Change,
     ControlMemory,
@@ -21,7 +21,7 @@ from fleetkeeper.plan.control.outcome import Conclusion, ControlDecision
 from fleetkeeper.plan.control.samples import Source
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.values import BreakerState, Decision, Grade
-from fleetkeeper.plan.model import Notice, ReplicaOrder
+from fleetkeeper.plan.model import Notice, ReplicaAllocation
 
 STANDING = frozenset(
     {
@@ -43,7 +43,7 @@ class _ConditionInputs:
     """Inputs from which a condition is decided."""
 
     decision: ControlDecision
-    order: Order
+    allocation: Allocation
     memory: ControlMemory
 
 
@@ -71,15 +71,15 @@ def _why(decision: ControlDecision, held: Shown, desired: int) -> Decision[int]:
 
 
 def conclude(
-    decision: ControlDecision, order: Order, memory: ControlMemory, now: float
+    decision: ControlDecision, allocation: Allocation, memory: ControlMemory, now: float
 ) -> tuple[Conclusion, ControlMemory]:
     """Return the report for the planner and the runtime, and the memory with what was reported.
 
     The allocation is None if the loop must not set replicas: an unchanged decision keeps the live
     number, the planner applies a pinned one, and Advisory and External are only reported.
     """
-    replicas_order = _order(decision, order)
-    desired = decision.live_replicas if replicas_order is None else replicas_order.replicas
+    replica_allocation = _replica_allocation(decision, allocation)
+    desired = decision.live_replicas if replica_allocation is None else replica_allocation.replicas
     why = _why(decision, memory.shown_scaling, desired)
     scaling = _shown(memory.shown_scaling, str(desired), why, now)
     limits = decision.in_force
@@ -110,12 +110,12 @@ def conclude(
         "breaker": breaker,
         "memory": shown_memory,
         "decisions": changes_to_status(changes),
-        "conditions": _conditions(decision, order, memory),
+        "conditions": _conditions(decision, allocation, memory),
     }
     if decision.remedy.value is not None:
         status["remedy"] = _remedy_status(decision)
     metrics = _metrics(decision, desired)
-    return Conclusion(replicas_order, status, decision.notices, metrics), memory
+    return Conclusion(replica_allocation, status, decision.notices, metrics), memory
 
 
 def _told_before(memory: ControlMemory) -> tuple[Any, ...]:
@@ -129,14 +129,16 @@ def _told_before(memory: ControlMemory) -> tuple[Any, ...]:
     )
 
 
-def _order(decision: ControlDecision, order: Order) -> ReplicaOrder | None:
+def _replica_allocation(
+    decision: ControlDecision, allocation: Allocation
+) -> ReplicaAllocation | None:
     if not decision.settings.tunes_replicas:
         return None
-    changed = order.replicas != decision.live_replicas
+    changed = allocation.replicas != decision.live_replicas
     if not changed and not decision.replicas.valid:
         return None
-    return ReplicaOrder(
-        order.replicas, decision.replicas.reason, _capital(decision.replicas.detail)
+    return ReplicaAllocation(
+        allocation.replicas, decision.replicas.reason, _capital(decision.replicas.detail)
     )
 
 
@@ -195,7 +197,7 @@ def _batching_status(
 ) -> dict[str, Any]:
     limits = decision.in_force
     applied = sum(
-        1 for put in memory.orders.puts.values() if put.confirmed and put.limits == limits
+        1 for put in memory.limits_requests.puts.values() if put.confirmed and put.limits == limits
     )
     return {
         "sequences": limits.sequences,
@@ -331,11 +333,11 @@ def _scaling_limited(inputs: _ConditionInputs) -> Value:
     if settings.scaling_mode is ScalingMode.ADVISORY:
         text = f"{replicas.value} replicas are recommended but not applied: spec.scaling.mode is Advisory."
         return "True", Reason.ADVISORY, text
-    if inputs.order.limited_by:
+    if inputs.allocation.limited_by:
         return (
             "True",
             Reason.GPU_BUDGET,
-            f"{_capital(inputs.order.limited_by)} allows {inputs.order.replicas} of {replicas.value} recommended replicas.",
+            f"{_capital(inputs.allocation.limited_by)} allows {inputs.allocation.replicas} of {replicas.value} recommended replicas.",
         )
     if replicas.reason == "ScaleUpBlocked":
         return "True", Reason.SCALE_UP_BLOCKED, replicas.detail
@@ -384,11 +386,11 @@ _CONDITIONS: tuple[tuple[ConditionType, Callable[[_ConditionInputs], Value]], ..
 
 
 def _conditions(
-    decision: ControlDecision, order: Order, memory: ControlMemory
+    decision: ControlDecision, allocation: Allocation, memory: ControlMemory
 ) -> list[dict[str, str]]:
     rows = []
     for kind, judge in _CONDITIONS:
-        status, reason, message = judge(_ConditionInputs(decision, order, memory))
+        status, reason, message = judge(_ConditionInputs(decision, allocation, memory))
         rows.append(
             {
                 "type": str(kind),

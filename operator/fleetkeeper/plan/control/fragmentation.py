@@ -87,7 +87,7 @@ class FragmentationMemory:
 class RestartView:
     """Inputs of the rules.
 
-    `replicas`: the live Deployment's number. `ordered`: this tick's recommendation. `in_effect`: whether
+    `replicas`: the live Deployment's number. `recommended`: this tick's recommendation. `in_effect`: whether
     the Deployment has the last allocation. `replacing`: another remedy acts in this tick.
     `breakers_closed`: all of them, including those that only report. `needed`: why a replica cannot be
     removed now, else empty.
@@ -95,7 +95,7 @@ class RestartView:
 
     enabled: bool
     replicas: int
-    ordered: int
+    recommended: int
     pods: tuple[PodView, ...]
     in_effect: bool = True
     rolling_out: bool = False
@@ -161,10 +161,10 @@ def _replacing(view: RestartView) -> tuple[RestartReason, str] | None:
 
 
 def _changing(view: RestartView) -> tuple[RestartReason, str] | None:
-    if view.ordered != view.replicas or not view.in_effect:
+    if view.recommended != view.replicas or not view.in_effect:
         return (
             RestartReason.CHANGING,
-            f"{view.ordered} replicas are recommended, the Deployment has {view.replicas}",
+            f"{view.recommended} replicas are recommended, the Deployment has {view.replicas}",
         )
     stay = [pod for pod in view.pods if not pod.deleting]
     if len(stay) != len(view.pods) or len(stay) != view.replicas:

@@ -20,8 +20,8 @@ from fleetkeeper.plan.control.constants import CONTROL_OPEN_S, DECISIONS_KEPT
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.forecast import Forecast
 from fleetkeeper.plan.control.fragmentation import FragmentationMemory
+from fleetkeeper.plan.control.limits_requests import LimitsRequestsMemory
 from fleetkeeper.plan.control.load_breaker import LoadBreaker, TierBreaker
-from fleetkeeper.plan.control.orders import OrdersMemory
 from fleetkeeper.plan.control.remedies import Remedy
 from fleetkeeper.plan.control.replicas import ReplicasMemory
 from fleetkeeper.plan.control.signals import SignalsMemory
@@ -58,7 +58,7 @@ class Shown:
 class ControlMemory:
     """The state of a service that the next tick needs.
 
-    `replaced_at`, `replaced_pod`: the last replacement of a hung engine. `order_late_since`: since when
+    `replaced_at`, `replaced_pod`: the last replacement of a hung engine. `allocation_late_since`: since when
     the Deployment does not have the allocated replicas. `asked_at`: when pods last had to be read
     directly. `shown_*`, `peak_percent`, `over_cap_pod`, `changes`: what the status shows.
     """
@@ -73,12 +73,12 @@ class ControlMemory:
     replicas: ReplicasMemory = field(default_factory=ReplicasMemory)
     load: LoadBreaker = field(default_factory=LoadBreaker)
     control: ControlBreaker = field(default_factory=ControlBreaker)
-    orders: OrdersMemory = field(default_factory=OrdersMemory)
+    limits_requests: LimitsRequestsMemory = field(default_factory=LimitsRequestsMemory)
     remedy: Remedy | None = None
     replaced_at: float = 0.0
     replaced_pod: str = ""
     fragmentation: FragmentationMemory = field(default_factory=FragmentationMemory)
-    order_late_since: float | None = None
+    allocation_late_since: float | None = None
     asked_at: float | None = None
     source: SourceBreaker = field(default_factory=SourceBreaker)
     shown_scaling: Shown = field(default_factory=Shown)

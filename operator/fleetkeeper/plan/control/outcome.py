@@ -22,9 +22,9 @@ from fleetkeeper.plan.control.values import (
     ControlSettings,
     Decision,
     Limits,
-    PodOrder,
+    LimitsRequest,
 )
-from fleetkeeper.plan.model import Notice, ReplicaOrder
+from fleetkeeper.plan.model import Notice, ReplicaAllocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ControlDecision:
     in_force: Limits
     admission: Admission
     want: Want
-    puts: tuple[PodOrder, ...]
+    puts: tuple[LimitsRequest, ...]
     load: LoadBreaker
     control: ControlBreaker
     remedy: Decision[Remedy | None]
@@ -86,13 +86,13 @@ class ControlDecision:
 class Conclusion:
     """The report that `conclude` returns to the planner and the runtime.
 
-    `order`: the allocation; None if the loop does not set replicas (unchanged, pinned, Advisory, paused).
+    `allocation`: the allocation; None if the loop does not set replicas (unchanged, pinned, Advisory, paused).
     `notices`: events, except for changes of replicas: the planner records those once they are written.
     `status`: the fields scaling, batching, breaker, memory, remedy, decisions, and `conditions`.
     `metrics`: (name without prefix, labels, value) of the gauges to export.
     """
 
-    order: ReplicaOrder | None
+    allocation: ReplicaAllocation | None
     status: dict[str, Any]
     notices: tuple[Notice, ...]
     metrics: tuple[tuple[str, tuple[tuple[str, str], ...], float], ...]

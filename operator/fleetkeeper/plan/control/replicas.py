@@ -83,7 +83,7 @@ class ReplicasMemory:
     """The memory of the replica rules.
 
     `recommendations`: (slot start, highest recommendation) over the stabilization window
-    (`scale_down_delay_s`). `since`: start of the observation. `orders`: (time, live replicas)
+    (`scale_down_delay_s`). `since`: start of the observation. `recent_replicas`: (time, live replicas)
     over the last minute, for the bound on steps up. `lowered`, `raised`: times of the last changes.
     `direct_since`: since when every pod was read directly, without a gap and with Prometheus not lost.
     `too_few`: the last number of replicas that was not enough.
@@ -91,7 +91,7 @@ class ReplicasMemory:
 
     recommendations: tuple[tuple[float, int], ...] = ()
     since: float | None = None
-    orders: tuple[tuple[float, int], ...] = ()
+    recent_replicas: tuple[tuple[float, int], ...] = ()
     lowered: float = 0.0
     raised: float = 0.0
     direct_since: float | None = None
@@ -122,7 +122,7 @@ def most_replicas_now(memory: ReplicasMemory, replicas: int, now: float) -> int:
 
     Example: 3 a minute ago, 5 now: 6 at most. 1 a minute ago: 3 at most.
     """
-    recent = [count for time, count in memory.orders if now - time < UP_SPAN_S]
+    recent = [count for time, count in memory.recent_replicas if now - time < UP_SPAN_S]
     base = min([*recent, replicas])
     return max(base + UP_STEP, 2 * base)
 
@@ -378,8 +378,8 @@ def decide_replicas(
     least = view.replicas if _too_few(view, memory, now) else view.floor
     recommendation = view.replicas if known is None else max(known, least, view.floor)
     memory = with_recommendation(memory, recommendation, settings.scale_down_delay_s, now)
-    orders = tuple(held for held in memory.orders if now - held[0] < UP_SPAN_S)
-    memory = replace(memory, orders=(*orders, (now, view.replicas)))
+    recent_replicas = tuple(held for held in memory.recent_replicas if now - held[0] < UP_SPAN_S)
+    memory = replace(memory, recent_replicas=(*recent_replicas, (now, view.replicas)))
     decision = _up(view, memory, now)
     if decision is not None:
         return decision, replace(memory, raised=now) if decision.valid else memory

@@ -2,7 +2,7 @@
 
 decide_service(inputs, memory, now) -> (ControlDecision, ControlMemory)
 arbitrate(recommendations of all services, budget) -> allocations
-conclude(decision, order, memory, now) -> (Conclusion, ControlMemory)      (conclude.py)
+conclude(decision, allocation, memory, now) -> (Conclusion, ControlMemory)      (conclude.py)
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from fleetkeeper.plan.control.fragmentation import (
     fragmentation_readings,
     watched,
 )
+from fleetkeeper.plan.control.limits_requests import after_outcomes, due_requests
 from fleetkeeper.plan.control.load_breaker import (
     LoadBreaker,
     asks_pods,
@@ -35,7 +36,6 @@ from fleetkeeper.plan.control.load_breaker import (
     pressure,
 )
 from fleetkeeper.plan.control.memory import ControlMemory
-from fleetkeeper.plan.control.orders import after_outcomes, due_orders
 from fleetkeeper.plan.control.outcome import ControlDecision
 from fleetkeeper.plan.control.remedies import Remedy, decide_memory_remedy, decide_replacements
 from fleetkeeper.plan.control.replicas import (
@@ -72,13 +72,13 @@ def decide_service(
     model, targets = _model_and_targets(signals, settings, memory, now)
     cold_start = measured_cold_start(memory.cold_start, inputs.pods)
     supply = supply_of(inputs.pods, cold_start.seconds, now)
-    orders, failed = after_outcomes(memory.orders, inputs.put_outcomes)
+    limits_requests, failed = after_outcomes(memory.limits_requests, inputs.put_outcomes)
     capacity = _capacity(targets, memory)
     late_since = _late_since(inputs, memory, now)
     control = decide_control_breaker(
         memory.control,
         evidence_of(
-            Acts(orders, failed + inputs.failed_writes, late_since),
+            Acts(limits_requests, failed + inputs.failed_writes, late_since),
             inputs,
             signals,
             memory,
@@ -107,7 +107,7 @@ def decide_service(
     in_force = batch.limits or limits.value
     admission = decide_admission(state)
     wanted = limits_by_pod(state, in_force, canary, admission)
-    puts, orders = due_orders(orders, inputs.pods, wanted, admission, now)
+    puts, limits_requests = due_requests(limits_requests, inputs.pods, wanted, admission, now)
     view = replica_view(state, batch, in_force, now)
     replicas, replicas_memory = decide_replicas(view, _seen(memory, inputs), now)
     want = _want(inputs, state, replicas)
@@ -127,7 +127,7 @@ def decide_service(
         RestartView(
             enabled=watches,
             replicas=inputs.replicas,
-            ordered=want.replicas,
+            recommended=want.replicas,
             pods=inputs.pods,
             in_effect=late_since is None,
             rolling_out=inputs.rolling_out,
@@ -183,12 +183,12 @@ def decide_service(
         replicas=replicas_memory,
         load=load,
         control=control,
-        orders=orders,
+        limits_requests=limits_requests,
         remedy=remedy.value,
         replaced_at=now if replacement.valid else memory.replaced_at,
         replaced_pod=replacement.value[0] if replacement.valid else memory.replaced_pod,
         fragmentation=fragmentation,
-        order_late_since=late_since,
+        allocation_late_since=late_since,
         asked_at=asked_at,
         source=source,
         shown_scaling=memory.shown_scaling,
@@ -230,10 +230,10 @@ def _forecast(forecast: Forecast, signals: Signals) -> Forecast:
 
 def _late_since(inputs: ControlInputs, memory: ControlMemory, now: float) -> float | None:
     """Return since when the Deployment does not have the last allocation; None: it has."""
-    ordered = inputs.ordered_replicas
-    if ordered is None or ordered == inputs.replicas or not inputs.settings.tunes_replicas:
+    allocated = inputs.allocated_replicas
+    if allocated is None or allocated == inputs.replicas or not inputs.settings.tunes_replicas:
         return None
-    return now if memory.order_late_since is None else memory.order_late_since
+    return now if memory.allocation_late_since is None else memory.allocation_late_since
 
 
 def _asked_at(
