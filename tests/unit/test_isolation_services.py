@@ -33,7 +33,7 @@ STEPS = {
     "control_loop.read_settings": {"observe"},
     "control_loop.decide_service": {"decide"},
     "arbiter.arbitrate": {"arbitrate"},
-    "control_loop.conclude": {"conclude"},
+    "control_loop.build_report": {"conclude"},
     "control_metrics.ControlMetrics.show": {"conclude"},
     "notice_board.NoticeBoard.post": {"act"},
     "controller.decide_plan": {"reconcile"},

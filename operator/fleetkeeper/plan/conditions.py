@@ -35,7 +35,7 @@ class Value:
     message: str
 
 
-TOLD_BY_CONTROL = frozenset(
+REPORTED_BY_CONTROL_LOOP = frozenset(
     {
         Reason.CONTROL_BREAKER_OPEN,
         Reason.LOAD_BREAKER_OPEN,
@@ -65,12 +65,12 @@ def decide_conditions(assessment: Assessment, now: float) -> list[dict[str, Any]
 
     A condition in `ONLY_WHEN_TRUE` is left out unless it is True.
     """
-    told = []
+    reported = []
     for kind, decide in _DECISIONS.items():
         value = decide(assessment)
         if value is not None and (value.status is Status.TRUE or kind not in ONLY_WHEN_TRUE):
-            told.append(_told(kind, value, assessment, now))
-    return told
+            reported.append(_to_status(kind, value, assessment, now))
+    return reported
 
 
 def _first(assessment: Assessment, checks: tuple[_Check, ...]) -> Value | None:
@@ -78,7 +78,9 @@ def _first(assessment: Assessment, checks: tuple[_Check, ...]) -> Value | None:
     return next((value for check in checks if (value := check(assessment)) is not None), None)
 
 
-def _told(kind: ConditionType, value: Value, assessment: Assessment, now: float) -> dict[str, Any]:
+def _to_status(
+    kind: ConditionType, value: Value, assessment: Assessment, now: float
+) -> dict[str, Any]:
     """Return the condition as it is written to the status."""
     before = previous_condition(assessment.previous, kind)
     has_flipped = before is None or before.get("status") != value.status
@@ -304,8 +306,8 @@ def rolled_back_message(assessment: Assessment) -> str:
     rollback = assessment.rollout.rollback
     if rollback is None:
         return ""
-    told = f"{rollback.reason}: {rollback.message}"
-    return say("Rolled back to the last good revision", told, "Change the spec to try again.")
+    cause = f"{rollback.reason}: {rollback.message}"
+    return say("Rolled back to the last good revision", cause, "Change the spec to try again.")
 
 
 def degraded(assessment: Assessment) -> Value:
@@ -350,7 +352,7 @@ def _degraded(assessment: Assessment) -> Value:
         _from_control(assessment, ConditionType.DEGRADED),
         _degraded_by_pods(assessment),
     )
-    by_control = by_control or _pending(assessment, TOLD_BY_CONTROL)
+    by_control = by_control or _pending(assessment, REPORTED_BY_CONTROL_LOOP)
     if by_control is None or by_control.status is not Status.TRUE:
         return by_pods
     # Failing replicas are the cause of the overload of the others: report the cause.

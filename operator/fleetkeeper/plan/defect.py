@@ -30,10 +30,10 @@ def plan_of_defect(resource: Manifest, defect: Defect, now: float) -> Plan:
         return Plan()
     others = [item for item in present.get("conditions") or () if item is not before]
     notice = Notice("Warning", condition["reason"], condition["message"])
-    is_told = before is not None and before.get("reason") == condition["reason"]
+    is_recorded = before is not None and before.get("reason") == condition["reason"]
     return Plan(
         status={**present, "conditions": [*others, condition]},
-        notices=() if is_told else (notice,),
+        notices=() if is_recorded else (notice,),
     )
 
 

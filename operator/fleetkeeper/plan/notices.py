@@ -8,7 +8,7 @@ from typing import Any
 from fleetkeeper.api.conditions import ConditionType, Reason, Status
 from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.children import Why
-from fleetkeeper.plan.conditions import TOLD_BY_CONTROL
+from fleetkeeper.plan.conditions import REPORTED_BY_CONTROL_LOOP
 from fleetkeeper.plan.model import Action, Apply, Delete, Kind, Manifest, Notice, WriteFailure
 from fleetkeeper.plan.previous import previous_condition
 
@@ -39,13 +39,13 @@ def decide_notices(
     A write that was refused before gets no event: the condition reports the refusal.
     """
     refused = {(item.kind, item.name) for item in failures}
-    told = [
+    events = [
         *_of_replicas(assessment, actions),
         *_of_children(assessment, [item for item in actions if (_key(item)) not in refused]),
         *(_of_conditions(assessment.previous, status) if status is not None else ()),
         *(_of_engine(assessment.previous, status) if status is not None else ()),
     ]
-    return tuple(dict.fromkeys(told))
+    return tuple(dict.fromkeys(events))
 
 
 def _key(action: Action) -> tuple[str, str]:
@@ -102,15 +102,15 @@ def _of_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
     if stalled is not None:
         yield Notice(WARNING, stalled["reason"], stalled["message"])
     degraded = _changed(before, after, ConditionType.DEGRADED)
-    is_ours = degraded is not None and degraded["reason"] not in TOLD_BY_CONTROL
+    is_ours = degraded is not None and degraded["reason"] not in REPORTED_BY_CONTROL_LOOP
     if degraded is not None and degraded["status"] == Status.TRUE and is_ours:
         yield Notice(WARNING, degraded["reason"], degraded["message"])
     ready = _changed(before, after, ConditionType.READY)
     if ready is None:
         return
-    told = previous_condition(before, ConditionType.READY) or {}
+    before_ready = previous_condition(before, ConditionType.READY) or {}
     # A service that never reported Ready=False started within seconds: the event Created is enough.
-    if ready["status"] == Status.TRUE and told.get("status", Status.TRUE) != Status.TRUE:
+    if ready["status"] == Status.TRUE and before_ready.get("status", Status.TRUE) != Status.TRUE:
         yield Notice(NORMAL, "Ready", "The service is ready")
     elif ready["status"] == Status.FALSE and ready["reason"] not in CALM:
         yield Notice(WARNING, ready["reason"], ready["message"])

@@ -147,12 +147,12 @@ def contesting_manager(
     if is_new_generation or facts.engine is None:
         return ""
     owner = facts.engine.replicas_manager
-    if owner and owner != FIELD_MANAGER and _is_told(status):
+    if owner and owner != FIELD_MANAGER and _is_reported(status):
         return owner
     return ""
 
 
-def _is_told(status: Mapping[str, Any]) -> bool:
+def _is_reported(status: Mapping[str, Any]) -> bool:
     """Return True if the status reports a contest."""
     return any(
         condition.get("type") == ConditionType.DEGRADED

@@ -194,10 +194,10 @@ def _ready_for_s(
         if pod.ready and pod.ready_since is not None
     ]
     ready = previous_condition(status, ConditionType.READY) or {}
-    told = moment_of_text(str(ready.get("lastTransitionTime")))
-    is_told = ready.get("status") == Status.TRUE and len(facts.revisions) == 1
-    if is_told and told is not None and current.created <= told:
-        since.append(told)
+    ready_at = moment_of_text(str(ready.get("lastTransitionTime")))
+    is_evidence = ready.get("status") == Status.TRUE and len(facts.revisions) == 1
+    if is_evidence and ready_at is not None and current.created <= ready_at:
+        since.append(ready_at)
     return now - min(since) if since else None
 
 

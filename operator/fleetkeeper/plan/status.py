@@ -94,14 +94,14 @@ def status_engine(assessment: Assessment, engine: EngineDecision | None) -> Stat
 
 def status_rollout(assessment: Assessment, last_good: LastGood | None) -> Status:
     """Return the last good template and the rollback, which later reconciles need."""
-    told: Status = {}
+    reported: Status = {}
     if last_good:
-        told["lastGood"] = last_good.to_status()
+        reported["lastGood"] = last_good.to_status()
     if assessment.rollout.rollback:
-        told["rollback"] = assessment.rollout.rollback.to_status()
+        reported["rollback"] = assessment.rollout.rollback.to_status()
     elif assessment.blocked and "rollback" in assessment.previous:
-        told["rollback"] = assessment.previous["rollback"]
-    return told
+        reported["rollback"] = assessment.previous["rollback"]
+    return reported
 
 
 def status_control(assessment: Assessment, now: float) -> Status:
@@ -112,14 +112,14 @@ def status_control(assessment: Assessment, now: float) -> Status:
     source: Mapping[str, Any] = (
         assessment.previous if assessment.control is None else assessment.control
     )
-    told = {key: source[key] for key in CONTROL_PIECES if key in source}
+    reported = {key: source[key] for key in CONTROL_PIECES if key in source}
     if assessment.replicas is not None and (
         assessment.control is None or "scaling" not in assessment.control
     ):
         before = assessment.previous.get("scaling")
         if not (assessment.control_pending and _is_desired(before, assessment.replicas.value)):
-            told["scaling"] = status_scaling(assessment.replicas, before, now)
-    return told
+            reported["scaling"] = status_scaling(assessment.replicas, before, now)
+    return reported
 
 
 def _is_desired(scaling: object, value: int) -> bool:
@@ -135,13 +135,13 @@ def status_scaling(decision: ReplicaDecision, before: object, now: float) -> Sta
     is_same = known.get("desired") == decision.value and "since" in known
     if is_same and decision.source is Source.HOLD:
         return dict(known)
-    told: Status = {
+    reported: Status = {
         "desired": decision.value,
         "reason": str(decision.reason),
         "message": decision.message,
     }
-    is_same = is_same and known.get("reason") == told["reason"]
-    return {**told, "since": known["since"] if is_same else text_of_time(now)}
+    is_same = is_same and known.get("reason") == reported["reason"]
+    return {**reported, "since": known["since"] if is_same else text_of_time(now)}
 
 
 def status_summary(assessment: Assessment, status: Status) -> Status:
@@ -163,10 +163,12 @@ def _breaker_in_words(breaker: object) -> str:
     load = breaker.get("load")
     states = {"control": breaker.get("control"), **(load if isinstance(load, Mapping) else {})}
     words = {"Open": "open", "HalfOpen": "half-open"}
-    told = [f"{name} {words[str(state)]}" for name, state in states.items() if str(state) in words]
+    reported = [
+        f"{name} {words[str(state)]}" for name, state in states.items() if str(state) in words
+    ]
     if str(breaker.get("source")) == "Open":
-        told.append("prometheus lost")
-    return ", ".join(told) or "closed"
+        reported.append("prometheus lost")
+    return ", ".join(reported) or "closed"
 
 
 def decide_status_write(

@@ -3,7 +3,7 @@
 One tick for all services:
 
     samples of all pods (from Prometheus; what it does not know, from the pods themselves)
-      -> decide_service for each -> arbitrate over all -> conclude for each
+      -> decide_service for each -> arbitrate over all -> build_report for each
       -> limits and events to the outbox; allocations and status to the next reconcile
 
 This module does not decide. A service whose decision fails keeps its last one; others are not
@@ -24,13 +24,13 @@ from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.plan.context import PlanContext
 from fleetkeeper.plan.control.arbitrate import Allocation
-from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.constants import RATE_S, TICK_S
 from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.exposed import edges_of
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.outcome import ControlDecision
 from fleetkeeper.plan.control.remedies import Remedy
+from fleetkeeper.plan.control.report import build_report
 from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.service import decide_service
 from fleetkeeper.plan.control.values import (
@@ -372,27 +372,23 @@ class ControlLoop:
     ) -> None:
         """Make the decision the planner's next view; queue a reconcile if it differs."""
         state = service_tick.state
-        conclusion, concluded = conclude(decision, allocation, memory, now)
+        report, reported = build_report(decision, allocation, memory, now)
         before = state.view
         state.asks_pods = decision.asks_pods
         if self._is_sure(service_tick, decision, now):
-            state.memory = concluded
-            state.view = ControlView(conclusion.allocation, conclusion.status, decision.pod_load)
+            state.memory = reported
+            state.view = ControlView(report.allocation, report.status, decision.pod_load)
         else:
             state.memory = memory
-            state.view = replace(
-                before, allocation=conclusion.allocation, pod_load=decision.pod_load
-            )
-        state.allocated = (
-            conclusion.allocation.replicas if conclusion.allocation is not None else None
-        )
-        self._metrics.show(service_tick.key, conclusion.metrics)
+            state.view = replace(before, allocation=report.allocation, pod_load=decision.pod_load)
+        state.allocated = report.allocation.replicas if report.allocation is not None else None
+        self._metrics.show(service_tick.key, report.metrics)
         is_new_limit = self._ledger.limit(
             service_tick.key, allocation, decision.want.gpus_per_replica
         )
         if is_new_limit or _is_news(before, state.view):
             self._queue.add(service_tick.key)
-        for notice in conclusion.notices:
+        for notice in report.notices:
             self._notices.add(service_tick.key, notice, now)
         if self._can_steer:
             for put in decision.puts:

@@ -98,7 +98,7 @@ class _Memory:
     events: dict[str, tuple[float, tuple[ObjectEvent, ...]]] = field(default_factory=dict)
     status_written: float | None = None
     children_written: float | None = None
-    refusal_told: float | None = None
+    refusal_reported: float | None = None
 
 
 class Controller:
@@ -213,7 +213,7 @@ class Controller:
             self._ledger.reserve(key, plan.actions)
             outcome = await self._executor.carry_out(key, snapshot.resource, plan, memory.failures)
             written += outcome.written
-            self._tell_refusal(key, memory)
+            self._report_refusal(key, memory)
             if plan.actions and outcome.written:
                 memory.children_written = self._now()
             if plan.status is not None and not outcome.stopped:
@@ -239,11 +239,11 @@ class Controller:
             self._queue.add_after(key, left_s)
         return "written" if written else "unchanged"
 
-    def _tell_refusal(self, key: Key, memory: _Memory) -> None:
+    def _report_refusal(self, key: Key, memory: _Memory) -> None:
         """Report each refused write of the engine Deployment once, for the control breaker."""
         failure = memory.failures.get((Kind.DEPLOYMENT.value, engine_name(key.name)))
-        if failure is not None and failure.tried != memory.refusal_told:
-            memory.refusal_told = failure.tried
+        if failure is not None and failure.tried != memory.refusal_reported:
+            memory.refusal_reported = failure.tried
             self._control.refused_replicas(key)
 
     def _snapshot(self, key: Key, resource: Manifest, memory: _Memory) -> Snapshot:

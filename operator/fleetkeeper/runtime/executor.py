@@ -206,8 +206,8 @@ class Executor:
             return None
         where = CHILDREN[action.kind]
         known = outcome.failures.get((action.kind.value, action.name))
-        is_told = known is not None and known.problem is WriteProblem.CONFLICT
-        if is_told and await self._is_taken(key, resource, action, outcome):
+        is_known = known is not None and known.problem is WriteProblem.CONFLICT
+        if is_known and await self._is_taken(key, resource, action, outcome):
             return None
         try:
             return await self._writer.create_child(where, action.manifest)

@@ -37,7 +37,7 @@ class _Group:
 
     since: float = 0.0
     keys: dict[Key, None] = field(default_factory=dict)
-    told: float = float("-inf")
+    recorded: float = float("-inf")
 
 
 class FleetNotices:
@@ -63,7 +63,7 @@ class FleetNotices:
     def flush(self, now: float) -> None:
         """Post the events that were gathered for long enough."""
         for notice, group in list(self._groups.items()):
-            is_recent = now - group.told < AGAIN_S
+            is_recent = now - group.recorded < AGAIN_S
             if not group.keys and not is_recent:
                 del self._groups[notice]
             elif group.keys and now - group.since >= GATHER_S and not is_recent:
@@ -75,7 +75,7 @@ class FleetNotices:
             for key in keys:
                 self._post(key, notice)
             return
-        group.told = now
+        group.recorded = now
         named = ", ".join(map(str, keys[:NAMED]))
         rest = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
         text = f"{len(keys)} services: {notice.message}. Services: {named}{rest}"

@@ -133,7 +133,9 @@ class Operator:
         self._watch = watch
         self.metrics = OperatorMetrics()
         self.queue = KeyedQueue(monotonic=clock.monotonic, jitter=clock.jitter)
-        self.cache = Cache(now=clock.now, changed=self._changed, stirred=self._stirred)
+        self.cache = Cache(
+            now=clock.now, changed=self._changed, on_status_change=self._status_changed
+        )
         self.defects = Defects(
             self.metrics.defects, monotonic=clock.monotonic, changed=self.queue.add
         )
@@ -347,7 +349,7 @@ class Operator:
         settled = self.controller.settled_since is not None
         self.queue.add(key, Urgency.CHANGED if settled else Urgency.RESYNC)
 
-    def _stirred(self, key: Key) -> None:
+    def _status_changed(self, key: Key) -> None:
         if self.controller.settled_since is None:
             self.queue.add(key, Urgency.RESYNC)
         else:

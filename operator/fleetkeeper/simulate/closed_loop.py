@@ -14,9 +14,9 @@ from random import Random
 
 from fleetkeeper.plan.budget import Budget
 from fleetkeeper.plan.control.arbitrate import arbitrate
-from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.outcome import ControlDecision
+from fleetkeeper.plan.control.report import build_report
 from fleetkeeper.plan.control.samples import PodSample, Source
 from fleetkeeper.plan.control.service import decide_service
 from fleetkeeper.plan.control.supply import emptiest
@@ -316,12 +316,12 @@ def _tick(fleet: Fleet, record: Record, state: _LoopState, now: float) -> None:
     )
     decision, memory = decide_service(inputs, state.memory, now)
     allocations = arbitrate([decision.want], Budget())
-    conclusion, state.memory = conclude(decision, allocations[decision.want.key], memory, now)
-    if conclusion.allocation is not None:
-        fleet.allocated = conclusion.allocation.replicas
+    report, state.memory = build_report(decision, allocations[decision.want.key], memory, now)
+    if report.allocation is not None:
+        fleet.allocated = report.allocation.replicas
     state.allocated = fleet.allocated
     state.outcomes = _carry_out(fleet, decision.puts, now)
-    record.notices += [(now - EPOCH_S, notice.message) for notice in conclusion.notices]
+    record.notices += [(now - EPOCH_S, notice.message) for notice in report.notices]
     record.ticks.append(_row(fleet, decision, now))
 
 

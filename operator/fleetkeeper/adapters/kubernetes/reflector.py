@@ -116,14 +116,14 @@ class Reflector:
             except ApiError as problem:
                 self.failures += 1
                 broken += 1
-                longest_s = self._tell(problem)
+                longest_s = self._report_failure(problem)
                 if problem.is_expired or broken >= TRIES_BEFORE_LIST:
                     self._version, broken = "", 0
                 wait_s = problem.retry_after_s or 0.0
             await asyncio.sleep(self._clock.jitter(max(pause_s, min(wait_s, longest_s))))
             pause_s = min(pause_s * 2, longest_s)
 
-    def _tell(self, problem: ApiError) -> float:
+    def _report_failure(self, problem: ApiError) -> float:
         """Report a failure that leaves the kind unread; return the longest pause before a retry."""
         is_synced = self.synced.is_set()
         if self._report is None:

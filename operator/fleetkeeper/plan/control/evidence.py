@@ -12,7 +12,7 @@ from fleetkeeper.plan.control.limits_requests import LimitsRequestsMemory, late_
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.step_model import StepModel
-from fleetkeeper.plan.control.tracks import is_grown
+from fleetkeeper.plan.control.tracks import is_warmed_up
 from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, Limits
 
 
@@ -50,7 +50,7 @@ def evidence_of(
     return Evidence(
         signals_known=signals.known,
         signals_expected=now - inputs.started >= RATE_S
-        and any(is_grown(pod, now) for pod in inputs.pods),
+        and any(is_warmed_up(pod, now) for pod in inputs.pods),
         failed_acts=acts.failed,
         limits_late_s=limits_late_s,
         replicas_late_s=0.0 if acts.late_since is None else now - acts.late_since,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from fleetkeeper.api.conditions import Told
+from fleetkeeper.api.conditions import DocumentedEnum
 from fleetkeeper.plan.control.constants import (
     FRAGMENTED_EVERY_S,
     FRAGMENTED_GAP_S,
@@ -23,11 +23,11 @@ from fleetkeeper.plan.control.constants import (
     FRAGMENTED_REPLICAS,
     FRAGMENTED_S,
 )
-from fleetkeeper.plan.control.tracks import PodTrack, grade_of, has_rates, is_grown
+from fleetkeeper.plan.control.tracks import PodTrack, grade_of, has_rates, is_warmed_up
 from fleetkeeper.plan.control.values import Decision, Grade, PodView, decide, no_change
 
 
-class RestartReason(Told):
+class RestartReason(DocumentedEnum):
     """The reason why a fragmented replica is or is not restarted. `.text` explains it."""
 
     FRAGMENTED = (
@@ -119,7 +119,7 @@ def _readings(
 ) -> Iterator[Reading]:
     for pod in pods:
         track = tracks.get(pod.name)
-        if track is None or track.newest is None or not is_grown(pod, now):
+        if track is None or track.newest is None or not is_warmed_up(pod, now):
             continue
         sample = track.newest
         believed = not track.rejected and not sample.missing and has_rates(track, now)

@@ -9,6 +9,7 @@ from typing import Any
 
 from fleetkeeper.plan.control.arbitrate import Want
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
+from fleetkeeper.plan.control.control_events import WARNING, notices_of_restart
 from fleetkeeper.plan.control.load_breaker import LoadBreaker
 from fleetkeeper.plan.control.remedies import Remedy
 from fleetkeeper.plan.control.removal import Cause, Removal
@@ -16,7 +17,6 @@ from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.source_breaker import SourceBreaker
 from fleetkeeper.plan.control.supply import Supply
 from fleetkeeper.plan.control.targets import Targets
-from fleetkeeper.plan.control.told import WARNING, notices_of_restart
 from fleetkeeper.plan.control.values import (
     Admission,
     ControlSettings,
@@ -83,8 +83,8 @@ class ControlDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Conclusion:
-    """The report that `conclude` returns to the planner and the runtime.
+class ControlReport:
+    """The report that `build_report` returns to the planner and the runtime.
 
     `allocation`: the allocation; None if the loop does not set replicas (unchanged, pinned, Advisory, paused).
     `notices`: events, except for changes of replicas: the planner records those once they are written.

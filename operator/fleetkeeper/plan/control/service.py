@@ -2,7 +2,7 @@
 
 decide_service(inputs, memory, now) -> (ControlDecision, ControlMemory)
 arbitrate(recommendations of all services, budget) -> allocations
-conclude(decision, allocation, memory, now) -> (Conclusion, ControlMemory)      (conclude.py)
+build_report(decision, allocation, memory, now) -> (ControlReport, ControlMemory)      (report.py)
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from fleetkeeper.plan.control.cascade import (
 )
 from fleetkeeper.plan.control.constants import ASKED_KEPT_S
 from fleetkeeper.plan.control.control_breaker import ControlBreaker, decide_control_breaker
+from fleetkeeper.plan.control.control_events import (
+    notice_of_control,
+    notice_of_source,
+    notices_of_load,
+    notices_of_restart,
+)
 from fleetkeeper.plan.control.evidence import Acts, evidence_of, judged_once
 from fleetkeeper.plan.control.forecast import Forecast, smoothed
 from fleetkeeper.plan.control.fragmentation import (
@@ -50,12 +56,6 @@ from fleetkeeper.plan.control.source_breaker import SourceBreaker, decide_source
 from fleetkeeper.plan.control.step_model import StepModel, learned
 from fleetkeeper.plan.control.supply import measured_cold_start, supply_of
 from fleetkeeper.plan.control.targets import Targets, decide_targets
-from fleetkeeper.plan.control.told import (
-    notice_of_control,
-    notice_of_source,
-    notices_of_load,
-    notices_of_restart,
-)
 from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, Decision, Grade
 from fleetkeeper.plan.model import Notice
 
@@ -306,7 +306,7 @@ def _notices(
     remedy: Decision[Remedy | None],
 ) -> tuple[Notice, ...]:
     before: ControlBreaker = memory.control
-    told = [
+    reported = [
         notice_of_control(before, state.control, acts=state.settings.breakers_act),
         *notices_of_load(memory.load, state.load, acts=state.settings.gates),
         notice_of_source(memory.source, source, known=state.signals.known),
@@ -314,4 +314,4 @@ def _notices(
         if remedy.valid
         else None,
     ]
-    return tuple(notice for notice in told if notice is not None)
+    return tuple(notice for notice in reported if notice is not None)

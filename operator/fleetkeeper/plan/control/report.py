@@ -17,7 +17,7 @@ from fleetkeeper.plan.control.memory import (
     timestamp,
     with_change,
 )
-from fleetkeeper.plan.control.outcome import Conclusion, ControlDecision
+from fleetkeeper.plan.control.outcome import ControlDecision, ControlReport
 from fleetkeeper.plan.control.samples import Source
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.values import BreakerState, Decision, Grade
@@ -70,9 +70,9 @@ def _why(decision: ControlDecision, held: Shown, desired: int) -> Decision[int]:
     return replace(decision.replicas, reason="ExternallyChanged", detail=found)
 
 
-def conclude(
+def build_report(
     decision: ControlDecision, allocation: Allocation, memory: ControlMemory, now: float
-) -> tuple[Conclusion, ControlMemory]:
+) -> tuple[ControlReport, ControlMemory]:
     """Return the report for the planner and the runtime, and the memory with what was reported.
 
     The allocation is None if the loop must not set replicas: an unchanged decision keeps the live
@@ -90,8 +90,8 @@ def conclude(
     peak = max(memory.peak_percent, round(100 * decision.signals.memory_peak_ratio))
     over = _over_cap_pod(decision, memory)
     breaker = _shown_breaker(memory.shown_breaker, _breaker_status(decision))
-    told = (scaling, batching, changes, peak, over, breaker)
-    if told != _told_before(memory):
+    shown = (scaling, batching, changes, peak, over, breaker)
+    if shown != _shown_before(memory):
         memory = replace(
             memory,
             shown_scaling=scaling,
@@ -115,10 +115,10 @@ def conclude(
     if decision.remedy.value is not None:
         status["remedy"] = _remedy_status(decision)
     metrics = _metrics(decision, desired)
-    return Conclusion(replica_allocation, status, decision.notices, metrics), memory
+    return ControlReport(replica_allocation, status, decision.notices, metrics), memory
 
 
-def _told_before(memory: ControlMemory) -> tuple[Any, ...]:
+def _shown_before(memory: ControlMemory) -> tuple[Any, ...]:
     return (
         memory.shown_scaling,
         memory.shown_batching,
@@ -287,7 +287,7 @@ def _why_unknown(signals: Signals) -> tuple[Reason, str]:
     """Return why signals are unknown; if several reasons apply, the one to check first."""
     if not signals.ready_pods:
         return Reason.NO_METRICS, "No replica is ready."
-    if not signals.grown_pods:
+    if not signals.warmed_up_pods:
         return (
             Reason.NO_METRICS,
             "No replica has been ready for a minute. Samples of the first minute are not used.",
