@@ -37,7 +37,7 @@ from fleetkeeper.plan.control.exposed import PLACES
 from fleetkeeper.plan.control.removal import Removal
 from fleetkeeper.plan.control.samples import PodSample, StepSums
 from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
-from fleetkeeper.plan.model import Kind, Notice, Pod, Workload
+from fleetkeeper.plan.model import Event, Kind, Pod, Workload
 from fleetkeeper.runtime import heap
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_loop import ControlLoop
@@ -185,7 +185,7 @@ class World:
     """A cache full of services, and engines that accept every limits request."""
 
     def __init__(self, services: int, pods: int, url: str, deadline_s: float) -> None:
-        self.reconciles = self.requests = self.notices = 0
+        self.reconciles = self.requests = self.events = 0
         self.queue = KeyedQueue(monotonic=time.monotonic, jitter=lambda s: s)
         self.cache = Cache(now=time.time, changed=lambda _key: None)
         for number in range(services):
@@ -201,8 +201,8 @@ class World:
             ),
             engines=self,
             replace_pod=self._replace,
-            post_notice=self._notice,
-            post_fleet_notice=self._fleet_notice,
+            post_event=self._event,
+            post_fleet_event=self._fleet_event,
             metrics=self.metrics,
             defects=Defects(
                 OperatorMetrics().defects, monotonic=time.monotonic, changed=self.queue.add
@@ -231,13 +231,13 @@ class World:
     async def _replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
         raise AssertionError(f"{key}: {pod.name} was to be replaced: {removal.why}")
 
-    async def _notice(self, key: Key, notice: Notice) -> None:
-        del key, notice
-        self.notices += 1
+    async def _event(self, key: Key, event: Event) -> None:
+        del key, event
+        self.events += 1
 
-    async def _fleet_notice(self, notice: Notice) -> None:
-        del notice
-        self.notices += 1
+    async def _fleet_event(self, event: Event) -> None:
+        del event
+        self.events += 1
 
     def _add(self, name: str, pods: int) -> None:
         meta = {
@@ -299,7 +299,7 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
         if number == WARM_TICKS:
             heap.settle()
             late.clear()
-            world.reconciles = world.requests = world.notices = 0
+            world.reconciles = world.requests = world.events = 0
             started, spent = time.monotonic(), time.process_time()
         began, used = time.monotonic(), time.process_time()
         await world.loop.tick()
@@ -319,7 +319,7 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
         "reconciles per tick": world.reconciles / ticks,
         "services without samples, last tick": world.lost,
         "limits requests per tick": world.requests / ticks,
-        "events per tick": world.notices / ticks,
+        "events per tick": world.events / ticks,
     }
 
 

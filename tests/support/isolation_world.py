@@ -16,17 +16,17 @@ from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.adapters.kubernetes.resources import Resource
 from fleetkeeper.plan.context import default_context
 from fleetkeeper.plan.control.values import LimitsRequest, PutOutcome
-from fleetkeeper.plan.model import Kind, Notice, Pod
+from fleetkeeper.plan.model import Event, Kind, Pod
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_acts import ControlActs
 from fleetkeeper.runtime.control_loop import ControlLoop, Readings, Target
 from fleetkeeper.runtime.control_metrics import ControlMetrics
 from fleetkeeper.runtime.controller import Controller
+from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.main import ServiceFeed
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads
-from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.resync import Resync
 
@@ -114,7 +114,7 @@ class Operator:
         shared: Any = {"now": self.now, "instance": "pod-1", "defects": self.defects}
         lease = Key("fleet", "fleetkeeper")
         acts = ControlActs(server, self.cache, self.metrics, read_pod=None, lease=lease, **shared)
-        self.board = NoticeBoard(server, self.metrics, **shared)
+        self.board = EventRecorder(server, self.metrics, **shared)
         self.loop = ControlLoop(
             cache=self.cache,
             queue=self.queue,
@@ -122,8 +122,8 @@ class Operator:
             source=self,
             engines=self,
             replace_pod=acts.replace_pod,
-            post_notice=acts.post_notice,
-            post_fleet_notice=acts.post_fleet_notice,
+            post_event=acts.post_event,
+            post_fleet_event=acts.post_fleet_event,
             metrics=ControlMetrics(self.metrics.registry),
             defects=self.defects,
             now=self.now,
@@ -218,7 +218,7 @@ class Operator:
         await self.resync.once()
         await self.loop.tick()
         for key in self.keys:
-            self.loop.outbox.post(key, Notice("Normal", "Tested", "text"))
+            self.loop.outbox.post(key, Event("Normal", "Tested", "text"))
         await self.loop.outbox.drain()
         await self.reconcile_queued()
         await self.board.drain()

@@ -288,8 +288,8 @@ class Fleet:
             decision, Allocation(decision.want.replicas), self.loop.memory, now
         )
         self.restarts += [(now - NOW, pod) for pod in decision.replace_pods]
-        notices = [*decision.notices, *(r.notice for r in decision.replace_pods.values())]
-        self.told += [n.message for n in notices if n.reason == "EngineFragmented"]
+        events = [*decision.events, *(r.event for r in decision.replace_pods.values())]
+        self.told += [n.message for n in events if n.reason == "EngineFragmented"]
         return decision, report
 
     def run(self, seconds: float, **inputs: Any) -> tuple[ControlDecision, ControlReport]:

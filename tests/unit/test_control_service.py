@@ -279,7 +279,7 @@ def test_advisory_sends_nothing_also_when_the_load_breaker_opens() -> None:
     told: list[str] = []
     for _ in range(20):
         decision = loop.tick(loop.samples(gauges=OVERLOADED))
-        told += [notice.message for notice in decision.notices]
+        told += [event.message for event in decision.events]
         assert decision.puts == ()
         assert decision.admission.admit == (1.0, 1.0, 1.0)
     report = reported(loop, decision)
@@ -365,7 +365,7 @@ def test_the_lost_prometheus_is_told_while_pods_are_read_directly() -> None:
     for i in range(40):
         direct = [replace(row, source=Source.DIRECT) for row in loop.samples()]
         decision = loop.tick(direct if i < 20 else loop.samples(), prometheus_lost=i < 20)
-        told += [notice.reason for notice in decision.notices]
+        told += [event.reason for event in decision.events]
         assert decision.control.state is BreakerState.CLOSED
         report = reported(loop, decision)
         assert condition(report, ConditionType.METRICS_AVAILABLE)[0] == "True"
@@ -429,7 +429,7 @@ def test_one_slow_answer_of_prometheus_is_told_to_nobody() -> None:
     loop.steady(10)
     for i in range(30):
         decision = loop.tick(loop.samples(), prometheus_lost=i % 3 != 0)
-        assert decision.notices == ()
+        assert decision.events == ()
 
 
 def test_a_lost_prometheus_stays_lost_over_a_restart() -> None:
@@ -456,7 +456,7 @@ def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> No
     for _ in range(6):
         decision = loop.tick(loop.samples(gauges=waiting, batch_time_within=24.5))
         report = reported(loop, decision)
-        assert not [text for text in report.notices if "Replicas" in text.message]
+        assert not [text for text in report.events if "Replicas" in text.message]
         if report.allocation is not None and report.allocation.replicas > loop.replicas:
             assert report.allocation.reason == "QueueWaitAboveTarget"
             told.append(report.allocation.message)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from fleetkeeper.plan.control.values import LimitsRequest, PutOutcome
-from fleetkeeper.plan.model import Kind, Notice, Pod
+from fleetkeeper.plan.model import Event, Kind, Pod
 from fleetkeeper.runtime.control_loop import Readings, Target
 from fleetkeeper.runtime.controller import NoControl
-from fleetkeeper.runtime.fleet_notices import GATHER_S, FleetNotices
+from fleetkeeper.runtime.fleet_events import GATHER_S, FleetEvents
 from fleetkeeper.runtime.queue import Key
 from isolation_world import NAMESPACE, Operator
 
@@ -211,11 +211,11 @@ async def test_a_service_that_loses_its_metrics_alone_has_the_event() -> None:
 
 def test_services_that_follow_wait_for_the_next_event_of_the_fleet() -> None:
     """However slowly an outage spreads, and whatever the words: one event in ten minutes."""
-    single: list[tuple[Key, Notice]] = []
-    fleet: list[Notice] = []
-    notices = FleetNotices(lambda key, notice: single.append((key, notice)), fleet.append)
-    lost = Notice("Warning", "PrometheusLost", "Prometheus gives no fresh samples: held")
-    own = Notice("Warning", "EngineHung", "No steps: a-0")
+    single: list[tuple[Key, Event]] = []
+    fleet: list[Event] = []
+    notices = FleetEvents(lambda key, notice: single.append((key, notice)), fleet.append)
+    lost = Event("Warning", "PrometheusLost", "Prometheus gives no fresh samples: held")
+    own = Event("Warning", "EngineHung", "No steps: a-0")
     for second in range(0, 1200, 5):
         notices.add(Key(NAMESPACE, f"s{second:04}"), lost, float(second))
         notices.flush(float(second))
@@ -229,10 +229,10 @@ def test_services_that_follow_wait_for_the_next_event_of_the_fleet() -> None:
 
 
 def test_few_services_are_told_one_by_one_and_nothing_is_kept() -> None:
-    single: list[tuple[Key, Notice]] = []
-    fleet: list[Notice] = []
-    notices = FleetNotices(lambda key, notice: single.append((key, notice)), fleet.append)
-    lost = Notice("Warning", "PrometheusLost", "text")
+    single: list[tuple[Key, Event]] = []
+    fleet: list[Event] = []
+    notices = FleetEvents(lambda key, notice: single.append((key, notice)), fleet.append)
+    lost = Event("Warning", "PrometheusLost", "text")
     keys = [Key(NAMESPACE, name) for name in ("a", "b", "c")]
     for key in keys:
         notices.add(key, lost, 0.0)

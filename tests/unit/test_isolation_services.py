@@ -35,7 +35,7 @@ STEPS = {
     "arbiter.arbitrate": {"arbitrate"},
     "control_loop.build_report": {"conclude"},
     "control_metrics.ControlMetrics.show": {"conclude"},
-    "notice_board.NoticeBoard.post": {"act"},
+    "event_recorder.EventRecorder.post": {"act"},
     "controller.decide_plan": {"reconcile"},
     "controller.Controller._snapshot": {"reconcile"},
     "executor.Executor.carry_out": {"reconcile"},

@@ -178,7 +178,7 @@ def test_scaling_writes_the_deployment_once_and_tells_it_in_plain_words() -> Non
     world = replace(AUTO, allocation=allocation(3))
     plan = plan_of(world)
     assert len(plan.actions) == 1
-    assert [notice.message for notice in plan.notices] == [
+    assert [event.message for event in plan.events] == [
         "Replicas 2 -> 3: queue wait p95 1.9 s against 0.5 s"
     ]
     done = settle(world)

@@ -254,7 +254,7 @@ def test_the_first_good_template_is_remembered_before_it_is_replaced() -> None:
     changed = with_spec(world, model=OTHER)
     plan = plan_of(changed)
     assert plan.actions == ()
-    assert plan.notices == ()
+    assert plan.events == ()
     assert plan.status == {
         **world.status,
         "lastGood": {"generation": generation, "templateHash": good},

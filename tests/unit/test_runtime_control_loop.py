@@ -22,7 +22,7 @@ from fleetkeeper.plan.control.removal import Removal
 from fleetkeeper.plan.control.samples import Gauges, PodSample
 from fleetkeeper.plan.control.service import decide_service
 from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
-from fleetkeeper.plan.model import Container, Kind, Notice, Pod, Termination, Workload
+from fleetkeeper.plan.model import Container, Event, Kind, Pod, Termination, Workload
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_loop import ControlLoop, Readings, Target
 from fleetkeeper.runtime.control_metrics import ControlMetrics
@@ -52,7 +52,7 @@ class World:
     refuses: bool = False
     confirms: bool = True
     replaced: list[tuple[Key, str, str]] = field(default_factory=list)
-    notices: list[tuple[Key, Notice]] = field(default_factory=list)
+    events: list[tuple[Key, Event]] = field(default_factory=list)
     operator_metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     context: Any = field(default_factory=default_context)
 
@@ -74,8 +74,8 @@ class World:
             source=self,
             engines=self,
             replace_pod=self._replace,
-            post_notice=self._notice,
-            post_fleet_notice=self._fleet_notice,
+            post_event=self._event,
+            post_fleet_event=self._fleet_event,
             metrics=self.metrics,
             defects=self.defects,
             now=lambda: self.clock,
@@ -98,11 +98,11 @@ class World:
         self.replaced.append((key, pod.name, pod.uid))
         return self.confirms
 
-    async def _notice(self, key: Key, notice: Notice) -> None:
-        self.notices.append((key, notice))
+    async def _event(self, key: Key, event: Event) -> None:
+        self.events.append((key, event))
 
-    async def _fleet_notice(self, notice: Notice) -> None:
-        raise AssertionError(notice)
+    async def _fleet_event(self, event: Event) -> None:
+        raise AssertionError(event)
 
     def add_service(self, name: str = "chat", *, replicas: int = 2, **spec: Any) -> Key:
         """A service with its Deployment and that many ready pods, an hour old."""
@@ -231,7 +231,7 @@ async def test_overload_with_a_full_batch_orders_a_replica() -> None:
     assert allocation is not None
     assert allocation.replicas > 1
     assert "queue wait" in allocation.message.lower()
-    assert not [notice for _, notice in world.notices if "Replicas" in notice.message]
+    assert not [event for _, event in world.events if "Replicas" in event.message]
 
 
 async def test_a_lost_source_holds_and_never_lowers() -> None:
@@ -339,7 +339,7 @@ async def test_a_hung_engine_is_replaced_alone_by_its_uid_and_told_once_it_went(
         await world.loop.outbox.drain()
         world.clock += 5.0
     assert world.replaced == [(key, "chat-0", "uid-chat-0")]
-    told = [notice.message for _, notice in world.notices if notice.reason == "EngineHung"]
+    told = [event.message for _, event in world.events if event.reason == "EngineHung"]
     assert len(told) == (1 if confirms else 0)
 
 
@@ -374,7 +374,7 @@ async def test_a_fragmented_replica_is_replaced_alone_by_its_uid_and_told_once()
     assert world.replaced == []
     await world.ticks(60, gauges=FRAGMENTED)
     assert world.replaced == [(key, "chat-0", "uid-chat-0")]
-    told = [notice for _, notice in world.notices if notice.reason == "EngineFragmented"]
+    told = [event for _, event in world.events if event.reason == "EngineFragmented"]
     assert len(told) == 1
     assert told[0].type == "Normal"
     assert "chat-0 is drained" in told[0].message

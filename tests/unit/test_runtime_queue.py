@@ -199,25 +199,25 @@ async def test_what_moved_waits_for_what_changed_but_not_for_ever() -> None:
 async def test_calm_is_a_pause_without_a_key_in_hand_or_in_line() -> None:
     found = KeyedQueue(monotonic=time.monotonic, jitter=lambda seconds: seconds)
     found.add(A)
-    calm = asyncio.create_task(found.calm())
+    idle = asyncio.create_task(found.idle())
     key = await found.get()
     assert key is not None
     await asyncio.sleep(CALM_S / 5)
-    assert not calm.done()
+    assert not idle.done()
     found.done(key)
     ended = time.monotonic()
     async with asyncio.timeout(5):
-        await calm
+        await idle
     assert time.monotonic() - ended >= 0.9 * CALM_S
 
 
 async def test_a_key_that_comes_in_the_pause_begins_it_anew() -> None:
     found = KeyedQueue(monotonic=time.monotonic, jitter=lambda seconds: seconds)
-    calm = asyncio.create_task(found.calm())
+    idle = asyncio.create_task(found.idle())
     await asyncio.sleep(CALM_S / 5)
     found.add(A)
     await asyncio.sleep(CALM_S)
-    assert not calm.done()
+    assert not idle.done()
     found.forget(A)
     async with asyncio.timeout(5):
-        await calm
+        await idle

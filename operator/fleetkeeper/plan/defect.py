@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason, Status
-from fleetkeeper.plan.model import Defect, Manifest, Notice, Plan
+from fleetkeeper.plan.model import Defect, Event, Manifest, Plan
 from fleetkeeper.plan.moment import text_of_time
 from fleetkeeper.plan.previous import previous_condition
 
@@ -29,11 +29,11 @@ def plan_of_defect(resource: Manifest, defect: Defect, now: float) -> Plan:
     if before == condition or metadata.get("deletionTimestamp"):
         return Plan()
     others = [item for item in present.get("conditions") or () if item is not before]
-    notice = Notice("Warning", condition["reason"], condition["message"])
+    event = Event("Warning", condition["reason"], condition["message"])
     is_recorded = before is not None and before.get("reason") == condition["reason"]
     return Plan(
         status={**present, "conditions": [*others, condition]},
-        notices=() if is_recorded else (notice,),
+        events=() if is_recorded else (event,),
     )
 
 

@@ -343,7 +343,7 @@ Action = Apply | Delete | MarkPod
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Event:
     """A Kubernetes Event for the InferenceService."""
 
     type: str
@@ -365,7 +365,7 @@ class Plan:
 
     actions: tuple[Action, ...] = ()
     status: Manifest | None = None
-    notices: tuple[Notice, ...] = ()
+    events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
     wants_templates: tuple[str, ...] = ()
     wants_events: tuple[str, ...] = ()
@@ -373,4 +373,4 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Return True if nothing would be written."""
-        return not self.actions and self.status is None and not self.notices
+        return not self.actions and self.status is None and not self.events

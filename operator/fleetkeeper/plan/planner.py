@@ -24,6 +24,7 @@ from fleetkeeper.plan.deletion import decide_marks
 from fleetkeeper.plan.diagnosis import Diagnosis, decide_diagnosis
 from fleetkeeper.plan.digest import digest_of
 from fleetkeeper.plan.engine_choice import EngineDecision, decide_engine, parse_engine
+from fleetkeeper.plan.events import decide_events
 from fleetkeeper.plan.facts import Facts, facts_of
 from fleetkeeper.plan.manifests.address import desired_address
 from fleetkeeper.plan.manifests.children import desired_children
@@ -31,7 +32,6 @@ from fleetkeeper.plan.manifests.engine_document import EngineOptionRefused
 from fleetkeeper.plan.manifests.engine_pod import desired_engine_template
 from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
 from fleetkeeper.plan.model import Action, Kind, Manifest, Plan, Snapshot
-from fleetkeeper.plan.notices import decide_notices
 from fleetkeeper.plan.reasons import Problem, say
 from fleetkeeper.plan.refusals import refusals
 from fleetkeeper.plan.replicas import ReplicaDecision, contesting_manager, decide_replicas
@@ -150,7 +150,7 @@ def _plan_of(inputs: ReconcileInputs, result: ReconcileResult) -> Plan:
     return Plan(
         actions=result.actions,
         status=status,
-        notices=decide_notices(result.assessment, result.actions, status, snapshot.failures),
+        events=decide_events(result.assessment, result.actions, status, snapshot.failures),
         requeue_after_s=min(waits, default=None),
         wants_templates=result.wants_templates,
         wants_events=diagnosis.wants_events,

@@ -53,13 +53,13 @@ from fleetkeeper.runtime.control_metrics import ControlMetrics
 from fleetkeeper.runtime.control_outbox import (
     Engines,
     Outbox,
-    PostFleetNotice,
-    PostNotice,
+    PostEvent,
+    PostFleetEvent,
     ReplacePod,
 )
 from fleetkeeper.runtime.controller import ControlView
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.fleet_notices import FleetNotices
+from fleetkeeper.runtime.fleet_events import FleetEvents
 from fleetkeeper.runtime.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 
@@ -166,8 +166,8 @@ class ControlLoop:
         source: Source,
         engines: Engines,
         replace_pod: ReplacePod,
-        post_notice: PostNotice,
-        post_fleet_notice: PostFleetNotice,
+        post_event: PostEvent,
+        post_fleet_event: PostFleetEvent,
         metrics: ControlMetrics,
         defects: Defects,
         now: Callable[[], float],
@@ -182,9 +182,9 @@ class ControlLoop:
         self._context = context
         self._source = source
         self.outbox = Outbox(
-            engines, replace_pod, post_notice, post_fleet_notice, metrics=metrics, defects=defects
+            engines, replace_pod, post_event, post_fleet_event, metrics=metrics, defects=defects
         )
-        self._notices = FleetNotices(self.outbox.post, self.outbox.post_fleet)
+        self._events = FleetEvents(self.outbox.post, self.outbox.post_fleet)
         self._metrics = metrics
         self._defects = defects
         self._now = now
@@ -233,7 +233,7 @@ class ControlLoop:
         Raises:
             LeaseLost: this process must not write anymore.
         """
-        self._notices.flush(math.inf)
+        self._events.flush(math.inf)
         await self.outbox.drain_acts()
 
     async def _tick_on(self) -> None:
@@ -247,7 +247,7 @@ class ControlLoop:
 
     async def tick(self) -> None:
         """Run one tick for all services. The outbox sends the resulting requests later."""
-        self._notices.flush(self._now())
+        self._events.flush(self._now())
         service_ticks = [service_tick async for service_tick in self._service_ticks()]
         if not service_ticks:
             return
@@ -285,7 +285,7 @@ class ControlLoop:
             or not _has_words(service_tick.state.service)
             or decision.signals.known
             or now - self._started >= RATE_S
-            or bool(decision.notices)
+            or bool(decision.events)
         )
 
     async def _service_ticks(self) -> AsyncIterator[_ServiceTick]:
@@ -388,8 +388,8 @@ class ControlLoop:
         )
         if is_new_limit or _is_news(before, state.view):
             self._queue.add(service_tick.key)
-        for notice in report.notices:
-            self._notices.add(service_tick.key, notice, now)
+        for event in report.events:
+            self._events.add(service_tick.key, event, now)
         if self._can_steer:
             for put in decision.puts:
                 self.outbox.send(

@@ -17,10 +17,10 @@ import structlog
 
 from fleetkeeper.plan.control.removal import Removal
 from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
-from fleetkeeper.plan.model import Notice
+from fleetkeeper.plan.model import Event
 from fleetkeeper.runtime.control_metrics import ControlMetrics
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.notice_board import DRAIN_S
+from fleetkeeper.runtime.event_recorder import DRAIN_S
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
@@ -47,17 +47,17 @@ class ReplacePod(Protocol):
         """Delete exactly this pod if it confirms the cause; return whether it was deleted."""
 
 
-class PostFleetNotice(Protocol):
+class PostFleetEvent(Protocol):
     """A function that posts one event about the fleet."""
 
-    async def __call__(self, notice: Notice) -> None:
+    async def __call__(self, event: Event) -> None:
         """Post the event; a refusal is only logged, because events are for people."""
 
 
-class PostNotice(Protocol):
+class PostEvent(Protocol):
     """A function that posts one event on a service."""
 
-    async def __call__(self, key: Key, notice: Notice) -> None:
+    async def __call__(self, key: Key, event: Event) -> None:
         """Post the event; a refusal is only logged, because events are for people."""
 
 
@@ -73,16 +73,16 @@ class Outbox:
         self,
         engines: Engines,
         replace_pod: ReplacePod,
-        post_notice: PostNotice,
-        post_fleet_notice: PostFleetNotice,
+        post_event: PostEvent,
+        post_fleet_event: PostFleetEvent,
         *,
         metrics: ControlMetrics,
         defects: Defects,
     ) -> None:
         self._engines = engines
         self._replace_pod = replace_pod
-        self._post_notice = post_notice
-        self._post_fleet_notice = post_fleet_notice
+        self._post_event = post_event
+        self._post_fleet_event = post_fleet_event
         self._metrics = metrics
         self._defects = defects
         self._requests: dict[str, Waiting] = {}
@@ -105,13 +105,13 @@ class Outbox:
         lane[request.uid] = (key, request, tell)
         news.set()
 
-    def post(self, key: Key, notice: Notice) -> None:
+    def post(self, key: Key, event: Event) -> None:
         """Queue an event on a service."""
-        self._add(key, lambda: self._post_notice(key, notice))
+        self._add(key, lambda: self._post_event(key, event))
 
-    def post_fleet(self, notice: Notice) -> None:
+    def post_fleet(self, event: Event) -> None:
         """Queue an event about the fleet."""
-        self._add(None, lambda: self._post_fleet_notice(notice))
+        self._add(None, lambda: self._post_fleet_event(event))
 
     def replace(self, key: Key, pod: PodView, removal: Removal) -> None:
         """Queue the replacement of a pod that confirms the cause; its ReplicaSet creates another.
@@ -204,5 +204,5 @@ class Outbox:
         key, pod, removal = self._removals.pop(next(iter(self._removals)))
         with self._defects.contained("act", key):
             if await self._replace_pod(key, pod, removal):
-                self.post(key, removal.notice)
+                self.post(key, removal.event)
         return True

@@ -281,8 +281,8 @@ class Controller:
             self._metrics.decisions.labels(_action_name(action)).inc()
         if plan.status is not None:
             self._metrics.decisions.labels("status").inc()
-        if plan.notices:
-            self._metrics.decisions.labels("notice").inc(len(plan.notices))
+        if plan.events:
+            self._metrics.decisions.labels("notice").inc(len(plan.events))
         return plan
 
     async def _read_what_is_wanted(

@@ -33,8 +33,8 @@ from fleetkeeper.plan.model import (
     WriteProblem,
 )
 from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class Executor:
         metrics: OperatorMetrics,
         *,
         now: Callable[[], float],
-        board: NoticeBoard,
+        board: EventRecorder,
     ) -> None:
         self._client = client
         self._writer = writer
@@ -113,8 +113,8 @@ class Executor:
         if plan.status is not None:
             await self._write_status(key, resource, plan.status, outcome)
         if not outcome.stopped:
-            for notice in plan.notices:
-                self._board.tell(key, resource, notice)
+            for event in plan.events:
+                self._board.record(key, resource, event)
         return outcome
 
     async def _check_service_names(

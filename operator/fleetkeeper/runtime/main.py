@@ -43,12 +43,12 @@ from fleetkeeper.runtime.control_setup import build_control
 from fleetkeeper.runtime.controller import Control, Controller
 from fleetkeeper.runtime.crd import CrdAbsent, observe_crd_missing
 from fleetkeeper.runtime.defects import Defects
+from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.health import HealthServer, Vitals, watch_lag
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads, watch_each
-from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 from fleetkeeper.runtime.releases import NamespacesTaken, refuse_taken
 from fleetkeeper.runtime.resync import Resync
@@ -174,7 +174,7 @@ class Operator:
             if control is None and settings.control_enabled
             else None
         )
-        self.board = NoticeBoard(
+        self.board = EventRecorder(
             writer,
             self.metrics,
             now=clock.now,
@@ -292,7 +292,7 @@ class Operator:
             self._settle()
             if self._control is not None:
                 helpers.append(group.create_task(self._control.loop.run(), name="control"))
-            telling = group.create_task(self.board.run(self.queue.calm), name="notices")
+            telling = group.create_task(self.board.run(self.queue.idle), name="notices")
             await self.controller.run(self._settings.workers)
             telling.cancel()
             await self.board.drain()

@@ -209,7 +209,7 @@ class KeyedQueue:
             self.add(key, urgency)
         self._note_work()
 
-    async def calm(self) -> None:
+    async def idle(self) -> None:
         """Return once the queue has been idle for `CALM_S`: no key ready, none with a worker."""
         while True:
             await self._idle.wait()
@@ -221,7 +221,7 @@ class KeyedQueue:
                     await self._busy.wait()
 
     def _note_work(self) -> None:
-        """Update the two events that `calm` waits for; never are both set."""
+        """Update the two events that `idle` waits for; never are both set."""
         if self._working or any(self._ready.values()):
             self._idle.clear()
             self._busy.set()

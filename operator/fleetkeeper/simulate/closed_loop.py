@@ -104,7 +104,7 @@ class Record:
     waits_within: float = 0.0
     waits: float = 0.0
     replica_hours: float = 0.0
-    notices: list[tuple[float, str]] = field(default_factory=list)
+    events: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def wait_attainment(self) -> float:
@@ -321,7 +321,7 @@ def _tick(fleet: Fleet, record: Record, state: _LoopState, now: float) -> None:
         fleet.allocated = report.allocation.replicas
     state.allocated = fleet.allocated
     state.outcomes = _carry_out(fleet, decision.puts, now)
-    record.notices += [(now - EPOCH_S, notice.message) for notice in report.notices]
+    record.events += [(now - EPOCH_S, event.message) for event in report.events]
     record.ticks.append(_row(fleet, decision, now))
 
 

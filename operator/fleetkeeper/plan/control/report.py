@@ -21,7 +21,7 @@ from fleetkeeper.plan.control.outcome import ControlDecision, ControlReport
 from fleetkeeper.plan.control.samples import Source
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.values import BreakerState, Decision, Grade
-from fleetkeeper.plan.model import Notice, ReplicaAllocation
+from fleetkeeper.plan.model import Event, ReplicaAllocation
 
 STANDING = frozenset(
     {
@@ -115,7 +115,7 @@ def build_report(
     if decision.remedy.value is not None:
         status["remedy"] = _remedy_status(decision)
     metrics = _metrics(decision, desired)
-    return ControlReport(replica_allocation, status, decision.notices, metrics), memory
+    return ControlReport(replica_allocation, status, decision.events, metrics), memory
 
 
 def _shown_before(memory: ControlMemory) -> tuple[Any, ...]:
@@ -170,14 +170,14 @@ def _changes(
     if decision.settings.restarts and decision.restart.valid:
         for pod in decision.restart.value:
             changes = with_change(changes, Change(now, "restart", "", pod, decision.restart.reason))
-    for notice in decision.notices:
-        if "Breaker" in notice.reason:
-            changes = with_change(changes, _breaker_change(notice, now))
+    for event in decision.events:
+        if "Breaker" in event.reason:
+            changes = with_change(changes, _breaker_change(event, now))
     return changes
 
 
-def _breaker_change(notice: Notice, now: float) -> Change:
-    return Change(now, "breaker", "", notice.message[:120], notice.reason)
+def _breaker_change(event: Event, now: float) -> Change:
+    return Change(now, "breaker", "", event.message[:120], event.reason)
 
 
 def _scaling_status(decision: ControlDecision, shown: Shown, desired: int) -> dict[str, Any]:

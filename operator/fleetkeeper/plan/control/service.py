@@ -21,10 +21,10 @@ from fleetkeeper.plan.control.cascade import (
 from fleetkeeper.plan.control.constants import ASKED_KEPT_S
 from fleetkeeper.plan.control.control_breaker import ControlBreaker, decide_control_breaker
 from fleetkeeper.plan.control.control_events import (
-    notice_of_control,
-    notice_of_source,
-    notices_of_load,
-    notices_of_restart,
+    control_breaker_event,
+    load_breaker_events,
+    restart_events,
+    source_breaker_event,
 )
 from fleetkeeper.plan.control.evidence import Acts, evidence_of, judged_once
 from fleetkeeper.plan.control.forecast import Forecast, smoothed
@@ -57,7 +57,7 @@ from fleetkeeper.plan.control.step_model import StepModel, learned
 from fleetkeeper.plan.control.supply import measured_cold_start, supply_of
 from fleetkeeper.plan.control.targets import Targets, decide_targets
 from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, Decision, Grade
-from fleetkeeper.plan.model import Notice
+from fleetkeeper.plan.model import Event
 
 
 def decide_service(
@@ -157,9 +157,9 @@ def decide_service(
         remedy,
         replacement,
         restart,
-        notices=(
-            *_notices(memory, state, source, remedy),
-            *(() if settings.restarts else notices_of_restart(restart, acts=False)),
+        events=(
+            *_events(memory, state, source, remedy),
+            *(() if settings.restarts else restart_events(restart, acts=False)),
         ),
         capacity=capacity,
         pressure=pressure(signals, settings, capacity) if signals.known else 0.0,
@@ -299,19 +299,19 @@ def _pod_load(signals: Signals) -> Mapping[str, float]:
     return dict(signals.running_by_pod)
 
 
-def _notices(
+def _events(
     memory: ControlMemory,
     state: TickState,
     source: SourceBreaker,
     remedy: Decision[Remedy | None],
-) -> tuple[Notice, ...]:
+) -> tuple[Event, ...]:
     before: ControlBreaker = memory.control
     reported = [
-        notice_of_control(before, state.control, acts=state.settings.breakers_act),
-        *notices_of_load(memory.load, state.load, acts=state.settings.gates),
-        notice_of_source(memory.source, source, known=state.signals.known),
-        Notice("Warning", remedy.reason, remedy.detail[:1].upper() + remedy.detail[1:])
+        control_breaker_event(before, state.control, acts=state.settings.breakers_act),
+        *load_breaker_events(memory.load, state.load, acts=state.settings.gates),
+        source_breaker_event(memory.source, source, known=state.signals.known),
+        Event("Warning", remedy.reason, remedy.detail[:1].upper() + remedy.detail[1:])
         if remedy.valid
         else None,
     ]
-    return tuple(notice for notice in reported if notice is not None)
+    return tuple(event for event in reported if event is not None)
