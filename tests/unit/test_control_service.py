@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from control_cases import NOW, Loop, pod_view, sample
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.status import InferenceServiceStatus
@@ -19,8 +20,6 @@ from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.memory import (
     ControlMemory,
     memory_from_status,
-    parse_timestamp,
-    timestamp,
 )
 from fleetkeeper.plan.control.outcome import ControlDecision, ControlReport
 from fleetkeeper.plan.control.remedies import Remedy
@@ -475,7 +474,7 @@ def test_a_number_that_was_found_is_not_laid_to_this_decision(seen: bool) -> Non
     loop.memory = memory_from_status(status, 1, 80, loop.now)
     report = reported(loop, loop.tick(loop.samples() if seen else []))
     assert report.status["decisions"][-1] == {
-        "time": timestamp(loop.now),
+        "time": rfc3339.format(loop.now),
         "what": "replicas",
         "from": "2",
         "to": "3",
@@ -611,9 +610,9 @@ def test_a_malformed_status_counts_as_absent(status: dict[str, object]) -> None:
 
 def test_times_round_trip() -> None:
     """RFC 3339, whole seconds."""
-    assert timestamp(0.0) == "1970-01-01T00:00:00Z"
-    assert parse_timestamp(timestamp(NOW)) == NOW
-    assert parse_timestamp("nonsense") == 0.0
+    assert rfc3339.format(0.0) == "1970-01-01T00:00:00Z"
+    assert rfc3339.parse(rfc3339.format(NOW)) == NOW
+    assert rfc3339.parse("nonsense") is None
 
 
 def test_settings_of_a_parsed_service() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import (
     MESSAGE_MAX_LENGTH,
     ONLY_WHEN_TRUE,
@@ -20,7 +21,6 @@ from fleetkeeper.api.conditions import (
 from fleetkeeper.api.types import OnFailure, ScalingMode
 from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.defect import defect_message
-from fleetkeeper.plan.moment import text_of_time
 from fleetkeeper.plan.previous import previous_condition
 from fleetkeeper.plan.reasons import Problem, say
 from fleetkeeper.plan.replicas import ReplicaDecision
@@ -89,7 +89,7 @@ def _to_status(
         "type": str(kind),
         "status": str(value.status),
         "observedGeneration": assessment.generation,
-        "lastTransitionTime": since or text_of_time(now),
+        "lastTransitionTime": since or rfc3339.format(now),
         "reason": str(value.reason),
         "message": value.message[:MESSAGE_MAX_LENGTH],
     }

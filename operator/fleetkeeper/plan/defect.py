@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason, Status
 from fleetkeeper.plan.model import Defect, Event, Manifest, Plan
-from fleetkeeper.plan.moment import text_of_time
 from fleetkeeper.plan.previous import previous_condition
 
 
@@ -44,7 +44,7 @@ def _degraded(defect: Defect, generation: int, before: Any, now: float) -> dict[
         "type": str(ConditionType.DEGRADED),
         "status": str(Status.TRUE),
         "observedGeneration": generation,
-        "lastTransitionTime": since or text_of_time(now),
+        "lastTransitionTime": since or rfc3339.format(now),
         "reason": str(Reason.INTERNAL_ERROR),
         "message": defect_message(defect),
     }

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fleetkeeper.api import names
+from fleetkeeper.api import names, rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.profile import effective_resources
 from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.conditions import decide_conditions
 from fleetkeeper.plan.engine_choice import EngineDecision
 from fleetkeeper.plan.model import Manifest
-from fleetkeeper.plan.moment import text_of_time
 from fleetkeeper.plan.replicas import ReplicaDecision, Source
 from fleetkeeper.plan.rollout import LastGood
 
@@ -141,7 +140,7 @@ def status_scaling(decision: ReplicaDecision, before: object, now: float) -> Sta
         "message": decision.message,
     }
     is_same = is_same and known.get("reason") == reported["reason"]
-    return {**reported, "since": known["since"] if is_same else text_of_time(now)}
+    return {**reported, "since": known["since"] if is_same else rfc3339.format(now)}
 
 
 def status_summary(assessment: Assessment, status: Status) -> Status:

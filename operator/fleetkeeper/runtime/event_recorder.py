@@ -11,7 +11,6 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import structlog
@@ -19,6 +18,7 @@ import structlog
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import EVENT, INFERENCE_SERVICE, LEASE
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
+from fleetkeeper.api import rfc3339
 from fleetkeeper.plan.model import Event, Manifest
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.metrics import OperatorMetrics
@@ -151,7 +151,7 @@ def event_manifest(
 def _event(
     key: Key, about: dict[str, str], event: Event, moment: float, instance: str
 ) -> dict[str, Any]:
-    stamp = _timestamp(moment)
+    stamp = rfc3339.format(moment)
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
@@ -167,7 +167,3 @@ def _event(
         "lastTimestamp": stamp,
         "count": 1,
     }
-
-
-def _timestamp(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -25,10 +25,10 @@ from fleetkeeper.adapters.kubernetes.reading import (
     required_count,
     required_map,
     required_name,
-    seconds_of,
     text,
     version_of,
 )
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.names import (
     ANNOTATION_TEMPLATE_HASH,
     FIELD_MANAGER,
@@ -284,7 +284,7 @@ def revision_record(live: Mapping[str, Any]) -> Revision:
         deployment_uid=controller_uid(meta) or "",
         number=digits(as_map(meta.get("annotations")).get(ANNOTATION_REVISION)),
         template_hash=_template_hash(spec),
-        created=seconds_of(meta.get("creationTimestamp")) or 0.0,
+        created=rfc3339.parse(meta.get("creationTimestamp")) or 0.0,
         desired_replicas=required_count(spec.get("replicas"), "spec.replicas", 1),
         replicas=required_count(status.get("replicas"), "status.replicas"),
         ready_replicas=required_count(status.get("readyReplicas"), "status.readyReplicas"),

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.plan.control.batch import BatchMemory
 from fleetkeeper.plan.control.canary import Canary
@@ -89,21 +89,6 @@ class ControlMemory:
     changes: tuple[Change, ...] = ()
 
 
-def timestamp(time: float) -> str:
-    """Format seconds since the epoch as Kubernetes does (RFC 3339, whole seconds, UTC)."""
-    return datetime.fromtimestamp(int(time), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_timestamp(text: object) -> float:
-    """Parse such a time to seconds since the epoch; return 0.0 for anything else."""
-    if not isinstance(text, str):
-        return 0.0
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
-
-
 def with_change(memory: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
     """Return the last ten changes including this one, oldest first."""
     return (*memory, change)[-DECISIONS_KEPT:]
@@ -113,7 +98,7 @@ def changes_to_status(changes: tuple[Change, ...]) -> list[dict[str, Any]]:
     """Return `status.decisions`."""
     return [
         {
-            "time": timestamp(change.time),
+            "time": rfc3339.format(change.time),
             "what": change.what,
             "from": change.before,
             "to": change.after,
@@ -150,7 +135,7 @@ def _changes(status: Mapping[str, Any]) -> tuple[Change, ...]:
         return ()
     return tuple(
         Change(
-            parse_timestamp(row.get("time")),
+            rfc3339.parse(row.get("time")) or 0.0,
             *(str(row.get(key, "")) for key in ("what", "from", "to", "reason")),
         )
         for row in rows[-DECISIONS_KEPT:]
@@ -164,7 +149,7 @@ def _remedy(status: Mapping[str, Any], generation: int, cap_percent: int) -> Rem
     if sequences is None or attempts is None or status.get("observedGeneration") != generation:
         return None
     cap = _whole(section, "capPercent") or cap_percent
-    since = parse_timestamp(section.get("since"))
+    since = rfc3339.parse(section.get("since")) or 0.0
     return Remedy(str(section.get("reason", "")), sequences, cap, attempts, generation, since)
 
 
@@ -172,7 +157,7 @@ def _source(breaker: Mapping[str, Any], now: float) -> SourceBreaker:
     """Return the source breaker: open stays open until Prometheus answers, without a second event."""
     if _state(breaker.get("source")) is not BreakerState.OPEN:
         return SourceBreaker()
-    return SourceBreaker(BreakerState.OPEN, parse_timestamp(breaker.get("since")) or now)
+    return SourceBreaker(BreakerState.OPEN, rfc3339.parse(breaker.get("since")) or now)
 
 
 def memory_from_status(
@@ -239,5 +224,5 @@ def _shown(section: Mapping[str, Any], value: str) -> Shown:
         value,
         str(section.get("reason", "")),
         str(section.get("message", "")),
-        parse_timestamp(section.get("since")),
+        rfc3339.parse(section.get("since")) or 0.0,
     )

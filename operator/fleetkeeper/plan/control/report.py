@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Reason
 from fleetkeeper.api.types import BatchingMode, ScalingMode
 from fleetkeeper.plan.control.arbitrate import Allocation
@@ -14,7 +15,6 @@ from fleetkeeper.plan.control.memory import (
     ControlMemory,
     Shown,
     changes_to_status,
-    timestamp,
     with_change,
 )
 from fleetkeeper.plan.control.outcome import ControlDecision, ControlReport
@@ -185,7 +185,7 @@ def _scaling_status(decision: ControlDecision, shown: Shown, desired: int) -> di
         "desired": desired,
         "reason": shown.reason,
         "message": shown.message,
-        "since": timestamp(shown.since),
+        "since": rfc3339.format(shown.since),
     }
     if decision.settings.scaling_mode is ScalingMode.ADVISORY:
         status["wanted"] = decision.replicas.value
@@ -205,7 +205,7 @@ def _batching_status(
         "appliedReplicas": applied,
         "reason": shown.reason,
         "message": shown.message,
-        "since": timestamp(shown.since),
+        "since": rfc3339.format(shown.since),
     }
 
 
@@ -227,7 +227,7 @@ def _breaker_status(decision: ControlDecision) -> dict[str, Any]:
     if reason:
         status |= {"reason": reason, "message": _capital(message)}
     if since:
-        status["since"] = timestamp(since)
+        status["since"] = rfc3339.format(since)
     return status
 
 
@@ -250,7 +250,7 @@ def _remedy_status(decision: ControlDecision) -> dict[str, Any]:
         "capPercent": remedy.cap_percent,
         "attempts": remedy.attempts,
         "generation": remedy.generation,
-        "since": timestamp(remedy.since),
+        "since": rfc3339.format(remedy.since),
     }
 
 
