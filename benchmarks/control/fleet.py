@@ -36,8 +36,8 @@ from fleetkeeper.plan.context import default_context
 from fleetkeeper.plan.control.exposed import PLACES
 from fleetkeeper.plan.control.removal import Removal
 from fleetkeeper.plan.control.samples import PodSample, StepSums
-from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
-from fleetkeeper.plan.model import Kind, Notice, Pod, Workload
+from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
+from fleetkeeper.plan.model import Event, Kind, Pod, Workload
 from fleetkeeper.runtime import heap
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_loop import ControlLoop
@@ -185,7 +185,7 @@ class World:
     """A cache full of services, and engines that accept every limits request."""
 
     def __init__(self, services: int, pods: int, url: str, deadline_s: float) -> None:
-        self.looks = self.orders = self.notices = 0
+        self.reconciles = self.requests = self.events = 0
         self.queue = KeyedQueue(monotonic=time.monotonic, jitter=lambda s: s)
         self.cache = Cache(now=time.time, changed=lambda _key: None)
         for number in range(services):
@@ -201,8 +201,8 @@ class World:
             ),
             engines=self,
             replace_pod=self._replace,
-            post_notice=self._notice,
-            post_fleet_notice=self._fleet_notice,
+            post_event=self._event,
+            post_fleet_event=self._fleet_event,
             metrics=self.metrics,
             defects=Defects(
                 OperatorMetrics().defects, monotonic=time.monotonic, changed=self.queue.add
@@ -217,27 +217,27 @@ class World:
         views = (self.loop.view(key).control_status for key in self.cache.services())
         return sum(view is None or view["breaker"]["source"] == "Open" for view in views)
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """Accept all requests at once."""
-        self.orders += len(orders)
-        return [PutOutcome(order.pod, order.generation, True) for order in orders]
+        self.requests += len(requests)
+        return [PutOutcome(request.pod, request.generation, True) for request in requests]
 
-    async def look(self) -> None:
+    async def reconcile(self) -> None:
         """Count the services that would be reconciled."""
         while (key := await self.queue.get()) is not None:
-            self.looks += 1
+            self.reconciles += 1
             self.queue.done(key)
 
     async def _replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
         raise AssertionError(f"{key}: {pod.name} was to be replaced: {removal.why}")
 
-    async def _notice(self, key: Key, notice: Notice) -> None:
-        del key, notice
-        self.notices += 1
+    async def _event(self, key: Key, event: Event) -> None:
+        del key, event
+        self.events += 1
 
-    async def _fleet_notice(self, notice: Notice) -> None:
-        del notice
-        self.notices += 1
+    async def _fleet_event(self, event: Event) -> None:
+        del event
+        self.events += 1
 
     def _add(self, name: str, pods: int) -> None:
         meta = {
@@ -292,12 +292,14 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
             await asyncio.sleep(0.01)
             late.append(time.monotonic() - began - 0.01)
 
-    others = [asyncio.create_task(part) for part in (world.look(), world.loop.outbox.run(), lag())]
+    others = [
+        asyncio.create_task(part) for part in (world.reconcile(), world.loop.outbox.run(), lag())
+    ]
     for number in range(ticks + WARM_TICKS):
         if number == WARM_TICKS:
             heap.settle()
             late.clear()
-            world.looks = world.orders = world.notices = 0
+            world.reconciles = world.requests = world.events = 0
             started, spent = time.monotonic(), time.process_time()
         began, used = time.monotonic(), time.process_time()
         await world.loop.tick()
@@ -314,16 +316,16 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
         "CPU of a tick, median s": statistics.median(cpu[WARM_TICKS:]),
         "CPU, % of a core": 100 * (time.process_time() - spent) / (time.monotonic() - started),
         "lag of the event loop, p99 ms": 1e3 * late[int(0.99 * len(late))],
-        "reconciles per tick": world.looks / ticks,
+        "reconciles per tick": world.reconciles / ticks,
         "services without samples, last tick": world.lost,
-        "limits requests per tick": world.orders / ticks,
-        "events per tick": world.notices / ticks,
+        "limits requests per tick": world.requests / ticks,
+        "events per tick": world.events / ticks,
     }
 
 
 async def run(asked: argparse.Namespace) -> dict[str, float]:
     """Run the benchmark once Prometheus knows all pods."""
-    heap.look_seldom()
+    heap.reduce_frequency()
     count = asked.services * asked.pods
     with (
         tempfile.TemporaryDirectory() as directory,

@@ -15,8 +15,8 @@ from random import Random
 
 from fleetkeeper.plan.budget import Budget
 from fleetkeeper.plan.control.arbitrate import arbitrate
-from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.memory import ControlMemory
+from fleetkeeper.plan.control.report import build_report
 from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.service import decide_service
 from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, PodView, PutOutcome
@@ -58,7 +58,7 @@ def main() -> None:
     memories = [ControlMemory() for _ in range(asked.services)]
     outcomes: list[tuple[PutOutcome, ...]] = [()] * asked.services
     spent = []
-    heap.look_seldom()
+    heap.reduce_frequency()
     heap.settle()
     for number, samples in enumerate(rows):
         now = START_S + 5.0 * (number + 1)
@@ -77,9 +77,13 @@ def main() -> None:
             )
             decision, memories[i] = decide_service(inputs, memories[i], now)
             decisions.append(decision)
-        orders = arbitrate([decision.want for decision in decisions], Budget(total_gpus=10_000))
+        allocations = arbitrate(
+            [decision.want for decision in decisions], Budget(total_gpus=10_000)
+        )
         for i, decision in enumerate(decisions):
-            _, memories[i] = conclude(decision, orders[decision.want.key], memories[i], now)
+            _, memories[i] = build_report(
+                decision, allocations[decision.want.key], memories[i], now
+            )
             outcomes[i] = tuple(PutOutcome(p.pod, p.generation, True) for p in decision.puts)
         spent.append(time.process_time() - began)
     median_s = statistics.median(spent[2:])

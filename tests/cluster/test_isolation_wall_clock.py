@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 import pytest_asyncio
 
-from fleetkeeper.adapters.kubernetes.reading import seconds_of
 from fleetkeeper.adapters.kubernetes.resources import LEASE
+from fleetkeeper.api import rfc3339
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import HOOKED, PATIENCE_S, World, condition, operator_world, service
 
@@ -51,7 +51,7 @@ async def test_times_are_right_and_a_new_revision_gets_its_time(world: World, of
     wrong = {
         what: moment
         for what, moment in written.items()
-        if not began - 10.0 <= (seconds_of(moment) or 0.0) <= ended + 10.0
+        if not began - 10.0 <= (rfc3339.parse(moment) or 0.0) <= ended + 10.0
     }
     assert wrong == {}
     assert "the node's clock is wrong" in operator.log.read_text()

@@ -15,18 +15,18 @@ from control_cases import sample
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.adapters.kubernetes.resources import Resource
 from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.control.values import PodOrder, PutOutcome
-from fleetkeeper.plan.model import Kind, Notice, Pod
+from fleetkeeper.plan.control.values import LimitsRequest, PutOutcome
+from fleetkeeper.plan.model import Event, Kind, Pod
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_acts import ControlActs
 from fleetkeeper.runtime.control_loop import ControlLoop, Readings, Target
 from fleetkeeper.runtime.control_metrics import ControlMetrics
 from fleetkeeper.runtime.controller import Controller
+from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.main import ServiceFeed
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads
-from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.resync import Resync
 
@@ -96,7 +96,7 @@ class Operator:
     def __init__(self, *names: str) -> None:
         self.clock = 1_000_000.0
         self.server = Server()
-        self.sent: list[PodOrder] = []
+        self.sent: list[LimitsRequest] = []
         self.load = 0.0
         self.metrics = OperatorMetrics()
         self.queue = KeyedQueue(monotonic=self.now, jitter=lambda s: s)
@@ -114,7 +114,7 @@ class Operator:
         shared: Any = {"now": self.now, "instance": "pod-1", "defects": self.defects}
         lease = Key("fleet", "fleetkeeper")
         acts = ControlActs(server, self.cache, self.metrics, read_pod=None, lease=lease, **shared)
-        self.board = NoticeBoard(server, self.metrics, **shared)
+        self.board = EventRecorder(server, self.metrics, **shared)
         self.loop = ControlLoop(
             cache=self.cache,
             queue=self.queue,
@@ -122,8 +122,8 @@ class Operator:
             source=self,
             engines=self,
             replace_pod=acts.replace_pod,
-            post_notice=acts.post_notice,
-            post_fleet_notice=acts.post_fleet_notice,
+            post_event=acts.post_event,
+            post_fleet_event=acts.post_fleet_event,
             metrics=ControlMetrics(self.metrics.registry),
             defects=self.defects,
             now=self.now,
@@ -205,38 +205,38 @@ class Operator:
             )
         return Readings(found)
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """The engines."""
-        self.sent += orders
-        return [PutOutcome(order.pod, order.generation, True) for order in orders]
+        self.sent += requests
+        return [PutOutcome(request.pod, request.generation, True) for request in requests]
 
     async def round(self) -> None:
-        """Every per-service step once: event, resync, tick, orders, events and looks."""
+        """Every per-service step once: event, resync, tick, orders, events and reconciles."""
         for name, live in self.server.services.items():
             self.server.services[name] = self.server.stamped(live)
             self.feed.changed(self.server.services[name])
         await self.resync.once()
         await self.loop.tick()
         for key in self.keys:
-            self.loop.outbox.post(key, Notice("Normal", "Tested", "text"))
+            self.loop.outbox.post(key, Event("Normal", "Tested", "text"))
         await self.loop.outbox.drain()
-        await self.looks()
+        await self.reconcile_queued()
         await self.board.drain()
         self.clock += 5.0
 
-    async def looks(self) -> None:
+    async def reconcile_queued(self) -> None:
         """Looks at what the queue hands out now."""
         while len(self.queue):
             key = await self.queue.get()
             assert key is not None
-            await self.controller.look(key)
+            await self.controller.reconcile(key)
             self.queue.done(key)
 
     async def started(self) -> Operator:
         """Two rounds make the children; then every service has its pod."""
         for live in self.server.services.values():
             self.feed.changed(live)
-        await self.looks()
+        await self.reconcile_queued()
         for key in self.keys:
             self.put_pod(key.name)
         for _ in range(3):

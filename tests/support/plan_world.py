@@ -26,7 +26,7 @@ from fleetkeeper.plan.model import (
     MarkPod,
     Plan,
     Pod,
-    ReplicaOrder,
+    ReplicaAllocation,
     Revision,
     Snapshot,
     Termination,
@@ -71,7 +71,7 @@ class World:
     wanted_templates: tuple[str, ...] = ()
     status_written: float | None = None
     children_written: float | None = None
-    order: ReplicaOrder | None = None
+    allocation: ReplicaAllocation | None = None
     control_status: Manifest | None = None
     load: Mapping[str, float] = field(default_factory=dict)
     allowance: Allowance = UNBOUNDED
@@ -124,7 +124,7 @@ class World:
             foreign_replica_writes=self.foreign_writes,
             status_written=self.status_written,
             children_written=self.children_written,
-            order=self.order,
+            allocation=self.allocation,
             control_status=self.control_status,
             pod_load=self.load,
             gpu_allowance=self.allowance,
@@ -494,6 +494,6 @@ def settle(world: World, at_most_s: float = 2000.0) -> World:
         world = live(world, 10.0, 10.0)
         quiet = quiet + 1 if len(world.writes) == before else 0
         plan = plan_of(world)
-        if quiet >= 8 and plan.is_empty and plan.look_again_after_s is None:
+        if quiet >= 8 and plan.is_empty and plan.requeue_after_s is None:
             break
     return world

@@ -20,14 +20,14 @@ from fleetkeeper.adapters.engine import (
     Engines,
     Signer,
     address_of,
-    order_body,
+    limits_body,
 )
 from fleetkeeper.adapters.exposition import parse_sample
 from fleetkeeper.adapters.keys import public_jwk
 from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.exposed import PLACES
 from fleetkeeper.plan.control.samples import Source, StepSums
-from fleetkeeper.plan.control.values import Admission, Limits, PodOrder, PodView
+from fleetkeeper.plan.control.values import Admission, Limits, LimitsRequest, PodView
 from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, parse_keys
 from fleetkeeper_engine.supervisor.limits_requests import allowed_ranges, parse_limits_request
@@ -37,14 +37,14 @@ EDGES = Edges(0.5, 0.05)
 KEY = Ed25519PrivateKey.generate()
 KID = public_jwk(KEY.public_key())["kid"]
 SIGNER = Signer(KEY, KID, epoch=3)
-ORDER = PodOrder(
+ORDER = LimitsRequest(
     "chat-0", "uid-0", "127.0.0.1", Limits(64, 2048), Admission((1.0, 0.6, 0.05), 0.05), 120.0, 17
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def put(handler: Handler, order: PodOrder = ORDER, *, may_send: bool = True) -> Any:
+async def put(handler: Handler, order: LimitsRequest = ORDER, *, may_send: bool = True) -> Any:
     """One order to a port with this handler."""
     async with serving(handler) as engines:
         return (await engines.put_limits([order], SIGNER, lambda: may_send))[0]
@@ -93,12 +93,14 @@ async def test_an_order_is_signed_as_the_engine_demands() -> None:
     other.trust(parse_keys(json.dumps({"keys": [public_jwk(KEY.public_key())]})))
     with pytest.raises(Exception, match="not valid"):
         other.verify(token, NOW)
-    assert body == order_body(ORDER)
+    assert body == limits_body(ORDER)
 
 
 def test_the_body_is_what_the_engine_parses() -> None:
     """Held by both sides of the contract."""
-    order = parse_limits_request(json.dumps(order_body(ORDER)).encode(), allowed_ranges(Batching()))
+    order = parse_limits_request(
+        json.dumps(limits_body(ORDER)).encode(), allowed_ranges(Batching())
+    )
     assert (order.sequences, order.tokens, order.generation, order.lease_seconds) == (
         64,
         2048,

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.adapters.kubernetes.pod_records import event_record
-from fleetkeeper.adapters.kubernetes.reading import seconds_of, version_of
+from fleetkeeper.adapters.kubernetes.reading import version_of
 from fleetkeeper.adapters.kubernetes.records import seen
+from fleetkeeper.api import rfc3339
 from fleetkeeper.plan.model import Kind, ObjectCondition, Pod, Revision, Workload
 from fleetkeeper.plan.reasons import engine_line
 
@@ -138,7 +139,7 @@ def test_a_pod_that_its_own_readiness_takes_out_is_told_from_one_that_starts(
     }
     pod = seen("Pod", live).record
     assert isinstance(pod, Pod)
-    assert pod.ejected_since == (seconds_of(at) if ejected else None)
+    assert pod.ejected_since == (rfc3339.parse(at) if ejected else None)
     assert not pod.ready
 
 
@@ -262,7 +263,7 @@ def test_an_event() -> None:
 
 @pytest.mark.parametrize("text", [None, 7, "", "yesterday", "2026-99-99T00:00:00Z", {}])
 def test_a_time_that_cannot_be_read_is_unknown(text: object) -> None:
-    assert seconds_of(text) is None
+    assert rfc3339.parse(text) is None
 
 
 JSON = st.recursive(

@@ -119,7 +119,7 @@ def test_preemptions_open_batch_at_once() -> None:
 def test_a_breaker_that_sees_nothing_closes() -> None:
     """Live traffic is not turned away because a scrape failed."""
     held = played([3.0] * 14)[-1]
-    silent = Signals(ready_pods=2, grown_pods=2)
+    silent = Signals(ready_pods=2, warmed_up_pods=2)
     assert decide_load_breaker(silent, SETTINGS, 100.0, held, NOW + 75).is_closed
 
 
@@ -127,9 +127,9 @@ def test_young_replicas_alone_do_not_open_the_gates() -> None:
     """They are judged within a minute: until then tiers stay as they were, and not for longer than their time."""
     held = played([3.0] * 14)[-1]
     opened = {tier: breaker.since for tier, breaker in held.by_tier().items()}
-    young, states = Signals(ready_pods=1), []
+    warming_up, states = Signals(ready_pods=1), []
     for second in range(70, 400, 5):
-        held = decide_load_breaker(young, SETTINGS, 100.0, held, NOW + second)
+        held = decide_load_breaker(warming_up, SETTINGS, 100.0, held, NOW + second)
         states.append((NOW + second, held))
     for now, breaker in states:
         for tier, of_tier in breaker.by_tier().items():

@@ -244,7 +244,7 @@ def test_with_prometheus_gone_the_pods_are_read_and_decisions_go_on() -> None:
     during = [tick for tick in record.ticks if 300 <= tick.time < 900]
     assert during[-1].replicas > during[0].replicas
     assert all(b.replicas >= a.replicas for a, b in pairwise(during))
-    told = [message for time, message in record.notices if 300 <= time < 330]
+    told = [message for time, message in record.events if 300 <= time < 330]
     assert any("Prometheus" in message for message in told)
     assert all(tick.decision.control.state is BreakerState.CLOSED for tick in during)
 
@@ -266,7 +266,7 @@ def test_without_any_prometheus_an_idle_fleet_goes_to_its_minimum() -> None:
     assert record.ticks[-1].replicas == 1
     assert lowered[0] >= 210 + SETTINGS.scale_down_delay_s
     assert all(tick.decision.control.state is BreakerState.CLOSED for tick in record.ticks)
-    assert not [text for _, text in record.notices if "Prometheus" in text]
+    assert not [text for _, text in record.events if "Prometheus" in text]
     assert_safe(record)
 
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from control_cases import NOW, Loop, pod_view, sample
 from fleetkeeper.api.status import InferenceServiceStatus
 from fleetkeeper.api.types import BatchingMode, ScalingMode
-from fleetkeeper.plan.control.arbitrate import Order
-from fleetkeeper.plan.control.conclude import conclude
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.control.constants import FRAGMENTED_EVERY_S, FRAGMENTED_S
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.fragmentation import (
@@ -32,14 +31,15 @@ from fleetkeeper.plan.control.fragmentation import (
 )
 from fleetkeeper.plan.control.load_breaker import LoadBreaker, TierBreaker
 from fleetkeeper.plan.control.memory import ControlMemory, memory_from_status
-from fleetkeeper.plan.control.outcome import Conclusion, ControlDecision
+from fleetkeeper.plan.control.outcome import ControlDecision, ControlReport
+from fleetkeeper.plan.control.report import build_report
 from fleetkeeper.plan.control.samples import Gauges, PodSample
 from fleetkeeper.plan.control.tracks import PodTrack, accept
 from fleetkeeper.plan.control.values import BreakerState, ControlSettings, PodView
 from lanes import keep_first
 
 PODS = tuple(pod_view(f"chat-{i}") for i in range(3))
-CALM = RestartView(enabled=True, replicas=3, ordered=3, pods=PODS)
+CALM = RestartView(enabled=True, replicas=3, recommended=3, pods=PODS)
 LONG = Run(NOW - FRAGMENTED_S, NOW, 0.4)
 DUE = FragmentationMemory({"chat-1": LONG})
 
@@ -59,12 +59,12 @@ def decided(view: RestartView, memory: FragmentationMemory) -> tuple[str, str]:
     [
         ({}, RestartReason.FRAGMENTED),
         ({"enabled": False}, RestartReason.OFF),
-        ({"replicas": 1, "ordered": 1, "pods": PODS[:1]}, RestartReason.ONLY_REPLICA),
-        ({"replicas": 2, "ordered": 2, "pods": PODS[:2]}, RestartReason.FRAGMENTED),
+        ({"replicas": 1, "recommended": 1, "pods": PODS[:1]}, RestartReason.ONLY_REPLICA),
+        ({"replicas": 2, "recommended": 2, "pods": PODS[:2]}, RestartReason.FRAGMENTED),
         ({"rolling_out": True}, RestartReason.ROLLING_OUT),
         ({"replacing": True}, RestartReason.REPLACING),
-        ({"ordered": 2}, RestartReason.CHANGING),
-        ({"ordered": 4}, RestartReason.CHANGING),
+        ({"recommended": 2}, RestartReason.CHANGING),
+        ({"recommended": 4}, RestartReason.CHANGING),
         ({"in_effect": False}, RestartReason.CHANGING),
         ({"pods": PODS[:2]}, RestartReason.CHANGING),
         ({"pods": (*PODS, pod_view("chat-3"))}, RestartReason.CHANGING),
@@ -280,19 +280,19 @@ class Fleet:
 
     def tick(
         self, spoil: Callable[[list[PodSample]], list[PodSample]] = list, **inputs: Any
-    ) -> tuple[ControlDecision, Conclusion]:
+    ) -> tuple[ControlDecision, ControlReport]:
         """One tick, told and concluded."""
         now = self.loop.now
         decision = self.loop.tick(spoil(self.rows()), put_outcomes=self.loop.outcomes, **inputs)
-        conclusion, self.loop.memory = conclude(
-            decision, Order(decision.want.replicas), self.loop.memory, now
+        report, self.loop.memory = build_report(
+            decision, Allocation(decision.want.replicas), self.loop.memory, now
         )
         self.restarts += [(now - NOW, pod) for pod in decision.replace_pods]
-        notices = [*decision.notices, *(r.notice for r in decision.replace_pods.values())]
-        self.told += [n.message for n in notices if n.reason == "EngineFragmented"]
-        return decision, conclusion
+        events = [*decision.events, *(r.event for r in decision.replace_pods.values())]
+        self.told += [n.message for n in events if n.reason == "EngineFragmented"]
+        return decision, report
 
-    def run(self, seconds: float, **inputs: Any) -> tuple[ControlDecision, Conclusion]:
+    def run(self, seconds: float, **inputs: Any) -> tuple[ControlDecision, ControlReport]:
         """Ticks of 5 s."""
         for _ in range(round(seconds / 5)):
             last = self.tick(**inputs)
@@ -305,16 +305,16 @@ def test_a_fragmented_replica_is_restarted_after_ten_minutes_and_told() -> None:
     fleet = Fleet.of()
     fleet.run(500)
     assert fleet.restarts == []
-    _, conclusion = fleet.run(200)
+    _, report = fleet.run(200)
     assert [pod for _, pod in fleet.restarts] == ["chat-1"]
     assert 600 <= fleet.restarts[0][0] <= 625
     (told,) = fleet.told
     assert "chat-1 is drained" in told
     assert "40.0%" in told
-    row = conclusion.status["decisions"][-1]
+    row = report.status["decisions"][-1]
     assert (row["what"], row["to"], row["reason"]) == ("restart", "chat-1", "EngineFragmented")
     InferenceServiceStatus.model_validate(
-        {key: value for key, value in conclusion.status.items() if key != "conditions"}
+        {key: value for key, value in report.status.items() if key != "conditions"}
     )
     fleet.run(7200)
     times = [time for time, _ in fleet.restarts]
@@ -325,12 +325,12 @@ def test_a_fragmented_replica_is_restarted_after_ten_minutes_and_told() -> None:
 def test_the_worst_ratio_and_the_reason_are_gauges() -> None:
     """Where the spec asks for restarts; elsewhere the engines' own metric tells."""
     fleet = Fleet.of()
-    _, conclusion = fleet.run(60)
-    gauges = {(name, labels): value for name, labels, value in conclusion.metrics}
+    _, report = fleet.run(60)
+    gauges = {(name, labels): value for name, labels, value in report.metrics}
     assert gauges["signal_fragmentation_ratio", ()] == 0.4
     assert gauges["decision_restart", (("reason", "NoneFragmented"),)] == 0.0
-    _, conclusion = Fleet.of(replace(ON, restart_fragmented=False)).run(60)
-    names = {name for name, _, _ in conclusion.metrics}
+    _, report = Fleet.of(replace(ON, restart_fragmented=False)).run(60)
+    names = {name for name, _, _ in report.metrics}
     assert names.isdisjoint({"signal_fragmentation_ratio", "decision_restart"})
 
 
@@ -340,8 +340,8 @@ def test_a_held_restart_is_quiet() -> None:
     fleet.ratios["chat-0"] = 0.9
     _, first = fleet.run(1200)
     for _ in range(200):
-        decision, conclusion = fleet.tick()
-        assert conclusion.status == first.status
+        decision, report = fleet.tick()
+        assert report.status == first.status
     assert decision.restart.reason == RestartReason.ONLY_REPLICA
     assert fleet.restarts == []
     assert fleet.told == []
@@ -360,11 +360,11 @@ def test_a_held_restart_is_quiet() -> None:
 def test_advisory_tells_and_does_nothing(settings: ControlSettings) -> None:
     """At the same pace, in the conditional, and no entry among what was changed."""
     fleet = Fleet.of(settings)
-    _, conclusion = fleet.run(4800)
+    _, report = fleet.run(4800)
     assert fleet.restarts == []
     assert len(fleet.told) == 2
     assert all("would be drained and restarted" in text for text in fleet.told)
-    assert not [row for row in conclusion.status["decisions"] if row["what"] == "restart"]
+    assert not [row for row in report.status["decisions"] if row["what"] == "restart"]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_advisory_tells_and_does_nothing(settings: ControlSettings) -> None:
     [
         (ON, {"rolling_out": True}),
         (ON, {"prometheus_lost": True}),
-        (ON, {"ordered_replicas": 2}),
+        (ON, {"allocated_replicas": 2}),
         (replace(ON, pinned_replicas=2), {}),
         (replace(ON, restart_fragmented=False), {}),
         (replace(ON, min_replicas=4, max_replicas=4), {}),
@@ -514,9 +514,9 @@ def test_a_busy_fleet_is_left_alone() -> None:
 def test_a_new_leader_waits_a_full_hour() -> None:
     """Whatever the status says: the one before may have restarted a replica in its last second."""
     before = Fleet.of()
-    _, conclusion = before.run(700)
+    _, report = before.run(700)
     assert len(before.restarts) == 1
-    memory = memory_from_status({**conclusion.status, "observedGeneration": 1}, 1, 80, NOW)
+    memory = memory_from_status({**report.status, "observedGeneration": 1}, 1, 80, NOW)
     after = Fleet.of(memory=memory)
     after.run(3600)
     assert after.restarts == []
@@ -575,7 +575,7 @@ def test_at_most_one_an_hour_on_proof_in_a_day_of_random_ticks(seed: int) -> Non
             enabled=enabled,
             breakers_closed=trouble != "breaker",
             rolling_out=trouble == "rolling",
-            ordered=2 if trouble == "scaling" else 3,
+            recommended=2 if trouble == "scaling" else 3,
             needed="busy" if trouble == "needed" else "",
         )
         memory = watched(memory, readings, enabled=enabled)

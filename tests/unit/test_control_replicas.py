@@ -16,7 +16,7 @@ from fleetkeeper.plan.control.replicas import (
     ReplicaView,
     decide_replicas,
     most_replicas_now,
-    remembered_wish,
+    with_recommendation,
 )
 from fleetkeeper.plan.control.samples import Counters, Gauges, Source
 from fleetkeeper.plan.control.signals import Signals
@@ -37,7 +37,7 @@ from fleetkeeper.plan.control.values import ControlSettings, Decision, Grade, Po
 from lanes import examples
 
 SETTINGS = ControlSettings(min_replicas=1, max_replicas=10, scale_down_delay_s=600.0)
-OBSERVED = ReplicasMemory(wishes=((NOW - 590, 2),), since=NOW - 700)
+OBSERVED = ReplicasMemory(recommendations=((NOW - 590, 2),), since=NOW - 700)
 
 
 def signals(**changes: object) -> Signals:
@@ -192,7 +192,7 @@ def test_up_by_two_or_double_in_a_minute(
     recent: list[tuple[float, int]], replicas: int, most: int
 ) -> None:
     """Whichever is more, from the least of the last 60 s."""
-    memory = ReplicasMemory(orders=tuple((NOW - ago, count) for ago, count in recent))
+    memory = ReplicasMemory(recent_replicas=tuple((NOW - ago, count) for ago, count in recent))
     assert most_replicas_now(memory, replicas, NOW) == most
 
 
@@ -349,13 +349,13 @@ def test_one_gap_in_direct_readings_starts_their_time_anew() -> None:
     [
         (ReplicasMemory(), "not observed yet"),
         (replace(OBSERVED, since=NOW - 599), "one second too short"),
-        (replace(OBSERVED, wishes=((NOW - 300, 4),)), "four were needed five minutes ago"),
+        (replace(OBSERVED, recommendations=((NOW - 300, 4),)), "four were needed five minutes ago"),
         (replace(OBSERVED, lowered=NOW - 59), "one went 59 s ago"),
         (replace(OBSERVED, raised=NOW - 59), "one came 59 s ago"),
     ],
 )
 def test_no_way_down_yet(memory: ReplicasMemory, why: str) -> None:
-    """The highest wish of the delay, one step a minute."""
+    """The highest recommendation of the delay, one step a minute."""
     assert decided(view(), memory).value == 4
 
 
@@ -474,18 +474,18 @@ def test_replicas_stay_in_bounds_and_go_down_slowly(rows: list[tuple], low: int,
 
 
 @pytest.mark.parametrize("delay_s", [30.0, 60.0, 600.0, 3600.0])
-def test_the_highest_wish_of_the_delay_is_remembered(delay_s: float) -> None:
+def test_the_highest_recommendation_of_the_delay_is_remembered(delay_s: float) -> None:
     """And forgotten soon after it (within one slot)."""
-    memory = remembered_wish(ReplicasMemory(), 7, delay_s, NOW)
+    memory = with_recommendation(ReplicasMemory(), 7, delay_s, NOW)
     now = NOW
     while now < NOW + 2 * delay_s:
         now += 5
-        memory = remembered_wish(memory, 2, delay_s, now)
-        highest = max(count for _, count in memory.wishes)
+        memory = with_recommendation(memory, 2, delay_s, now)
+        highest = max(count for _, count in memory.recommendations)
         if now - NOW < delay_s:
             assert highest == 7
     assert highest == 2
-    assert len(memory.wishes) <= 23
+    assert len(memory.recommendations) <= 23
 
 
 def test_pods_by_state() -> None:
@@ -539,7 +539,7 @@ def _over_time(
 
 
 def test_what_was_seen_while_prometheus_was_missed_lowers_nothing_when_it_is_back() -> None:
-    """The delay begins anew: a wish of those minutes rests on another kind of evidence."""
+    """The delay begins anew: a recommendation of those minutes rests on another kind of evidence."""
     delay = replace(SETTINGS, scale_down_delay_s=60.0)
     lost = view(settings=delay, prometheus_lost=True, signals=signals(source=Source.DIRECT))
     back = view(settings=delay)

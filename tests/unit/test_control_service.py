@@ -9,23 +9,22 @@ from random import Random
 import pytest
 
 from control_cases import NOW, Loop, pod_view, sample
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.status import InferenceServiceStatus
 from fleetkeeper.api.types import BatchingMode, ScalingMode
-from fleetkeeper.plan.control.arbitrate import Order
-from fleetkeeper.plan.control.conclude import conclude
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.control.constants import LOST_TICKS
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.memory import (
     ControlMemory,
     memory_from_status,
-    parse_timestamp,
-    timestamp,
 )
-from fleetkeeper.plan.control.outcome import Conclusion, ControlDecision
+from fleetkeeper.plan.control.outcome import ControlDecision, ControlReport
 from fleetkeeper.plan.control.remedies import Remedy
 from fleetkeeper.plan.control.replicas import ReplicasMemory
+from fleetkeeper.plan.control.report import build_report
 from fleetkeeper.plan.control.samples import Gauges, PodSample, Source
 from fleetkeeper.plan.control.settings import settings_of
 from fleetkeeper.plan.control.source_breaker import decide_source_breaker
@@ -38,16 +37,18 @@ from fleetkeeper.plan.control.values import (
 from lanes import keep_first
 
 
-def concluded(loop: Loop, decision: ControlDecision, order: Order | None = None) -> Conclusion:
-    """The conclusion with the want granted, memory carried on."""
-    given = order or Order(decision.want.replicas)
-    conclusion, loop.memory = conclude(decision, given, loop.memory, loop.now)
-    return conclusion
+def reported(
+    loop: Loop, decision: ControlDecision, allocation: Allocation | None = None
+) -> ControlReport:
+    """The report with the want granted, memory carried on."""
+    given = allocation or Allocation(decision.want.replicas)
+    report, loop.memory = build_report(decision, given, loop.memory, loop.now)
+    return report
 
 
-def condition(conclusion: Conclusion, kind: ConditionType) -> tuple[str, str, str]:
+def condition(report: ControlReport, kind: ConditionType) -> tuple[str, str, str]:
     """Status, reason, message."""
-    row = next(row for row in conclusion.status["conditions"] if row["type"] == kind)
+    row = next(row for row in report.status["conditions"] if row["type"] == kind)
     return row["status"], row["reason"], row["message"]
 
 
@@ -246,11 +247,11 @@ def test_modes_that_do_not_act_give_no_order(
     )
     for _ in range(12):
         decision = loop.tick(loop.samples(gauges=waiting, batch_time_sum_s=1.2))
-        assert concluded(loop, decision).order is None
+        assert reported(loop, decision).allocation is None
     if mode is ScalingMode.ADVISORY:
-        conclusion = concluded(loop, decision)
-        assert conclusion.status["scaling"]["wanted"] > 2
-        assert condition(conclusion, ConditionType.SCALING_LIMITED)[1] == Reason.ADVISORY
+        report = reported(loop, decision)
+        assert report.status["scaling"]["wanted"] > 2
+        assert condition(report, ConditionType.SCALING_LIMITED)[1] == Reason.ADVISORY
 
 
 OVERLOADED = Gauges(
@@ -277,12 +278,12 @@ def test_advisory_sends_nothing_also_when_the_load_breaker_opens() -> None:
     told: list[str] = []
     for _ in range(20):
         decision = loop.tick(loop.samples(gauges=OVERLOADED))
-        told += [notice.message for notice in decision.notices]
+        told += [event.message for event in decision.events]
         assert decision.puts == ()
         assert decision.admission.admit == (1.0, 1.0, 1.0)
-    conclusion = concluded(loop, decision)
-    assert conclusion.status["breaker"]["load"]["batch"] == "Open"
-    assert condition(conclusion, ConditionType.DEGRADED)[0] == "False"
+    report = reported(loop, decision)
+    assert report.status["breaker"]["load"]["batch"] == "Open"
+    assert condition(report, ConditionType.DEGRADED)[0] == "False"
     assert any("batch would shed" in text for text in told)
     assert not any("sheds" in text for text in told)
 
@@ -363,11 +364,11 @@ def test_the_lost_prometheus_is_told_while_pods_are_read_directly() -> None:
     for i in range(40):
         direct = [replace(row, source=Source.DIRECT) for row in loop.samples()]
         decision = loop.tick(direct if i < 20 else loop.samples(), prometheus_lost=i < 20)
-        told += [notice.reason for notice in decision.notices]
+        told += [event.reason for event in decision.events]
         assert decision.control.state is BreakerState.CLOSED
-        conclusion = concluded(loop, decision)
-        assert condition(conclusion, ConditionType.METRICS_AVAILABLE)[0] == "True"
-        shown = conclusion.status["breaker"]["source"]
+        report = reported(loop, decision)
+        assert condition(report, ConditionType.METRICS_AVAILABLE)[0] == "True"
+        shown = report.status["breaker"]["source"]
         assert shown == ("Open" if LOST_TICKS - 1 <= i < 20 else "Closed")
     assert told == ["PrometheusLost", "PrometheusBack"]
 
@@ -396,7 +397,7 @@ def test_why_nothing_is_known_is_told_apart(spoil: str, reason: Reason, message:
     if spoil == "young":
         loop.now = NOW + 50.0
         decision = loop.tick(loop.samples())
-    got = condition(concluded(loop, decision), ConditionType.METRICS_AVAILABLE)
+    got = condition(reported(loop, decision), ConditionType.METRICS_AVAILABLE)
     assert got[:2] == ("False", reason)
     assert message in got[2]
 
@@ -415,7 +416,7 @@ def test_where_signals_come_from_is_told(source: Source, lost: bool, words: set[
     for _ in range(6):
         rows = [replace(row, source=source) for row in loop.samples()]
         decision = loop.tick(rows, prometheus_lost=lost)
-    got = condition(concluded(loop, decision), ConditionType.METRICS_AVAILABLE)
+    got = condition(reported(loop, decision), ConditionType.METRICS_AVAILABLE)
     assert got[:2] == ("True", Reason.FRESH_METRICS)
     assert all(word in got[2] for word in words)
     assert ("Prometheus" in got[2]) == (lost or source is Source.PROMETHEUS)
@@ -427,7 +428,7 @@ def test_one_slow_answer_of_prometheus_is_told_to_nobody() -> None:
     loop.steady(10)
     for i in range(30):
         decision = loop.tick(loop.samples(), prometheus_lost=i % 3 != 0)
-        assert decision.notices == ()
+        assert decision.events == ()
 
 
 def test_a_lost_prometheus_stays_lost_over_a_restart() -> None:
@@ -441,7 +442,7 @@ def test_a_lost_prometheus_stays_lost_over_a_restart() -> None:
 def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> None:
     """Queue wait 1.9 s, objective 0.5 s, batch at its limit; the event is the planner's, once it has written it."""
     loop = Loop()
-    concluded(loop, loop.steady(20, batch_time_within=24.5))
+    reported(loop, loop.steady(20, batch_time_within=24.5))
     waiting = Gauges(
         running=64,
         waiting_standard=40,
@@ -453,12 +454,12 @@ def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> No
     told: list[str] = []
     for _ in range(6):
         decision = loop.tick(loop.samples(gauges=waiting, batch_time_within=24.5))
-        conclusion = concluded(loop, decision)
-        assert not [text for text in conclusion.notices if "Replicas" in text.message]
-        if conclusion.order is not None and conclusion.order.replicas > loop.replicas:
-            assert conclusion.order.reason == "QueueWaitAboveTarget"
-            told.append(conclusion.order.message)
-            loop.replicas = conclusion.order.replicas
+        report = reported(loop, decision)
+        assert not [text for text in report.events if "Replicas" in text.message]
+        if report.allocation is not None and report.allocation.replicas > loop.replicas:
+            assert report.allocation.reason == "QueueWaitAboveTarget"
+            told.append(report.allocation.message)
+            loop.replicas = report.allocation.replicas
     assert told[0].startswith("Queue wait")
     assert all(figure in told[0] for figure in ("1.9 s", "0.5 s"))
 
@@ -467,27 +468,25 @@ def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> No
 def test_a_number_that_was_found_is_not_laid_to_this_decision(seen: bool) -> None:
     """A leader ended between its order of 2 -> 3 and its status: the next one says what it met."""
     before = Loop()
-    status = concluded(before, before.steady(20)).status
+    status = reported(before, before.steady(20)).status
     assert status["scaling"]["desired"] == 2
     loop = Loop(replicas=3, started=NOW)
     loop.memory = memory_from_status(status, 1, 80, loop.now)
-    conclusion = concluded(loop, loop.tick(loop.samples() if seen else []))
-    assert conclusion.status["decisions"][-1] == {
-        "time": timestamp(loop.now),
+    report = reported(loop, loop.tick(loop.samples() if seen else []))
+    assert report.status["decisions"][-1] == {
+        "time": rfc3339.format(loop.now),
         "what": "replicas",
         "from": "2",
         "to": "3",
         "reason": "ExternallyChanged",
     }
-    assert conclusion.status["scaling"]["reason"] == "ExternallyChanged"
-    assert "3 replicas" in conclusion.status["scaling"]["message"]
-    told = conclusion.status["decisions"]
+    assert report.status["scaling"]["reason"] == "ExternallyChanged"
+    assert "3 replicas" in report.status["scaling"]["message"]
+    told = report.status["decisions"]
     for _ in range(3):
-        conclusion = concluded(loop, loop.tick(loop.samples() if seen else []))
-        assert conclusion.status["decisions"] == told
-    assert conclusion.status["scaling"]["reason"] == (
-        "ExternallyChanged" if seen else "SignalsStale"
-    )
+        report = reported(loop, loop.tick(loop.samples() if seen else []))
+        assert report.status["decisions"] == told
+    assert report.status["scaling"]["reason"] == ("ExternallyChanged" if seen else "SignalsStale")
 
 
 def test_an_order_that_is_taken_back_unserved_is_told_as_found() -> None:
@@ -495,23 +494,25 @@ def test_an_order_that_is_taken_back_unserved_is_told_as_found() -> None:
     loop = Loop()
     decision = loop.steady(20)
     wanted = replace(decision, replicas=replace(decision.replicas, value=3, valid=True))
-    concluded(loop, wanted, Order(3))
-    conclusion = concluded(loop, decision, Order(2))
-    assert [(row["from"], row["to"], row["reason"]) for row in conclusion.status["decisions"]][
-        -1
-    ] == ("3", "2", "ExternallyChanged")
+    reported(loop, wanted, Allocation(3))
+    report = reported(loop, decision, Allocation(2))
+    assert [(row["from"], row["to"], row["reason"]) for row in report.status["decisions"]][-1] == (
+        "3",
+        "2",
+        "ExternallyChanged",
+    )
 
 
 def test_the_status_fits_the_published_schema_and_is_quiet() -> None:
     """Every piece parses; an hour of calm changes nothing in it."""
     loop = Loop()
-    conclusion = concluded(loop, loop.steady(60))
+    report = reported(loop, loop.steady(60))
     InferenceServiceStatus.model_validate(
-        {key: value for key, value in conclusion.status.items() if key != "conditions"}
+        {key: value for key, value in report.status.items() if key != "conditions"}
     )
     first = None
     for _ in range(200):
-        status = concluded(loop, loop.tick(loop.samples())).status
+        status = reported(loop, loop.tick(loop.samples())).status
         first = first or status
         assert status == first
 
@@ -521,12 +522,12 @@ def test_budget_and_bounds_are_named_in_scaling_limited() -> None:
     loop = Loop()
     decision = loop.steady(20)
     wanted = replace(decision, replicas=replace(decision.replicas, value=4))
-    limited, _ = conclude(
-        wanted, Order(2, "the fleet's budget of accelerators"), loop.memory, loop.now
+    limited, _ = build_report(
+        wanted, Allocation(2, "the fleet's budget of accelerators"), loop.memory, loop.now
     )
     assert condition(limited, ConditionType.SCALING_LIMITED)[:2] == ("True", Reason.GPU_BUDGET)
     assert "2 of 4" in condition(limited, ConditionType.SCALING_LIMITED)[2]
-    free, _ = conclude(decision, Order(2), loop.memory, loop.now)
+    free, _ = build_report(decision, Allocation(2), loop.memory, loop.now)
     assert condition(free, ConditionType.SCALING_LIMITED)[0] == "False"
 
 
@@ -536,7 +537,7 @@ def test_missing_metrics_turn_metrics_compatible_false() -> None:
     for _ in range(5):
         rows = [replace(row, missing=("fleetkeeper_steps_total",)) for row in loop.samples()]
         decision = loop.tick(rows)
-    status, reason, message = condition(concluded(loop, decision), ConditionType.METRICS_COMPATIBLE)
+    status, reason, message = condition(reported(loop, decision), ConditionType.METRICS_COMPATIBLE)
     assert (status, reason) == ("False", Reason.METRICS_MISSING)
     assert "fleetkeeper_steps_total" in message
 
@@ -550,7 +551,7 @@ def test_memory_above_the_cap_is_told_with_pod_and_share(peak: float, status: st
     )
     for _ in range(6):
         decision = loop.tick(loop.samples(gauges=gauges))
-    got, _, message = condition(concluded(loop, decision), ConditionType.MEMORY_WITHIN_CAP)
+    got, _, message = condition(reported(loop, decision), ConditionType.MEMORY_WITHIN_CAP)
     assert got == status
     if status == "False":
         assert "chat-" in message
@@ -560,8 +561,8 @@ def test_memory_above_the_cap_is_told_with_pod_and_share(peak: float, status: st
 def test_memory_is_rebuilt_from_the_status() -> None:
     """Limits, breakers, remedy and decisions survive a restart; open breakers are open from now."""
     loop = Loop()
-    conclusion = concluded(loop, loop.steady(30))
-    status = {**conclusion.status, "observedGeneration": 1}
+    report = reported(loop, loop.steady(30))
+    status = {**report.status, "observedGeneration": 1}
     rebuilt = memory_from_status(status, 1, 80, NOW)
     assert rebuilt.batch.limits == loop.memory.batch.limits
     assert rebuilt.changes == loop.memory.changes
@@ -578,7 +579,7 @@ def test_a_remedy_survives_a_restart_of_the_operator_not_of_the_spec() -> None:
     """Until the generation changes."""
     loop = Loop(settings=ControlSettings(generation=7))
     loop.memory = replace(loop.memory, remedy=Remedy("CUDAOutOfMemory", 128, 75, 3, 7, NOW))
-    status = {**concluded(loop, loop.steady(3)).status, "observedGeneration": 7}
+    status = {**reported(loop, loop.steady(3)).status, "observedGeneration": 7}
     assert memory_from_status(status, 7, 80, NOW).remedy == Remedy(
         "CUDAOutOfMemory", 128, 75, 3, 7, NOW
     )
@@ -609,9 +610,9 @@ def test_a_malformed_status_counts_as_absent(status: dict[str, object]) -> None:
 
 def test_times_round_trip() -> None:
     """RFC 3339, whole seconds."""
-    assert timestamp(0.0) == "1970-01-01T00:00:00Z"
-    assert parse_timestamp(timestamp(NOW)) == NOW
-    assert parse_timestamp("nonsense") == 0.0
+    assert rfc3339.format(0.0) == "1970-01-01T00:00:00Z"
+    assert rfc3339.parse(rfc3339.format(NOW)) == NOW
+    assert rfc3339.parse("nonsense") is None
 
 
 def test_settings_of_a_parsed_service() -> None:

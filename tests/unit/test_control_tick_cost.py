@@ -14,9 +14,9 @@ from fleetkeeper.adapters.prometheus.answers import Fan
 from fleetkeeper.adapters.prometheus.queries import TIMES
 from fleetkeeper.plan.budget import Budget
 from fleetkeeper.plan.control.arbitrate import arbitrate
-from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.memory import ControlMemory
+from fleetkeeper.plan.control.report import build_report
 from fleetkeeper.plan.control.samples import PodSample, StepSums
 from fleetkeeper.plan.control.service import decide_service
 from fleetkeeper.plan.control.values import ControlInputs, ControlSettings
@@ -86,9 +86,11 @@ def test_a_tick_costs_a_fraction_of_a_core() -> None:
                 "team", f"s{number}", ControlSettings(), PODS, NOW - 7200, pods, rows
             )
             decided.append(decide_service(inputs, memories[number], now))
-        orders = arbitrate((decision.want for decision, _ in decided), Budget())
+        allocations = arbitrate((decision.want for decision, _ in decided), Budget())
         for number, (decision, memory) in enumerate(decided):
-            _, memories[number] = conclude(decision, orders[decision.want.key], memory, now)
+            _, memories[number] = build_report(
+                decision, allocations[decision.want.key], memory, now
+            )
         spent.append(time.process_time() - began)
         assert all(decision.signals.ready_pods == PODS for decision, _ in decided)
     assert decision.signals.known

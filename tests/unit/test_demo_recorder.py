@@ -37,7 +37,7 @@ class Source:
     def __init__(self, *_: object, **__: object) -> None:
         self.left = list(self.answers)
 
-    def look(self, namespace: str | None) -> Fleet:
+    def read_fleet(self, namespace: str | None) -> Fleet:
         assert namespace == "a"
         answer = self.left.pop(0) if self.left else None
         if answer is None:

@@ -13,8 +13,8 @@ from control_cases import Loop
 from docs_commands import ROOT
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.cli import app
-from fleetkeeper.plan.control.arbitrate import Order
-from fleetkeeper.plan.control.conclude import conclude
+from fleetkeeper.plan.control.arbitrate import Allocation
+from fleetkeeper.plan.control.report import build_report
 from fleetkeeper.plan.control.values import ControlSettings
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.settings import Settings, load_settings
@@ -110,9 +110,9 @@ def test_the_control_loops_gauges_are_those_of_the_page() -> None:
     """Names and labels, as a tick over a service makes them."""
     loop = Loop(settings=ControlSettings(restart_fragmented=True))
     decision = loop.steady(3)
-    conclusion, _ = conclude(decision, Order(2), loop.memory, loop.now)
+    report, _ = build_report(decision, Allocation(2), loop.memory, loop.now)
     made: dict[str, set[str]] = {}
-    for name, labels, _ in conclusion.metrics:
+    for name, labels, _ in report.metrics:
         made.setdefault(name, set()).update(label for label, _ in labels)
     assert made == {name: set(labels) for name, (labels, _) in CONTROL_GAUGES.items()}
 

@@ -1,4 +1,4 @@
-"""One pod's control port, whatever it answers, delays neither the reads nor the orders of others."""
+"""One pod's control port, whatever it answers, delays neither the reads nor the limits requests of others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleetkeeper.adapters.engine import Engines, Signer
 from fleetkeeper.adapters.exposition import parse_sample
 from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.samples import Source
-from fleetkeeper.plan.control.values import Admission, Limits, PodOrder, PodView
+from fleetkeeper.plan.control.values import Admission, Limits, LimitsRequest, PodView
 from fleetkeeper.runtime.control_loop import Target
 from fleetkeeper.runtime.control_sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
@@ -141,10 +141,10 @@ def view(number: int) -> PodView:
     return PodView(f"pod-{number}", f"uid-{number}", NOW - 900, True, NOW - 800, ip=address(number))
 
 
-def order(number: int) -> PodOrder:
+def request(number: int) -> LimitsRequest:
     """Limits for a pod."""
     pod = view(number)
-    return PodOrder(pod.name, pod.uid, pod.ip, Limits(64, 2048), Admission(), 120.0, 1)
+    return LimitsRequest(pod.name, pod.uid, pod.ip, Limits(64, 2048), Admission(), 120.0, 1)
 
 
 def target(number: int) -> Target:
@@ -153,7 +153,7 @@ def target(number: int) -> Target:
 
 
 async def test_orders_are_answered_while_every_read_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads and orders share no slot: not one tarpit was given up when the last order is answered."""
+    """Reads and limits requests share no slot: not one tarpit was given up when the last request is answered."""
     monkeypatch.setattr(engine, "TIMEOUT_S", GUARD_S)
     async with ports() as (port, engines):
         port.hostile = {address(number): port.hold for number in range(100)}
@@ -163,7 +163,7 @@ async def test_orders_are_answered_while_every_read_hangs(monkeypatch: pytest.Mo
         await port.until_held(16)
         async with asyncio.timeout(GUARD_S):
             outcomes = await engines.put_limits(
-                [order(n) for n in range(100, 140)], SIGNER, lambda: True
+                [request(n) for n in range(100, 140)], SIGNER, lambda: True
             )
         assert all(outcome.succeeded for outcome in outcomes)
         assert port.given_up == 0
@@ -176,8 +176,8 @@ async def test_reads_are_answered_while_every_order_hangs(monkeypatch: pytest.Mo
     monkeypatch.setattr(engine, "TIMEOUT_S", GUARD_S)
     async with ports() as (port, engines):
         port.hostile = {address(number): port.hold for number in range(40)}
-        orders = asyncio.create_task(
-            engines.put_limits([order(n) for n in range(40)], SIGNER, lambda: True)
+        requests = asyncio.create_task(
+            engines.put_limits([request(n) for n in range(40)], SIGNER, lambda: True)
         )
         await port.until_held(16)
         source = MeasuredSource(
@@ -187,8 +187,8 @@ async def test_reads_are_answered_while_every_order_hangs(monkeypatch: pytest.Mo
             readings = await source.observe([target(n) for n in range(100, 140)], NOW)
         assert len(readings.samples) == 40
         assert port.given_up == 0
-        orders.cancel()
-        await asyncio.gather(orders, return_exceptions=True)
+        requests.cancel()
+        await asyncio.gather(requests, return_exceptions=True)
 
 
 async def test_forty_pods_that_begin_to_hang_delay_no_order_of_the_same_round(
@@ -198,13 +198,13 @@ async def test_forty_pods_that_begin_to_hang_delay_no_order_of_the_same_round(
     monkeypatch.setattr(engine, "TIMEOUT_S", GUARD_S)
     async with ports() as (port, engines):
         port.hostile = {address(number): port.hold for number in range(40)}
-        orders = asyncio.create_task(
-            engines.put_limits([order(n) for n in range(100)], SIGNER, lambda: True)
+        requests = asyncio.create_task(
+            engines.put_limits([request(n) for n in range(100)], SIGNER, lambda: True)
         )
         await port.until_answered(60)
         assert port.given_up == 0
-        orders.cancel()
-        await asyncio.gather(orders, return_exceptions=True)
+        requests.cancel()
+        await asyncio.gather(requests, return_exceptions=True)
 
 
 @pytest.mark.slow
@@ -278,7 +278,7 @@ async def test_an_order_is_not_answered_in_megabytes() -> None:
     """64 KiB are plenty for an outcome, and are parsed at once."""
     async with ports() as (port, engines):
         port.hostile = {address(0): answering(b'{"error": "' + b"x" * (1 << 20) + b'"}')}
-        (outcome,) = await engines.put_limits([order(0)], SIGNER, lambda: True)
+        (outcome,) = await engines.put_limits([request(0)], SIGNER, lambda: True)
     assert not outcome.succeeded
     assert "larger" in outcome.detail
 

@@ -303,5 +303,5 @@ def test_a_service_with_an_unreadable_object_gets_no_write_and_says_which() -> N
     assert stalled["reason"] == Reason.UNREADABLE_OBJECT
     assert "Deployment chat" in stalled["message"]
     assert "Repair or delete" in stalled["message"]
-    assert plan.look_again_after_s is not None
+    assert plan.requeue_after_s is not None
     assert decide_plan(world.snapshot(), world.context, world.now).actions != ()

@@ -21,13 +21,13 @@ from fleetkeeper.plan.context import default_context
 from fleetkeeper.plan.control.removal import Cause, Removal
 from fleetkeeper.plan.control.samples import Gauges, PodSample
 from fleetkeeper.plan.control.values import PodView
-from fleetkeeper.plan.model import Apply, Kind, MarkPod, Notice, Plan, Revision, WriteProblem
+from fleetkeeper.plan.model import Apply, Event, Kind, MarkPod, Plan, Revision, WriteProblem
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_acts import ControlActs
 from fleetkeeper.runtime.controller import Controller, _Memory
+from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 
 Live = dict[str, Any]
@@ -97,7 +97,7 @@ class Scene:
         self.metrics = OperatorMetrics()
         self.failures: dict[Any, Any] = {}
         defects = new_defects(self.metrics)
-        board = NoticeBoard(
+        board = EventRecorder(
             self.server, self.metrics, now=lambda: 100.0, instance="i", defects=defects
         )
         self.executor = Executor(
@@ -188,7 +188,7 @@ async def fragmented(pod: PodView) -> PodSample:
     return sample(100.0, pod.name, gauges=Gauges(memory_fragmentation_ratio=0.4))
 
 
-REMOVAL = Removal(Cause.FRAGMENTED, "why", Notice("Normal", "EngineFragmented", "why"))
+REMOVAL = Removal(Cause.FRAGMENTED, "why", Event("Normal", "EngineFragmented", "why"))
 
 
 async def test_the_control_loop_replaces_no_pod_of_a_service_that_is_partly_unknown() -> None:

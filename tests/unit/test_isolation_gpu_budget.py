@@ -22,7 +22,7 @@ from fleetkeeper.plan.budget import (
 from fleetkeeper.plan.control.arbitrate import Want, arbitrate
 from fleetkeeper.plan.control.samples import Tier
 from fleetkeeper.plan.control.values import ControlSettings
-from fleetkeeper.plan.model import Kind, ReplicaOrder
+from fleetkeeper.plan.model import Kind, ReplicaAllocation
 from lanes import examples
 from plan_world import World, edited, new_world, plan_of, settle, with_spec
 
@@ -131,14 +131,14 @@ def test_orders_never_exceed_the_budget_whoever_states_a_want(
     before = [replace(service) for service in fleet]
     holdings = {service.key: service.holding for service in fleet}
     wants = [service.want for service in fleet[silent:]]
-    orders = arbitrate(wants, budget, holdings)
+    allocations = arbitrate(wants, budget, holdings)
     random.shuffle(wants)
-    assert arbitrate(wants, budget, holdings) == orders
+    assert arbitrate(wants, budget, holdings) == allocations
     for service in fleet[silent:]:
-        order = orders[service.key]
-        assert min(service.desired, service.asked) <= order.replicas <= service.asked
-        assert bool(order.limited_by) is (order.replicas < service.asked)
-        service.desired = max(service.desired, order.replicas)
+        allocation = allocations[service.key]
+        assert min(service.desired, service.asked) <= allocation.replicas <= service.asked
+        assert bool(allocation.limited_by) is (allocation.replicas < service.asked)
+        service.desired = max(service.desired, allocation.replicas)
     assert_within(fleet, budget, before)
 
 
@@ -166,7 +166,7 @@ def test_a_first_creation_fits_in_the_budget_whoever_asks(spec: dict[str, object
     assert world.condition("Ready") == ("False", "GPUBudget")
     assert world.condition("Available") == ("True", "Answering")
     assert settle(world).writes == world.writes, "a limited service at rest is written"
-    assert plan_of(world).look_again_after_s is not None
+    assert plan_of(world).requeue_after_s is not None
     assert settle(replace(world, allowance=Allowance(10, "x"))).engine.desired_replicas == 10
 
 
@@ -188,8 +188,8 @@ def test_an_order_and_a_raised_pin_end_at_the_budget_and_nothing_that_runs_is_lo
     assert settle(shrunk).engine.desired_replicas == 3
     assert settle(with_spec(shrunk, replicas=5)).engine.desired_replicas == 3
     assert settle(with_spec(shrunk, replicas=2)).engine.desired_replicas == 2
-    order = ReplicaOrder(8, "QueueWaitAboveTarget", "queue wait")
-    tuned = replace(with_spec(world, replicas=None), order=order)
+    allocation = ReplicaAllocation(8, "QueueWaitAboveTarget", "queue wait")
+    tuned = replace(with_spec(world, replicas=None), allocation=allocation)
     assert settle(tuned).engine.desired_replicas == 4
 
 

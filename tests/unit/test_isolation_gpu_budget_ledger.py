@@ -7,7 +7,7 @@ from typing import Any
 
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.plan.budget import Allowance, Budget
-from fleetkeeper.plan.control.arbitrate import Order
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.model import Apply, Kind, Pod, Workload
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.gpu_ledger import GpuLedger
@@ -120,8 +120,8 @@ def test_a_limited_service_waits_for_its_order_when_an_accelerator_becomes_free(
     cluster = Cluster(4)
     cluster.service(CODE)
     cluster.deployment(CODE, 1, 1)
-    assert cluster.ledger.limit(CODE, Order(2, "the budget"), 1)
-    assert not cluster.ledger.limit(CODE, Order(2, "the budget"), 1)
+    assert cluster.ledger.limit(CODE, Allocation(2, "the budget"), 1)
+    assert not cluster.ledger.limit(CODE, Allocation(2, "the budget"), 1)
     assert cluster.ledger.allowance(CODE) == Allowance(2, "the budget")
-    assert cluster.ledger.limit(CODE, Order(4), 1)
+    assert cluster.ledger.limit(CODE, Allocation(4), 1)
     assert cluster.left(CODE) == 4

@@ -9,12 +9,12 @@ import pytest
 
 from control_cases import NOW, Loop, pod_view, sample
 from engine_metrics import metrics_series
-from fleetkeeper.plan.control.arbitrate import Order
-from fleetkeeper.plan.control.conclude import conclude
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.control.constants import HANG_S
 from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.exposed import OPTIONAL, REQUIRED, sample_of
 from fleetkeeper.plan.control.outcome import ControlDecision
+from fleetkeeper.plan.control.report import build_report
 from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample, Source
 from fleetkeeper.plan.control.supply import hung_in_supply, supply_of
 from fleetkeeper.plan.control.values import ControlSettings
@@ -98,10 +98,10 @@ def test_a_pod_that_says_for_long_enough_that_it_hangs_is_replaced(ready: bool) 
     assert decision.signals.hung_pods == ("chat-1",), "left out of capacity at once"
     assert decision.signals.known
     assert decision.signals.reporting_pods == 1
-    conclusion, _ = conclude(
-        decision, Order(decision.want.replicas), fleet.loop.memory, fleet.loop.now
+    report, _ = build_report(
+        decision, Allocation(decision.want.replicas), fleet.loop.memory, fleet.loop.now
     )
-    told = {row["type"]: row["reason"] for row in conclusion.status["conditions"]}
+    told = {row["type"]: row["reason"] for row in report.status["conditions"]}
     assert told["Degraded"] == "EngineHung"
     assert fleet.removed == []
     fleet.run(10)

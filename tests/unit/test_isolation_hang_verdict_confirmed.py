@@ -26,7 +26,7 @@ from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.removal import Cause, Removal
 from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample
 from fleetkeeper.plan.control.values import PodView
-from fleetkeeper.plan.model import Notice, Pod
+from fleetkeeper.plan.model import Event, Pod
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_acts import ControlActs
 from fleetkeeper.runtime.control_sources import read_pod
@@ -36,8 +36,8 @@ from loopback_api import served
 
 CHAT = Key("team-a", "chat")
 EDGES = Edges(0.5, 0.05)
-HUNG = Removal(Cause.HUNG, "it hangs", Notice("Warning", "EngineHung", "it hangs"))
-FRAGMENTED = Removal(Cause.FRAGMENTED, "unused", Notice("Normal", "EngineFragmented", "unused"))
+HUNG = Removal(Cause.HUNG, "it hangs", Event("Warning", "EngineHung", "it hangs"))
+FRAGMENTED = Removal(Cause.FRAGMENTED, "unused", Event("Normal", "EngineFragmented", "unused"))
 
 Answer = Callable[[], Awaitable[web.StreamResponse]]
 

@@ -62,7 +62,7 @@ def test_a_tier_that_is_open_lets_in_no_fewer_while_signals_age() -> None:
     assert aged.batch.state is BreakerState.OPEN
     fresh = played([OVERLOAD] * 3, opened)
     assert fresh.standard.admit < opened.standard.admit
-    assert played([replace(AGEING, grade=Grade.STALE, grown_pods=2)], aged).is_closed
+    assert played([replace(AGEING, grade=Grade.STALE, warmed_up_pods=2)], aged).is_closed
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 20.0], ids=["fresh", "ageing"])

@@ -15,7 +15,7 @@ from fleetkeeper.adapters.clock import SystemClock
 from fleetkeeper.adapters.kubernetes.client import REQUEST_TIMEOUT_S, KubernetesClient
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import (
-    LONGEST_DURATION_S,
+    MAX_DURATION_S,
     LeaderLease,
     LeaseClock,
     LeaseLost,
@@ -200,7 +200,7 @@ async def test_a_webhook_that_answers_429_pauses_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("written", "waited_s"),
-    [(1, 15.0), (15, 15.0), (60, 60.0), (365 * 86_400, LONGEST_DURATION_S)],
+    [(1, 15.0), (15, 15.0), (60, 60.0), (365 * 86_400, MAX_DURATION_S)],
     ids=["a second", "our own", "longer", "a year"],
 )
 async def test_a_standby_waits_for_the_longer_duration_within_bounds(

@@ -79,10 +79,10 @@ async def test_a_service_of_a_namespace_that_cannot_be_read_is_not_decided_on(
     put(cache, FIRST)
     controller = controller_of(cache)
     cache.hold("a")
-    await controller.look(FIRST)
+    await controller.reconcile(FIRST)
     assert decided == []
     cache.resume("a")
-    await controller.look(FIRST)
+    await controller.reconcile(FIRST)
     assert [namespace for namespace, _ in decided] == ["a"]
 
 
@@ -93,9 +93,9 @@ async def test_its_turn_to_take_a_newer_engine_passes_to_the_next(
     for key in (FIRST, SECOND):
         put(cache, key)
     controller = controller_of(cache)
-    await controller.look(FIRST)
-    await controller.look(SECOND)
+    await controller.reconcile(FIRST)
+    await controller.reconcile(SECOND)
     assert decided == [("a", True), ("b", False)]
     cache.hold("a")
-    await controller.look(SECOND)
+    await controller.reconcile(SECOND)
     assert decided[-1] == ("b", True)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.plan.control.values import PodOrder, PutOutcome
-from fleetkeeper.plan.model import Kind, Notice, Pod
+from fleetkeeper.plan.control.values import LimitsRequest, PutOutcome
+from fleetkeeper.plan.model import Event, Kind, Pod
 from fleetkeeper.runtime.control_loop import Readings, Target
 from fleetkeeper.runtime.controller import NoControl
-from fleetkeeper.runtime.fleet_notices import GATHER_S, FleetNotices
+from fleetkeeper.runtime.fleet_events import GATHER_S, FleetEvents
 from fleetkeeper.runtime.queue import Key
 from isolation_world import NAMESPACE, Operator
 
@@ -65,26 +65,26 @@ class Restartable(Operator):
         lost = (target.key for target in targets if self.metrics_are in {"lost", "unreachable"})
         return Readings({}, frozenset(lost))
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
-        outcomes = await super().put_limits(orders)
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
+        outcomes = await super().put_limits(requests)
         is_taken = self.metrics_are != "unreachable"
         return [replace(outcome, succeeded=is_taken) for outcome in outcomes]
 
     @property
     def generation(self) -> float:
         """The newest order's, which every engine has read."""
-        return float(max((order.generation for order in self.sent), default=0))
+        return float(max((request.generation for request in self.sent), default=0))
 
     async def live(self, seconds: float) -> None:
-        """Lets the operator work. As in the process, looks do not wait for the first tick."""
+        """Lets the operator work. As in the process, reconciles do not wait for the first tick."""
         end = self.clock + seconds
         while self.clock < end:
             self.queue._release_due()
-            await self.looks()
+            await self.reconcile_queued()
             await self.loop.tick()
             await self.loop.outbox.drain()
             self.queue._release_due()
-            await self.looks()
+            await self.reconcile_queued()
             await self.board.drain()
             self.clock += 5.0
 
@@ -92,7 +92,7 @@ class Restartable(Operator):
         """Creates the services' children and pods, which turn ready now, and lives ten minutes."""
         for live in self.server.services.values():
             self.feed.changed(live)
-        await self.looks()
+        await self.reconcile_queued()
         for key in self.keys:
             engine: Any = self.cache.children(key)[Kind.DEPLOYMENT, key.name]
             assert engine.desired_replicas == 1
@@ -167,7 +167,7 @@ async def test_a_restart_with_control_switched_off_takes_back_what_control_said(
     assert operator.condition("a", "Degraded") == ("True", "ControlBreakerOpen")
     operator = await operator.restarted()
     operator.controller._control = NoControl()
-    await operator.looks()
+    await operator.reconcile_queued()
     assert operator.condition("a", "Degraded") == ("False", "AsExpected")
 
 
@@ -211,11 +211,11 @@ async def test_a_service_that_loses_its_metrics_alone_has_the_event() -> None:
 
 def test_services_that_follow_wait_for_the_next_event_of_the_fleet() -> None:
     """However slowly an outage spreads, and whatever the words: one event in ten minutes."""
-    single: list[tuple[Key, Notice]] = []
-    fleet: list[Notice] = []
-    notices = FleetNotices(lambda key, notice: single.append((key, notice)), fleet.append)
-    lost = Notice("Warning", "PrometheusLost", "Prometheus gives no fresh samples: held")
-    own = Notice("Warning", "EngineHung", "No steps: a-0")
+    single: list[tuple[Key, Event]] = []
+    fleet: list[Event] = []
+    notices = FleetEvents(lambda key, notice: single.append((key, notice)), fleet.append)
+    lost = Event("Warning", "PrometheusLost", "Prometheus gives no fresh samples: held")
+    own = Event("Warning", "EngineHung", "No steps: a-0")
     for second in range(0, 1200, 5):
         notices.add(Key(NAMESPACE, f"s{second:04}"), lost, float(second))
         notices.flush(float(second))
@@ -229,10 +229,10 @@ def test_services_that_follow_wait_for_the_next_event_of_the_fleet() -> None:
 
 
 def test_few_services_are_told_one_by_one_and_nothing_is_kept() -> None:
-    single: list[tuple[Key, Notice]] = []
-    fleet: list[Notice] = []
-    notices = FleetNotices(lambda key, notice: single.append((key, notice)), fleet.append)
-    lost = Notice("Warning", "PrometheusLost", "text")
+    single: list[tuple[Key, Event]] = []
+    fleet: list[Event] = []
+    notices = FleetEvents(lambda key, notice: single.append((key, notice)), fleet.append)
+    lost = Event("Warning", "PrometheusLost", "text")
     keys = [Key(NAMESPACE, name) for name in ("a", "b", "c")]
     for key in keys:
         notices.add(key, lost, 0.0)

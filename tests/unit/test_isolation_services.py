@@ -33,9 +33,9 @@ STEPS = {
     "control_loop.read_settings": {"observe"},
     "control_loop.decide_service": {"decide"},
     "arbiter.arbitrate": {"arbitrate"},
-    "control_loop.conclude": {"conclude"},
+    "control_loop.build_report": {"conclude"},
     "control_metrics.ControlMetrics.show": {"conclude"},
-    "notice_board.NoticeBoard.post": {"act"},
+    "event_recorder.EventRecorder.post": {"act"},
     "controller.decide_plan": {"reconcile"},
     "controller.Controller._snapshot": {"reconcile"},
     "executor.Executor.carry_out": {"reconcile"},
@@ -133,7 +133,7 @@ async def test_an_order_or_an_event_that_breaks_its_round_leaves_the_others_to_b
     assert degraded(operator, "bad") == ("True", "InternalError")
     assert operator.is_served("good")
     if where == "send_limits":
-        assert {order.pod for order in operator.sent} == {"good-0"}
+        assert {request.pod for request in operator.sent} == {"good-0"}
     else:
         assert {name for name, _ in operator.server.events} == {"good"}
 

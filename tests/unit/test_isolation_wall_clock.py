@@ -12,7 +12,7 @@ from control_cases import Loop, pod_view, sample
 from fleetkeeper.adapters.clock import APART_FOR_S, ClockApart, SystemClock
 from fleetkeeper.plan.control.exposed import edges_of
 from fleetkeeper.plan.control.samples import Gauges
-from fleetkeeper.plan.control.tracks import is_grown
+from fleetkeeper.plan.control.tracks import is_warmed_up
 from fleetkeeper.plan.control.values import ControlSettings, Grade
 from fleetkeeper.runtime.control_loop import Target
 from fleetkeeper.runtime.control_sources import is_lost
@@ -170,14 +170,14 @@ async def test_every_answer_of_the_api_server_tells_the_time() -> None:
     assert dates == ["Tue, 14 Nov 2023 22:13:20 GMT"]
 
 
-@pytest.mark.parametrize(("ready_s_ago", "grown"), [(61, True), (59, False), (-3, False)])
-def test_a_pods_first_minute_is_not_judged(ready_s_ago: float, grown: bool) -> None:
-    assert is_grown(pod_view(age_s=ready_s_ago), pod_view().created + 3660.0) is grown
+@pytest.mark.parametrize(("ready_s_ago", "warmed_up"), [(61, True), (59, False), (-3, False)])
+def test_a_pods_first_minute_is_not_judged(ready_s_ago: float, warmed_up: bool) -> None:
+    assert is_warmed_up(pod_view(age_s=ready_s_ago), pod_view().created + 3660.0) is warmed_up
 
 
 def test_a_pod_that_became_ready_in_the_future_is_no_young_one() -> None:
     """Its node's clock was ahead: waiting for that moment would stop control for an hour."""
-    assert is_grown(pod_view(age_s=-HOUR_S), pod_view().created + 3660.0)
+    assert is_warmed_up(pod_view(age_s=-HOUR_S), pod_view().created + 3660.0)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_conflict_found_by_the_executor_stalls_and_is_looked_at_again() -> Non
     assert world.condition("Stalled") == ("True", "NameConflict")
     again = plan_of(replace(world, failures=(refusal,)))
     assert again.is_empty
-    assert again.look_again_after_s == pytest.approx(30)
+    assert again.requeue_after_s == pytest.approx(30)
     later = plan_of(replace(world, failures=(refusal,), now=world.now + 30))
     assert [item.name for item in later.actions] == ["chat"]
 
@@ -167,7 +167,7 @@ def test_a_refused_write_waits_half_a_minute_or_for_the_spec() -> None:
     )
     refused = replace(world, failures=(refusal,))
     assert not plan_of(refused).actions
-    assert plan_of(refused).look_again_after_s == pytest.approx(30)
+    assert plan_of(refused).requeue_after_s == pytest.approx(30)
     assert plan_of(replace(refused, now=world.now + 30)).actions
     other = replace(refusal, digest="that of another manifest")
     assert plan_of(replace(world, failures=(other,))).actions

@@ -82,7 +82,7 @@ def test_automatic_updates_wait_for_their_turn() -> None:
     assert len(plan.actions) == 1
     assert plan.status is not None
     assert plan.status["engine"]["profile"] == "cuda-0.33.0-1"
-    assert "EngineChanged" in {notice.reason for notice in plan.notices}
+    assert "EngineChanged" in {event.reason for event in plan.events}
 
 
 def test_a_turn_without_automatic_updates_changes_nothing() -> None:

@@ -8,16 +8,16 @@ import pytest
 
 from fleetkeeper.plan.deletion import decide_marks
 from fleetkeeper.plan.facts import Facts
-from fleetkeeper.plan.model import Apply, Kind, MarkPod, Pod, ReplicaOrder
+from fleetkeeper.plan.model import Apply, Kind, MarkPod, Pod, ReplicaAllocation
 from plan_world import World, edited, live, new_world, plan_of, settle, with_spec
 
 ENGINE = (Kind.DEPLOYMENT, "chat")
 BOUNDS = {"minReplicas": 2, "maxReplicas": 5}
 
 
-def order(replicas: int) -> ReplicaOrder:
-    """An arbitrated order."""
-    return ReplicaOrder(replicas, "QueueWaitAboveTarget", "queue wait p95 1.9 s against 0.5 s")
+def allocation(replicas: int) -> ReplicaAllocation:
+    """An arbitrated allocation."""
+    return ReplicaAllocation(replicas, "QueueWaitAboveTarget", "queue wait p95 1.9 s against 0.5 s")
 
 
 def resting(replicas: int | None = None, **spec: object) -> World:
@@ -44,22 +44,22 @@ def written(world: World) -> int | None:
 
 
 def test_a_service_starts_with_the_fewest_allowed() -> None:
-    """No order yet: minReplicas."""
+    """No allocation yet: minReplicas."""
     assert AUTO.engine.desired_replicas == 2
 
 
 @pytest.mark.parametrize("replicas", [0, 1, 7])
 def test_spec_replicas_wins_in_every_mode_and_over_the_bounds(replicas: int) -> None:
-    """A person, HPA or KEDA said so; an order does not count."""
+    """A person, HPA or KEDA said so; an allocation does not count."""
     for mode in ("Auto", "Advisory", "External"):
         world = with_spec(AUTO, replicas=replicas, scaling={**BOUNDS, "mode": mode})
-        assert written(replace(world, order=order(3))) == replicas
+        assert written(replace(world, allocation=allocation(3))) == replicas
 
 
-@pytest.mark.parametrize(("ordered", "result"), [(1, None), (3, 3), (5, 5), (9, 5), (0, None)])
-def test_an_order_is_kept_within_the_bounds(ordered: int, result: int | None) -> None:
-    """Whatever was ordered: between minReplicas and maxReplicas."""
-    assert written(replace(AUTO, order=order(ordered))) == result
+@pytest.mark.parametrize(("allocated", "result"), [(1, None), (3, 3), (5, 5), (9, 5), (0, None)])
+def test_an_allocation_is_kept_within_the_bounds(allocated: int, result: int | None) -> None:
+    """Whatever was allocated: between minReplicas and maxReplicas."""
+    assert written(replace(AUTO, allocation=allocation(allocated))) == result
 
 
 def test_without_an_order_the_live_number_is_held() -> None:
@@ -77,9 +77,11 @@ def test_without_an_order_the_live_number_is_held() -> None:
 def test_a_held_number_follows_changed_bounds() -> None:
     """A person raised the least: that is an order."""
     assert written(with_spec(AUTO, scaling={"minReplicas": 4, "maxReplicas": 6})) == 4
-    high = settle(replace(AUTO, order=order(5)))
+    high = settle(replace(AUTO, allocation=allocation(5)))
     assert (
-        written(with_spec(replace(high, order=None), scaling={"minReplicas": 1, "maxReplicas": 3}))
+        written(
+            with_spec(replace(high, allocation=None), scaling={"minReplicas": 1, "maxReplicas": 3})
+        )
         == 3
     )
 
@@ -87,28 +89,28 @@ def test_a_held_number_follows_changed_bounds() -> None:
 def test_advisory_orders_nothing() -> None:
     """It computes and reports; the live number stays, even out of bounds."""
     world = settle(with_spec(AUTO, scaling={**BOUNDS, "mode": "Advisory"}))
-    assert engine_write(replace(world, order=order(5))) is None
+    assert engine_write(replace(world, allocation=allocation(5))) is None
     assert engine_write(edited(world, ENGINE, desired_replicas=9)) is None
 
 
 def test_a_change_of_the_number_is_bound_to_the_live_object() -> None:
     """Stale caches must not scale down: the resourceVersion is a precondition."""
-    write = engine_write(replace(AUTO, order=order(4)))
+    write = engine_write(replace(AUTO, allocation=allocation(4)))
     assert write is not None
     assert write.resource_version == AUTO.engine.resource_version
     assert write.why == "scale"
 
 
-def test_a_hand_scaled_deployment_is_brought_back_to_the_order() -> None:
-    """The order stands; a single foreign change is no contest."""
-    world = settle(replace(AUTO, order=order(3)))
+def test_a_hand_scaled_deployment_is_brought_back_to_the_allocation() -> None:
+    """The allocation stands; a single foreign change is no contest."""
+    world = settle(replace(AUTO, allocation=allocation(3)))
     scaled = edited(world, ENGINE, desired_replicas=1, replicas_manager="kubectl")
     assert written(scaled) == 3
 
 
 def contested(writes: int) -> World:
     """An HPA on the Deployment keeps setting 1 against our 3."""
-    world = settle(replace(AUTO, order=order(3)))
+    world = settle(replace(AUTO, allocation=allocation(3)))
     world = edited(world, ENGINE, desired_replicas=1, replicas_manager="hpa")
     foreign = tuple((world.now - 10 * number, "hpa") for number in range(writes))
     return replace(world, foreign_writes=foreign)
@@ -173,10 +175,10 @@ def test_the_command_against_a_pin_is_complete_with_the_longest_names() -> None:
 
 def test_scaling_writes_the_deployment_once_and_tells_it_in_plain_words() -> None:
     """One apply; the event names both numbers and the reason."""
-    world = replace(AUTO, order=order(3))
+    world = replace(AUTO, allocation=allocation(3))
     plan = plan_of(world)
     assert len(plan.actions) == 1
-    assert [notice.message for notice in plan.notices] == [
+    assert [event.message for event in plan.events] == [
         "Replicas 2 -> 3: queue wait p95 1.9 s against 0.5 s"
     ]
     done = settle(world)
@@ -216,10 +218,10 @@ def test_the_emptiest_pods_are_marked_to_go_first(
 
 def test_a_scale_down_marks_first_and_the_emptiest_pod_goes() -> None:
     """One pod patch, one apply; the busy pods stay."""
-    world = settle(replace(AUTO, order=order(3)))
+    world = settle(replace(AUTO, allocation=allocation(3)))
     names = [item.name for item in world.pods]
     load = dict(zip(names, (4.0, 0.0, 9.0), strict=True))
-    world = replace(world, order=order(2), load=load)
+    world = replace(world, allocation=allocation(2), load=load)
     actions = plan_of(world).actions
     assert isinstance(actions[0], MarkPod)
     assert actions[0].name == names[1]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fleetkeeper.api.conditions import Reason
-from fleetkeeper.plan.model import Apply, Kind, ReplicaOrder
+from fleetkeeper.plan.model import Apply, Kind, ReplicaAllocation
 from fleetkeeper.plan.reasons import Problem
 from fleetkeeper.plan.rollout import PATIENCE, decide_verdict
 from plan_world import Behaviour, World, act, live, new_world, plan_of, settle, step, with_spec
@@ -135,7 +135,7 @@ def test_no_scale_up_feeds_a_revision_that_cannot_start() -> None:
     """While its newest revision has no ready pod and a reason, an order for more is not carried out."""
     world = replace(new_world(routing={"policy": "None"}), next_behaviour=Behaviour.BAD_IMAGE)
     world = live(world, 60)
-    world = settle(replace(world, order=ReplicaOrder(4, "QueueWaitAboveTarget", "more")))
+    world = settle(replace(world, allocation=ReplicaAllocation(4, "QueueWaitAboveTarget", "more")))
     assert world.engine.desired_replicas == 1
     assert world.condition("ScalingLimited") == ("True", "ScaleUpBlocked")
 
@@ -227,7 +227,7 @@ def test_a_second_good_template_waits_for_a_minute_of_readiness() -> None:
     for _ in range(4):
         world = live(world, 5)
     assert world.status["lastGood"]["templateHash"] != template_of(world)
-    again = plan_of(world).look_again_after_s
+    again = plan_of(world).requeue_after_s
     assert again is not None
     assert again <= 60
     world = live(step(world, again), 5)
@@ -254,12 +254,12 @@ def test_the_first_good_template_is_remembered_before_it_is_replaced() -> None:
     changed = with_spec(world, model=OTHER)
     plan = plan_of(changed)
     assert plan.actions == ()
-    assert plan.notices == ()
+    assert plan.events == ()
     assert plan.status == {
         **world.status,
         "lastGood": {"generation": generation, "templateHash": good},
     }
-    assert plan.look_again_after_s == 0
+    assert plan.requeue_after_s == 0
     then = plan_of(act(changed, plan))
     assert [item.name for item in then.actions if isinstance(item, Apply)] == ["chat"]
 

@@ -26,7 +26,7 @@ from fleetkeeper.plan.model import (
     ObjectCondition,
     ObjectEvent,
     Pod,
-    ReplicaOrder,
+    ReplicaAllocation,
     Snapshot,
     Termination,
     UnreadableObject,
@@ -465,13 +465,13 @@ def test_a_failing_replica_is_told_before_the_overload_that_it_causes(
         status_written=None,
     )
     assert told(world, "Degraded")["reason"] == told_first
-    events = [notice.reason for notice in plan_of(world).notices]
+    events = [notice.reason for notice in plan_of(world).events]
     assert (Reason.SOME_REPLICAS_FAILING in events) is (told_first is Reason.SOME_REPLICAS_FAILING)
 
 
 def test_scaling_never_reconciles() -> None:
     """Replicas that come by an order are no generation to roll out."""
-    world = replace(RESTING, order=ReplicaOrder(3, "QueueWaitAboveTarget", "more"))
+    world = replace(RESTING, allocation=ReplicaAllocation(3, "QueueWaitAboveTarget", "more"))
     for _ in range(4):
         world = live(world, 3)
         assert world.condition("Reconciling") is None
@@ -491,22 +491,22 @@ def test_warnings_are_told_once_and_calm_reasons_never() -> None:
     seen: list[str] = []
     for _ in range(60):
         plan = plan_of(world)
-        seen += [f"{notice.type} {notice.reason}" for notice in plan.notices]
+        seen += [f"{notice.type} {notice.reason}" for notice in plan.events]
         world = step(act(world, plan), 5)
     assert seen.count("Warning ImagePull") == 2, "once when it shows, once when it is final"
-    stopped = plan_of(with_spec(RESTING, replicas=0)).notices
+    stopped = plan_of(with_spec(RESTING, replicas=0)).events
     assert all(notice.type == "Normal" for notice in stopped)
 
 
 def test_events_speak_plainly() -> None:
     """What was made, what was brought back, what went, what turned ready."""
     plan = plan_of(new_world(routing={"policy": "None"}))
-    assert [notice.reason for notice in plan.notices] == ["Created"]
-    assert plan.notices[0].message.endswith("and 2 more")
-    (repaired,) = plan_of(edited(RESTING, ENGINE, digest="edited")).notices
+    assert [notice.reason for notice in plan.events] == ["Created"]
+    assert plan.events[0].message.endswith("and 2 more")
+    (repaired,) = plan_of(edited(RESTING, ENGINE, digest="edited")).events
     assert repaired.reason == "Repaired"
     assert "Deployment chat" in repaired.message
-    removed = plan_of(with_spec(ROUTED, routing={"policy": "None"})).notices
+    removed = plan_of(with_spec(ROUTED, routing={"policy": "None"})).events
     assert "Removed" in {notice.reason for notice in removed}
 
 
@@ -539,14 +539,14 @@ def test_what_the_control_loop_tells_as_it_happens_is_not_told_again(reason: Rea
     plan = plan_of(world)
     assert plan.status is not None
     assert told(world, "Degraded")["reason"] == reason
-    assert plan.notices == ()
+    assert plan.events == ()
 
 
 def notices_of_ready(world: World, look_every_s: float = 1.0) -> list[str]:
     """What the look that turns the service ready tells."""
     while world.condition("Ready") != ("True", "AllReplicasReady"):
         plan = plan_of(world)
-        told = [notice.reason for notice in plan.notices if plan.status is not None]
+        told = [notice.reason for notice in plan.events if plan.status is not None]
         world = step(act(world, plan), look_every_s)
     return told
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fleetkeeper.api.conditions import Reason
-from fleetkeeper.plan.model import Apply, Delete, Kind, Manifest, Plan, ReplicaOrder
+from fleetkeeper.plan.model import Apply, Delete, Kind, Manifest, Plan, ReplicaAllocation
 from lanes import examples, keep_first
 from plan_world import (
     Behaviour,
@@ -120,10 +120,10 @@ class Service(RuleBasedStateMachine):
         self.run(with_spec(self.world, replicas=replicas), 20)
 
     @rule(replicas=st.sampled_from([None, 1, 3, 9]))
-    def order(self, replicas: int | None) -> None:
+    def allocation(self, replicas: int | None) -> None:
         """The arbitration orders, sometimes beyond the bounds."""
-        order = ReplicaOrder(replicas, "Test", "as the test says") if replicas else None
-        self.run(replace(self.world, order=order), 20)
+        allocation = ReplicaAllocation(replicas, "Test", "as the test says") if replicas else None
+        self.run(replace(self.world, allocation=allocation), 20)
 
     @rule(least=st.integers(1, 2), most=st.integers(2, 5))
     def bounds(self, least: int, most: int) -> None:

@@ -22,9 +22,11 @@ class Scene:
     def __init__(self) -> None:
         self.time_s = 1000.0
         self.changed: list[Key] = []
-        self.stirred: list[Key] = []
+        self.on_status_change: list[Key] = []
         self.cache = Cache(
-            now=lambda: self.time_s, changed=self.changed.append, stirred=self.stirred.append
+            now=lambda: self.time_s,
+            changed=self.changed.append,
+            on_status_change=self.on_status_change.append,
         )
 
 
@@ -165,9 +167,9 @@ def test_only_what_matters_wakes_the_service() -> None:
     scene = Scene()
     scene.cache.put(config(3))
     scene.cache.put(config(4))
-    assert (scene.changed, scene.stirred) == ([], [CHAT])
+    assert (scene.changed, scene.on_status_change) == ([], [CHAT])
     scene.cache.put(config(5, deletionTimestamp="2026-01-01T00:00:00Z"))
-    assert (scene.changed, scene.stirred) == ([CHAT], [CHAT])
+    assert (scene.changed, scene.on_status_change) == ([CHAT], [CHAT])
 
 
 def test_changes_of_replicas_by_others_are_remembered_for_ten_minutes() -> None:

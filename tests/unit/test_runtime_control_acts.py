@@ -15,7 +15,7 @@ from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.plan.control.removal import Cause, Removal
 from fleetkeeper.plan.control.samples import Gauges, PodSample
 from fleetkeeper.plan.control.values import PodView
-from fleetkeeper.plan.model import Notice, Pod
+from fleetkeeper.plan.model import Event, Pod
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_acts import ControlActs
 from fleetkeeper.runtime.metrics import OperatorMetrics
@@ -24,7 +24,7 @@ from loopback_api import served
 
 CHAT = Key("team-a", "chat")
 WHY = "40.0% of the memory that its allocator holds is unused"
-REMOVAL = Removal(Cause.FRAGMENTED, WHY, Notice("Normal", "EngineFragmented", WHY))
+REMOVAL = Removal(Cause.FRAGMENTED, WHY, Event("Normal", "EngineFragmented", WHY))
 
 
 async def fragmented(pod: PodView) -> PodSample:

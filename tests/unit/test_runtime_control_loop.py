@@ -21,8 +21,8 @@ from fleetkeeper.plan.context import default_context
 from fleetkeeper.plan.control.removal import Removal
 from fleetkeeper.plan.control.samples import Gauges, PodSample
 from fleetkeeper.plan.control.service import decide_service
-from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
-from fleetkeeper.plan.model import Container, Kind, Notice, Pod, Termination, Workload
+from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
+from fleetkeeper.plan.model import Container, Event, Kind, Pod, Termination, Workload
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.control_loop import ControlLoop, Readings, Target
 from fleetkeeper.runtime.control_metrics import ControlMetrics
@@ -48,11 +48,11 @@ class World:
     samples: dict[Key, tuple[PodSample, ...]] = field(default_factory=dict)
     lost: frozenset[Key] = frozenset()
     asked: list[Sequence[Target]] = field(default_factory=list)
-    puts: list[PodOrder] = field(default_factory=list)
+    puts: list[LimitsRequest] = field(default_factory=list)
     refuses: bool = False
     confirms: bool = True
     replaced: list[tuple[Key, str, str]] = field(default_factory=list)
-    notices: list[tuple[Key, Notice]] = field(default_factory=list)
+    events: list[tuple[Key, Event]] = field(default_factory=list)
     operator_metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     context: Any = field(default_factory=default_context)
 
@@ -74,8 +74,8 @@ class World:
             source=self,
             engines=self,
             replace_pod=self._replace,
-            post_notice=self._notice,
-            post_fleet_notice=self._fleet_notice,
+            post_event=self._event,
+            post_fleet_event=self._fleet_event,
             metrics=self.metrics,
             defects=self.defects,
             now=lambda: self.clock,
@@ -88,21 +88,21 @@ class World:
         self.asked.append(targets)
         return Readings(dict(self.samples), self.lost)
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """The engines."""
-        self.puts += orders
-        return [PutOutcome(o.pod, o.generation, not self.refuses) for o in orders]
+        self.puts += requests
+        return [PutOutcome(o.pod, o.generation, not self.refuses) for o in requests]
 
     async def _replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
         assert removal.why
         self.replaced.append((key, pod.name, pod.uid))
         return self.confirms
 
-    async def _notice(self, key: Key, notice: Notice) -> None:
-        self.notices.append((key, notice))
+    async def _event(self, key: Key, event: Event) -> None:
+        self.events.append((key, event))
 
-    async def _fleet_notice(self, notice: Notice) -> None:
-        raise AssertionError(notice)
+    async def _fleet_event(self, event: Event) -> None:
+        raise AssertionError(event)
 
     def add_service(self, name: str = "chat", *, replicas: int = 2, **spec: Any) -> Key:
         """A service with its Deployment and that many ready pods, an hour old."""
@@ -194,8 +194,8 @@ async def test_every_ready_pod_gets_limits_under_a_lease_at_the_first_tick() -> 
     world = World()
     world.add_service(replicas=2)
     await world.ticks(1)
-    assert {order.uid for order in world.puts} == {"uid-chat-0", "uid-chat-1"}
-    assert all(order.lease_s > 0 for order in world.puts)
+    assert {request.uid for request in world.puts} == {"uid-chat-0", "uid-chat-1"}
+    assert all(request.lease_s > 0 for request in world.puts)
     sent = len(world.puts)
     await world.ticks(1)
     assert len(world.puts) == sent
@@ -220,22 +220,22 @@ async def test_the_view_holds_status_and_the_queue_is_told_once() -> None:
 
 
 async def test_overload_with_a_full_batch_orders_a_replica() -> None:
-    """Queue wait far above its objective, nothing left to raise: the order goes up, with its reason."""
+    """Queue wait far above its objective, nothing left to raise: the allocation goes up, with its reason."""
     world = World()
     key = world.add_service(
         replicas=1, batching={"minSequences": 32, "maxSequences": 32, "mode": "Fixed"}
     )
     late = {"wait_sum_s_standard": 16.0, "wait_within_standard": 0.0}
     await world.ticks(24, **late)
-    order = world.loop.view(key).order
-    assert order is not None
-    assert order.replicas > 1
-    assert "queue wait" in order.message.lower()
-    assert not [notice for _, notice in world.notices if "Replicas" in notice.message]
+    allocation = world.loop.view(key).allocation
+    assert allocation is not None
+    assert allocation.replicas > 1
+    assert "queue wait" in allocation.message.lower()
+    assert not [event for _, event in world.events if "Replicas" in event.message]
 
 
 async def test_a_lost_source_holds_and_never_lowers() -> None:
-    """Nothing measured for ten minutes: no order below what runs, and the breaker says why."""
+    """Nothing measured for ten minutes: no allocation below what runs, and the breaker says why."""
     world = World()
     key = world.add_service(replicas=3)
     await world.ticks(10)
@@ -246,8 +246,8 @@ async def test_a_lost_source_holds_and_never_lowers() -> None:
         await world.loop.tick()
         await world.loop.outbox.drain()
         world.clock += 5.0
-        order = world.loop.view(key).order
-        assert order is None or order.replicas >= 3
+        allocation = world.loop.view(key).allocation
+        assert allocation is None or allocation.replicas >= 3
     status = world.loop.view(key).control_status
     assert status is not None
     assert status["breaker"]["control"] != "Closed"
@@ -262,11 +262,11 @@ async def test_a_budget_is_shared_by_all_services() -> None:
     fixed = {"minSequences": 32, "maxSequences": 32, "mode": "Fixed"}
     keys = [world.add_service(name, replicas=1, batching=fixed) for name in ("chat", "code")]
     await world.ticks(24, wait_sum_s_standard=16.0, wait_within_standard=0.0)
-    orders = [world.loop.view(key).order for key in keys]
-    ordered = [order.replicas for order in orders if order is not None]
-    assert len(ordered) == 2
-    assert sum(ordered) <= 4
-    assert max(ordered) > 1
+    allocations = [world.loop.view(key).allocation for key in keys]
+    allocated = [allocation.replicas for allocation in allocations if allocation is not None]
+    assert len(allocated) == 2
+    assert sum(allocated) <= 4
+    assert max(allocated) > 1
 
 
 @pytest.mark.slow
@@ -286,9 +286,9 @@ async def test_a_service_whose_decision_fails_keeps_its_accelerators(
 
     monkeypatch.setattr("fleetkeeper.runtime.control_loop.decide_service", fails)
     await world.ticks(24, wait_sum_s_standard=16.0, wait_within_standard=0.0)
-    assert world.loop.view(broken).order is None
-    order = world.loop.view(key).order
-    assert order is None or order.replicas == 1
+    assert world.loop.view(broken).allocation is None
+    allocation = world.loop.view(key).allocation
+    assert allocation is None or allocation.replicas == 1
     status = world.loop.view(key).control_status
     assert status is not None
     rows = {row["type"]: row["reason"] for row in status["conditions"]}
@@ -296,7 +296,7 @@ async def test_a_service_whose_decision_fails_keeps_its_accelerators(
 
 
 async def test_refused_limits_open_the_control_breaker() -> None:
-    """Engines that take no orders: the breaker opens within minutes and says so."""
+    """Engines that take no limits requests: the breaker opens within minutes and says so."""
     world = World(refuses=True)
     key = world.add_service()
     await world.ticks(60)
@@ -339,7 +339,7 @@ async def test_a_hung_engine_is_replaced_alone_by_its_uid_and_told_once_it_went(
         await world.loop.outbox.drain()
         world.clock += 5.0
     assert world.replaced == [(key, "chat-0", "uid-chat-0")]
-    told = [notice.message for _, notice in world.notices if notice.reason == "EngineHung"]
+    told = [event.message for _, event in world.events if event.reason == "EngineHung"]
     assert len(told) == (1 if confirms else 0)
 
 
@@ -374,7 +374,7 @@ async def test_a_fragmented_replica_is_replaced_alone_by_its_uid_and_told_once()
     assert world.replaced == []
     await world.ticks(60, gauges=FRAGMENTED)
     assert world.replaced == [(key, "chat-0", "uid-chat-0")]
-    told = [notice for _, notice in world.notices if notice.reason == "EngineFragmented"]
+    told = [event for _, event in world.events if event.reason == "EngineFragmented"]
     assert len(told) == 1
     assert told[0].type == "Normal"
     assert "chat-0 is drained" in told[0].message
@@ -427,8 +427,8 @@ async def test_a_new_leader_begins_with_what_the_status_says_and_lowers_nothing(
     world.put_service(status={**(status or {}), "observedGeneration": 1})
     world.loop = world.new_leader()
     await world.ticks(60, wait_count_standard=0.0, arrivals_standard=0.0)
-    order = world.loop.view(key).order
-    assert order is None or order.replicas >= 4
+    allocation = world.loop.view(key).allocation
+    assert allocation is None or allocation.replicas >= 4
 
 
 @pytest.mark.slow
@@ -486,4 +486,4 @@ async def test_services_of_a_namespace_that_cannot_be_read_are_left_as_they_are(
     assert (world.puts, len(world.asked), world.loop.view(key)) == ([], asked, view)
     world.cache.resume("team-a")
     await world.ticks(2)
-    assert {order.uid for order in world.puts} == {"uid-chat-0"}
+    assert {request.uid for request in world.puts} == {"uid-chat-0"}

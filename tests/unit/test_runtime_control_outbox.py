@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from contained import counted, new_defects
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.plan.control.removal import Cause, Removal
-from fleetkeeper.plan.control.values import Admission, Limits, PodOrder, PodView, PutOutcome
-from fleetkeeper.plan.model import Notice
+from fleetkeeper.plan.control.values import Admission, Limits, LimitsRequest, PodView, PutOutcome
+from fleetkeeper.plan.model import Event
 from fleetkeeper.runtime.control_metrics import ControlMetrics
 from fleetkeeper.runtime.control_outbox import DOUBTED_AT_ONCE, Outbox
 from fleetkeeper.runtime.metrics import OperatorMetrics
@@ -22,9 +22,11 @@ from fleetkeeper.runtime.queue import Key
 CHAT = Key("team-a", "chat")
 
 
-def order(pod: str, generation: int = 1) -> PodOrder:
+def request(pod: str, generation: int = 1) -> LimitsRequest:
     """Limits for a pod."""
-    return PodOrder(pod, f"uid-{pod}", "127.0.0.1", Limits(32, 1024), Admission(), 120, generation)
+    return LimitsRequest(
+        pod, f"uid-{pod}", "127.0.0.1", Limits(32, 1024), Admission(), 120, generation
+    )
 
 
 class Doubles:
@@ -32,9 +34,9 @@ class Doubles:
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
-        self.rounds: list[list[PodOrder]] = []
+        self.rounds: list[list[LimitsRequest]] = []
         self.outcomes: list[PutOutcome] = []
-        self.notices: list[Notice] = []
+        self.events: list[Event] = []
         self.asked: list[str] = []
         self.began = asyncio.Event()
         self.told = asyncio.Event()
@@ -50,14 +52,14 @@ class Doubles:
             defects=new_defects(self.metrics),
         )
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """The engines."""
         if self.breaks:
             raise ValueError("a defect")
-        self.rounds.append(list(orders))
-        if any(order.pod.startswith("dead") for order in orders):
+        self.rounds.append(list(requests))
+        if any(request.pod.startswith("dead") for request in requests):
             await self.gate.wait()
-        return [PutOutcome(order.pod, order.generation, True) for order in orders]
+        return [PutOutcome(request.pod, request.generation, True) for request in requests]
 
     async def replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
         """A pod whose metrics port answers when it is let, and confirms nothing."""
@@ -67,16 +69,16 @@ class Doubles:
         await self.gate.wait()
         return False
 
-    async def post(self, key: Key, notice: Notice) -> None:
+    async def post(self, key: Key, event: Event) -> None:
         """An API server that answers when it is let."""
         del key
         await self.gate.wait()
-        self.notices.append(notice)
+        self.events.append(event)
         self.told.set()
 
-    async def post_fleet(self, notice: Notice) -> None:
+    async def post_fleet(self, event: Event) -> None:
         """Never asked here."""
-        raise AssertionError(notice)
+        raise AssertionError(event)
 
     def tell(self, outcome: PutOutcome) -> None:
         """What the loop gets."""
@@ -101,26 +103,26 @@ async def test_a_thousand_dead_pods_and_a_slow_api_server_delay_no_lease() -> No
     doubles = Doubles()
     async with working(doubles):
         for number in range(1000):
-            doubles.outbox.send(CHAT, order(f"dead-{number}"), doubles.tell, doubted=True)
-            doubles.outbox.post(CHAT, Notice("Warning", "PrometheusLost", str(number)))
+            doubles.outbox.send(CHAT, request(f"dead-{number}"), doubles.tell, doubted=True)
+            doubles.outbox.post(CHAT, Event("Warning", "PrometheusLost", str(number)))
         await asyncio.sleep(0)
-        doubles.outbox.send(CHAT, order("well"), doubles.tell, doubted=False)
+        doubles.outbox.send(CHAT, request("well"), doubles.tell, doubted=False)
         async with asyncio.timeout(10):
             await doubles.told.wait()
         assert [outcome.pod for outcome in doubles.outcomes] == ["well"]
         assert max(map(len, doubles.rounds)) == DOUBTED_AT_ONCE
-        assert doubles.notices == []
+        assert doubles.events == []
 
 
 async def test_a_newer_order_takes_the_place_of_one_not_sent() -> None:
     """A pod gets what was decided last, and each order at most once, whichever its lane."""
     doubles = Doubles()
-    doubles.outbox.send(CHAT, order("a", 1), doubles.tell, doubted=False)
-    doubles.outbox.send(CHAT, order("b", 1), doubles.tell, doubted=True)
-    doubles.outbox.send(CHAT, order("a", 2), doubles.tell, doubted=True)
-    doubles.outbox.send(CHAT, order("b", 2), doubles.tell, doubted=False)
+    doubles.outbox.send(CHAT, request("a", 1), doubles.tell, doubted=False)
+    doubles.outbox.send(CHAT, request("b", 1), doubles.tell, doubted=True)
+    doubles.outbox.send(CHAT, request("a", 2), doubles.tell, doubted=True)
+    doubles.outbox.send(CHAT, request("b", 2), doubles.tell, doubted=False)
     await doubles.outbox.drain()
-    sent = [(order.pod, order.generation) for some in doubles.rounds for order in some]
+    sent = [(request.pod, request.generation) for some in doubles.rounds for request in some]
     assert sorted(sent) == [("a", 2), ("b", 2)]
 
 
@@ -128,11 +130,11 @@ async def test_a_defect_is_counted_and_the_next_round_is_sent() -> None:
     """The worker outlives it."""
     doubles = Doubles()
     doubles.breaks = True
-    doubles.outbox.send(CHAT, order("a"), doubles.tell, doubted=False)
+    doubles.outbox.send(CHAT, request("a"), doubles.tell, doubted=False)
     await doubles.outbox.drain()
     assert counted(doubles.metrics) == {"send_limits": 1.0}
     doubles.breaks = False
-    doubles.outbox.send(CHAT, order("a", 2), doubles.tell, doubted=False)
+    doubles.outbox.send(CHAT, request("a", 2), doubles.tell, doubted=False)
     await doubles.outbox.drain()
     assert [outcome.generation for outcome in doubles.outcomes] == [2]
 
@@ -142,8 +144,8 @@ async def test_a_pod_that_does_not_answer_delays_no_event() -> None:
     doubles = Doubles()
     told = asyncio.Event()
 
-    async def post(key: Key, notice: Notice) -> None:
-        del key, notice
+    async def post(key: Key, event: Event) -> None:
+        del key, event
         told.set()
 
     outbox = Outbox(
@@ -154,13 +156,13 @@ async def test_a_pod_that_does_not_answer_delays_no_event() -> None:
         metrics=ControlMetrics(CollectorRegistry()),
         defects=new_defects(),
     )
-    removal = Removal(Cause.HUNG, "why", Notice("Warning", "EngineHung", "text"))
+    removal = Removal(Cause.HUNG, "why", Event("Warning", "EngineHung", "text"))
     for _ in range(2):
         outbox.replace(CHAT, PodView("chat-0", "uid-0", 1.0), removal)
     task = asyncio.create_task(outbox.run())
     async with asyncio.timeout(10):
         await doubles.began.wait()
-        outbox.post(CHAT, Notice("Normal", "Any", "text"))
+        outbox.post(CHAT, Event("Normal", "Any", "text"))
         await told.wait()
     assert doubles.asked == ["chat-0"]
     task.cancel()
@@ -172,15 +174,15 @@ async def test_a_lost_lease_ends_the_workers() -> None:
     """What is no defect goes up: the process must end."""
     doubles = Doubles()
 
-    async def lose(key: Key, notice: Notice) -> None:
-        del key, notice
+    async def lose(key: Key, event: Event) -> None:
+        del key, event
         raise LeaseLost("another leads")
 
     control = ControlMetrics(CollectorRegistry())
     outbox = Outbox(
         doubles, doubles.replace, lose, doubles.post_fleet, metrics=control, defects=new_defects()
     )
-    outbox.post(CHAT, Notice("Normal", "Any", "text"))
+    outbox.post(CHAT, Event("Normal", "Any", "text"))
     with pytest.raises(ExceptionGroup) as caught:
         await outbox.run()
     assert caught.value.subgroup(LeaseLost) is not None

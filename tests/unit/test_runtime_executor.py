@@ -14,17 +14,17 @@ from fleetkeeper.adapters.kubernetes.resources import Resource
 from fleetkeeper.plan.model import (
     Apply,
     Delete,
+    Event,
     Kind,
     MarkPod,
-    Notice,
     Plan,
     WriteFailure,
     WriteProblem,
 )
 from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor, Outcome
 from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key
 
 Live = dict[str, Any]
@@ -93,7 +93,7 @@ class Scene:
         self.cache = Cache(now=lambda: 100.0, changed=lambda _: None)
         self.metrics = OperatorMetrics()
         self.failures: dict[tuple[str, str], WriteFailure] = {}
-        self.board = NoticeBoard(
+        self.board = EventRecorder(
             self.server,  # type: ignore[arg-type]
             self.metrics,
             now=lambda: 100.0,
@@ -128,7 +128,7 @@ async def test_children_then_the_status_then_notices() -> None:
     plan = Plan(
         actions=(apply(), Delete("Service", "old", "u9", "7", "pruned"), MarkPod("p", "u2", -5)),
         status={"replicas": 1},
-        notices=(Notice("Normal", "Scaled", "1 -> 2"),),
+        events=(Event("Normal", "Scaled", "1 -> 2"),),
     )
     outcome = await scene.run(plan)
     assert scene.server.calls == [
@@ -290,7 +290,7 @@ async def test_a_status_for_a_service_that_is_gone_ends_the_look() -> None:
     scene.cache.put_service(NEW)
     scene.server.refuse["status"] = ApiError(404, "NotFound", "")
     scene.server.objects.clear()
-    outcome = await scene.run(Plan(status={"a": 1}, notices=(Notice("Normal", "X", "x"),)))
+    outcome = await scene.run(Plan(status={"a": 1}, events=(Event("Normal", "X", "x"),)))
     assert (outcome.gone, outcome.wait) == (True, False)
     assert len(scene.board) == 0
 

@@ -21,7 +21,7 @@ def as_before() -> Iterator[None]:
 
 def test_young_objects_are_looked_at_seldom_and_older_ones_as_before() -> None:
     before = gc.get_threshold()
-    heap.look_seldom()
+    heap.reduce_frequency()
     assert gc.get_threshold() == (heap.YOUNG_OBJECTS, *before[1:])
 
 

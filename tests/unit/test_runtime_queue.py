@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleetkeeper.runtime.queue import (
     CALM_S,
-    LONGEST_RETRY_S,
+    MAX_RETRY_S,
     TURN_OF_MOVED,
     Key,
     KeyedQueue,
@@ -102,7 +102,7 @@ def test_retries_double_up_to_a_bound_and_success_forgets() -> None:
     found = queue()
     delays = [found.retry(A) for _ in range(12)]
     assert delays[:4] == [0.2, 0.4, 0.8, 1.6]
-    assert delays[-1] == LONGEST_RETRY_S
+    assert delays[-1] == MAX_RETRY_S
     found.succeeded(A)
     assert found.retry(A) == 0.2
 
@@ -199,25 +199,25 @@ async def test_what_moved_waits_for_what_changed_but_not_for_ever() -> None:
 async def test_calm_is_a_pause_without_a_key_in_hand_or_in_line() -> None:
     found = KeyedQueue(monotonic=time.monotonic, jitter=lambda seconds: seconds)
     found.add(A)
-    calm = asyncio.create_task(found.calm())
+    idle = asyncio.create_task(found.idle())
     key = await found.get()
     assert key is not None
     await asyncio.sleep(CALM_S / 5)
-    assert not calm.done()
+    assert not idle.done()
     found.done(key)
     ended = time.monotonic()
     async with asyncio.timeout(5):
-        await calm
+        await idle
     assert time.monotonic() - ended >= 0.9 * CALM_S
 
 
 async def test_a_key_that_comes_in_the_pause_begins_it_anew() -> None:
     found = KeyedQueue(monotonic=time.monotonic, jitter=lambda seconds: seconds)
-    calm = asyncio.create_task(found.calm())
+    idle = asyncio.create_task(found.idle())
     await asyncio.sleep(CALM_S / 5)
     found.add(A)
     await asyncio.sleep(CALM_S)
-    assert not calm.done()
+    assert not idle.done()
     found.forget(A)
     async with asyncio.timeout(5):
-        await calm
+        await idle

@@ -96,7 +96,7 @@ class Recorder:
 
     def _look(self) -> None:
         try:
-            self.fleet = self._source.look(self._namespace)
+            self.fleet = self._source.read_fleet(self._namespace)
         except typer.Exit:
             return  # the API server did not respond; that was printed to standard error
         at_s = time.time()

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fleetkeeper.adapters.exposition import ContractLines, parse_text
 from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.samples import PodSample
-from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
+from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
 
 CONTROL_PORT: Final = 9090
 TIMEOUT_S: Final = 2.0
@@ -33,7 +33,7 @@ METRICS_BYTES: Final = 4 * 1024 * 1024
 ANSWER_BYTES: Final = 64 * 1024
 """Limit of the response to a limits request, which is parsed whole."""
 CHUNK_BYTES: Final = 65_536
-ORDERS_IN_FLIGHT: Final = 64
+LIMITS_IN_FLIGHT: Final = 64
 READS_IN_FLIGHT: Final = 64
 """Up to this many pods may start to hang at once without delaying others. From the next tick on, they
 use the slots of `DOUBTED_READS`."""
@@ -84,15 +84,15 @@ def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
     return key
 
 
-def order_body(order: PodOrder) -> dict[str, Any]:
+def limits_body(request: LimitsRequest) -> dict[str, Any]:
     """Return the body of PUT /v1/limits."""
     return {
-        "sequences": order.limits.sequences,
-        "tokens": order.limits.tokens,
-        "admit": order.admission.admit_by_tier(),
-        "shares": order.admission.shares_by_tier(),
-        "leaseSeconds": int(order.lease_s),
-        "generation": order.generation,
+        "sequences": request.limits.sequences,
+        "tokens": request.limits.tokens,
+        "admit": request.admission.admit_by_tier(),
+        "shares": request.admission.shares_by_tier(),
+        "leaseSeconds": int(request.lease_s),
+        "generation": request.generation,
     }
 
 
@@ -120,46 +120,46 @@ class Engines:
         """Use `clock` for seconds since the epoch; `port` differs only in tests."""
         self._clock = clock
         self._port = port
-        self._order_slots = asyncio.Semaphore(ORDERS_IN_FLIGHT)
+        self._limits_slots = asyncio.Semaphore(LIMITS_IN_FLIGHT)
         self._read_slots = asyncio.Semaphore(READS_IN_FLIGHT)
         self._doubted_slots = asyncio.Semaphore(DOUBTED_READS)
-        self._orders = _session(ORDERS_IN_FLIGHT)
+        self._limits_session = _session(LIMITS_IN_FLIGHT)
         self._reads = _session(READS_IN_FLIGHT + DOUBTED_READS)
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._orders.close()
+        await self._limits_session.close()
         await self._reads.close()
 
     async def put_limits(
-        self, orders: Sequence[PodOrder], signer: Signer, may_send: Callable[[], bool]
+        self, requests: Sequence[LimitsRequest], signer: Signer, may_send: Callable[[], bool]
     ) -> tuple[PutOutcome, ...]:
         """Send limits requests, 64 at a time; return an outcome for each, never raise.
 
         `may_send` is called just before each request: a leader that lost its lease sends no more.
         """
         return tuple(
-            await asyncio.gather(*(self._put(order, signer, may_send) for order in orders))
+            await asyncio.gather(*(self._put(request, signer, may_send) for request in requests))
         )
 
     async def _put(
-        self, order: PodOrder, signer: Signer, may_send: Callable[[], bool]
+        self, request: LimitsRequest, signer: Signer, may_send: Callable[[], bool]
     ) -> PutOutcome:
-        async with self._order_slots:
+        async with self._limits_slots:
             if not may_send():
-                return PutOutcome(order.pod, order.generation, False, detail="not the leader")
-            headers = {"Authorization": f"Bearer {signer.token(order.uid, self._clock())}"}
+                return PutOutcome(request.pod, request.generation, False, detail="not the leader")
+            headers = {"Authorization": f"Bearer {signer.token(request.uid, self._clock())}"}
             try:
                 status, body = await self._ask(
-                    "PUT", order.ip, headers=headers, json=order_body(order)
+                    "PUT", request.ip, headers=headers, json=limits_body(request)
                 )
                 answer = _object(body)
             except EngineError as error:
-                return PutOutcome(order.pod, order.generation, False, detail=str(error))
+                return PutOutcome(request.pod, request.generation, False, detail=str(error))
         if status == 200:
-            return PutOutcome(order.pod, order.generation, True)
+            return PutOutcome(request.pod, request.generation, True)
         detail = f"answered {status}: {str(answer.get('error', ''))[:200]}"
-        return PutOutcome(order.pod, order.generation, False, _newest(status, answer), detail)
+        return PutOutcome(request.pod, request.generation, False, _newest(status, answer), detail)
 
     async def get_limits(self, pod: PodView, signer: Signer) -> dict[str, Any]:
         """Return the limits that a pod reports.
@@ -168,7 +168,7 @@ class Engines:
             EngineError: there is no usable answer.
         """
         headers = {"Authorization": f"Bearer {signer.token(pod.uid, self._clock())}"}
-        async with self._order_slots:
+        async with self._limits_slots:
             status, body = await self._ask("GET", pod.ip, headers=headers)
         if status != 200:
             raise EngineError(f"{pod.name} answered {status}")
@@ -252,7 +252,13 @@ class Engines:
     ) -> tuple[int, bytes]:
         body = bytearray()
         status = await self._call(
-            self._orders, method, ip, "/v1/limits", take=body.extend, limit=ANSWER_BYTES, **kwargs
+            self._limits_session,
+            method,
+            ip,
+            "/v1/limits",
+            take=body.extend,
+            limit=ANSWER_BYTES,
+            **kwargs,
         )
         return status, bytes(body)
 

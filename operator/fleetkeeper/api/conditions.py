@@ -11,7 +11,7 @@ from typing import Self
 MESSAGE_MAX_LENGTH = 256
 
 
-class Told(StrEnum):
+class DocumentedEnum(StrEnum):
     """An enum whose members carry their explanation in `.text`."""
 
     text: str
@@ -24,7 +24,7 @@ class Told(StrEnum):
         return member
 
 
-class ConditionType(Told):
+class ConditionType(DocumentedEnum):
     """The type of a condition. `.text` says what True means."""
 
     AVAILABLE = (
@@ -72,7 +72,7 @@ class Status(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class Reason(Told):
+class Reason(DocumentedEnum):
     """The reason for a condition's status. `.text` explains it; the message adds names and figures."""
 
     # Before the first evaluation

@@ -107,8 +107,8 @@ def _names_one_node(of: s.NodeTerm) -> bool:
     )
 
 
-_MOST_CPU = "10k"
-_MOST_BYTES = "1Pi"
+_MAX_CPU = "10k"
+_MAX_BYTES = "1Pi"
 """The maximum for one pod: far above any machine, far below the limit of 64-bit byte counts."""
 _KEY_MESSAGE = (
     "invalid label or annotation name; use NAME or DOMAIN/NAME, such as team or example.com/team"
@@ -137,7 +137,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             lambda of: (of.claim_name is None) != (of.ephemeral_size is None),
             "set exactly one of claimName and ephemeralSize",
         ),
-        _quantity_rule("ephemeralSize", "ephemeral_size", _MOST_BYTES),
+        _quantity_rule("ephemeralSize", "ephemeral_size", _MAX_BYTES),
     ),
     t.Adapter: _ONE_SOURCE,
     t.Model: (
@@ -188,9 +188,9 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
         ),
     ),
     t.Resources: (
-        _quantity_rule("cpu", "cpu", _MOST_CPU),
-        _quantity_rule("memory", "memory", _MOST_BYTES),
-        _quantity_rule("sharedMemory", "shared_memory", _MOST_BYTES),
+        _quantity_rule("cpu", "cpu", _MAX_CPU),
+        _quantity_rule("memory", "memory", _MAX_BYTES),
+        _quantity_rule("sharedMemory", "shared_memory", _MAX_BYTES),
         Rule[t.Resources](
             "sharedMemory",
             "!has(self.memory) || !has(self.sharedMemory) || "

@@ -54,8 +54,8 @@ def object_schema(model: type[BaseModel]) -> Schema:
 
 def rule_schema(rule: Rule[Any]) -> Schema:
     """Return the rule as an entry of x-kubernetes-validations."""
-    told: Schema = {"rule": rule.cel, "message": rule.message}
-    return {**told, "fieldPath": f".{rule.field}"} if rule.field else told
+    validation: Schema = {"rule": rule.cel, "message": rule.message}
+    return {**validation, "fieldPath": f".{rule.field}"} if rule.field else validation
 
 
 def _field_schema(where: str, info: FieldInfo) -> Schema:

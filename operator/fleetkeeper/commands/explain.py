@@ -139,7 +139,7 @@ def explain(
     Examples:
       fleetkeeper explain chat -n team-a
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    fleet = FleetSource(operator_namespace, metrics).look(namespace)
+    fleet = FleetSource(operator_namespace, metrics).read_fleet(namespace)
     view = next((v for v in views_of(fleet.services, fleet.gauges) if v.name == name), None)
     if view is None:
         known = ", ".join(sorted(item["metadata"]["name"] for item in fleet.services)) or "none"

@@ -56,7 +56,7 @@ class FleetSource:
         self._operator_namespace = operator_namespace
         self._metrics_url = metrics_url
 
-    def look(self, namespace: str | None) -> Fleet:
+    def read_fleet(self, namespace: str | None) -> Fleet:
         """Return all services of a namespace (None: of the cluster) with their gauges."""
         services = self._services(namespace)
         try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from fleetkeeper.api import rfc3339
 
 PREFIX = "fleetkeeper_"
 ServiceKey = tuple[str, str]
@@ -142,9 +143,8 @@ def views_of(
 
 def age_in_words(time: str, now: float) -> str:
     """Return the age of an RFC 3339 time as `12s`, `4m`, `3h`, or `2d`; `-` for an invalid time."""
-    try:
-        then = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
-    except ValueError:
+    then = rfc3339.parse(time)
+    if then is None:
         return "-"
     seconds = max(0, int(now - then))
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):

@@ -79,7 +79,7 @@ def rendered_children(
         one.service,
         one.profile,
         context,
-        replicas=first_order(one.service) if replicas is None else replicas,
+        replicas=initial_replicas(one.service) if replicas is None else replicas,
         strategy=RolloutStrategy.SURGE if strategy is RolloutStrategy.AUTO else strategy,
     )
     if one.service.uid == NO_UID:
@@ -88,7 +88,7 @@ def rendered_children(
     return children
 
 
-def first_order(service: InferenceService) -> int:
+def initial_replicas(service: InferenceService) -> int:
     """Return the initial number of replicas of a new service."""
     spec = service.spec
     return spec.scaling.min_replicas if spec.replicas is None else spec.replicas

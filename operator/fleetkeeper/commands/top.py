@@ -102,8 +102,8 @@ def top(
     source = FleetSource(operator_namespace, metrics)
     console = Console()
 
-    def look() -> Group:
-        fleet = source.look(namespace)
+    def rendered() -> Group:
+        fleet = source.read_fleet(namespace)
         table = fleet_table(views_of(fleet.services, fleet.gauges), time.time())
         remarks = [Text(fleet.remark, style="yellow")] if fleet.remark else []
         if not fleet.services:
@@ -111,12 +111,12 @@ def top(
         return Group(table, *remarks)
 
     if once:
-        console.print(look())
+        console.print(rendered())
         return
-    with Live(look(), console=console, screen=True, auto_refresh=False) as live:
+    with Live(rendered(), console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(interval_s)
-                live.update(look(), refresh=True)
+                live.update(rendered(), refresh=True)
         except KeyboardInterrupt:
             return

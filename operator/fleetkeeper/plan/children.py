@@ -97,13 +97,13 @@ def decide_children(
         is_withheld = action is not None and action.create_only and _is_held_back(key, conflicts)
         if action is not None and not is_withheld:
             actions.append(action)
-    actions.sort(key=_turn)
+    actions.sort(key=_sort_key)
     actions += _prunings({key_of(item) for item in desired}, snapshot, service, owner_uid)
     due, again = _without_refused(actions, snapshot.failures, now)
     return ChildrenDecision(due, conflicts, again)
 
 
-def _turn(action: Apply | Delete) -> int:
+def _sort_key(action: Apply | Delete) -> int:
     """Return the sort key of an action: creations first, among them Deployments, Services last."""
     if not (isinstance(action, Apply) and action.create_only):
         return 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason, Status
-from fleetkeeper.plan.model import Defect, Manifest, Notice, Plan
-from fleetkeeper.plan.moment import text_of_time
+from fleetkeeper.plan.model import Defect, Event, Manifest, Plan
 from fleetkeeper.plan.previous import previous_condition
 
 
@@ -29,11 +29,11 @@ def plan_of_defect(resource: Manifest, defect: Defect, now: float) -> Plan:
     if before == condition or metadata.get("deletionTimestamp"):
         return Plan()
     others = [item for item in present.get("conditions") or () if item is not before]
-    notice = Notice("Warning", condition["reason"], condition["message"])
-    is_told = before is not None and before.get("reason") == condition["reason"]
+    event = Event("Warning", condition["reason"], condition["message"])
+    is_recorded = before is not None and before.get("reason") == condition["reason"]
     return Plan(
         status={**present, "conditions": [*others, condition]},
-        notices=() if is_told else (notice,),
+        events=() if is_recorded else (event,),
     )
 
 
@@ -44,7 +44,7 @@ def _degraded(defect: Defect, generation: int, before: Any, now: float) -> dict[
         "type": str(ConditionType.DEGRADED),
         "status": str(Status.TRUE),
         "observedGeneration": generation,
-        "lastTransitionTime": since or text_of_time(now),
+        "lastTransitionTime": since or rfc3339.format(now),
         "reason": str(Reason.INTERNAL_ERROR),
         "message": defect_message(defect),
     }

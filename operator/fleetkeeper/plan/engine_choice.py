@@ -40,12 +40,16 @@ class EngineDecision:
         """Return the content of `status.engine`."""
         if self.profile is None:
             return {}
-        told = {
+        status = {
             "profile": self.profile.name,
             "requested": self.requested,
             "version": self.profile.vllm_version,
         }
-        return {**told, "updateAvailable": self.update_available} if self.update_available else told
+        return (
+            {**status, "updateAvailable": self.update_available}
+            if self.update_available
+            else status
+        )
 
 
 def parse_engine(status: Mapping[str, Any]) -> KnownEngine | None:

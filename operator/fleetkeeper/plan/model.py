@@ -216,7 +216,7 @@ class UnreadableObject:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaOrder:
+class ReplicaAllocation:
     """The replicas that the arbitration over all services allocated to this one.
 
     `reason` is CamelCase from a closed set. `message` explains it with figures, for example "queue
@@ -259,7 +259,7 @@ class Snapshot:
     - `status_written` and `children_written` are the times at which this process last wrote the
       status and a child (None: not yet).
     - `gpu_allowance` is the part of the GPU budget that is left to this service.
-    - `order` is the replica allocation, None to leave the replicas unchanged.
+    - `allocation` is the replica allocation, None to leave the replicas unchanged.
     - `control_status` is the control loop's report, None before its first tick. It contains the
       status parts `scaling`, `batching`, `breaker`, `memory`, `remedy` and `decisions` as they are
       written to the status (an absent part is removed), and `conditions`, a list of {type, status,
@@ -288,7 +288,7 @@ class Snapshot:
     status_written: float | None = None
     children_written: float | None = None
     gpu_allowance: Allowance = UNBOUNDED
-    order: ReplicaOrder | None = None
+    allocation: ReplicaAllocation | None = None
     control_status: Manifest | None = None
     control_pending: bool = False
     pod_load: Mapping[str, float] = field(default_factory=dict)
@@ -343,7 +343,7 @@ Action = Apply | Delete | MarkPod
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Event:
     """A Kubernetes Event for the InferenceService."""
 
     type: str
@@ -365,12 +365,12 @@ class Plan:
 
     actions: tuple[Action, ...] = ()
     status: Manifest | None = None
-    notices: tuple[Notice, ...] = ()
-    look_again_after_s: float | None = None
+    events: tuple[Event, ...] = ()
+    requeue_after_s: float | None = None
     wants_templates: tuple[str, ...] = ()
     wants_events: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Return True if nothing would be written."""
-        return not self.actions and self.status is None and not self.notices
+        return not self.actions and self.status is None and not self.events

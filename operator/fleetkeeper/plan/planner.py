@@ -24,6 +24,7 @@ from fleetkeeper.plan.deletion import decide_marks
 from fleetkeeper.plan.diagnosis import Diagnosis, decide_diagnosis
 from fleetkeeper.plan.digest import digest_of
 from fleetkeeper.plan.engine_choice import EngineDecision, decide_engine, parse_engine
+from fleetkeeper.plan.events import decide_events
 from fleetkeeper.plan.facts import Facts, facts_of
 from fleetkeeper.plan.manifests.address import desired_address
 from fleetkeeper.plan.manifests.children import desired_children
@@ -31,7 +32,6 @@ from fleetkeeper.plan.manifests.engine_document import EngineOptionRefused
 from fleetkeeper.plan.manifests.engine_pod import desired_engine_template
 from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
 from fleetkeeper.plan.model import Action, Kind, Manifest, Plan, Snapshot
-from fleetkeeper.plan.notices import decide_notices
 from fleetkeeper.plan.reasons import Problem, say
 from fleetkeeper.plan.refusals import refusals
 from fleetkeeper.plan.replicas import ReplicaDecision, contesting_manager, decide_replicas
@@ -47,18 +47,18 @@ from fleetkeeper.plan.rollout import (
 )
 from fleetkeeper.plan.status import decide_status_write, desired_status
 
-CONTEST_LOOK_S = 60.0
+CONTEST_REQUEUE_S = 60.0
 """The requeue interval during a contest over replicas, whose end causes no watch event."""
-BUDGET_LOOK_S = 15.0
+BUDGET_REQUEUE_S = 15.0
 """The requeue interval while the GPU budget limits a service: other services free GPUs."""
 
-UNREADABLE_LOOK_S = 30.0
+UNREADABLE_REQUEUE_S = 30.0
 """The requeue interval while an object of the service is unreadable: an object without our labels
 is not watched, so its repair causes no event."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ReconcileInputs:
     """The inputs of one reconcile."""
 
     snapshot: Snapshot
@@ -86,13 +86,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ReconcileResult:
     """The result of one reconcile.
 
     `remembers_first`: this reconcile only adds the last good template to the present status.
     """
 
-    look: Assessment
+    assessment: Assessment
     engine: EngineDecision | None = None
     last_good: LastGood | None = None
     actions: tuple[Action, ...] = ()
@@ -111,7 +111,7 @@ def decide_plan(snapshot: Snapshot, context: PlanContext, now: float) -> Plan:
     if metadata.get("deletionTimestamp"):
         return Plan()
     facts = facts_of(snapshot, str(metadata.get("name") or ""))
-    scene = Scene(
+    inputs = ReconcileInputs(
         snapshot,
         context,
         facts,
@@ -124,98 +124,104 @@ def decide_plan(snapshot: Snapshot, context: PlanContext, now: float) -> Plan:
         snapshot.unreadable and "generation" not in metadata
     ):  # only the name of the service is known
         return Plan()
-    course = _unreadable(scene) if snapshot.unreadable else _decide_course(scene)
-    return _plan_of(scene, course)
+    result = _unreadable(inputs) if snapshot.unreadable else _decide_result(inputs)
+    return _plan_of(inputs, result)
 
 
-def _plan_of(scene: Scene, course: Course) -> Plan:
+def _plan_of(inputs: ReconcileInputs, result: ReconcileResult) -> Plan:
     """Return the plan for the result of a reconcile, including the status that reports it."""
-    snapshot, diagnosis = scene.snapshot, scene.diagnosis
-    if course.remembers_first and course.last_good is not None:
-        remembered = {**scene.status, "lastGood": course.last_good.to_status()}
-        return Plan(status=remembered, look_again_after_s=0.0)
-    desired = desired_status(course.look, course.engine, course.last_good, scene.now)
+    snapshot, diagnosis = inputs.snapshot, inputs.diagnosis
+    if result.remembers_first and result.last_good is not None:
+        remembered = {**inputs.status, "lastGood": result.last_good.to_status()}
+        return Plan(status=remembered, requeue_after_s=0.0)
+    desired = desired_status(result.assessment, result.engine, result.last_good, inputs.now)
     status, again = decide_status_write(
         desired,
-        scene.status,
+        inputs.status,
         written=snapshot.status_written,
-        children_written=scene.now if course.actions else snapshot.children_written,
-        now=scene.now,
+        children_written=inputs.now if result.actions else snapshot.children_written,
+        now=inputs.now,
     )
     waits = [
         max(0.0, wait)
-        for wait in (*course.again_after_s, diagnosis.again_after_s, again)
+        for wait in (*result.again_after_s, diagnosis.again_after_s, again)
         if wait is not None
     ]
     return Plan(
-        actions=course.actions,
+        actions=result.actions,
         status=status,
-        notices=decide_notices(course.look, course.actions, status, snapshot.failures),
-        look_again_after_s=min(waits, default=None),
-        wants_templates=course.wants_templates,
+        events=decide_events(result.assessment, result.actions, status, snapshot.failures),
+        requeue_after_s=min(waits, default=None),
+        wants_templates=result.wants_templates,
         wants_events=diagnosis.wants_events,
     )
 
 
-def _decide_course(scene: Scene) -> Course:
+def _decide_result(inputs: ReconcileInputs) -> ReconcileResult:
     """Return the first problem that blocks all writes, else the writes."""
-    look = _look(scene)
+    assessment = _assess(inputs)
     try:
         service = parse_service(
-            scene.snapshot.resource, allow_floating_revisions=scene.context.floating_revisions
+            inputs.snapshot.resource, allow_floating_revisions=inputs.context.floating_revisions
         )
     except InvalidService as refusal:
-        return _blocked(scene, look, Reason.INVALID_SPEC, _in_one_line(refusal.errors))
-    look = replace(look, service=service)
-    if scene.snapshot.crd_missing:
-        return _blocked(scene, look, Reason.CRD_TOO_OLD, _crd_in_words(scene.snapshot.crd_missing))
-    tuning = _tuning(scene)
-    engine = _decide_engine(scene, service, tuning)
+        return _blocked(inputs, assessment, Reason.INVALID_SPEC, _in_one_line(refusal.errors))
+    assessment = replace(assessment, service=service)
+    if inputs.snapshot.crd_missing:
+        return _blocked(
+            inputs, assessment, Reason.CRD_TOO_OLD, _crd_in_words(inputs.snapshot.crd_missing)
+        )
+    tuning = _tuning(inputs)
+    engine = _decide_engine(inputs, service, tuning)
     if engine.profile is None:
-        return _blocked(scene, look, Reason.UNKNOWN_PROFILE, engine.message)
-    errors = refusals(service.spec, engine.profile, scene.context)
+        return _blocked(inputs, assessment, Reason.UNKNOWN_PROFILE, engine.message)
+    errors = refusals(service.spec, engine.profile, inputs.context)
     if errors:
-        return _blocked(scene, look, _reason_of(errors), _in_one_line(tuple(errors)))
+        return _blocked(inputs, assessment, _reason_of(errors), _in_one_line(tuple(errors)))
     try:
-        return _decide_writes(scene, look, Wanted(service, engine, engine.profile, tuning))
+        return _decide_writes(inputs, assessment, Wanted(service, engine, engine.profile, tuning))
     except EngineOptionRefused as refusal:
         text = say(str(refusal), "", "Change spec.engine or the engine profile.")
-        return _blocked(scene, look, Reason.BAD_ENGINE_OPTION, text)
+        return _blocked(inputs, assessment, Reason.BAD_ENGINE_OPTION, text)
 
 
-def _look(scene: Scene) -> Assessment:
-    found = scene.diagnosis
+def _assess(inputs: ReconcileInputs) -> Assessment:
+    found = inputs.diagnosis
     return Assessment(
-        scene.generation,
-        scene.status,
-        scene.facts,
+        inputs.generation,
+        inputs.status,
+        inputs.facts,
         engine_problems=found.engine_problems,
         router_problem=found.router_problem,
         creation_problem=found.creation_problem,
         write_problem=found.write_problem,
         flapping=found.flapping,
-        control=scene.snapshot.control_status,
-        control_pending=scene.snapshot.control_pending,
-        defect=scene.snapshot.defect,
+        control=inputs.snapshot.control_status,
+        control_pending=inputs.snapshot.control_pending,
+        defect=inputs.snapshot.defect,
     )
 
 
-def _blocked(scene: Scene, look: Assessment, reason: Reason, message: str) -> Course:
+def _blocked(
+    inputs: ReconcileInputs, assessment: Assessment, reason: Reason, message: str
+) -> ReconcileResult:
     """Return a result without writes to children. They keep running; the status has the reason."""
-    known = parse_last_good(scene.status)
-    first, _ = decide_last_good(scene.facts, scene.status, "", scene.generation, scene.now)
-    return Course(replace(look, blocked=Problem(reason, message)), last_good=known or first)
+    known = parse_last_good(inputs.status)
+    first, _ = decide_last_good(inputs.facts, inputs.status, "", inputs.generation, inputs.now)
+    return ReconcileResult(
+        replace(assessment, blocked=Problem(reason, message)), last_good=known or first
+    )
 
 
-def _unreadable(scene: Scene) -> Course:
+def _unreadable(inputs: ReconcileInputs) -> ReconcileResult:
     """Return a result without writes to children: a child that was not read may still exist."""
-    first, *rest = scene.snapshot.unreadable
+    first, *rest = inputs.snapshot.unreadable
     advice = "Repair or delete that object."
     if rest:
         advice = f"Repair or delete that object and {len(rest)} more."
     text = say(f"{first.kind} {first.name} cannot be read", first.why, advice)
-    course = _blocked(scene, _look(scene), Reason.UNREADABLE_OBJECT, text)
-    return replace(course, again_after_s=(UNREADABLE_LOOK_S,))
+    result = _blocked(inputs, _assess(inputs), Reason.UNREADABLE_OBJECT, text)
+    return replace(result, again_after_s=(UNREADABLE_REQUEUE_S,))
 
 
 def _reason_of(errors: Sequence[FieldError]) -> Reason:
@@ -238,10 +244,10 @@ def _crd_in_words(missing: Sequence[str]) -> str:
     return say(what, ", ".join(missing), "Upgrade the CRDs. Until then, no child is written.")
 
 
-def _tuning(scene: Scene) -> EngineTuning:
+def _tuning(inputs: ReconcileInputs) -> EngineTuning:
     """Return the start-up values that a remedy lowers: the control loop's, else the status's."""
-    control = scene.snapshot.control_status
-    remedy = (scene.status if control is None else control).get("remedy")
+    control = inputs.snapshot.control_status
+    remedy = (inputs.status if control is None else control).get("remedy")
     if not isinstance(remedy, Mapping):
         return AS_SPECIFIED
     return EngineTuning(
@@ -259,9 +265,11 @@ def _hash_of(template: Manifest) -> str:
     return str(template["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH])
 
 
-def _decide_engine(scene: Scene, service: InferenceService, tuning: EngineTuning) -> EngineDecision:
-    rollback = parse_rollback(scene.status)
-    engine = scene.facts.engine
+def _decide_engine(
+    inputs: ReconcileInputs, service: InferenceService, tuning: EngineTuning
+) -> EngineDecision:
+    rollback = parse_rollback(inputs.status)
+    engine = inputs.facts.engine
     known_hashes = {
         *([engine.template_hash] if engine else []),
         *([rollback.template_hash] if rollback else []),
@@ -269,66 +277,68 @@ def _decide_engine(scene: Scene, service: InferenceService, tuning: EngineTuning
 
     def runs_unchanged_on(profile: EngineProfile) -> bool:
         try:
-            template = desired_engine_template(service, profile, scene.context, tuning)
+            template = desired_engine_template(service, profile, inputs.context, tuning)
         except EngineOptionRefused:
             return False
         return _hash_of(template) in known_hashes
 
     return decide_engine(
         service.spec,
-        parse_engine(scene.status),
-        scene.context.catalog,
-        is_new_generation=scene.is_new_generation,
+        parse_engine(inputs.status),
+        inputs.context.catalog,
+        is_new_generation=inputs.is_new_generation,
         runs_unchanged_on=runs_unchanged_on,
-        may_update=scene.snapshot.may_update_engine,
+        may_update=inputs.snapshot.may_update_engine,
     )
 
 
-def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
+def _decide_writes(
+    inputs: ReconcileInputs, assessment: Assessment, wanted: Wanted
+) -> ReconcileResult:
     """Decide the rollout, the replicas and the children of a service that is not blocked."""
-    facts, now, spec = scene.facts, scene.now, wanted.service.spec
-    problems = scene.diagnosis.current_problems
-    by_spec = desired_engine_template(wanted.service, wanted.profile, scene.context, wanted.tuning)
+    facts, now, spec = inputs.facts, inputs.now, wanted.service.spec
+    problems = inputs.diagnosis.current_problems
+    by_spec = desired_engine_template(wanted.service, wanted.profile, inputs.context, wanted.tuning)
     wanted_hash = _hash_of(by_spec)
     last_good, good_again = decide_last_good(
-        facts, scene.status, wanted_hash, scene.generation, now
+        facts, inputs.status, wanted_hash, inputs.generation, now
     )
-    if _must_remember(last_good, scene.status, wanted_hash) and not spec.paused:
-        return Course(look, wanted.engine, last_good, remembers_first=True)
+    if _must_remember(last_good, inputs.status, wanted_hash) and not spec.paused:
+        return ReconcileResult(assessment, wanted.engine, last_good, remembers_first=True)
     rollout = decide_rollout(
         facts,
         problems,
         wanted_hash=wanted_hash,
         last_good=last_good,
-        known=parse_rollback(scene.status),
+        known=parse_rollback(inputs.status),
         rules=spec.rollout,
-        generation=scene.generation,
+        generation=inputs.generation,
         now=now,
     )
-    templates = scene.snapshot.templates
+    templates = inputs.snapshot.templates
     template = templates.get(rollout.revision) if rollout.revision else by_spec
-    gpus = _gpus_per_replica(scene, template)
-    replicas = _decide_replicas(scene, wanted.service, problems, gpus)
-    over_budget = _over_budget(scene, replicas, gpus)
-    is_bypassed = _is_router_bypassed(scene, wanted.service)
-    look = replace(
-        look,
+    gpus = _gpus_per_replica(inputs, template)
+    replicas = _decide_replicas(inputs, wanted.service, problems, gpus)
+    over_budget = _over_budget(inputs, replicas, gpus)
+    is_bypassed = _is_router_bypassed(inputs, wanted.service)
+    assessment = replace(
+        assessment,
         wanted_hash=wanted_hash,
         rollout=rollout,
         replicas=replicas,
         is_router_bypassed=is_bypassed,
-        write_problem=over_budget or look.write_problem,
+        write_problem=over_budget or assessment.write_problem,
     )
     children, strategy_again = _decide_children(
-        scene,
+        inputs,
         wanted,
         replicas,
         template=None if rollout.is_new or over_budget else template,
         is_router_bypassed=is_bypassed,
     )
-    look = _with_conflicts(look, children.conflicts)
-    is_contested = CONTEST_LOOK_S if replicas.contested_by else None
-    is_limited = BUDGET_LOOK_S if replicas.limited_by or over_budget else None
+    assessment = _with_conflicts(assessment, children.conflicts)
+    is_contested = CONTEST_REQUEUE_S if replicas.contested_by else None
+    is_limited = BUDGET_REQUEUE_S if replicas.limited_by or over_budget else None
     again = (
         good_again,
         rollout.again_after_s,
@@ -339,10 +349,10 @@ def _decide_writes(scene: Scene, look: Assessment, wanted: Wanted) -> Course:
     )
     actions: tuple[Action, ...] = ()
     if not spec.paused:
-        marks = decide_marks(facts, replicas.value, scene.snapshot.pod_load)
+        marks = decide_marks(facts, replicas.value, inputs.snapshot.pod_load)
         actions = (*(marks if _scales(children, wanted.service.name) else ()), *children.actions)
-    return Course(
-        look, wanted.engine, last_good, actions, _missing_templates(scene, rollout), again
+    return ReconcileResult(
+        assessment, wanted.engine, last_good, actions, _missing_templates(inputs, rollout), again
     )
 
 
@@ -358,20 +368,20 @@ def _must_remember(last_good: LastGood | None, status: Mapping[str, Any], wanted
     )
 
 
-def _gpus_per_replica(scene: Scene, template: Manifest | None) -> int:
+def _gpus_per_replica(inputs: ReconcileInputs, template: Manifest | None) -> int:
     """Return the GPUs that a pod of the template requests, else those of the live template."""
     if template is not None:
         return accelerators_of(template["spec"])
-    engine = scene.facts.engine
+    engine = inputs.facts.engine
     return engine.accelerators if engine else 0
 
 
-def _over_budget(scene: Scene, replicas: ReplicaDecision, gpus: int) -> Problem | None:
+def _over_budget(inputs: ReconcileInputs, replicas: ReplicaDecision, gpus: int) -> Problem | None:
     """Return GPUBudget if the new template needs more GPUs than the budget allows, else None.
 
     Then the Deployment is not written.
     """
-    engine, allowance = scene.facts.engine, scene.snapshot.gpu_allowance
+    engine, allowance = inputs.facts.engine, inputs.snapshot.gpu_allowance
     held = engine.desired_replicas * engine.accelerators if engine else 0
     if not exceeds(replicas.value * gpus, held, allowance):
         return None
@@ -384,28 +394,28 @@ def _over_budget(scene: Scene, replicas: ReplicaDecision, gpus: int) -> Problem 
 
 
 def _decide_replicas(
-    scene: Scene, service: InferenceService, problems: Sequence[Problem], gpus: int
+    inputs: ReconcileInputs, service: InferenceService, problems: Sequence[Problem], gpus: int
 ) -> ReplicaDecision:
     contested_by = contesting_manager(
-        scene.facts,
-        scene.snapshot.foreign_replica_writes,
-        scene.status,
-        is_new_generation=scene.is_new_generation,
-        now=scene.now,
+        inputs.facts,
+        inputs.snapshot.foreign_replica_writes,
+        inputs.status,
+        is_new_generation=inputs.is_new_generation,
+        now=inputs.now,
     )
     return decide_replicas(
         service.spec,
-        scene.facts,
-        scene.snapshot.order,
+        inputs.facts,
+        inputs.snapshot.allocation,
         contested_by=contested_by,
-        is_blocked=is_scale_up_blocked(scene.facts, problems),
+        is_blocked=is_scale_up_blocked(inputs.facts, problems),
         gpus_per_replica=gpus,
-        allowance=scene.snapshot.gpu_allowance,
+        allowance=inputs.snapshot.gpu_allowance,
     )
 
 
 def _decide_children(
-    scene: Scene,
+    inputs: ReconcileInputs,
     wanted: Wanted,
     replicas: ReplicaDecision,
     *,
@@ -415,12 +425,12 @@ def _decide_children(
     """Decide the writes of children. Without a pod template, omit the engine Deployment."""
     service = wanted.service
     strategy, again = decide_strategy(
-        scene.facts, dict(scene.diagnosis.by_pod), service.spec.rollout, scene.now
+        inputs.facts, dict(inputs.diagnosis.by_pod), service.spec.rollout, inputs.now
     )
     desired = desired_children(
         service,
         wanted.profile,
-        scene.context,
+        inputs.context,
         replicas=replicas.value,
         tuning=wanted.tuning,
         strategy=strategy,
@@ -432,25 +442,25 @@ def _decide_children(
         untouched.add(engine_key)
     children = decide_children(
         desired,
-        scene.snapshot,
+        inputs.snapshot,
         service=service.name,
         owner_uid=service.uid,
-        now=scene.now,
+        now=inputs.now,
         live_bound=frozenset({engine_key}) if replicas.rests_on_live_value else frozenset(),
         untouched=frozenset(untouched),
     )
     return children, again
 
 
-def _is_router_bypassed(scene: Scene, service: InferenceService) -> bool:
+def _is_router_bypassed(inputs: ReconcileInputs, service: InferenceService) -> bool:
     """Return True while the address must select the engines, until the first router is ready.
 
     An immediate switch from routing policy None would leave the address without an endpoint. The
     live Kubernetes Service is recognized by the digest that it has without a router.
     """
     routing = service.spec.routing
-    address = scene.snapshot.children.get((Kind.SERVICE, names.address_name(service.name)))
-    if routing.policy is RoutingPolicy.NONE or address is None or scene.facts.ready_routers:
+    address = inputs.snapshot.children.get((Kind.SERVICE, names.address_name(service.name)))
+    if routing.policy is RoutingPolicy.NONE or address is None or inputs.facts.ready_routers:
         return False
     plain = routing.model_copy(update={"policy": RoutingPolicy.NONE})
     unrouted = replace(service, spec=service.spec.model_copy(update={"routing": plain}))
@@ -465,21 +475,21 @@ def _scales(children: ChildrenDecision, service: str) -> bool:
     )
 
 
-def _missing_templates(scene: Scene, rollout: RolloutDecision) -> tuple[str, ...]:
+def _missing_templates(inputs: ReconcileInputs, rollout: RolloutDecision) -> tuple[str, ...]:
     """Return the ReplicaSet whose template a rollback needs and the snapshot lacks."""
     name = rollout.revision
-    return (name,) if name and name not in scene.snapshot.templates else ()
+    return (name,) if name and name not in inputs.snapshot.templates else ()
 
 
-def _with_conflicts(look: Assessment, conflicts: Sequence[Conflict]) -> Assessment:
+def _with_conflicts(assessment: Assessment, conflicts: Sequence[Conflict]) -> Assessment:
     """Return the assessment, blocked if a child's name is taken by another object."""
     foreign = [item for item in conflicts if not item.is_leftover]
     if not foreign:
-        return look
+        return assessment
     first = foreign[0]
     text = say(
         f"{first.kind} {first.name} already exists and does not belong to this service",
         "",
         "Fleetkeeper did not change it. Delete it, or give the InferenceService another name.",
     )
-    return replace(look, blocked=Problem(Reason.NAME_CONFLICT, text))
+    return replace(assessment, blocked=Problem(Reason.NAME_CONFLICT, text))

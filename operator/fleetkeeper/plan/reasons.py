@@ -268,9 +268,9 @@ _CHECKS: tuple[_Check, ...] = (
 def _problem_of_end(pod: Pod, container: Container, end: Termination) -> Problem:
     """Classify a container's end by the kernel's verdict, the engine's line, or the exit code."""
     line = engine_line(end.message)
-    told = ENGINE_CLASSES.get(str(line.get("class")))
-    reason = told or EXIT_CODES.get(end.exit_code, Reason.CRASH_LOOP)
-    if end.reason == "OOMKilled" and told in {None, Reason.CRASH_LOOP}:
+    engine_reason = ENGINE_CLASSES.get(str(line.get("class")))
+    reason = engine_reason or EXIT_CODES.get(end.exit_code, Reason.CRASH_LOOP)
+    if end.reason == "OOMKilled" and engine_reason in {None, Reason.CRASH_LOOP}:
         reason = Reason.HOST_OUT_OF_MEMORY
     detail = str(line.get("message") or "")
     if (

@@ -18,7 +18,7 @@ from fleetkeeper.api.names import FIELD_MANAGER
 from fleetkeeper.api.types import InferenceServiceSpec, ScalingMode
 from fleetkeeper.plan.budget import UNBOUNDED, Allowance, bounded_replicas
 from fleetkeeper.plan.facts import Facts
-from fleetkeeper.plan.model import ReplicaOrder
+from fleetkeeper.plan.model import ReplicaAllocation
 
 CONTEST_WINDOW_S = 600.0
 CONTEST_CHANGES = 3
@@ -29,7 +29,7 @@ class Source(StrEnum):
     """The source of the number of replicas."""
 
     SPEC = "Spec"
-    ORDER = "Order"
+    ALLOCATION = "Order"
     HOLD = "Hold"
     CONTESTED = "Contested"
 
@@ -67,7 +67,7 @@ class ReplicaDecision:
 def decide_replicas(
     spec: InferenceServiceSpec,
     facts: Facts,
-    order: ReplicaOrder | None,
+    allocation: ReplicaAllocation | None,
     *,
     contested_by: str = "",
     is_blocked: bool = False,
@@ -81,7 +81,7 @@ def decide_replicas(
     rest of the GPU budget, `gpus_per_replica` the request of the template that is written.
     """
     live = facts.live_replicas
-    value, source, reason, message = _asked(spec, live, order)
+    value, source, reason, message = _asked(spec, live, allocation)
     if contested_by and live is not None and live != value:
         return ReplicaDecision(
             live, value, Source.CONTESTED, Reason.REPLICAS_CONTESTED, message, contested_by
@@ -100,15 +100,15 @@ def decide_replicas(
 
 
 def _asked(
-    spec: InferenceServiceSpec, live: int | None, order: ReplicaOrder | None
+    spec: InferenceServiceSpec, live: int | None, allocation: ReplicaAllocation | None
 ) -> tuple[int, Source, Reason, str]:
     """Return the requested number of replicas, its source, its reason and the message."""
     scaling = spec.scaling
     if spec.replicas is not None:
         return _pinned(spec.replicas, scaling.mode)
-    if scaling.mode is ScalingMode.AUTO and order is not None:
-        value = min(max(order.replicas, scaling.min_replicas), scaling.max_replicas)
-        return value, Source.ORDER, Reason.WITHIN_BOUNDS, order.message
+    if scaling.mode is ScalingMode.AUTO and allocation is not None:
+        value = min(max(allocation.replicas, scaling.min_replicas), scaling.max_replicas)
+        return value, Source.ALLOCATION, Reason.WITHIN_BOUNDS, allocation.message
     if live is None or live == 0:
         return scaling.min_replicas, Source.HOLD, Reason.AT_MINIMUM, "start at scaling.minReplicas"
     if scaling.mode is not ScalingMode.AUTO:
@@ -147,12 +147,12 @@ def contesting_manager(
     if is_new_generation or facts.engine is None:
         return ""
     owner = facts.engine.replicas_manager
-    if owner and owner != FIELD_MANAGER and _is_told(status):
+    if owner and owner != FIELD_MANAGER and _is_reported(status):
         return owner
     return ""
 
 
-def _is_told(status: Mapping[str, Any]) -> bool:
+def _is_reported(status: Mapping[str, Any]) -> bool:
     """Return True if the status reports a contest."""
     return any(
         condition.get("type") == ConditionType.DEGRADED

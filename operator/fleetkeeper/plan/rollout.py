@@ -23,11 +23,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason, Status
 from fleetkeeper.api.types import OnFailure, Rollout, RolloutStrategy
 from fleetkeeper.plan.facts import Facts
 from fleetkeeper.plan.model import Pod, Revision
-from fleetkeeper.plan.moment import moment_of_text
 from fleetkeeper.plan.previous import previous_condition
 from fleetkeeper.plan.reasons import Problem, say
 
@@ -194,10 +194,10 @@ def _ready_for_s(
         if pod.ready and pod.ready_since is not None
     ]
     ready = previous_condition(status, ConditionType.READY) or {}
-    told = moment_of_text(str(ready.get("lastTransitionTime")))
-    is_told = ready.get("status") == Status.TRUE and len(facts.revisions) == 1
-    if is_told and told is not None and current.created <= told:
-        since.append(told)
+    ready_at = rfc3339.parse(ready.get("lastTransitionTime"))
+    is_evidence = ready.get("status") == Status.TRUE and len(facts.revisions) == 1
+    if is_evidence and ready_at is not None and current.created <= ready_at:
+        since.append(ready_at)
     return now - min(since) if since else None
 
 

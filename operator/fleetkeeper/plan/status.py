@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fleetkeeper.api import names
+from fleetkeeper.api import names, rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.profile import effective_resources
 from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.conditions import decide_conditions
 from fleetkeeper.plan.engine_choice import EngineDecision
 from fleetkeeper.plan.model import Manifest
-from fleetkeeper.plan.moment import text_of_time
 from fleetkeeper.plan.replicas import ReplicaDecision, Source
 from fleetkeeper.plan.rollout import LastGood
 
@@ -35,23 +34,23 @@ Status = dict[str, Any]
 
 
 def desired_status(
-    look: Assessment, engine: EngineDecision | None, last_good: LastGood | None, now: float
+    assessment: Assessment, engine: EngineDecision | None, last_good: LastGood | None, now: float
 ) -> Status:
     """Return the complete status without empty parts."""
-    status: Status = {"observedGeneration": look.generation}
-    status |= status_counts(look)
-    status |= status_identity(look)
-    status |= status_engine(look, engine)
-    status |= status_rollout(look, last_good)
-    status |= status_control(look, now)
-    status["summary"] = status_summary(look, status)
-    status["conditions"] = decide_conditions(look, now)
+    status: Status = {"observedGeneration": assessment.generation}
+    status |= status_counts(assessment)
+    status |= status_identity(assessment)
+    status |= status_engine(assessment, engine)
+    status |= status_rollout(assessment, last_good)
+    status |= status_control(assessment, now)
+    status["summary"] = status_summary(assessment, status)
+    status["conditions"] = decide_conditions(assessment, now)
     return {key: value for key, value in status.items() if value not in ({}, None)}
 
 
-def status_counts(look: Assessment) -> Status:
+def status_counts(assessment: Assessment) -> Status:
     """Return the numbers of engine pods: all, ready, and of the live template."""
-    facts = look.facts
+    facts = assessment.facts
     return {
         "replicas": len(facts.engine_pods),
         "readyReplicas": facts.ready_replicas,
@@ -59,23 +58,31 @@ def status_counts(look: Assessment) -> Status:
     }
 
 
-def status_identity(look: Assessment) -> Status:
+def status_identity(assessment: Assessment) -> Status:
     """Return the address, and the selector for the scale subresource.
 
     Without a readable spec, the previous ones are kept.
     """
-    if look.service is None:
-        return {key: look.previous[key] for key in ("url", "selector") if key in look.previous}
-    name, namespace = look.service.name, look.service.namespace
+    if assessment.service is None:
+        return {
+            key: assessment.previous[key]
+            for key in ("url", "selector")
+            if key in assessment.previous
+        }
+    name, namespace = assessment.service.name, assessment.service.namespace
     return {"url": names.service_url(name, namespace), "selector": names.selector_text(name)}
 
 
-def status_engine(look: Assessment, engine: EngineDecision | None) -> Status:
+def status_engine(assessment: Assessment, engine: EngineDecision | None) -> Status:
     """Return the profile in use and the values that follow from it, else the previous ones."""
-    kept = {key: look.previous[key] for key in ("engine", "effective") if key in look.previous}
-    if look.service is None or engine is None or engine.profile is None:
+    kept = {
+        key: assessment.previous[key]
+        for key in ("engine", "effective")
+        if key in assessment.previous
+    }
+    if assessment.service is None or engine is None or engine.profile is None:
         return kept
-    spec = look.service.spec
+    spec = assessment.service.spec
     effective: Status = {
         "accelerators": effective_resources(spec, engine.profile).accelerators,
     }
@@ -84,30 +91,34 @@ def status_engine(look: Assessment, engine: EngineDecision | None) -> Status:
     return {"engine": engine.to_status(), "effective": effective}
 
 
-def status_rollout(look: Assessment, last_good: LastGood | None) -> Status:
+def status_rollout(assessment: Assessment, last_good: LastGood | None) -> Status:
     """Return the last good template and the rollback, which later reconciles need."""
-    told: Status = {}
+    reported: Status = {}
     if last_good:
-        told["lastGood"] = last_good.to_status()
-    if look.rollout.rollback:
-        told["rollback"] = look.rollout.rollback.to_status()
-    elif look.blocked and "rollback" in look.previous:
-        told["rollback"] = look.previous["rollback"]
-    return told
+        reported["lastGood"] = last_good.to_status()
+    if assessment.rollout.rollback:
+        reported["rollback"] = assessment.rollout.rollback.to_status()
+    elif assessment.blocked and "rollback" in assessment.previous:
+        reported["rollback"] = assessment.previous["rollback"]
+    return reported
 
 
-def status_control(look: Assessment, now: float) -> Status:
+def status_control(assessment: Assessment, now: float) -> Status:
     """Return the parts from the control loop's report, else the previous ones.
 
     `scaling` is added if the report lacks it.
     """
-    source: Mapping[str, Any] = look.previous if look.control is None else look.control
-    told = {key: source[key] for key in CONTROL_PIECES if key in source}
-    if look.replicas is not None and (look.control is None or "scaling" not in look.control):
-        before = look.previous.get("scaling")
-        if not (look.control_pending and _is_desired(before, look.replicas.value)):
-            told["scaling"] = status_scaling(look.replicas, before, now)
-    return told
+    source: Mapping[str, Any] = (
+        assessment.previous if assessment.control is None else assessment.control
+    )
+    reported = {key: source[key] for key in CONTROL_PIECES if key in source}
+    if assessment.replicas is not None and (
+        assessment.control is None or "scaling" not in assessment.control
+    ):
+        before = assessment.previous.get("scaling")
+        if not (assessment.control_pending and _is_desired(before, assessment.replicas.value)):
+            reported["scaling"] = status_scaling(assessment.replicas, before, now)
+    return reported
 
 
 def _is_desired(scaling: object, value: int) -> bool:
@@ -123,20 +134,20 @@ def status_scaling(decision: ReplicaDecision, before: object, now: float) -> Sta
     is_same = known.get("desired") == decision.value and "since" in known
     if is_same and decision.source is Source.HOLD:
         return dict(known)
-    told: Status = {
+    reported: Status = {
         "desired": decision.value,
         "reason": str(decision.reason),
         "message": decision.message,
     }
-    is_same = is_same and known.get("reason") == told["reason"]
-    return {**told, "since": known["since"] if is_same else text_of_time(now)}
+    is_same = is_same and known.get("reason") == reported["reason"]
+    return {**reported, "since": known["since"] if is_same else rfc3339.format(now)}
 
 
-def status_summary(look: Assessment, status: Status) -> Status:
+def status_summary(assessment: Assessment, status: Status) -> Status:
     """Return the values of the printer columns."""
-    wanted = look.replicas.value if look.replicas else look.facts.live_replicas
+    wanted = assessment.replicas.value if assessment.replicas else assessment.facts.live_replicas
     return {
-        "ready": f"{look.facts.ready_replicas}/{wanted if wanted is not None else 0}",
+        "ready": f"{assessment.facts.ready_replicas}/{wanted if wanted is not None else 0}",
         "breaker": _breaker_in_words(status.get("breaker")),
     }
 
@@ -151,10 +162,12 @@ def _breaker_in_words(breaker: object) -> str:
     load = breaker.get("load")
     states = {"control": breaker.get("control"), **(load if isinstance(load, Mapping) else {})}
     words = {"Open": "open", "HalfOpen": "half-open"}
-    told = [f"{name} {words[str(state)]}" for name, state in states.items() if str(state) in words]
+    reported = [
+        f"{name} {words[str(state)]}" for name, state in states.items() if str(state) in words
+    ]
     if str(breaker.get("source")) == "Open":
-        told.append("prometheus lost")
-    return ", ".join(told) or "closed"
+        reported.append("prometheus lost")
+    return ", ".join(reported) or "closed"
 
 
 def decide_status_write(

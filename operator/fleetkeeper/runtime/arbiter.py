@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleetkeeper.plan.control.arbitrate import Order, Want, arbitrate
+from fleetkeeper.plan.control.arbitrate import Allocation, Want, arbitrate
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.queue import Key
@@ -17,10 +17,10 @@ class Arbiter:
         self._ledger = ledger
         self._defects = defects
 
-    def orders(self, wants: Sequence[tuple[Key, Want]]) -> dict[Key, Order]:
+    def allocations(self, wants: Sequence[tuple[Key, Want]]) -> dict[Key, Allocation]:
         """Return the allocations by service. A service without one keeps what it has."""
         budget, holdings = self._ledger.budget, self._ledger.holdings()
-        granted: dict[tuple[str, str], Order] = {}
+        granted: dict[tuple[str, str], Allocation] = {}
         with self._defects.contained("arbitrate") as step:
             granted = arbitrate((want for _, want in wants), budget, holdings)
         if step.failed:

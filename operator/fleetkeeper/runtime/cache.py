@@ -50,16 +50,16 @@ class _Members:
 class Cache:
     """Records by service.
 
-    `changed` is called with a service to reconcile now. `stirred` is called with a service to
+    `changed` is called with a service to reconcile now. `on_status_change` is called with a service to
     reconcile soon: the status of its objects changed, and is likely to change again.
     """
 
     def __init__(
-        self, *, now: Callable[[], float], changed: Changed, stirred: Changed | None = None
+        self, *, now: Callable[[], float], changed: Changed, on_status_change: Changed | None = None
     ) -> None:
         self._now = now
         self._changed = changed
-        self._stirred = stirred or changed
+        self._on_status_change = on_status_change or changed
         self._services: dict[Key, ServiceEntry] = {}
         self._members: dict[Key, _Members] = {}
         self._home: dict[tuple[str, str, str], Key] = {}
@@ -93,7 +93,7 @@ class Cache:
         if found.unread and (entry is None or entry.unread != found.unread):
             log.warning("service unreadable", service=str(key), why=found.unread)
         if by_us:
-            self._stirred(key)
+            self._on_status_change(key)
         else:
             self._changed(key)
 
@@ -227,7 +227,7 @@ class Cache:
         if before is not None and was_edited(before, found):
             self._changed(key)
         elif before is None or home != key or differs(before, found):
-            self._stirred(key)
+            self._on_status_change(key)
 
     def gone(self, found: Place) -> None:
         """Remove an object that was deleted or lost our label."""

@@ -16,7 +16,7 @@ from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.queue import Key
 
-MOST_SERVICES: Final = 20
+MAX_SERVICES: Final = 20
 """If more services than this changed, listing the whole fleet is faster."""
 
 
@@ -27,7 +27,7 @@ def services_behind(cache: Cache) -> list[Key]:
         entry = cache.service(key)
         if entry is not None and not entry.is_observed:
             behind.append(key)
-    return behind if len(behind) <= MOST_SERVICES else []
+    return behind if len(behind) <= MAX_SERVICES else []
 
 
 async def observe_service(client: KubernetesClient, cache: Cache, key: Key) -> None:

@@ -12,11 +12,11 @@ from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.plan.control.removal import Removal
 from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.values import PodView
-from fleetkeeper.plan.model import Notice
+from fleetkeeper.plan.model import Event
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.defects import Defects
+from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
@@ -46,7 +46,7 @@ class ControlActs:
         self._metrics = metrics
         self._read_pod = read_pod
         self._lease = lease
-        self._board = NoticeBoard(writer, metrics, now=now, instance=instance, defects=defects)
+        self._board = EventRecorder(writer, metrics, now=now, instance=instance, defects=defects)
 
     async def replace_pod(self, key: Key, pod: PodView, removal: Removal) -> bool:
         """Delete exactly this pod in its last seen version; return whether it was deleted.
@@ -79,13 +79,13 @@ class ControlActs:
         log.info("pod replaced", **about)
         return True
 
-    async def post_notice(self, key: Key, notice: Notice) -> None:
+    async def post_event(self, key: Key, event: Event) -> None:
         """Post an event on the service, if it still exists."""
         entry = self._cache.service(key)
         if entry is None:
             return
-        await self._board.post(key, entry.unpack(), notice)
+        await self._board.post(key, entry.unpack(), event)
 
-    async def post_fleet_notice(self, notice: Notice) -> None:
+    async def post_fleet_event(self, event: Event) -> None:
         """Post an event that concerns many services on the operator's Lease."""
-        await self._board.post_fleet(self._lease, notice)
+        await self._board.post_fleet(self._lease, event)

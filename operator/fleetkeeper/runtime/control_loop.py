@@ -3,7 +3,7 @@
 One tick for all services:
 
     samples of all pods (from Prometheus; what it does not know, from the pods themselves)
-      -> decide_service for each -> arbitrate over all -> conclude for each
+      -> decide_service for each -> arbitrate over all -> build_report for each
       -> limits and events to the outbox; allocations and status to the next reconcile
 
 This module does not decide. A service whose decision fails keeps its last one; others are not
@@ -23,14 +23,14 @@ import structlog
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.plan.context import PlanContext
-from fleetkeeper.plan.control.arbitrate import Order
-from fleetkeeper.plan.control.conclude import conclude
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.control.constants import RATE_S, TICK_S
 from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.exposed import edges_of
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.outcome import ControlDecision
 from fleetkeeper.plan.control.remedies import Remedy
+from fleetkeeper.plan.control.report import build_report
 from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.service import decide_service
 from fleetkeeper.plan.control.values import (
@@ -53,20 +53,20 @@ from fleetkeeper.runtime.control_metrics import ControlMetrics
 from fleetkeeper.runtime.control_outbox import (
     Engines,
     Outbox,
-    PostFleetNotice,
-    PostNotice,
+    PostEvent,
+    PostFleetEvent,
     ReplacePod,
 )
 from fleetkeeper.runtime.controller import ControlView
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.fleet_notices import FleetNotices
+from fleetkeeper.runtime.fleet_events import FleetEvents
 from fleetkeeper.runtime.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 
 log = structlog.get_logger(__name__)
 
 Item = TypeVar("Item")
-TURN_SERVICES: Final = 20
+SERVICES_PER_YIELD: Final = 20
 """Services decided between two yields to other tasks: 10 to 20 ms."""
 
 
@@ -112,7 +112,7 @@ PENDING: Final = ControlView(is_pending=True)
 
 
 @dataclass(slots=True)
-class _Course:
+class _ServiceState:
     """The loop's state of one service."""
 
     uid: str
@@ -124,7 +124,7 @@ class _Course:
     doubted: frozenset[str] = frozenset()
     failed_writes: int = 0
     asks_pods: bool = False
-    ordered: int | None = None
+    allocated: int | None = None
     settings: ControlSettings | None = None
     settings_mark: tuple[int, Remedy | None] | None = None
 
@@ -139,11 +139,11 @@ class _Course:
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _ServiceTick:
     """The state of one service in one tick."""
 
     key: Key
-    course: _Course
+    state: _ServiceState
     settings: ControlSettings
     fleet: Fleet
     edges: Edges
@@ -151,7 +151,7 @@ class _Case:
     @property
     def target(self) -> Target:
         """The measurements that this service needs."""
-        return Target(self.key, self.edges, self.fleet.pods, self.course.asks_pods)
+        return Target(self.key, self.edges, self.fleet.pods, self.state.asks_pods)
 
 
 class ControlLoop:
@@ -166,8 +166,8 @@ class ControlLoop:
         source: Source,
         engines: Engines,
         replace_pod: ReplacePod,
-        post_notice: PostNotice,
-        post_fleet_notice: PostFleetNotice,
+        post_event: PostEvent,
+        post_fleet_event: PostFleetEvent,
         metrics: ControlMetrics,
         defects: Defects,
         now: Callable[[], float],
@@ -182,9 +182,9 @@ class ControlLoop:
         self._context = context
         self._source = source
         self.outbox = Outbox(
-            engines, replace_pod, post_notice, post_fleet_notice, metrics=metrics, defects=defects
+            engines, replace_pod, post_event, post_fleet_event, metrics=metrics, defects=defects
         )
-        self._notices = FleetNotices(self.outbox.post, self.outbox.post_fleet)
+        self._events = FleetEvents(self.outbox.post, self.outbox.post_fleet)
         self._metrics = metrics
         self._defects = defects
         self._now = now
@@ -193,26 +193,26 @@ class ControlLoop:
         self._tick_s = tick_s
         self._ledger = ledger or GpuLedger(cache, context.gpu_budget)
         self._arbiter = Arbiter(self._ledger, defects)
-        self._courses: dict[Key, _Course] = {}
+        self._states: dict[Key, _ServiceState] = {}
         self._started = now()
 
     # -- for the controller -----------------------------------------------------------------------
 
     def view(self, key: Key) -> ControlView:
         """Return the latest result for this service; pending until it is decided."""
-        course = self._courses.get(key)
-        return course.view if course is not None else PENDING
+        state = self._states.get(key)
+        return state.view if state is not None else PENDING
 
     def forget(self, key: Key) -> None:
         """Forget a deleted service."""
-        self._courses.pop(key, None)
+        self._states.pop(key, None)
         self._metrics.forget(key)
 
     def refused_replicas(self, key: Key) -> None:
         """Count a refused write of the engine Deployment, for the control breaker."""
-        course = self._courses.get(key)
-        if course is not None:
-            course.failed_writes += 1
+        state = self._states.get(key)
+        if state is not None:
+            state.failed_writes += 1
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class ControlLoop:
         Raises:
             LeaseLost: this process must not write anymore.
         """
-        self._notices.flush(math.inf)
+        self._events.flush(math.inf)
         await self.outbox.drain_acts()
 
     async def _tick_on(self) -> None:
@@ -247,144 +247,157 @@ class ControlLoop:
 
     async def tick(self) -> None:
         """Run one tick for all services. The outbox sends the resulting requests later."""
-        self._notices.flush(self._now())
-        cases = [case async for case in self._cases()]
-        if not cases:
+        self._events.flush(self._now())
+        service_ticks = [service_tick async for service_tick in self._service_ticks()]
+        if not service_ticks:
             return
         readings = Readings({})
         with self._defects.contained("measure"):
-            readings = await self._source.observe([case.target for case in cases], self._now())
+            readings = await self._source.observe(
+                [service_tick.target for service_tick in service_ticks], self._now()
+            )
         now = self._now()
         decided = []
-        async for case in _in_turns(cases):
-            with self._defects.contained("decide", case.key):
-                decided.append((case, *self._decide(case, readings, now)))
-        orders = self._arbiter.orders([(case.key, decision.want) for case, decision, _ in decided])
-        async for case, decision, memory in _in_turns(decided):
-            if self._courses.get(case.key) is case.course and case.key in orders:
-                with self._defects.contained("conclude", case.key):
-                    self._carry_over(case, orders[case.key], decision, memory, now)
+        async for service_tick in _yielding(service_ticks):
+            with self._defects.contained("decide", service_tick.key):
+                decided.append((service_tick, *self._decide(service_tick, readings, now)))
+        allocations = self._arbiter.allocations(
+            [(service_tick.key, decision.want) for service_tick, decision, _ in decided]
+        )
+        async for service_tick, decision, memory in _yielding(decided):
+            if (
+                self._states.get(service_tick.key) is service_tick.state
+                and service_tick.key in allocations
+            ):
+                with self._defects.contained("conclude", service_tick.key):
+                    self._carry_over(
+                        service_tick, allocations[service_tick.key], decision, memory, now
+                    )
 
-    def _is_sure(self, case: _Case, decision: ControlDecision, now: float) -> bool:
+    def _is_sure(self, service_tick: _ServiceTick, decision: ControlDecision, now: float) -> bool:
         """Return whether this result replaces the one that the previous process wrote.
 
         Rates need a few samples. Until they are known, or have had time to become known, a missing
         rate does not replace the status. An event does.
         """
         return (
-            not case.course.view.is_pending
-            or not _has_words(case.course.service)
+            not service_tick.state.view.is_pending
+            or not _has_words(service_tick.state.service)
             or decision.signals.known
             or now - self._started >= RATE_S
-            or bool(decision.notices)
+            or bool(decision.events)
         )
 
-    async def _cases(self) -> AsyncIterator[_Case]:
-        async for key in _in_turns(self._cache.services()):
+    async def _service_ticks(self) -> AsyncIterator[_ServiceTick]:
+        async for key in _yielding(self._cache.services()):
             if self._cache.is_held(key):
                 continue
-            case = None
+            service_tick = None
             with self._defects.contained("observe", key):
-                case = self._case(key)
-            if case is not None:
-                yield case
+                service_tick = self._service_tick(key)
+            if service_tick is not None:
+                yield service_tick
 
-    def _case(self, key: Key) -> _Case | None:
-        course = self._course(key)
-        if course is None or course.service is None or course.service.deleting:
+    def _service_tick(self, key: Key) -> _ServiceTick | None:
+        state = self._state(key)
+        if state is None or state.service is None or state.service.deleting:
             return None
         fleet = observe_fleet(self._cache, key, self._now())
         if fleet is None:
             return None
-        settings = self._settings(course, course.service)
-        return _Case(key, course, settings, fleet, edges_of(settings))
+        settings = self._settings(state, state.service)
+        return _ServiceTick(key, state, settings, fleet, edges_of(settings))
 
-    def _settings(self, course: _Course, service: InferenceService) -> ControlSettings:
+    def _settings(self, state: _ServiceState, service: InferenceService) -> ControlSettings:
         """Return the settings of the spec and the remedy in force; parse again if one changed."""
-        mark = (course.version, course.memory.remedy)
-        if course.settings is None or course.settings_mark != mark:
-            settings = read_settings(service, course.memory)
+        mark = (state.version, state.memory.remedy)
+        if state.settings is None or state.settings_mark != mark:
+            settings = read_settings(service, state.memory)
             if not self._can_steer:
                 settings = replace(settings, batching_mode=BatchingMode.ADVISORY)
-            course.settings, course.settings_mark = settings, mark
-        return course.settings
+            state.settings, state.settings_mark = settings, mark
+        return state.settings
 
-    def _course(self, key: Key) -> _Course | None:
+    def _state(self, key: Key) -> _ServiceState | None:
         entry = self._cache.service(key)
         if entry is None:
             return None
-        course = self._courses.get(key)
-        if course is not None and (course.uid, course.version) == (entry.uid, entry.version):
-            return course
+        state = self._states.get(key)
+        if state is not None and (state.uid, state.version) == (entry.uid, entry.version):
+            return state
         service = parsed_service(
             entry.unpack(), floating_revisions=self._context.floating_revisions
         )
-        if course is None or course.uid != entry.uid or (course.service is None and service):
+        if state is None or state.uid != entry.uid or (state.service is None and service):
             memory = ControlMemory() if service is None else starting_memory(service, self._now())
-            course = self._courses[key] = _Course(entry.uid, entry.version, service, memory)
-            return course
-        course.version, course.service = entry.version, service
-        return course
+            state = self._states[key] = _ServiceState(entry.uid, entry.version, service, memory)
+            return state
+        state.version, state.service = entry.version, service
+        return state
 
     def _decide(
-        self, case: _Case, readings: Readings, now: float
+        self, service_tick: _ServiceTick, readings: Readings, now: float
     ) -> tuple[ControlDecision, ControlMemory]:
         """Decide one service."""
-        course, fleet = case.course, case.fleet
+        state, fleet = service_tick.state, service_tick.fleet
         inputs = ControlInputs(
-            namespace=case.key.namespace,
-            name=case.key.name,
-            settings=case.settings,
+            namespace=service_tick.key.namespace,
+            name=service_tick.key.name,
+            settings=service_tick.settings,
             replicas=fleet.replicas,
             started=self._started,
             pods=fleet.pods,
-            samples=readings.samples.get(case.key, ()),
-            ordered_replicas=course.ordered,
-            put_outcomes=course.outcomes,
-            failed_writes=course.failed_writes,
-            prometheus_lost=case.key in readings.lost,
-            checks_directly=readings.checks_directly(case.key),
-            prometheus_disputed=case.key in readings.disputed,
+            samples=readings.samples.get(service_tick.key, ()),
+            allocated_replicas=state.allocated,
+            put_outcomes=state.outcomes,
+            failed_writes=state.failed_writes,
+            prometheus_lost=service_tick.key in readings.lost,
+            checks_directly=readings.checks_directly(service_tick.key),
+            prometheus_disputed=service_tick.key in readings.disputed,
             scale_up_blocked=fleet.scale_up_blocked,
             out_of_memory_pods=fleet.out_of_memory_pods,
-            rolling_out=fleet.rolling_out or is_unseen(course.service),
+            rolling_out=fleet.rolling_out or is_unseen(state.service),
             gpus_per_replica=fleet.gpus_per_replica,
         )
-        course.outcomes, course.failed_writes = (), 0
-        return decide_service(inputs, course.memory, now)
+        state.outcomes, state.failed_writes = (), 0
+        return decide_service(inputs, state.memory, now)
 
     def _carry_over(
         self,
-        case: _Case,
-        order: Order,
+        service_tick: _ServiceTick,
+        allocation: Allocation,
         decision: ControlDecision,
         memory: ControlMemory,
         now: float,
     ) -> None:
         """Make the decision the planner's next view; queue a reconcile if it differs."""
-        course = case.course
-        conclusion, concluded = conclude(decision, order, memory, now)
-        before = course.view
-        course.asks_pods = decision.asks_pods
-        if self._is_sure(case, decision, now):
-            course.memory = concluded
-            course.view = ControlView(conclusion.order, conclusion.status, decision.pod_load)
+        state = service_tick.state
+        report, reported = build_report(decision, allocation, memory, now)
+        before = state.view
+        state.asks_pods = decision.asks_pods
+        if self._is_sure(service_tick, decision, now):
+            state.memory = reported
+            state.view = ControlView(report.allocation, report.status, decision.pod_load)
         else:
-            course.memory = memory
-            course.view = replace(before, order=conclusion.order, pod_load=decision.pod_load)
-        course.ordered = conclusion.order.replicas if conclusion.order is not None else None
-        self._metrics.show(case.key, conclusion.metrics)
-        is_new_limit = self._ledger.limit(case.key, order, decision.want.gpus_per_replica)
-        if is_new_limit or _is_news(before, course.view):
-            self._queue.add(case.key)
-        for notice in conclusion.notices:
-            self._notices.add(case.key, notice, now)
+            state.memory = memory
+            state.view = replace(before, allocation=report.allocation, pod_load=decision.pod_load)
+        state.allocated = report.allocation.replicas if report.allocation is not None else None
+        self._metrics.show(service_tick.key, report.metrics)
+        is_new_limit = self._ledger.limit(
+            service_tick.key, allocation, decision.want.gpus_per_replica
+        )
+        if is_new_limit or _is_news(before, state.view):
+            self._queue.add(service_tick.key)
+        for event in report.events:
+            self._events.add(service_tick.key, event, now)
         if self._can_steer:
             for put in decision.puts:
-                self.outbox.send(case.key, put, course.take, doubted=put.pod in course.doubted)
-        pods = {pod.name: pod for pod in case.fleet.pods}
+                self.outbox.send(
+                    service_tick.key, put, state.take, doubted=put.pod in state.doubted
+                )
+        pods = {pod.name: pod for pod in service_tick.fleet.pods}
         for name, removal in decision.replace_pods.items():
-            self.outbox.replace(case.key, pods[name], removal)
+            self.outbox.replace(service_tick.key, pods[name], removal)
 
 
 def _has_words(service: InferenceService | None) -> bool:
@@ -394,13 +407,16 @@ def _has_words(service: InferenceService | None) -> bool:
 
 def _is_news(before: ControlView, after: ControlView) -> bool:
     """Return whether the planner would act on the change: an allocation's text always changes."""
-    orders = [order and (order.replicas, order.reason) for order in (before.order, after.order)]
-    return orders[0] != orders[1] or before.control_status != after.control_status
+    allocations = [
+        allocation and (allocation.replicas, allocation.reason)
+        for allocation in (before.allocation, after.allocation)
+    ]
+    return allocations[0] != allocations[1] or before.control_status != after.control_status
 
 
-async def _in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:
+async def _yielding(items: Iterable[Item]) -> AsyncIterator[Item]:
     """Yield the items, and let other tasks run in between: leases and probes wait for no tick."""
     for number, item in enumerate(items):
-        if number % TURN_SERVICES == TURN_SERVICES - 1:
+        if number % SERVICES_PER_YIELD == SERVICES_PER_YIELD - 1:
             await asyncio.sleep(0)
         yield item

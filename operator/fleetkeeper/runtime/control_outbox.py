@@ -16,11 +16,11 @@ from typing import Final, Protocol
 import structlog
 
 from fleetkeeper.plan.control.removal import Removal
-from fleetkeeper.plan.control.values import PodOrder, PodView, PutOutcome
-from fleetkeeper.plan.model import Notice
+from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
+from fleetkeeper.plan.model import Event
 from fleetkeeper.runtime.control_metrics import ControlMetrics
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.notice_board import DRAIN_S
+from fleetkeeper.runtime.event_recorder import DRAIN_S
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ ACTS_KEPT: Final = 4096
 class Engines(Protocol):
     """The engines' control ports."""
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """Send each request to its pod; return an outcome for each, whatever happens."""
 
 
@@ -47,23 +47,23 @@ class ReplacePod(Protocol):
         """Delete exactly this pod if it confirms the cause; return whether it was deleted."""
 
 
-class PostFleetNotice(Protocol):
+class PostFleetEvent(Protocol):
     """A function that posts one event about the fleet."""
 
-    async def __call__(self, notice: Notice) -> None:
+    async def __call__(self, event: Event) -> None:
         """Post the event; a refusal is only logged, because events are for people."""
 
 
-class PostNotice(Protocol):
+class PostEvent(Protocol):
     """A function that posts one event on a service."""
 
-    async def __call__(self, key: Key, notice: Notice) -> None:
+    async def __call__(self, key: Key, event: Event) -> None:
         """Post the event; a refusal is only logged, because events are for people."""
 
 
 Tell = Callable[[PutOutcome], None]
 Act = Callable[[], Awaitable[None]]
-Waiting = tuple[Key, PodOrder, Tell]
+Waiting = tuple[Key, LimitsRequest, Tell]
 
 
 class Outbox:
@@ -73,19 +73,19 @@ class Outbox:
         self,
         engines: Engines,
         replace_pod: ReplacePod,
-        post_notice: PostNotice,
-        post_fleet_notice: PostFleetNotice,
+        post_event: PostEvent,
+        post_fleet_event: PostFleetEvent,
         *,
         metrics: ControlMetrics,
         defects: Defects,
     ) -> None:
         self._engines = engines
         self._replace_pod = replace_pod
-        self._post_notice = post_notice
-        self._post_fleet_notice = post_fleet_notice
+        self._post_event = post_event
+        self._post_fleet_event = post_fleet_event
         self._metrics = metrics
         self._defects = defects
-        self._orders: dict[str, Waiting] = {}
+        self._requests: dict[str, Waiting] = {}
         self._doubted: dict[str, Waiting] = {}
         self._acts: deque[tuple[Key | None, Act]] = deque(maxlen=ACTS_KEPT)
         self._removals: dict[str, tuple[Key, PodView, Removal]] = {}
@@ -94,24 +94,24 @@ class Outbox:
         self._act_news = asyncio.Event()
         self._removal_news = asyncio.Event()
 
-    def send(self, key: Key, order: PodOrder, tell: Tell, *, doubted: bool) -> None:
+    def send(self, key: Key, request: LimitsRequest, tell: Tell, *, doubted: bool) -> None:
         """Queue limits for a pod of the service `key`; `tell` is called with the outcome.
 
         `doubted`: the last request to this pod failed.
         """
-        self._orders.pop(order.uid, None)
-        self._doubted.pop(order.uid, None)
-        lane, news = (self._doubted, self._doubts) if doubted else (self._orders, self._news)
-        lane[order.uid] = (key, order, tell)
+        self._requests.pop(request.uid, None)
+        self._doubted.pop(request.uid, None)
+        lane, news = (self._doubted, self._doubts) if doubted else (self._requests, self._news)
+        lane[request.uid] = (key, request, tell)
         news.set()
 
-    def post(self, key: Key, notice: Notice) -> None:
+    def post(self, key: Key, event: Event) -> None:
         """Queue an event on a service."""
-        self._add(key, lambda: self._post_notice(key, notice))
+        self._add(key, lambda: self._post_event(key, event))
 
-    def post_fleet(self, notice: Notice) -> None:
+    def post_fleet(self, event: Event) -> None:
         """Queue an event about the fleet."""
-        self._add(None, lambda: self._post_fleet_notice(notice))
+        self._add(None, lambda: self._post_fleet_event(event))
 
     def replace(self, key: Key, pod: PodView, removal: Removal) -> None:
         """Queue the replacement of a pod that confirms the cause; its ReplicaSet creates another.
@@ -164,7 +164,7 @@ class Outbox:
                 continue
 
     async def _send_some(self) -> bool:
-        return await self._send_from(self._orders, AT_ONCE)
+        return await self._send_from(self._requests, AT_ONCE)
 
     async def _send_doubted(self) -> bool:
         return await self._send_from(self._doubted, DOUBTED_AT_ONCE)
@@ -181,7 +181,7 @@ class Outbox:
         """Send a batch of limits requests. If the batch fails, send each of them on its own."""
         key = some[0][0] if len(some) == 1 else None
         with self._defects.contained("send_limits", key) as step:
-            outcomes = await self._engines.put_limits([order for _, order, _ in some])
+            outcomes = await self._engines.put_limits([request for _, request, _ in some])
             for (of, _, tell), outcome in zip(some, outcomes, strict=True):
                 self._metrics.puts.labels("ok" if outcome.succeeded else "failed").inc()
                 with self._defects.contained("send_limits", of):
@@ -204,5 +204,5 @@ class Outbox:
         key, pod, removal = self._removals.pop(next(iter(self._removals)))
         with self._defects.contained("act", key):
             if await self._replace_pod(key, pod, removal):
-                self.post(key, removal.notice)
+                self.post(key, removal.event)
         return True

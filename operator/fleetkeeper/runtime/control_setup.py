@@ -112,8 +112,8 @@ def build_control(
         if key is None
         else SignedEngines(engines, key, epoch=epoch, may_send=may_send, now=clock.now),
         replace_pod=acts.replace_pod,
-        post_notice=acts.post_notice,
-        post_fleet_notice=acts.post_fleet_notice,
+        post_event=acts.post_event,
+        post_fleet_event=acts.post_fleet_event,
         metrics=ControlMetrics(metrics.registry),
         defects=defects,
         now=clock.now,

@@ -23,7 +23,7 @@ from fleetkeeper.plan.control.edges import Edges
 from fleetkeeper.plan.control.exposed import STEP_CLASSES, edges_of
 from fleetkeeper.plan.control.samples import PodSample
 from fleetkeeper.plan.control.tracks import age_of
-from fleetkeeper.plan.control.values import ControlSettings, PodOrder, PodView, PutOutcome
+from fleetkeeper.plan.control.values import ControlSettings, LimitsRequest, PodView, PutOutcome
 from fleetkeeper.runtime.control_loop import Readings, Target
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.settings import SettingsError
@@ -266,10 +266,10 @@ class SignedEngines:
         self._may_send = may_send
         self._silent: dict[str, float] = {}
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """Send the requests and return an outcome for each; log a pod's first failure only."""
         signer = Signer(self._key, self._kid, self._epoch())
-        outcomes = await self._engines.put_limits(orders, signer, self._may_send)
+        outcomes = await self._engines.put_limits(requests, signer, self._may_send)
         now = self._now()
         self._silent = {pod: at for pod, at in self._silent.items() if now - at < SILENT_KEPT_S}
         for outcome in outcomes:
@@ -285,11 +285,11 @@ class SignedEngines:
 class Keyless:
     """The control ports without a control key: nothing is sent, engines keep their start-up limits."""
 
-    async def put_limits(self, orders: Sequence[PodOrder]) -> Sequence[PutOutcome]:
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """Return a failure for each request. Never called: without a key no service is tuned."""
         return [
-            PutOutcome(order.pod, order.generation, False, detail="no control key")
-            for order in orders
+            PutOutcome(request.pod, request.generation, False, detail="no control key")
+            for request in requests
         ]
 
 

@@ -24,7 +24,7 @@ from fleetkeeper.plan.model import (
     Manifest,
     ObjectEvent,
     Plan,
-    ReplicaOrder,
+    ReplicaAllocation,
     Snapshot,
     WriteFailure,
 )
@@ -54,7 +54,7 @@ class ControlView:
     `is_pending`: the loop has not decided the service yet, and the status stays as it is.
     """
 
-    order: ReplicaOrder | None = None
+    allocation: ReplicaAllocation | None = None
     control_status: Manifest | None = None
     pod_load: Mapping[str, float] = field(default_factory=dict)
     is_pending: bool = False
@@ -98,7 +98,7 @@ class _Memory:
     events: dict[str, tuple[float, tuple[ObjectEvent, ...]]] = field(default_factory=dict)
     status_written: float | None = None
     children_written: float | None = None
-    refusal_told: float | None = None
+    refusal_reported: float | None = None
 
 
 class Controller:
@@ -131,7 +131,7 @@ class Controller:
         self._control: Control = control or NoControl()
         self._ledger = ledger or GpuLedger(cache, context.gpu_budget)
         self._memory: dict[Key, _Memory] = {}
-        self._turn: Key | None = None
+        self._update_slot: Key | None = None
         self.settled_since: float | None = None
         """When the caches became complete."""
         self.crd_missing: tuple[str, ...] = ()
@@ -152,16 +152,16 @@ class Controller:
                 key = await self._queue.get()
                 if key is None:
                     return
-                group.create_task(self._look_in_turn(key, slots), name=f"reconcile {key}")
+                group.create_task(self._reconcile_in_slot(key, slots), name=f"reconcile {key}")
 
-    async def _look_in_turn(self, key: Key, slots: asyncio.Semaphore) -> None:
+    async def _reconcile_in_slot(self, key: Key, slots: asyncio.Semaphore) -> None:
         try:
-            await self.look(key)
+            await self.reconcile(key)
         finally:
             self._queue.done(key)
             slots.release()
 
-    async def look(self, key: Key) -> None:
+    async def reconcile(self, key: Key) -> None:
         """Reconcile a service once; requeue it on failure.
 
         Raises:
@@ -187,8 +187,8 @@ class Controller:
 
     async def _show_defect(self, key: Key) -> None:
         """Write the defect into the status of a service whose plan fails."""
-        if self._turn == key:
-            self._turn = None
+        if self._update_slot == key:
+            self._update_slot = None
         entry, defect = self._cache.service(key), self._defects.of(key)
         if entry is None or defect is None:
             return
@@ -213,7 +213,7 @@ class Controller:
             self._ledger.reserve(key, plan.actions)
             outcome = await self._executor.carry_out(key, snapshot.resource, plan, memory.failures)
             written += outcome.written
-            self._tell_refusal(key, memory)
+            self._report_refusal(key, memory)
             if plan.actions and outcome.written:
                 memory.children_written = self._now()
             if plan.status is not None and not outcome.stopped:
@@ -233,17 +233,17 @@ class Controller:
                 self._queue.add_after(key, outcome.retry_after_s)
             return "failed"
         self._queue.succeeded(key)
-        if plan.look_again_after_s is not None:
-            self._queue.add_after(key, plan.look_again_after_s)
+        if plan.requeue_after_s is not None:
+            self._queue.add_after(key, plan.requeue_after_s)
         if (left_s := self._defects.left_s(key)) is not None:
             self._queue.add_after(key, left_s)
         return "written" if written else "unchanged"
 
-    def _tell_refusal(self, key: Key, memory: _Memory) -> None:
+    def _report_refusal(self, key: Key, memory: _Memory) -> None:
         """Report each refused write of the engine Deployment once, for the control breaker."""
         failure = memory.failures.get((Kind.DEPLOYMENT.value, engine_name(key.name)))
-        if failure is not None and failure.tried != memory.refusal_told:
-            memory.refusal_told = failure.tried
+        if failure is not None and failure.tried != memory.refusal_reported:
+            memory.refusal_reported = failure.tried
             self._control.refused_replicas(key)
 
     def _snapshot(self, key: Key, resource: Manifest, memory: _Memory) -> Snapshot:
@@ -263,13 +263,13 @@ class Controller:
             status_written=memory.status_written,
             children_written=memory.children_written,
             gpu_allowance=self._ledger.allowance(key),
-            order=view.order,
+            allocation=view.allocation,
             control_status=view.control_status,
             control_pending=view.is_pending,
             pod_load=view.pod_load,
             unreadable=self._cache.unreadable(key),
             crd_missing=self.crd_missing,
-            may_update_engine=self._has_turn(key, resource),
+            may_update_engine=self._holds_update_slot(key, resource),
             defect=self._defects.of(key),
         )
 
@@ -281,8 +281,8 @@ class Controller:
             self._metrics.decisions.labels(_action_name(action)).inc()
         if plan.status is not None:
             self._metrics.decisions.labels("status").inc()
-        if plan.notices:
-            self._metrics.decisions.labels("notice").inc(len(plan.notices))
+        if plan.events:
+            self._metrics.decisions.labels("notice").inc(len(plan.events))
         return plan
 
     async def _read_what_is_wanted(
@@ -346,23 +346,23 @@ class Controller:
         self._control.forget(key)
         self._ledger.forget(key)
         self._defects.forget(key)
-        if self._turn == key:
-            self._turn = None
+        if self._update_slot == key:
+            self._update_slot = None
 
-    def _has_turn(self, key: Key, resource: Manifest) -> bool:
+    def _holds_update_slot(self, key: Key, resource: Manifest) -> bool:
         """Return whether this service may update its engine: one at a time, until it is ready."""
         status = resource.get("status") or {}
         wants = bool((status.get("engine") or {}).get("updateAvailable"))
-        if self._turn is not None and self._cache.is_held(self._turn):
-            self._turn = None
-        if self._turn == key:
+        if self._update_slot is not None and self._cache.is_held(self._update_slot):
+            self._update_slot = None
+        if self._update_slot == key:
             if not wants and _is_settled(status):
-                self._turn = None
+                self._update_slot = None
             return True
-        is_free = self._turn is None and self._defects.of(key) is None
+        is_free = self._update_slot is None and self._defects.of(key) is None
         if wants and is_free and _updates_itself(resource) and _is_settled(status):
-            self._turn = key
-        return self._turn == key
+            self._update_slot = key
+        return self._update_slot == key
 
 
 def _updates_itself(resource: Manifest) -> bool:

@@ -33,8 +33,8 @@ from fleetkeeper.plan.model import (
     WriteProblem,
 )
 from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class Executor:
         metrics: OperatorMetrics,
         *,
         now: Callable[[], float],
-        board: NoticeBoard,
+        board: EventRecorder,
     ) -> None:
         self._client = client
         self._writer = writer
@@ -102,7 +102,7 @@ class Executor:
         first = next((item for item in plan.actions if _makes_pods(item)), None)
         for action in plan.actions:
             if action is first:
-                await self._look_ahead(key, resource, plan.actions, outcome)
+                await self._check_service_names(key, resource, plan.actions, outcome)
             if _is_creation(action) and _meets_conflict(outcome):
                 continue
             await self._act(key, resource, action, outcome)
@@ -113,11 +113,11 @@ class Executor:
         if plan.status is not None:
             await self._write_status(key, resource, plan.status, outcome)
         if not outcome.stopped:
-            for notice in plan.notices:
-                self._board.tell(key, resource, notice)
+            for event in plan.events:
+                self._board.record(key, resource, event)
         return outcome
 
-    async def _look_ahead(
+    async def _check_service_names(
         self, key: Key, resource: Manifest, actions: Sequence[Action], outcome: Outcome
     ) -> None:
         """Check that the names of Services, which come last, are free before pods take accelerators."""
@@ -206,8 +206,8 @@ class Executor:
             return None
         where = CHILDREN[action.kind]
         known = outcome.failures.get((action.kind.value, action.name))
-        is_told = known is not None and known.problem is WriteProblem.CONFLICT
-        if is_told and await self._is_taken(key, resource, action, outcome):
+        is_known = known is not None and known.problem is WriteProblem.CONFLICT
+        if is_known and await self._is_taken(key, resource, action, outcome):
             return None
         try:
             return await self._writer.create_child(where, action.manifest)

@@ -17,7 +17,7 @@ from fleetkeeper.plan.budget import (
     tighter,
     with_reserved,
 )
-from fleetkeeper.plan.control.arbitrate import Order
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.model import Action, Apply, Kind
 from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.queue import Key
@@ -72,11 +72,13 @@ class GpuLedger:
         if self._reserved.get(key) != before:
             self._usage = None
 
-    def limit(self, key: Key, order: Order, gpus_per_replica: int) -> bool:
+    def limit(self, key: Key, allocation: Allocation, gpus_per_replica: int) -> bool:
         """Limit the service to an allocation that a budget cut; return whether its limit changed."""
         before = self._limits.pop(key, None)
-        if order.limited_by:
-            self._limits[key] = Allowance(order.replicas * gpus_per_replica, order.limited_by)
+        if allocation.limited_by:
+            self._limits[key] = Allowance(
+                allocation.replicas * gpus_per_replica, allocation.limited_by
+            )
         return self._limits.get(key) != before
 
     def forget(self, key: Key) -> None:

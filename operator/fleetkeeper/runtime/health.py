@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from fleetkeeper.runtime.metrics import OperatorMetrics
 
 LAG_PERIOD_S: Final = 1.0
-LONGEST_LAG_S: Final = 15.0
+MAX_LAG_S: Final = 15.0
 """An event loop this late no longer serves. A long garbage collection takes a tenth of a second."""
 PERIODS: Final = 3
 
@@ -37,7 +37,7 @@ class Vitals:
         silent_s = now - (self.started if self.last_resync is None else self.last_resync)
         if silent_s >= PERIODS * self.resync_period_s:
             return f"no resync ended for {silent_s:.0f} s (limit: {PERIODS} periods of {self.resync_period_s:.0f} s)"
-        if self.loop_lag_s >= LONGEST_LAG_S:
+        if self.loop_lag_s >= MAX_LAG_S:
             return f"event loop is {self.loop_lag_s:.0f} s behind"
         return ""
 

@@ -17,7 +17,7 @@ collector takes 40% of the time to read it.
 """
 
 
-def look_seldom() -> None:
+def reduce_frequency() -> None:
     """Make collections rare. Call this at the start of the process."""
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 

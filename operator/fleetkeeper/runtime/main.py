@@ -43,12 +43,12 @@ from fleetkeeper.runtime.control_setup import build_control
 from fleetkeeper.runtime.controller import Control, Controller
 from fleetkeeper.runtime.crd import CrdAbsent, observe_crd_missing
 from fleetkeeper.runtime.defects import Defects
+from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.health import HealthServer, Vitals, watch_lag
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads, watch_each
-from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 from fleetkeeper.runtime.releases import NamespacesTaken, refuse_taken
 from fleetkeeper.runtime.resync import Resync
@@ -133,7 +133,9 @@ class Operator:
         self._watch = watch
         self.metrics = OperatorMetrics()
         self.queue = KeyedQueue(monotonic=clock.monotonic, jitter=clock.jitter)
-        self.cache = Cache(now=clock.now, changed=self._changed, stirred=self._stirred)
+        self.cache = Cache(
+            now=clock.now, changed=self._changed, on_status_change=self._status_changed
+        )
         self.defects = Defects(
             self.metrics.defects, monotonic=clock.monotonic, changed=self.queue.add
         )
@@ -172,7 +174,7 @@ class Operator:
             if control is None and settings.control_enabled
             else None
         )
-        self.board = NoticeBoard(
+        self.board = EventRecorder(
             writer,
             self.metrics,
             now=clock.now,
@@ -290,7 +292,7 @@ class Operator:
             self._settle()
             if self._control is not None:
                 helpers.append(group.create_task(self._control.loop.run(), name="control"))
-            telling = group.create_task(self.board.run(self.queue.calm), name="notices")
+            telling = group.create_task(self.board.run(self.queue.idle), name="notices")
             await self.controller.run(self._settings.workers)
             telling.cancel()
             await self.board.drain()
@@ -329,10 +331,10 @@ class Operator:
             return []
         for key in behind:
             with self.defects.contained("catch_up", key):
-                await self._look_early(key)
+                await self._reconcile_early(key)
         return helpers
 
-    async def _look_early(self, key: Key) -> None:
+    async def _reconcile_early(self, key: Key) -> None:
         try:
             await observe_service(self._client, self.cache, key)
         except* ApiError as problems:
@@ -340,14 +342,14 @@ class Operator:
                 "early reconcile skipped", service=str(key), error=str(problems.exceptions[0])
             )
         else:
-            await self.controller.look(key)
+            await self.controller.reconcile(key)
 
     def _changed(self, key: Key) -> None:
         """Queue a service; those read at start-up come after those that change now."""
         settled = self.controller.settled_since is not None
         self.queue.add(key, Urgency.CHANGED if settled else Urgency.RESYNC)
 
-    def _stirred(self, key: Key) -> None:
+    def _status_changed(self, key: Key) -> None:
         if self.controller.settled_since is None:
             self.queue.add(key, Urgency.RESYNC)
         else:
@@ -472,7 +474,7 @@ async def run_operator(
         return EXIT_USAGE
     client = KubernetesClient(configuration, in_flight=settings.requests_in_flight)
     lease_client = KubernetesClient(configuration, retries_429=0)
-    heap.look_seldom()
+    heap.reduce_frequency()
 
     def build(settings: Settings) -> Operator:
         return Operator(

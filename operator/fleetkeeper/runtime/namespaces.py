@@ -26,7 +26,7 @@ from fleetkeeper.runtime.metrics import OperatorMetrics
 log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S: Final = 1.0
-LONGEST_PAUSE_S: Final = 30.0
+MAX_PAUSE_S: Final = 30.0
 """Time between two attempts to watch the services of a namespace."""
 
 
@@ -149,12 +149,12 @@ async def watch_each(
                 down.add(name)
                 if len(down) == len(names):
                     raise
-                if loop.time() - began > LONGEST_PAUSE_S:
+                if loop.time() - began > MAX_PAUSE_S:
                     pause_s = FIRST_PAUSE_S
                 if pause_s == FIRST_PAUSE_S:
                     log.warning("watch of services ended", namespace=name, error=str(problem))
             await asyncio.sleep(jitter(pause_s))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async with asyncio.TaskGroup() as group:
         for name in names:

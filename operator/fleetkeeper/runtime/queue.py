@@ -18,7 +18,7 @@ TURN_OF_MOVED: Final = 4
 CALM_S: Final = 0.5
 """Pods that start in a burst cause one reconcile after another: only a longer pause counts as idle."""
 FIRST_RETRY_S: Final = 0.2
-LONGEST_RETRY_S: Final = 15.0
+MAX_RETRY_S: Final = 15.0
 """After a failure of the API server everything is retried within this time."""
 
 
@@ -157,7 +157,7 @@ class KeyedQueue:
         """Queue the key after its next back-off; return it in seconds. It doubles, with jitter."""
         tries = self._tries.get(key, 0)
         self._tries[key] = tries + 1
-        delay_s = self._jitter(min(FIRST_RETRY_S * 2 ** min(tries, 16), LONGEST_RETRY_S))
+        delay_s = self._jitter(min(FIRST_RETRY_S * 2 ** min(tries, 16), MAX_RETRY_S))
         self.add_after(key, delay_s)
         return delay_s
 
@@ -209,7 +209,7 @@ class KeyedQueue:
             self.add(key, urgency)
         self._note_work()
 
-    async def calm(self) -> None:
+    async def idle(self) -> None:
         """Return once the queue has been idle for `CALM_S`: no key ready, none with a worker."""
         while True:
             await self._idle.wait()
@@ -221,7 +221,7 @@ class KeyedQueue:
                     await self._busy.wait()
 
     def _note_work(self) -> None:
-        """Update the two events that `calm` waits for; never are both set."""
+        """Update the two events that `idle` waits for; never are both set."""
         if self._working or any(self._ready.values()):
             self._idle.clear()
             self._busy.set()

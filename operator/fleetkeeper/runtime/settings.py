@@ -31,7 +31,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from fleetkeeper.adapters.kubernetes.lease import LONGEST_DURATION_S
+from fleetkeeper.adapters.kubernetes.lease import MAX_DURATION_S
 from fleetkeeper.adapters.prometheus.queries import parse_selector
 from fleetkeeper.adapters.prometheus.session import parse_address
 from fleetkeeper.api.profile import ProfileCatalog
@@ -136,7 +136,7 @@ class LeaderConfig(_Section):
     duration_s: float = Field(
         15.0,
         gt=0,
-        le=LONGEST_DURATION_S,
+        le=MAX_DURATION_S,
         description="Time without a renewal after which the Lease is free. A longer duration in the Lease itself takes precedence.",
     )
     renew_deadline_s: float = Field(

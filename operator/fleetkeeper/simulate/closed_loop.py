@@ -14,16 +14,16 @@ from random import Random
 
 from fleetkeeper.plan.budget import Budget
 from fleetkeeper.plan.control.arbitrate import arbitrate
-from fleetkeeper.plan.control.conclude import conclude
 from fleetkeeper.plan.control.memory import ControlMemory
 from fleetkeeper.plan.control.outcome import ControlDecision
+from fleetkeeper.plan.control.report import build_report
 from fleetkeeper.plan.control.samples import PodSample, Source
 from fleetkeeper.plan.control.service import decide_service
 from fleetkeeper.plan.control.supply import emptiest
 from fleetkeeper.plan.control.values import (
     ControlInputs,
     ControlSettings,
-    PodOrder,
+    LimitsRequest,
     PodView,
     PutOutcome,
 )
@@ -104,7 +104,7 @@ class Record:
     waits_within: float = 0.0
     waits: float = 0.0
     replica_hours: float = 0.0
-    notices: list[tuple[float, str]] = field(default_factory=list)
+    events: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def wait_attainment(self) -> float:
@@ -133,7 +133,7 @@ class Fleet:
     ready_since: dict[str, float] = field(default_factory=dict)
     draining: dict[str, EnginePod] = field(default_factory=dict)
     number: int = 0
-    ordered: int = 0
+    allocated: int = 0
     gone: list[EnginePod] = field(default_factory=list)
 
     def create(self, now: float, *, ready: bool = False) -> None:
@@ -158,10 +158,10 @@ class Fleet:
                 self._start(name, now)
         self.gone += [pod for pod in self.draining.values() if not pod.running]
         self.draining = {name: pod for name, pod in self.draining.items() if pod.running}
-        while len(self.created) < self.ordered:
+        while len(self.created) < self.allocated:
             self.create(now)
-        if len(self.created) > self.ordered:
-            self._remove(len(self.created) - self.ordered)
+        if len(self.created) > self.allocated:
+            self._remove(len(self.created) - self.allocated)
 
     def _remove(self, count: int) -> None:
         running = [(name, float(pod.running)) for name, pod in self.pods.items()]
@@ -252,7 +252,7 @@ def _samples(fleet: Fleet, now: float) -> tuple[PodSample, ...]:
     return ()
 
 
-def _carry_out(fleet: Fleet, puts: tuple[PodOrder, ...], now: float) -> tuple[PutOutcome, ...]:
+def _carry_out(fleet: Fleet, puts: tuple[LimitsRequest, ...], now: float) -> tuple[PutOutcome, ...]:
     taken = fleet.scenario.puts(now - EPOCH_S)
     outcomes = []
     for put in puts:
@@ -272,7 +272,7 @@ def run(scenario: Scenario, tick_s: float = 5.0) -> Record:
     now = EPOCH_S
     for _ in range(scenario.replicas):
         fleet.create(now, ready=True)
-    fleet.ordered = scenario.replicas
+    fleet.allocated = scenario.replicas
     state = _LoopState()
     next_tick = now
     end = now + scenario.seconds
@@ -297,7 +297,7 @@ class _LoopState:
 
     memory: ControlMemory = field(default_factory=ControlMemory)
     outcomes: tuple[PutOutcome, ...] = ()
-    ordered: int | None = None
+    allocated: int | None = None
 
 
 def _tick(fleet: Fleet, record: Record, state: _LoopState, now: float) -> None:
@@ -306,22 +306,22 @@ def _tick(fleet: Fleet, record: Record, state: _LoopState, now: float) -> None:
         namespace="team-a",
         name="chat",
         settings=scenario.settings,
-        replicas=fleet.ordered,
+        replicas=fleet.allocated,
         started=EPOCH_S,
         pods=fleet.views(),
         samples=_samples(fleet, now),
-        ordered_replicas=state.ordered,
+        allocated_replicas=state.allocated,
         put_outcomes=state.outcomes,
         prometheus_lost=scenario.prometheus and not scenario.metrics(now - EPOCH_S),
     )
     decision, memory = decide_service(inputs, state.memory, now)
-    orders = arbitrate([decision.want], Budget())
-    conclusion, state.memory = conclude(decision, orders[decision.want.key], memory, now)
-    if conclusion.order is not None:
-        fleet.ordered = conclusion.order.replicas
-    state.ordered = fleet.ordered
+    allocations = arbitrate([decision.want], Budget())
+    report, state.memory = build_report(decision, allocations[decision.want.key], memory, now)
+    if report.allocation is not None:
+        fleet.allocated = report.allocation.replicas
+    state.allocated = fleet.allocated
     state.outcomes = _carry_out(fleet, decision.puts, now)
-    record.notices += [(now - EPOCH_S, notice.message) for notice in conclusion.notices]
+    record.events += [(now - EPOCH_S, event.message) for event in report.events]
     record.ticks.append(_row(fleet, decision, now))
 
 
@@ -330,7 +330,7 @@ def _row(fleet: Fleet, decision: ControlDecision, now: float) -> Tick:
     return Tick(
         now - EPOCH_S,
         fleet.scenario.rate(now - EPOCH_S),
-        fleet.ordered,
+        fleet.allocated,
         len(fleet.pods),
         signals.queue_wait_s,
         signals.batch_time_s,

@@ -52,7 +52,7 @@ IN_FLIGHT: Final = 24
 CONTINUE_LIMIT: Final = 16 * 1024
 RETRIES_429: Final = 3
 DEFAULT_RETRY_AFTER_S: Final = 1.0
-LONGEST_RETRY_AFTER_S: Final = 10.0
+MAX_RETRY_AFTER_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 4.0
 USER_AGENT: Final = "fleetkeeper"
 
@@ -188,7 +188,7 @@ class KubernetesClient:
 
     def _pause(self, retry_after_s: float | None) -> None:
         """Pause all requests of this client that are not sent yet."""
-        pause_s = min(retry_after_s or DEFAULT_RETRY_AFTER_S, LONGEST_RETRY_AFTER_S)
+        pause_s = min(retry_after_s or DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S)
         until = asyncio.get_running_loop().time() + pause_s
         self._paused_until = max(self._paused_until, until)
 

@@ -70,27 +70,31 @@ class BrokenAnswer(ApiError):
 def parse_failure(status: int, body: bytes, retry_after: str | None = None) -> ApiError:
     """Return the error for a response other than 2xx. The body may be anything."""
     try:
-        told: Any = json.loads(body)
+        kubernetes_status: Any = json.loads(body)
     except ValueError:
-        told = None
-    if not isinstance(told, dict) or told.get("kind") != "Status":
+        kubernetes_status = None
+    if not isinstance(kubernetes_status, dict) or kubernetes_status.get("kind") != "Status":
         text = body[:MESSAGE_LIMIT].decode(errors="replace")
         return ApiError(status, "NotKubernetes", text, retry_after_s=_seconds(retry_after))
-    return failure_of(told, status=status, retry_after=retry_after)
+    return failure_of(kubernetes_status, status=status, retry_after=retry_after)
 
 
 def failure_of(
-    told: dict[str, Any], *, status: int = 0, retry_after: str | None = None
+    kubernetes_status: dict[str, Any], *, status: int = 0, retry_after: str | None = None
 ) -> ApiError:
     """Return the error for a Status object, also for one in a watch."""
-    details = told.get("details") if isinstance(told.get("details"), dict) else {}
+    details = (
+        kubernetes_status.get("details")
+        if isinstance(kubernetes_status.get("details"), dict)
+        else {}
+    )
     found = details.get("causes") if isinstance(details, dict) else None
     causes = tuple(str(cause.get("reason", "")) for cause in found or () if isinstance(cause, dict))
-    code = told.get("code")
+    code = kubernetes_status.get("code")
     return ApiError(
         status or (code if isinstance(code, int) else 0),
-        str(told.get("reason") or "Unknown"),
-        str(told.get("message") or "")[:MESSAGE_LIMIT],
+        str(kubernetes_status.get("reason") or "Unknown"),
+        str(kubernetes_status.get("message") or "")[:MESSAGE_LIMIT],
         causes=causes,
         retry_after_s=_seconds(retry_after),
     )

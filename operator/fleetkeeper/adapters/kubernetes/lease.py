@@ -8,7 +8,7 @@ of an old leader overlaps one of the new leader, whatever the wall clocks show.
 
 Nobody can shorten that time: a standby waits for its own duration or for that in the Lease, whichever
 is longer, and for its own also if the Lease was deleted. Nor can anybody extend it without limit: a
-duration in the Lease counts as `LONGEST_DURATION_S` at most, which no operator's own setting exceeds.
+duration in the Lease counts as `MAX_DURATION_S` at most, which no operator's own setting exceeds.
 Whoever may write the Lease can still hold it by renewing it.
 
 The lease needs a separate client, so that a renewal never waits for another request or after a 429.
@@ -32,7 +32,7 @@ from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import LEASE
 
 SEND_TIMEOUT_S: Final = 4.0
-LONGEST_DURATION_S: Final = 300.0
+MAX_DURATION_S: Final = 300.0
 """The upper bound of the setting, and so of any duration that a holder can have configured."""
 
 ANNOTATION_EPOCH = "fleetkeeper.io/epoch"
@@ -225,7 +225,7 @@ class LeaderLease:
         return (
             held is None
             or held.holder in {"", self._terms.identity}
-            or silent_s >= max(self._terms.duration_s, min(held.duration_s, LONGEST_DURATION_S))
+            or silent_s >= max(self._terms.duration_s, min(held.duration_s, MAX_DURATION_S))
         )
 
     async def _take(self, found: Mapping[str, Any] | None) -> bool:

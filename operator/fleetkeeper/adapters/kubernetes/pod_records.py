@@ -16,9 +16,9 @@ from fleetkeeper.adapters.kubernetes.reading import (
     maps,
     message,
     required_map,
-    seconds_of,
     text,
 )
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_TEMPLATE_HASH,
@@ -29,7 +29,7 @@ from fleetkeeper.plan.budget import accelerators_of
 from fleetkeeper.plan.model import Container, ObjectEvent, Pod, Termination
 from fleetkeeper.plan.reasons import engine_line
 
-MOST_CONTAINERS = 32
+MAX_CONTAINERS = 32
 """Containers and init containers kept of a pod, this many of each."""
 TERMINATION_LIMIT = 8192
 """Characters read of a termination message; a kubelet writes at most 4096 bytes."""
@@ -56,12 +56,12 @@ def pod_record(live: Mapping[str, Any]) -> Pod:
         component=intern(text(labels.get(LABEL_COMPONENT))),
         revision_uid=controller_uid(meta),
         template_hash=text(annotations.get(ANNOTATION_TEMPLATE_HASH)),
-        created=seconds_of(meta.get("creationTimestamp")) or 0.0,
+        created=rfc3339.parse(meta.get("creationTimestamp")) or 0.0,
         phase=intern(text(status.get("phase")) or "Pending"),
         ip=text(status.get("podIP")),
         node=intern(node),
         ready=is_ready,
-        ready_since=seconds_of(ready.get("lastTransitionTime")) if is_ready else None,
+        ready_since=rfc3339.parse(ready.get("lastTransitionTime")) if is_ready else None,
         ejected_since=None if is_ready else _ejected_since(status, ready),
         scheduled=scheduled.get("status") == "True" or bool(node),
         unschedulable=_unschedulable(scheduled),
@@ -78,12 +78,12 @@ def _ejected_since(status: Mapping[str, Any], ready: Mapping[str, Any]) -> float
     Ready turned False after the container's current run began, so its own readiness probe caused it.
     A container that is still starting was never ready.
     """
-    turned = seconds_of(ready.get("lastTransitionTime"))
+    turned = rfc3339.parse(ready.get("lastTransitionTime"))
     if turned is None:
         return None
     for found in maps(status.get("containerStatuses")):
         running = as_map(as_map(found.get("state")).get("running"))
-        began = seconds_of(running.get("startedAt"))
+        began = rfc3339.parse(running.get("startedAt"))
         is_out = found.get("started") is True and found.get("ready") is not True
         if is_out and began is not None and began < turned:
             return turned
@@ -103,13 +103,13 @@ def event_record(live: Mapping[str, Any]) -> ObjectEvent:
         pod_uid=text(as_map(live.get("involvedObject")).get("uid")),
         reason=text(live.get("reason")),
         message=message(live.get("message")),
-        seen=seconds_of(seen_at) or 0.0,
+        seen=rfc3339.parse(seen_at) or 0.0,
     )
 
 
 def _containers(status: Mapping[str, Any]) -> Iterable[Container]:
     for key, init in (("initContainerStatuses", True), ("containerStatuses", False)):
-        for found in maps(status.get(key))[:MOST_CONTAINERS]:
+        for found in maps(status.get(key))[:MAX_CONTAINERS]:
             state, last = as_map(found.get("state")), as_map(found.get("lastState"))
             waiting = as_map(state.get("waiting"))
             yield Container(
@@ -131,7 +131,7 @@ def _termination(found: object) -> Termination | None:
         exit_code=count(found.get("exitCode")),
         reason=intern(text(found.get("reason"))),
         message=_last_word(found.get("message")),
-        finished=seconds_of(found.get("finishedAt")),
+        finished=rfc3339.parse(found.get("finishedAt")),
     )
 
 

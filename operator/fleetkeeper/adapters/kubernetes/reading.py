@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Final
 
 from fleetkeeper.plan.model import Manifest
@@ -119,16 +118,6 @@ def text(value: object, limit: int = TEXT_LIMIT) -> str:
 def message(value: object) -> str:
     """Return the beginning of a message."""
     return text(value, MESSAGE_LIMIT)
-
-
-def seconds_of(timestamp: object) -> float | None:
-    """Return the seconds since the epoch of an RFC 3339 time; None if it cannot be read."""
-    if not isinstance(timestamp, str):
-        return None
-    try:
-        return datetime.fromisoformat(timestamp).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def controller_uid(meta: Mapping[str, Any]) -> str | None:

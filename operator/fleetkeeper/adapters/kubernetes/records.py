@@ -25,10 +25,10 @@ from fleetkeeper.adapters.kubernetes.reading import (
     required_count,
     required_map,
     required_name,
-    seconds_of,
     text,
     version_of,
 )
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.names import (
     ANNOTATION_TEMPLATE_HASH,
     FIELD_MANAGER,
@@ -47,7 +47,7 @@ from fleetkeeper.plan.model import (
 )
 
 ANNOTATION_REVISION = "deployment.kubernetes.io/revision"
-MOST_CONDITIONS = 8
+MAX_CONDITIONS = 8
 """Conditions kept of a Deployment; Kubernetes writes three."""
 
 Record = Child | Revision | Pod
@@ -284,7 +284,7 @@ def revision_record(live: Mapping[str, Any]) -> Revision:
         deployment_uid=controller_uid(meta) or "",
         number=digits(as_map(meta.get("annotations")).get(ANNOTATION_REVISION)),
         template_hash=_template_hash(spec),
-        created=seconds_of(meta.get("creationTimestamp")) or 0.0,
+        created=rfc3339.parse(meta.get("creationTimestamp")) or 0.0,
         desired_replicas=required_count(spec.get("replicas"), "spec.replicas", 1),
         replicas=required_count(status.get("replicas"), "status.replicas"),
         ready_replicas=required_count(status.get("readyReplicas"), "status.readyReplicas"),
@@ -292,7 +292,7 @@ def revision_record(live: Mapping[str, Any]) -> Revision:
 
 
 def _conditions(found: object) -> Iterable[ObjectCondition]:
-    for condition in maps(found)[:MOST_CONDITIONS]:
+    for condition in maps(found)[:MAX_CONDITIONS]:
         yield ObjectCondition(
             type=intern(text(condition.get("type"))),
             status=intern(text(condition.get("status"))),

@@ -24,8 +24,8 @@ SILENCE_S: Final = 70.0
 """The API server sends a bookmark about every minute: a watch without any is dead."""
 SERVER_TIMEOUT_S: Final = 290
 FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 3.0
-LONGEST_DENIED_PAUSE_S: Final = 30.0
+MAX_PAUSE_S: Final = 3.0
+MAX_DENIED_PAUSE_S: Final = 30.0
 """The pause after a denial: somebody must restore the rights."""
 TRIES_BEFORE_LIST: Final = 3
 """Watches in a row that may break without an event before the list is read again."""
@@ -116,14 +116,14 @@ class Reflector:
             except ApiError as problem:
                 self.failures += 1
                 broken += 1
-                longest_s = self._tell(problem)
+                longest_s = self._report_failure(problem)
                 if problem.is_expired or broken >= TRIES_BEFORE_LIST:
                     self._version, broken = "", 0
                 wait_s = problem.retry_after_s or 0.0
             await asyncio.sleep(self._clock.jitter(max(pause_s, min(wait_s, longest_s))))
             pause_s = min(pause_s * 2, longest_s)
 
-    def _tell(self, problem: ApiError) -> float:
+    def _report_failure(self, problem: ApiError) -> float:
         """Report a failure that leaves the kind unread; return the longest pause before a retry."""
         is_synced = self.synced.is_set()
         if self._report is None:
@@ -134,8 +134,8 @@ class Reflector:
             self.settled.set()
             if problem.is_denial:
                 self._version = ""  # once access is back, only a list shows what exists
-                return LONGEST_DENIED_PAUSE_S
-        return LONGEST_PAUSE_S
+                return MAX_DENIED_PAUSE_S
+        return MAX_PAUSE_S
 
     async def _list(self) -> None:
         names: set[tuple[str, str]] = set()

@@ -40,12 +40,12 @@ class Fan:
         self._series = {pod: PodSeries(edges) for pod, edges in pods.items()}
         self._times: dict[PodKey, float] = {}
         self._disputed: set[PodKey] = set()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._is_open = True
 
     def take(self, name: str, rows: list[Any]) -> None:
         """Add the result of the query with this name."""
-        with self._turn:
+        with self._lock:
             if not self._is_open:
                 return
             for pod, labels, value in _parsed(rows):
@@ -66,7 +66,7 @@ class Fan:
 
         A pod has no sample if its namespace is in `incomplete`, or without a time or a known series.
         """
-        with self._turn:
+        with self._lock:
             self._is_open = False
         samples = {
             pod: series.sample(pod[1], self._times[pod], Source.PROMETHEUS)

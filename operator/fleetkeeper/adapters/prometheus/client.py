@@ -193,18 +193,18 @@ class Prometheus:
             rows = self._client.custom_query(text, params={"time": f"{tick.now:.3f}"})
         except PrometheusApiClientException as error:
             kind = TooMuch if str(error).startswith(UNPROCESSABLE) else PrometheusError
-            raise kind(f"error response: {self._told(error)}") from None
+            raise kind(f"error response: {self._text_of(error)}") from None
         except (requests.JSONDecodeError, UnicodeError):
             raise PrometheusError("unusable response: not JSON") from None
         except (requests.RequestException, HTTPError) as error:
-            raise PrometheusError(f"unreachable: {self._told(error)}") from None
+            raise PrometheusError(f"unreachable: {self._text_of(error)}") from None
         except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-            raise PrometheusError(f"unusable response: {self._told(error)}") from None
+            raise PrometheusError(f"unusable response: {self._text_of(error)}") from None
         if not isinstance(rows, list):
             raise PrometheusError("unusable response: not a list of series")
         return rows
 
-    def _told(self, error: Exception) -> str:
+    def _text_of(self, error: Exception) -> str:
         """Return the error as text, without the query that urllib3 puts before the reason."""
         reason = getattr(error.args[0] if error.args else None, "reason", None) or error
         return hidden(f"{type(reason).__name__}: {reason}", self._secrets)[:200]

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 import requests
 
 CHUNK_BYTES: Final = 65_536
-LEAST_S: Final = 0.01
+MIN_TIMEOUT_S: Final = 0.01
 """With less time left than this, the deadline has passed."""
 
 
@@ -89,7 +89,7 @@ class BoundedSession(requests.Session):
         Raises:
             PrometheusError: the body is larger or slower than allowed, or the response is a redirect.
         """
-        if self._left_s() <= LEAST_S:
+        if self._left_s() <= MIN_TIMEOUT_S:
             raise PrometheusError("no response before the deadline")
         kwargs |= {"stream": True, "allow_redirects": False, "timeout": self._left_s()}
         response = super().request(*args, **kwargs)
@@ -109,9 +109,9 @@ class BoundedSession(requests.Session):
             body += chunk
             if len(body) > size:
                 raise TooMuch(f"response is larger than {size} bytes")
-            if self._left_s() <= LEAST_S:
+            if self._left_s() <= MIN_TIMEOUT_S:
                 raise PrometheusError("response did not end before the deadline")
         return bytes(body)
 
     def _left_s(self) -> float:
-        return max(LEAST_S, float(getattr(self._bounds, "deadline", 0.0)) - self._monotonic())
+        return max(MIN_TIMEOUT_S, float(getattr(self._bounds, "deadline", 0.0)) - self._monotonic())

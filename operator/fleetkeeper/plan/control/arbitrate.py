@@ -42,7 +42,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Allocation:
     """The allocation of one service. `limited_by`: the budget that reduced it, else empty."""
 
     replicas: int
@@ -51,7 +51,7 @@ class Order:
 
 def arbitrate(
     wants: Iterable[Want], budget: Budget, holdings: Mapping[ServiceKey, Holding] = NO_HOLDINGS
-) -> dict[ServiceKey, Order]:
+) -> dict[ServiceKey, Allocation]:
     """Return the allocations by (namespace, name). The result does not depend on the order of `wants`.
 
     `holdings`: the accelerators of all services, including those without a recommendation. A service
@@ -62,7 +62,7 @@ def arbitrate(
     """
     asked = sorted(wants, key=lambda want: want.key)
     usage = Usage(budget, {**{want.key: _supplied(want) for want in asked}, **holdings})
-    granted = {want.key: Order(min(want.replicas, want.supplied)) for want in asked}
+    granted = {want.key: Allocation(min(want.replicas, want.supplied)) for want in asked}
     growing = sorted((w for w in asked if w.replicas > granted[w.key].replicas), key=_urgency)
     for want in growing:
         _grant(want, min(want.min_replicas, want.replicas), granted, usage)
@@ -79,11 +79,11 @@ def _urgency(want: Want) -> tuple[int, float, ServiceKey]:
     return TIERS.index(want.tier), -want.breach, want.key
 
 
-def _grant(want: Want, up_to: int, granted: dict[ServiceKey, Order], usage: Usage) -> None:
+def _grant(want: Want, up_to: int, granted: dict[ServiceKey, Allocation], usage: Usage) -> None:
     kept = granted[want.key].replicas
     if up_to <= kept:
         return
     allowance = usage.allowance(want.key)
     replicas, by = bounded_replicas(up_to, kept, want.gpus_per_replica, allowance)
     usage.claim(want.key, replicas * want.gpus_per_replica)
-    granted[want.key] = Order(replicas, by)
+    granted[want.key] = Allocation(replicas, by)

@@ -46,8 +46,8 @@ from fleetkeeper.plan.control.values import (
     ControlSettings,
     Decision,
     Limits,
-    act,
-    hold,
+    decide,
+    no_change,
 )
 
 
@@ -411,24 +411,24 @@ def decide_limits(
     if settings.batching_mode is BatchingMode.FIXED:
         limits = start_up(settings)
         why = "limits are fixed by spec.batching.mode"
-        return act(limits, "Fixed", why), replace(memory, limits=limits)
+        return decide(limits, "Fixed", why), replace(memory, limits=limits)
     if memory.limits is None:
         limits = first_limits(settings)
         first = replace(memory, limits=limits, changed=now)
         why = "no step-time model yet: limits start at the geometric mean of floor and ceiling"
-        return act(limits, "Starting", why), first
+        return decide(limits, "Starting", why), first
     held = clamped(memory.limits, settings)
     if held != memory.limits:
         memory = replace(memory, limits=held)
     if not view.signals.known:
-        return hold(held, "SignalsStale", "no fresh samples, so limits are unchanged"), memory
+        return no_change(held, "SignalsStale", "no fresh samples, so limits are unchanged"), memory
     for rule in RULES:
         move = rule(view, memory, held, now)
         if move is not None:
             wanted = clamped(move.limits, settings)
             if wanted != held:
                 return _moved(view, replace(move, limits=wanted), held, now)
-    return act(held, "Steady", "no change is needed or possible"), memory
+    return decide(held, "Steady", "no change is needed or possible"), memory
 
 
 def direction(before: Limits, after: Limits) -> int:
@@ -474,7 +474,7 @@ def _moved(
         turns=turns,
         last_directions=directions,
     )
-    decision = act(
+    decision = decide(
         move.limits,
         move.reason,
         move.detail,

@@ -17,7 +17,7 @@ from fleetkeeper.plan.control.constants import (
     CANARY_WINDOWS,
     MIN_STEPS,
 )
-from fleetkeeper.plan.control.values import Decision, Limits, act, hold
+from fleetkeeper.plan.control.values import Decision, Limits, decide, no_change
 from fleetkeeper.plan.control.windows import PodWindow, Window
 
 
@@ -59,12 +59,14 @@ def judge_canary(canary: Canary, windows: Sequence[Window], now: float) -> Decis
         mine, theirs = within / steps, peer_within / peer_steps
         fine = mine >= theirs - CANARY_POINTS
         detail = f"pod {canary.pod} had {mine:.1%} of its steps within the objective, the others {theirs:.1%}"
-        return act(fine, "CanaryGood" if fine else "CanaryWorse", detail, own=mine, others=theirs)
+        return decide(
+            fine, "CanaryGood" if fine else "CanaryWorse", detail, own=mine, others=theirs
+        )
     if now - canary.since >= CANARY_S:
         detail = f"pod {canary.pod} had too few steps in {CANARY_S:.0f} s"
-        return act(False, "CanaryInconclusive", detail)
+        return decide(False, "CanaryInconclusive", detail)
     detail = f"pod {canary.pod} tries {canary.limits.sequences} sequences"
-    return hold(False, "CanaryRunning", detail)
+    return no_change(False, "CanaryRunning", detail)
 
 
 def concluded(

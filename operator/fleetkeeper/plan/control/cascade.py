@@ -40,7 +40,7 @@ from fleetkeeper.plan.control.values import (
     Decision,
     Limits,
     PodView,
-    act,
+    decide,
 )
 
 
@@ -50,7 +50,7 @@ def ready_names(pods: Sequence[PodView]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class TickState:
     """The state of one tick before limits and replicas are decided."""
 
     inputs: ControlInputs
@@ -80,16 +80,16 @@ class Scene:
         return self.settings.breakers_act and not self.control.is_closed
 
 
-def batch_view(scene: Scene, now: float) -> BatchView:
+def batch_view(state: TickState, now: float) -> BatchView:
     """Return the inputs of the batch rules. Overdue pods do not count as pending here."""
     return BatchView(
-        signals=scene.signals,
-        settings=scene.settings,
-        targets=scene.targets,
-        pending=scene.supply.pending,
-        may_raise=not scene.control_acts,
-        gated=scene.settings.breakers_act and not scene.load.is_closed,
-        model_frozen=not scene.model.may_be_followed(now),
+        signals=state.signals,
+        settings=state.settings,
+        targets=state.targets,
+        pending=state.supply.pending,
+        may_raise=not state.control_acts,
+        gated=state.settings.breakers_act and not state.load.is_closed,
+        model_frozen=not state.model.may_be_followed(now),
     )
 
 
@@ -117,36 +117,36 @@ def notch_towards(held: Limits, wanted: Limits, settings: ControlSettings) -> Li
 
 
 def _under_control_breaker(
-    scene: Scene, memory: BatchMemory, now: float
+    state: TickState, memory: BatchMemory, now: float
 ) -> tuple[Decision[Limits], BatchMemory, Canary | None]:
     """Return safe limits for all pods and, after the ticks that only compute, one notch for one pod."""
-    settings = scene.settings
-    safe = safe_limits(scene.control, settings)
+    settings = state.settings
+    safe = safe_limits(state.control, settings)
     changed = now if memory.limits != safe else memory.changed
     held = BatchMemory(limits=safe, changed=changed, turns=memory.turns)
-    why = f"{scene.control.detail}: {'last known good' if scene.control.last_good else 'start-up'} limits"
-    decision = act(safe, "ControlBreakerOpen", why)
-    if not scene.control.probes:
+    why = f"{state.control.detail}: {'last known good' if state.control.last_good else 'start-up'} limits"
+    decision = decide(safe, "ControlBreakerOpen", why)
+    if not state.control.probes:
         return decision, held, None
-    aim = scene.targets
+    aim = state.targets
     wanted = clamped(Limits(aim.sequences, aim.tokens or safe.tokens), settings) if aim else safe
-    pod = min(ready_names(scene.inputs.pods), default="")
+    pod = min(ready_names(state.inputs.pods), default="")
     probe = Canary(pod, notch_towards(safe, wanted, settings), now) if pod else None
     return decision, held, probe
 
 
 def decide_fleet_limits(
-    scene: Scene, memory: BatchMemory, canary: Canary | None, now: float
+    state: TickState, memory: BatchMemory, canary: Canary | None, now: float
 ) -> tuple[Decision[Limits], BatchMemory, Canary | None]:
     """Return the limits for all pods, the new memory, and the canary that tries a raise first."""
-    if scene.control_acts:
-        return _under_control_breaker(scene, memory, now)
-    view = batch_view(scene, now)
+    if state.control_acts:
+        return _under_control_breaker(state, memory, now)
+    view = batch_view(state, now)
     if canary is not None:
-        if canary.pod not in ready_names(scene.inputs.pods):
+        if canary.pod not in ready_names(state.inputs.pods):
             canary = None
-        elif scene.signals.known:
-            verdict = judge_canary(canary, scene.signals.windows, now)
+        elif state.signals.known:
+            verdict = judge_canary(canary, state.signals.windows, now)
             memory = concluded(memory, canary, verdict, now)
             canary = None if verdict.valid else canary
     before = memory.limits
@@ -157,11 +157,11 @@ def decide_fleet_limits(
         return decision, after, canary
     if after.limits != before and canary is not None:
         return decision, after, None
-    if needs_canary(before, after.limits, scene.supply.ready) and _may_try(scene):
-        pod = min(ready_names(scene.inputs.pods))
+    if needs_canary(before, after.limits, state.supply.ready) and _may_try(state):
+        pod = min(ready_names(state.inputs.pods))
         tried = Canary(pod, after.limits, now, decision.reason)
         held = replace(after, limits=before, before_raise=None)
-        first = act(
+        first = decide(
             before,
             "CanaryRunning",
             f"pod {pod} tries {after.limits.sequences} sequences and {after.limits.tokens} tokens before the other pods",
@@ -170,19 +170,19 @@ def decide_fleet_limits(
     return decision, after, canary
 
 
-def _may_try(scene: Scene) -> bool:
-    return scene.settings.batching_mode is not BatchingMode.FIXED and scene.settings.tunes_limits
+def _may_try(state: TickState) -> bool:
+    return state.settings.batching_mode is not BatchingMode.FIXED and state.settings.tunes_limits
 
 
-def decide_admission(scene: Scene) -> Admission:
+def decide_admission(state: TickState) -> Admission:
     """Return what the pods admit; everything if the load breaker only reports."""
-    if not scene.settings.gates:
-        return Admission(batch_share=scene.settings.batch_share_ratio)
-    return admission_of(scene.load, scene.settings)
+    if not state.settings.gates:
+        return Admission(batch_share=state.settings.batch_share_ratio)
+    return admission_of(state.load, state.settings)
 
 
 def limits_by_pod(
-    scene: Scene, limits: Limits, canary: Canary | None, admission: Admission
+    state: TickState, limits: Limits, canary: Canary | None, admission: Admission
 ) -> Mapping[str, Limits]:
     """Return the limits of each ready pod; empty if no limits are sent.
 
@@ -190,13 +190,13 @@ def limits_by_pod(
     lease. Engines without live limits get a request only while admission is reduced. Advisory or paused
     services get none.
     """
-    settings = scene.settings
-    pods = [pod.name for pod in scene.inputs.pods if pod.ready and not pod.deleting and pod.ip]
+    settings = state.settings
+    pods = [pod.name for pod in state.inputs.pods if pod.ready and not pod.deleting and pod.ip]
     if settings.paused or settings.batching_mode is BatchingMode.ADVISORY or not pods:
         return {}
-    if settings.batching_mode is BatchingMode.FIXED and scene.signals.live_limits:
+    if settings.batching_mode is BatchingMode.FIXED and state.signals.live_limits:
         return dict.fromkeys(pods, start_up(settings))
-    if not settings.tunes_limits or not scene.signals.live_limits:
+    if not settings.tunes_limits or not state.signals.live_limits:
         open_admission = Admission(batch_share=settings.batch_share_ratio)
         return {} if admission == open_admission else dict.fromkeys(pods, start_up(settings))
     wanted = dict.fromkeys(pods, limits)
@@ -216,11 +216,11 @@ def at_floor_and_slow(view: BatchView, memory: BatchMemory) -> bool:
     return at_floor and is_slow(judged_since(view.signals.windows, memory.changed), view.settings)
 
 
-def _load(scene: Scene, in_force: Limits, arrivals_per_s: float, silent: float) -> Load | None:
+def _load(state: TickState, in_force: Limits, arrivals_per_s: float, silent: float) -> Load | None:
     """Return the load to plan for; `silent` pods do not report and count as full. None if unknown."""
-    signals, settings = scene.signals, scene.settings
-    targets = scene.targets
-    capacity = min(scene.capacity, float(in_force.sequences))
+    signals, settings = state.signals, state.settings
+    targets = state.targets
+    capacity = min(state.capacity, float(in_force.sequences))
     if targets is not None:
         service_s = targets.service_s
     elif signals.served_per_s > 0:
@@ -244,64 +244,66 @@ def _load(scene: Scene, in_force: Limits, arrivals_per_s: float, silent: float) 
     )
 
 
-def _needed(scene: Scene, in_force: Limits) -> tuple[int | None, int | None]:
+def _needed(state: TickState, in_force: Limits) -> tuple[int | None, int | None]:
     """Return the replicas needed, counting pods that do not report as idle (up) and as full (down)."""
-    signals = scene.signals
+    signals = state.signals
     if not signals.known:
         return None, None
-    expected = expected_per_s(scene.forecast, signals.arrivals_per_s, scene.cold_start_s)
+    expected = expected_per_s(state.forecast, signals.arrivals_per_s, state.cold_start_s)
     silent = float(max(0, signals.ready_pods - signals.reporting_pods))
-    up = _load(scene, in_force, expected, 0.0)
-    down = _load(scene, in_force, expected, silent) if silent else up
+    up = _load(state, in_force, expected, 0.0)
+    down = _load(state, in_force, expected, silent) if silent else up
     if up is None or down is None:
         return None, None
     by_running = max(1, -int(-signals.gauges.running // max(down.capacity, 1.0)))
-    if scene.targets is None and not signals.idle:
+    if state.targets is None and not signals.idle:
         return needed_replicas(up), max(needed_replicas(down), by_running)
     return needed_replicas(up), needed_replicas(down)
 
 
-def fallback_floor(scene: Scene) -> int:
+def fallback_floor(state: TickState) -> int:
     """Return the floor of replicas: while the control breaker is open max(current, fallback), else 0."""
-    if not scene.control_acts or scene.control.state is not BreakerState.OPEN:
+    if not state.control_acts or state.control.state is not BreakerState.OPEN:
         return 0
-    return max(scene.inputs.replicas, scene.settings.fallback_replicas or 0)
+    return max(state.inputs.replicas, state.settings.fallback_replicas or 0)
 
 
-def _steers_by_model(scene: Scene, memory: BatchMemory) -> bool:
+def _steers_by_model(state: TickState, memory: BatchMemory) -> bool:
     """Return whether capacity comes from the model: it is known, and limits that are set follow it."""
-    if scene.targets is None:
+    if state.targets is None:
         return False
-    return memory.followed is not None or not scene.settings.tunes_limits
+    return memory.followed is not None or not state.settings.tunes_limits
 
 
-def replica_view(scene: Scene, memory: BatchMemory, in_force: Limits, now: float) -> ReplicaView:
+def replica_view(
+    state: TickState, memory: BatchMemory, in_force: Limits, now: float
+) -> ReplicaView:
     """Return the inputs of the replica rules: signals, model and batch limits."""
-    signals, settings = scene.signals, scene.settings
-    view = batch_view(scene, now)
-    needed_up, needed_down = _needed(scene, in_force)
+    signals, settings = state.signals, state.settings
+    view = batch_view(state, now)
+    needed_up, needed_down = _needed(state, in_force)
     broken = signals.known and wait_is_broken(signals, settings)
     return ReplicaView(
         signals=signals,
         settings=settings,
-        replicas=scene.inputs.replicas,
-        ready=scene.supply.ready,
-        pending=scene.supply.pending,
-        overdue=scene.supply.overdue,
+        replicas=state.inputs.replicas,
+        ready=state.supply.ready,
+        pending=state.supply.pending,
+        overdue=state.supply.overdue,
         needed_up=needed_up,
         needed_down=needed_down,
-        capacity=min(scene.capacity, float(in_force.sequences)),
-        model_trusted=_steers_by_model(scene, memory),
+        capacity=min(state.capacity, float(in_force.sequences)),
+        model_trusted=_steers_by_model(state, memory),
         wait_broken=broken,
         batch_at_limit=not step_up_possible(view, memory),
         demand=at_floor_and_slow(view, memory),
         raise_first=memory.replicas_wait_ticks > 0,
-        breakers_closed=scene.breakers_closed,
-        floor=fallback_floor(scene),
-        up_blocked=scene.inputs.scale_up_blocked,
-        hung=hung_in_supply(scene.inputs.pods, signals.hung_pods, scene.cold_start_s, now)
+        breakers_closed=state.breakers_closed,
+        floor=fallback_floor(state),
+        up_blocked=state.inputs.scale_up_blocked,
+        hung=hung_in_supply(state.inputs.pods, signals.hung_pods, state.cold_start_s, now)
         if signals.hung_pods
         else 0,
-        prometheus_lost=scene.inputs.prometheus_lost,
-        checks_directly=scene.inputs.checks_directly,
+        prometheus_lost=state.inputs.prometheus_lost,
+        checks_directly=state.inputs.checks_directly,
     )

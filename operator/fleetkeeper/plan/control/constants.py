@@ -219,7 +219,7 @@ FORECAST_TREND: Final = 0.05
 """Holt's smoothing factor of the trend, per tick: slow, as noise times the horizon becomes replicas."""
 FORECAST_FACTOR: Final = 2.0
 """A forecast may at most double the current rate."""
-WISH_SLOTS: Final = 20
+RECOMMENDATION_SLOTS: Final = 20
 """The recommendations of the stabilization window are kept as the maxima of this many slots."""
 
 # Load breaker

@@ -106,7 +106,7 @@ class ControlBreaker:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _CauseInputs:
     """Inputs of a cause."""
 
     breaker: ControlBreaker
@@ -116,40 +116,40 @@ class _Look:
 
 WORSE_AFTER_CHANGE = "WorseAfterChange"
 
-Cause = Callable[[_Look], tuple[str, str] | None]
+Cause = Callable[[_CauseInputs], tuple[str, str] | None]
 
 
-def _lost(look: _Look) -> tuple[str, str] | None:
-    if look.breaker.lost < LOST_TICKS:
+def _lost(inputs: _CauseInputs) -> tuple[str, str] | None:
+    if inputs.breaker.lost < LOST_TICKS:
         return None
-    return "SignalsLost", f"no signals for {look.breaker.lost} ticks"
+    return "SignalsLost", f"no signals for {inputs.breaker.lost} ticks"
 
 
-def _failed(look: _Look) -> tuple[str, str] | None:
-    if len(look.breaker.failures) < FAILURES:
+def _failed(inputs: _CauseInputs) -> tuple[str, str] | None:
+    if len(inputs.breaker.failures) < FAILURES:
         return None
     return (
         "ActuatorFailed",
-        f"{len(look.breaker.failures)} failed writes in {FAILURES_S / 60:.0f} minutes",
+        f"{len(inputs.breaker.failures)} failed writes in {FAILURES_S / 60:.0f} minutes",
     )
 
 
-def _ineffective(look: _Look) -> tuple[str, str] | None:
-    if look.evidence.limits_late_s > NOT_IN_EFFECT_S:
+def _ineffective(inputs: _CauseInputs) -> tuple[str, str] | None:
+    if inputs.evidence.limits_late_s > NOT_IN_EFFECT_S:
         return (
             "LimitsNotInEffect",
-            f"batch limits are not in effect after {look.evidence.limits_late_s:.0f} s",
+            f"batch limits are not in effect after {inputs.evidence.limits_late_s:.0f} s",
         )
-    if look.evidence.replicas_late_s > REPLICAS_NOT_IN_EFFECT_S:
+    if inputs.evidence.replicas_late_s > REPLICAS_NOT_IN_EFFECT_S:
         return "ReplicasNotInEffect", (
-            f"allocated replicas are not in effect after {look.evidence.replicas_late_s:.0f} s"
+            f"allocated replicas are not in effect after {inputs.evidence.replicas_late_s:.0f} s"
         )
     return None
 
 
-def _oscillates(look: _Look) -> tuple[str, str] | None:
-    after = max(look.breaker.ignore_before, look.now - DIRECTION_S)
-    turns = sum(1 for turn in look.evidence.turns if turn > after)
+def _oscillates(inputs: _CauseInputs) -> tuple[str, str] | None:
+    after = max(inputs.breaker.ignore_before, inputs.now - DIRECTION_S)
+    turns = sum(1 for turn in inputs.evidence.turns if turn > after)
     if turns < DIRECTION_CHANGES:
         return None
     return "Oscillating", (
@@ -157,8 +157,8 @@ def _oscillates(look: _Look) -> tuple[str, str] | None:
     )
 
 
-def _worse(look: _Look) -> tuple[str, str] | None:
-    worse = look.evidence.worse
+def _worse(inputs: _CauseInputs) -> tuple[str, str] | None:
+    worse = inputs.evidence.worse
     if worse is None or not worse.is_much:
         return None
     return WORSE_AFTER_CHANGE, (
@@ -166,8 +166,8 @@ def _worse(look: _Look) -> tuple[str, str] | None:
     )
 
 
-def _model_off(look: _Look) -> tuple[str, str] | None:
-    if look.evidence.model_off_windows < MODEL_OFF_WINDOWS:
+def _model_off(inputs: _CauseInputs) -> tuple[str, str] | None:
+    if inputs.evidence.model_off_windows < MODEL_OFF_WINDOWS:
         return None
     return "StepTimeModelInaccurate", "the step-time model is off by more than 50%"
 
@@ -178,9 +178,9 @@ CAUSES: tuple[Cause, ...] = (_lost, _failed, _ineffective, _oscillates, _worse, 
 
 def cause_of(breaker: ControlBreaker, evidence: Evidence, now: float) -> tuple[str, str] | None:
     """Return the reason and detail why signals or actuators are unreliable, or None."""
-    look = _Look(breaker, evidence, now)
+    inputs = _CauseInputs(breaker, evidence, now)
     for cause in CAUSES:
-        found = cause(look)
+        found = cause(inputs)
         if found is not None:
             return found
     return None

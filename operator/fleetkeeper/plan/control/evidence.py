@@ -8,11 +8,11 @@ from fleetkeeper.plan.control.batch import BatchMemory
 from fleetkeeper.plan.control.constants import RATE_S
 from fleetkeeper.plan.control.control_breaker import Evidence, Worse
 from fleetkeeper.plan.control.judge import judged_since, running_per_pod, wait_is_broken
+from fleetkeeper.plan.control.limits_requests import LimitsRequestsMemory, late_s
 from fleetkeeper.plan.control.memory import ControlMemory
-from fleetkeeper.plan.control.orders import OrdersMemory, late_s
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.step_model import StepModel
-from fleetkeeper.plan.control.tracks import is_grown
+from fleetkeeper.plan.control.tracks import is_warmed_up
 from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, Limits
 
 
@@ -20,7 +20,7 @@ from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, Limi
 class Acts:
     """Results of the loop's actions: requests sent, failures to count, since when replicas are late."""
 
-    orders: OrdersMemory
+    limits_requests: LimitsRequestsMemory
     failed: int
     late_since: float | None
 
@@ -46,11 +46,11 @@ def evidence_of(
     )
     limits_late_s = 0.0
     if busy and settings.tunes_limits and signals.live_limits:
-        limits_late_s = late_s(acts.orders, signals.generation_by_pod, busy, now)
+        limits_late_s = late_s(acts.limits_requests, signals.generation_by_pod, busy, now)
     return Evidence(
         signals_known=signals.known,
         signals_expected=now - inputs.started >= RATE_S
-        and any(is_grown(pod, now) for pod in inputs.pods),
+        and any(is_warmed_up(pod, now) for pod in inputs.pods),
         failed_acts=acts.failed,
         limits_late_s=limits_late_s,
         replicas_late_s=0.0 if acts.late_since is None else now - acts.late_since,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from fleetkeeper.api.conditions import Told
+from fleetkeeper.api.conditions import DocumentedEnum
 from fleetkeeper.plan.control.constants import (
     FRAGMENTED_EVERY_S,
     FRAGMENTED_GAP_S,
@@ -23,11 +23,11 @@ from fleetkeeper.plan.control.constants import (
     FRAGMENTED_REPLICAS,
     FRAGMENTED_S,
 )
-from fleetkeeper.plan.control.tracks import PodTrack, grade_of, has_rates, is_grown
-from fleetkeeper.plan.control.values import Decision, Grade, PodView, act, hold
+from fleetkeeper.plan.control.tracks import PodTrack, grade_of, has_rates, is_warmed_up
+from fleetkeeper.plan.control.values import Decision, Grade, PodView, decide, no_change
 
 
-class RestartReason(Told):
+class RestartReason(DocumentedEnum):
     """The reason why a fragmented replica is or is not restarted. `.text` explains it."""
 
     FRAGMENTED = (
@@ -87,7 +87,7 @@ class FragmentationMemory:
 class RestartView:
     """Inputs of the rules.
 
-    `replicas`: the live Deployment's number. `ordered`: this tick's recommendation. `in_effect`: whether
+    `replicas`: the live Deployment's number. `recommended`: this tick's recommendation. `in_effect`: whether
     the Deployment has the last allocation. `replacing`: another remedy acts in this tick.
     `breakers_closed`: all of them, including those that only report. `needed`: why a replica cannot be
     removed now, else empty.
@@ -95,7 +95,7 @@ class RestartView:
 
     enabled: bool
     replicas: int
-    ordered: int
+    recommended: int
     pods: tuple[PodView, ...]
     in_effect: bool = True
     rolling_out: bool = False
@@ -119,7 +119,7 @@ def _readings(
 ) -> Iterator[Reading]:
     for pod in pods:
         track = tracks.get(pod.name)
-        if track is None or track.newest is None or not is_grown(pod, now):
+        if track is None or track.newest is None or not is_warmed_up(pod, now):
             continue
         sample = track.newest
         believed = not track.rejected and not sample.missing and has_rates(track, now)
@@ -161,10 +161,10 @@ def _replacing(view: RestartView) -> tuple[RestartReason, str] | None:
 
 
 def _changing(view: RestartView) -> tuple[RestartReason, str] | None:
-    if view.ordered != view.replicas or not view.in_effect:
+    if view.recommended != view.replicas or not view.in_effect:
         return (
             RestartReason.CHANGING,
-            f"{view.ordered} replicas are recommended, the Deployment has {view.replicas}",
+            f"{view.recommended} replicas are recommended, the Deployment has {view.replicas}",
         )
     stay = [pod for pod in view.pods if not pod.deleting]
     if len(stay) != len(view.pods) or len(stay) != view.replicas:
@@ -201,20 +201,20 @@ def decide_fragmentation_restart(
     It is the most fragmented of those above 30% in every sample for 10 minutes; of equals the first by name.
     """
     if not view.enabled:
-        return hold((), RestartReason.OFF, "spec.memory.restartFragmented is false"), memory
+        return no_change((), RestartReason.OFF, "spec.memory.restartFragmented is false"), memory
     due = [(pod, run) for pod, run in memory.runs.items() if run.newest - run.since >= FRAGMENTED_S]
     if not due:
-        return hold((), RestartReason.NONE, "no replica was above 30% for 10 minutes"), memory
+        return no_change((), RestartReason.NONE, "no replica was above 30% for 10 minutes"), memory
     objection = next((found for check in OBJECTIONS if (found := check(view))), None)
     if objection is not None:
-        return hold((), *objection), memory
+        return no_change((), *objection), memory
     if now - memory.restarted < FRAGMENTED_EVERY_S:
-        return hold((), RestartReason.PACE, "at most one restart per hour"), memory
+        return no_change((), RestartReason.PACE, "at most one restart per hour"), memory
     pod, worst = min(due, key=lambda item: (-item[1].ratio, item[0]))
     detail = (
         f"{worst.ratio:.1%} of its allocator's reserved memory is unused, "
         f"more than {FRAGMENTED_RATIO:.0%} for {(worst.newest - worst.since) / 60:.0f} minutes"
     )
     chosen: tuple[str, ...] = (pod,)
-    decision = act(chosen, RestartReason.FRAGMENTED, detail, fragmentation_ratio=worst.ratio)
+    decision = decide(chosen, RestartReason.FRAGMENTED, detail, fragmentation_ratio=worst.ratio)
     return decision, replace(memory, restarted=now)

@@ -209,8 +209,8 @@ def _blind(signals: Signals, breaker: LoadBreaker, now: float) -> LoadBreaker:
     While every ready pod is warming up, a tier stays as it is for at most a minute beyond its waiting
     time.
     """
-    young = signals.ready_pods > 0 and signals.grown_pods == 0
-    if breaker.is_closed or not young:
+    warming_up = signals.ready_pods > 0 and signals.warmed_up_pods == 0
+    if breaker.is_closed or not warming_up:
         return breaker if breaker.is_closed else LoadBreaker()
 
     def held(tier: TierBreaker) -> TierBreaker:

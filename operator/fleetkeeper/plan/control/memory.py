@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.plan.control.batch import BatchMemory
 from fleetkeeper.plan.control.canary import Canary
@@ -20,8 +20,8 @@ from fleetkeeper.plan.control.constants import CONTROL_OPEN_S, DECISIONS_KEPT
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.forecast import Forecast
 from fleetkeeper.plan.control.fragmentation import FragmentationMemory
+from fleetkeeper.plan.control.limits_requests import LimitsRequestsMemory
 from fleetkeeper.plan.control.load_breaker import LoadBreaker, TierBreaker
-from fleetkeeper.plan.control.orders import OrdersMemory
 from fleetkeeper.plan.control.remedies import Remedy
 from fleetkeeper.plan.control.replicas import ReplicasMemory
 from fleetkeeper.plan.control.signals import SignalsMemory
@@ -58,7 +58,7 @@ class Shown:
 class ControlMemory:
     """The state of a service that the next tick needs.
 
-    `replaced_at`, `replaced_pod`: the last replacement of a hung engine. `order_late_since`: since when
+    `replaced_at`, `replaced_pod`: the last replacement of a hung engine. `allocation_late_since`: since when
     the Deployment does not have the allocated replicas. `asked_at`: when pods last had to be read
     directly. `shown_*`, `peak_percent`, `over_cap_pod`, `changes`: what the status shows.
     """
@@ -73,12 +73,12 @@ class ControlMemory:
     replicas: ReplicasMemory = field(default_factory=ReplicasMemory)
     load: LoadBreaker = field(default_factory=LoadBreaker)
     control: ControlBreaker = field(default_factory=ControlBreaker)
-    orders: OrdersMemory = field(default_factory=OrdersMemory)
+    limits_requests: LimitsRequestsMemory = field(default_factory=LimitsRequestsMemory)
     remedy: Remedy | None = None
     replaced_at: float = 0.0
     replaced_pod: str = ""
     fragmentation: FragmentationMemory = field(default_factory=FragmentationMemory)
-    order_late_since: float | None = None
+    allocation_late_since: float | None = None
     asked_at: float | None = None
     source: SourceBreaker = field(default_factory=SourceBreaker)
     shown_scaling: Shown = field(default_factory=Shown)
@@ -87,21 +87,6 @@ class ControlMemory:
     over_cap_pod: str = ""
     shown_breaker: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     changes: tuple[Change, ...] = ()
-
-
-def timestamp(time: float) -> str:
-    """Format seconds since the epoch as Kubernetes does (RFC 3339, whole seconds, UTC)."""
-    return datetime.fromtimestamp(int(time), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_timestamp(text: object) -> float:
-    """Parse such a time to seconds since the epoch; return 0.0 for anything else."""
-    if not isinstance(text, str):
-        return 0.0
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
 
 
 def with_change(memory: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
@@ -113,7 +98,7 @@ def changes_to_status(changes: tuple[Change, ...]) -> list[dict[str, Any]]:
     """Return `status.decisions`."""
     return [
         {
-            "time": timestamp(change.time),
+            "time": rfc3339.format(change.time),
             "what": change.what,
             "from": change.before,
             "to": change.after,
@@ -150,7 +135,7 @@ def _changes(status: Mapping[str, Any]) -> tuple[Change, ...]:
         return ()
     return tuple(
         Change(
-            parse_timestamp(row.get("time")),
+            rfc3339.parse(row.get("time")) or 0.0,
             *(str(row.get(key, "")) for key in ("what", "from", "to", "reason")),
         )
         for row in rows[-DECISIONS_KEPT:]
@@ -164,7 +149,7 @@ def _remedy(status: Mapping[str, Any], generation: int, cap_percent: int) -> Rem
     if sequences is None or attempts is None or status.get("observedGeneration") != generation:
         return None
     cap = _whole(section, "capPercent") or cap_percent
-    since = parse_timestamp(section.get("since"))
+    since = rfc3339.parse(section.get("since")) or 0.0
     return Remedy(str(section.get("reason", "")), sequences, cap, attempts, generation, since)
 
 
@@ -172,7 +157,7 @@ def _source(breaker: Mapping[str, Any], now: float) -> SourceBreaker:
     """Return the source breaker: open stays open until Prometheus answers, without a second event."""
     if _state(breaker.get("source")) is not BreakerState.OPEN:
         return SourceBreaker()
-    return SourceBreaker(BreakerState.OPEN, parse_timestamp(breaker.get("since")) or now)
+    return SourceBreaker(BreakerState.OPEN, rfc3339.parse(breaker.get("since")) or now)
 
 
 def memory_from_status(
@@ -239,5 +224,5 @@ def _shown(section: Mapping[str, Any], value: str) -> Shown:
         value,
         str(section.get("reason", "")),
         str(section.get("message", "")),
-        parse_timestamp(section.get("since")),
+        rfc3339.parse(section.get("since")) or 0.0,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from fleetkeeper.plan.control.arbitrate import Want
 from fleetkeeper.plan.control.control_breaker import ControlBreaker
+from fleetkeeper.plan.control.control_events import WARNING, restart_events
 from fleetkeeper.plan.control.load_breaker import LoadBreaker
 from fleetkeeper.plan.control.remedies import Remedy
 from fleetkeeper.plan.control.removal import Cause, Removal
@@ -16,15 +17,14 @@ from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.source_breaker import SourceBreaker
 from fleetkeeper.plan.control.supply import Supply
 from fleetkeeper.plan.control.targets import Targets
-from fleetkeeper.plan.control.told import WARNING, notices_of_restart
 from fleetkeeper.plan.control.values import (
     Admission,
     ControlSettings,
     Decision,
     Limits,
-    PodOrder,
+    LimitsRequest,
 )
-from fleetkeeper.plan.model import Notice, ReplicaOrder
+from fleetkeeper.plan.model import Event, ReplicaAllocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class ControlDecision:
     in_force: Limits
     admission: Admission
     want: Want
-    puts: tuple[PodOrder, ...]
+    puts: tuple[LimitsRequest, ...]
     load: LoadBreaker
     control: ControlBreaker
     remedy: Decision[Remedy | None]
     replacement: Decision[tuple[str, ...]]
     restart: Decision[tuple[str, ...]]
-    notices: tuple[Notice, ...] = ()
+    events: tuple[Event, ...] = ()
     capacity: float = 0.0
     pressure: float = 0.0
     cold_start_s: float = 0.0
@@ -73,26 +73,26 @@ class ControlDecision:
         found = {}
         if self.replacement.valid:
             why = self.replacement.detail
-            notice = Notice(WARNING, self.replacement.reason, why)
-            found = {pod: Removal(Cause.HUNG, why, notice) for pod in self.replacement.value}
+            event = Event(WARNING, self.replacement.reason, why)
+            found = {pod: Removal(Cause.HUNG, why, event) for pod in self.replacement.value}
         if self.restart.valid and self.settings.restarts:
-            notices = notices_of_restart(self.restart, acts=True)
-            for pod, notice in zip(self.restart.value, notices, strict=True):
-                found[pod] = Removal(Cause.FRAGMENTED, self.restart.detail, notice)
+            events = restart_events(self.restart, acts=True)
+            for pod, event in zip(self.restart.value, events, strict=True):
+                found[pod] = Removal(Cause.FRAGMENTED, self.restart.detail, event)
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Conclusion:
-    """The report that `conclude` returns to the planner and the runtime.
+class ControlReport:
+    """The report that `build_report` returns to the planner and the runtime.
 
-    `order`: the allocation; None if the loop does not set replicas (unchanged, pinned, Advisory, paused).
-    `notices`: events, except for changes of replicas: the planner records those once they are written.
+    `allocation`: the allocation; None if the loop does not set replicas (unchanged, pinned, Advisory, paused).
+    `events`: events, except for changes of replicas: the planner records those once they are written.
     `status`: the fields scaling, batching, breaker, memory, remedy, decisions, and `conditions`.
     `metrics`: (name without prefix, labels, value) of the gauges to export.
     """
 
-    order: ReplicaOrder | None
+    allocation: ReplicaAllocation | None
     status: dict[str, Any]
-    notices: tuple[Notice, ...]
+    events: tuple[Event, ...]
     metrics: tuple[tuple[str, tuple[tuple[str, str], ...], float], ...]

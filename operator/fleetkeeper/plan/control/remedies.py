@@ -11,7 +11,7 @@ from fleetkeeper.plan.control.constants import (
     REMEDY_MIN_CAP,
     REMEDY_STEPS,
 )
-from fleetkeeper.plan.control.values import ControlSettings, Decision, PodView, act, hold
+from fleetkeeper.plan.control.values import ControlSettings, Decision, PodView, decide, no_change
 
 OUT_OF_MEMORY = "CUDAOutOfMemory"
 
@@ -52,12 +52,12 @@ def decide_memory_remedy(
     since = held.since if held is not None else 0.0
     hit = [pod.name for pod in pods if pod.name in out_of_memory_pods and pod.created > since]
     if not hit:
-        return hold(held, "NoRemedy", "no engine ran out of memory")
+        return no_change(held, "NoRemedy", "no engine ran out of memory")
     attempts = held.attempts if held is not None else 0
     sequences = held.max_sequences if held is not None else settings.max_sequences
     cap = held.cap_percent if held is not None else settings.cap_percent
     if attempts >= REMEDY_STEPS:
-        return hold(
+        return no_change(
             held, "RemediesExhausted", f"pod {hit[0]} ran out of memory after {attempts} remedies"
         )
     if attempts < REMEDY_STEPS // 2 and sequences // 2 >= settings.min_sequences:
@@ -67,9 +67,11 @@ def decide_memory_remedy(
         cap -= REMEDY_CAP_STEP
         what = f"the memory cap is now {cap}%"
     else:
-        return hold(held, "RemediesExhausted", f"pod {hit[0]} ran out of memory at the lowest cap")
+        return no_change(
+            held, "RemediesExhausted", f"pod {hit[0]} ran out of memory at the lowest cap"
+        )
     step = Remedy(OUT_OF_MEMORY, sequences, cap, attempts + 1, settings.generation, now)
-    return act(step, OUT_OF_MEMORY, f"pod {hit[0]} ran out of accelerator memory: {what}")
+    return decide(step, OUT_OF_MEMORY, f"pod {hit[0]} ran out of accelerator memory: {what}")
 
 
 def decide_replacements(
@@ -87,16 +89,16 @@ def decide_replacements(
     that it is hung stays, and must not block the others. `paused` (spec.paused): no pod is replaced.
     """
     if not hung_pods:
-        return hold((), "NoHungEngine", "no engine reports that it is hung")
+        return no_change((), "NoHungEngine", "no engine reports that it is hung")
     if paused:
         why = f"pod {min(hung_pods)} is hung but not replaced because spec.paused is true"
-        return hold((), "Paused", why)
+        return no_change((), "Paused", why)
     if now - replaced_at < HUNG_EVERY_S:
-        return hold(
+        return no_change(
             (), "ReplacementRateLimited", f"the last pod was replaced {now - replaced_at:.0f} s ago"
         )
     chosen = min(hung_pods, key=lambda pod: (pod <= last, pod))
     detail = (
         f"Pod {chosen} has work but makes no progress and reports that it is hung: it is replaced"
     )
-    return act((chosen,), "EngineHung", detail)
+    return decide((chosen,), "EngineHung", detail)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from fleetkeeper.plan.control.constants import FRAGMENTED_RATIO
 from fleetkeeper.plan.control.hangs import SAYS_HUNG
 from fleetkeeper.plan.control.samples import PodSample
-from fleetkeeper.plan.model import Notice
+from fleetkeeper.plan.model import Event
 
 
 class Cause(StrEnum):
@@ -25,11 +25,11 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A pod to delete. `why` is for the log; the event `notice` is recorded once the pod is deleted."""
+    """A pod to delete. `why` is for the log; the event `event` is recorded once the pod is deleted."""
 
     cause: Cause
     why: str
-    notice: Notice
+    event: Event
 
     def is_confirmed_by(self, sample: PodSample | None) -> bool:
         """Return whether a sample read from the pod after the decision shows the cause."""

@@ -18,14 +18,14 @@ from fleetkeeper.plan.control.constants import (
     DIRECT_WHOLE_S,
     DOWN_EVERY_REPLICA_S,
     DOWN_SHARE,
+    RECOMMENDATION_SLOTS,
     TOO_FEW_KEPT_S,
     UP_SPAN_S,
     UP_STEP,
-    WISH_SLOTS,
 )
 from fleetkeeper.plan.control.samples import Source
 from fleetkeeper.plan.control.signals import Signals
-from fleetkeeper.plan.control.values import ControlSettings, Decision, Grade, act, hold
+from fleetkeeper.plan.control.values import ControlSettings, Decision, Grade, decide, no_change
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +82,39 @@ class TooFew:
 class ReplicasMemory:
     """The memory of the replica rules.
 
-    `wishes`: (slot start, highest recommendation) over the stabilization window
-    (`scale_down_delay_s`). `since`: start of the observation. `orders`: (time, live replicas)
+    `recommendations`: (slot start, highest recommendation) over the stabilization window
+    (`scale_down_delay_s`). `since`: start of the observation. `recent_replicas`: (time, live replicas)
     over the last minute, for the bound on steps up. `lowered`, `raised`: times of the last changes.
     `direct_since`: since when every pod was read directly, without a gap and with Prometheus not lost.
     `too_few`: the last number of replicas that was not enough.
     """
 
-    wishes: tuple[tuple[float, int], ...] = ()
+    recommendations: tuple[tuple[float, int], ...] = ()
     since: float | None = None
-    orders: tuple[tuple[float, int], ...] = ()
+    recent_replicas: tuple[tuple[float, int], ...] = ()
     lowered: float = 0.0
     raised: float = 0.0
     direct_since: float | None = None
     too_few: TooFew | None = None
 
 
-def remembered_wish(
-    memory: ReplicasMemory, wish: int, delay_s: float, now: float
+def with_recommendation(
+    memory: ReplicasMemory, recommendation: int, delay_s: float, now: float
 ) -> ReplicasMemory:
     """Return the memory with this recommendation; slots older than the stabilization window are dropped."""
-    slot_s = max(1.0, delay_s / WISH_SLOTS)
+    slot_s = max(1.0, delay_s / RECOMMENDATION_SLOTS)
     start = math.floor(now / slot_s) * slot_s
-    kept = [held for held in memory.wishes if held[0] > now - delay_s - slot_s and held[0] < start]
-    last = max((w for s, w in memory.wishes if s >= start), default=wish)
+    kept = [
+        held
+        for held in memory.recommendations
+        if held[0] > now - delay_s - slot_s and held[0] < start
+    ]
+    last = max((w for s, w in memory.recommendations if s >= start), default=recommendation)
     since = now if memory.since is None else memory.since
-    wishes = (*kept, (start, max(wish, last)))
-    if wishes == memory.wishes and since == memory.since:
+    recommendations = (*kept, (start, max(recommendation, last)))
+    if recommendations == memory.recommendations and since == memory.since:
         return memory
-    return replace(memory, wishes=wishes, since=since)
+    return replace(memory, recommendations=recommendations, since=since)
 
 
 def most_replicas_now(memory: ReplicasMemory, replicas: int, now: float) -> int:
@@ -118,7 +122,7 @@ def most_replicas_now(memory: ReplicasMemory, replicas: int, now: float) -> int:
 
     Example: 3 a minute ago, 5 now: 6 at most. 1 a minute ago: 3 at most.
     """
-    recent = [count for time, count in memory.orders if now - time < UP_SPAN_S]
+    recent = [count for time, count in memory.recent_replicas if now - time < UP_SPAN_S]
     base = min([*recent, replicas])
     return max(base + UP_STEP, 2 * base)
 
@@ -245,7 +249,7 @@ OBJECTIONS: tuple[Callable[[ReplicaView], str], ...] = (
 """Checks that block a scale-down, in order; each returns its reason or an empty string."""
 
 
-def why_none_is_spared(view: ReplicaView) -> str:
+def scale_down_blocker(view: ReplicaView) -> str:
     """Return the first reason that blocks a scale-down; empty if the other replicas have the capacity."""
     return next((why for check in OBJECTIONS if (why := check(view))), "")
 
@@ -302,11 +306,11 @@ def _up(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int] 
     if target <= view.replicas:
         return None
     if view.up_blocked:
-        return hold(view.replicas, "ScaleUpBlocked", view.up_blocked)
+        return no_change(view.replicas, "ScaleUpBlocked", view.up_blocked)
     if overdue:
         detail += f"; {overdue} pods have been starting for more than two cold starts"
     signals = view.signals
-    return act(
+    return decide(
         target,
         reason,
         detail,
@@ -320,27 +324,29 @@ def _up(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int] 
 
 def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int]:
     delay_s = view.settings.scale_down_delay_s
-    steady = act(view.replicas, "Steady", "no change is needed")
-    wish = max((count for _, count in memory.wishes), default=view.replicas)
-    target = _bounded(wish, view)
+    steady = decide(view.replicas, "Steady", "no change is needed")
+    recommendation = max((count for _, count in memory.recommendations), default=view.replicas)
+    target = _bounded(recommendation, view)
     if target >= view.replicas:
         is_model_alone = view.needed_down is not None and view.needed_down < view.replicas
         why = _too_few(view, memory, now) if is_model_alone else ""
-        return hold(view.replicas, "ScaleDownBlocked", why) if why else steady
+        return no_change(view.replicas, "ScaleDownBlocked", why) if why else steady
     if memory.since is None or now - memory.since < delay_s:
         why = f"observed for less than spec.scaling.scaleDownDelaySeconds ({delay_s:.0f} s)"
-        return hold(view.replicas, "ScaleDownDelay", why)
+        return no_change(view.replicas, "ScaleDownDelay", why)
     for why in (*(check(view) for check in OBJECTIONS), _fallback_source(view, memory, now)):
         if why:
-            return hold(view.replicas, "ScaleDownBlocked", why)
+            return no_change(view.replicas, "ScaleDownBlocked", why)
     if now - max(memory.lowered, memory.raised) < DOWN_EVERY_REPLICA_S:
-        return hold(view.replicas, "ScaleDownRateLimited", "at most one scale-down step per minute")
+        return no_change(
+            view.replicas, "ScaleDownRateLimited", "at most one scale-down step per minute"
+        )
     step = max(1, math.floor(DOWN_SHARE * view.replicas))
-    return act(
+    return decide(
         max(target, view.replicas - step),
         "LoadFell",
         f"{target} replicas were enough for the last {delay_s:.0f} s",
-        highest_wish=float(wish),
+        highest_recommendation=float(recommendation),
     )
 
 
@@ -351,16 +357,16 @@ def decide_replicas(
     settings = view.settings
     memory = _watched(view, memory, now)
     if settings.pinned_replicas is not None:
-        return act(
+        return decide(
             settings.pinned_replicas, "ReplicasPinned", "the number is set by spec.replicas"
         ), memory
     bounded = max(_bounded(view.replicas, view), min(view.floor, settings.max_replicas))
     if bounded > view.replicas:
         raised = replace(memory, raised=now)
-        return act(bounded, "MinReplicas", f"at least {bounded} replicas are required"), raised
+        return decide(bounded, "MinReplicas", f"at least {bounded} replicas are required"), raised
     if not view.signals.known:
-        memory = remembered_wish(memory, view.replicas, settings.scale_down_delay_s, now)
-        return hold(
+        memory = with_recommendation(memory, view.replicas, settings.scale_down_delay_s, now)
+        return no_change(
             view.replicas, "SignalsStale", "no fresh samples, so the replica count is unchanged"
         ), memory
     memory = _seen_too_few(view, memory, now)
@@ -370,15 +376,15 @@ def decide_replicas(
     # A number that was too small for this load is not recommended: the stabilization window starts
     # when the load falls.
     least = view.replicas if _too_few(view, memory, now) else view.floor
-    wish = view.replicas if known is None else max(known, least, view.floor)
-    memory = remembered_wish(memory, wish, settings.scale_down_delay_s, now)
-    orders = tuple(held for held in memory.orders if now - held[0] < UP_SPAN_S)
-    memory = replace(memory, orders=(*orders, (now, view.replicas)))
+    recommendation = view.replicas if known is None else max(known, least, view.floor)
+    memory = with_recommendation(memory, recommendation, settings.scale_down_delay_s, now)
+    recent_replicas = tuple(held for held in memory.recent_replicas if now - held[0] < UP_SPAN_S)
+    memory = replace(memory, recent_replicas=(*recent_replicas, (now, view.replicas)))
     decision = _up(view, memory, now)
     if decision is not None:
         return decision, replace(memory, raised=now) if decision.valid else memory
     if view.replicas > settings.max_replicas:
-        return act(
+        return decide(
             settings.max_replicas, "MaxReplicas", "the number was above spec.scaling.maxReplicas"
         ), memory
     decision = _down(view, memory, now)

@@ -2,7 +2,7 @@
 
 decide_service(inputs, memory, now) -> (ControlDecision, ControlMemory)
 arbitrate(recommendations of all services, budget) -> allocations
-conclude(decision, order, memory, now) -> (Conclusion, ControlMemory)      (conclude.py)
+build_report(decision, allocation, memory, now) -> (ControlReport, ControlMemory)      (report.py)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fleetkeeper.plan.control.arbitrate import Want
 from fleetkeeper.plan.control.cascade import (
-    Scene,
+    TickState,
     decide_admission,
     decide_fleet_limits,
     limits_by_pod,
@@ -20,6 +20,12 @@ from fleetkeeper.plan.control.cascade import (
 )
 from fleetkeeper.plan.control.constants import ASKED_KEPT_S
 from fleetkeeper.plan.control.control_breaker import ControlBreaker, decide_control_breaker
+from fleetkeeper.plan.control.control_events import (
+    control_breaker_event,
+    load_breaker_events,
+    restart_events,
+    source_breaker_event,
+)
 from fleetkeeper.plan.control.evidence import Acts, evidence_of, judged_once
 from fleetkeeper.plan.control.forecast import Forecast, smoothed
 from fleetkeeper.plan.control.fragmentation import (
@@ -28,6 +34,7 @@ from fleetkeeper.plan.control.fragmentation import (
     fragmentation_readings,
     watched,
 )
+from fleetkeeper.plan.control.limits_requests import after_outcomes, due_requests
 from fleetkeeper.plan.control.load_breaker import (
     LoadBreaker,
     asks_pods,
@@ -35,13 +42,12 @@ from fleetkeeper.plan.control.load_breaker import (
     pressure,
 )
 from fleetkeeper.plan.control.memory import ControlMemory
-from fleetkeeper.plan.control.orders import after_outcomes, due_orders
 from fleetkeeper.plan.control.outcome import ControlDecision
 from fleetkeeper.plan.control.remedies import Remedy, decide_memory_remedy, decide_replacements
 from fleetkeeper.plan.control.replicas import (
     ReplicasMemory,
     decide_replicas,
-    why_none_is_spared,
+    scale_down_blocker,
     would_lower,
 )
 from fleetkeeper.plan.control.samples import Tier
@@ -50,14 +56,8 @@ from fleetkeeper.plan.control.source_breaker import SourceBreaker, decide_source
 from fleetkeeper.plan.control.step_model import StepModel, learned
 from fleetkeeper.plan.control.supply import measured_cold_start, supply_of
 from fleetkeeper.plan.control.targets import Targets, decide_targets
-from fleetkeeper.plan.control.told import (
-    notice_of_control,
-    notice_of_source,
-    notices_of_load,
-    notices_of_restart,
-)
 from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, Decision, Grade
-from fleetkeeper.plan.model import Notice
+from fleetkeeper.plan.model import Event
 
 
 def decide_service(
@@ -72,13 +72,13 @@ def decide_service(
     model, targets = _model_and_targets(signals, settings, memory, now)
     cold_start = measured_cold_start(memory.cold_start, inputs.pods)
     supply = supply_of(inputs.pods, cold_start.seconds, now)
-    orders, failed = after_outcomes(memory.orders, inputs.put_outcomes)
+    limits_requests, failed = after_outcomes(memory.limits_requests, inputs.put_outcomes)
     capacity = _capacity(targets, memory)
     late_since = _late_since(inputs, memory, now)
     control = decide_control_breaker(
         memory.control,
         evidence_of(
-            Acts(orders, failed + inputs.failed_writes, late_since),
+            Acts(limits_requests, failed + inputs.failed_writes, late_since),
             inputs,
             signals,
             memory,
@@ -91,7 +91,7 @@ def decide_service(
         signals, settings, capacity, memory.load, now, checks_directly=inputs.checks_directly
     )
     source = decide_source_breaker(memory.source, lost=inputs.prometheus_lost, now=now)
-    scene = Scene(
+    state = TickState(
         inputs,
         signals,
         supply,
@@ -103,14 +103,14 @@ def decide_service(
         _forecast(memory.forecast, signals),
         cold_start.seconds,
     )
-    limits, batch, canary = decide_fleet_limits(scene, memory.batch, memory.canary, now)
+    limits, batch, canary = decide_fleet_limits(state, memory.batch, memory.canary, now)
     in_force = batch.limits or limits.value
-    admission = decide_admission(scene)
-    wanted = limits_by_pod(scene, in_force, canary, admission)
-    puts, orders = due_orders(orders, inputs.pods, wanted, admission, now)
-    view = replica_view(scene, batch, in_force, now)
+    admission = decide_admission(state)
+    wanted = limits_by_pod(state, in_force, canary, admission)
+    puts, limits_requests = due_requests(limits_requests, inputs.pods, wanted, admission, now)
+    view = replica_view(state, batch, in_force, now)
     replicas, replicas_memory = decide_replicas(view, _seen(memory, inputs), now)
-    want = _want(inputs, scene, replicas)
+    want = _want(inputs, state, replicas)
     remedy = decide_memory_remedy(
         memory.remedy, settings, inputs.pods, inputs.out_of_memory_pods, now
     )
@@ -127,13 +127,13 @@ def decide_service(
         RestartView(
             enabled=watches,
             replicas=inputs.replicas,
-            ordered=want.replicas,
+            recommended=want.replicas,
             pods=inputs.pods,
             in_effect=late_since is None,
             rolling_out=inputs.rolling_out,
             replacing=replacement.valid or remedy.valid,
             breakers_closed=load.is_closed and control.is_closed and not source.is_open,
-            needed=why_none_is_spared(view) if watches else "",
+            needed=scale_down_blocker(view) if watches else "",
         ),
         watched(memory.fragmentation, readings, enabled=watches),
         now,
@@ -157,9 +157,9 @@ def decide_service(
         remedy,
         replacement,
         restart,
-        notices=(
-            *_notices(memory, scene, source, remedy),
-            *(() if settings.restarts else notices_of_restart(restart, acts=False)),
+        events=(
+            *_events(memory, state, source, remedy),
+            *(() if settings.restarts else restart_events(restart, acts=False)),
         ),
         capacity=capacity,
         pressure=pressure(signals, settings, capacity) if signals.known else 0.0,
@@ -176,19 +176,19 @@ def decide_service(
         signals=signals_memory,
         model=model,
         targets=targets,
-        forecast=scene.forecast,
+        forecast=state.forecast,
         cold_start=cold_start,
         batch=judged_once(batch, memory.batch, signals),
         canary=canary,
         replicas=replicas_memory,
         load=load,
         control=control,
-        orders=orders,
+        limits_requests=limits_requests,
         remedy=remedy.value,
         replaced_at=now if replacement.valid else memory.replaced_at,
         replaced_pod=replacement.value[0] if replacement.valid else memory.replaced_pod,
         fragmentation=fragmentation,
-        order_late_since=late_since,
+        allocation_late_since=late_since,
         asked_at=asked_at,
         source=source,
         shown_scaling=memory.shown_scaling,
@@ -230,10 +230,10 @@ def _forecast(forecast: Forecast, signals: Signals) -> Forecast:
 
 def _late_since(inputs: ControlInputs, memory: ControlMemory, now: float) -> float | None:
     """Return since when the Deployment does not have the last allocation; None: it has."""
-    ordered = inputs.ordered_replicas
-    if ordered is None or ordered == inputs.replicas or not inputs.settings.tunes_replicas:
+    allocated = inputs.allocated_replicas
+    if allocated is None or allocated == inputs.replicas or not inputs.settings.tunes_replicas:
         return None
-    return now if memory.order_late_since is None else memory.order_late_since
+    return now if memory.allocation_late_since is None else memory.allocation_late_since
 
 
 def _asked_at(
@@ -256,12 +256,12 @@ def _seen(memory: ControlMemory, inputs: ControlInputs) -> ReplicasMemory:
     """Return the memory of the replica rules; a new leader restarts its observation."""
     held = memory.replicas
     if held.since is not None and held.since < inputs.started:
-        return replace(held, since=None, wishes=(), direct_since=None)
+        return replace(held, since=None, recommendations=(), direct_since=None)
     return held
 
 
-def _want(inputs: ControlInputs, scene: Scene, replicas: Decision[int]) -> Want:
-    settings, signals = inputs.settings, scene.signals
+def _want(inputs: ControlInputs, state: TickState, replicas: Decision[int]) -> Want:
+    settings, signals = inputs.settings, state.signals
     is_pin_due = (
         settings.pinned_replicas is not None and not settings.paused and not inputs.scale_up_blocked
     )
@@ -299,19 +299,19 @@ def _pod_load(signals: Signals) -> Mapping[str, float]:
     return dict(signals.running_by_pod)
 
 
-def _notices(
+def _events(
     memory: ControlMemory,
-    scene: Scene,
+    state: TickState,
     source: SourceBreaker,
     remedy: Decision[Remedy | None],
-) -> tuple[Notice, ...]:
+) -> tuple[Event, ...]:
     before: ControlBreaker = memory.control
-    told = [
-        notice_of_control(before, scene.control, acts=scene.settings.breakers_act),
-        *notices_of_load(memory.load, scene.load, acts=scene.settings.gates),
-        notice_of_source(memory.source, source, known=scene.signals.known),
-        Notice("Warning", remedy.reason, remedy.detail[:1].upper() + remedy.detail[1:])
+    reported = [
+        control_breaker_event(before, state.control, acts=state.settings.breakers_act),
+        *load_breaker_events(memory.load, state.load, acts=state.settings.gates),
+        source_breaker_event(memory.source, source, known=state.signals.known),
+        Event("Warning", remedy.reason, remedy.detail[:1].upper() + remedy.detail[1:])
         if remedy.valid
         else None,
     ]
-    return tuple(notice for notice in told if notice is not None)
+    return tuple(event for event in reported if event is not None)

@@ -28,9 +28,9 @@ from fleetkeeper.plan.control.tracks import (
     accept,
     grade_of,
     has_rates,
-    is_grown,
     is_old,
     is_overdue,
+    is_warmed_up,
 )
 from fleetkeeper.plan.control.values import Grade, PodView
 from fleetkeeper.plan.control.windows import Window, close_window, judged_waits
@@ -67,7 +67,7 @@ class Signals:
     - `rates`: per second over 30 s, summed over pods. `gauges`: current values, summed, except the oldest
       waits (mean over pods).
     - `coverage`: reporting / ready pods. `reporting_pods`: pods with rates. `overdue_pods`: reporting pods
-      whose next scrape is late. `grown_pods`: warmed-up pods. `old_pods`: warmed-up pods whose newest
+      whose next scrape is late. `warmed_up_pods`: warmed-up pods. `old_pods`: warmed-up pods whose newest
       sample is too old to be used.
     - `hung_pods` report a hung engine, `long_hung_pods` have reported it for HANG_S; neither need be ready.
     - `window`: the window that closed in this tick, if any. `rejudged`: the objectives changed, and
@@ -104,7 +104,7 @@ class Signals:
     windows: tuple[Window, ...] = ()
     window: Window | None = None
     overdue_pods: int = 0
-    grown_pods: int = 0
+    warmed_up_pods: int = 0
     old_pods: int = 0
     rejudged: bool = False
     is_direct: bool = False
@@ -157,7 +157,7 @@ class _Seen:
     missing: tuple[str, ...]
     window: Window | None
     overdue: int
-    grown: int
+    warmed_up: int
     old: int
     rejudged: bool
 
@@ -176,11 +176,11 @@ def observe_service(
     if rejudged:
         memory = replace(memory, windows=())
     ready = [pod.name for pod in pods if pod.ready and not pod.deleting]
-    grown = [pod.name for pod in pods if is_grown(pod, now)]
-    graded = {name: grade_of(tracks.get(name), now) for name in grown}
+    warmed_up = [pod.name for pod in pods if is_warmed_up(pod, now)]
+    graded = {name: grade_of(tracks.get(name), now) for name in warmed_up}
     usable = [
         name
-        for name in grown
+        for name in warmed_up
         if graded[name] is not Grade.STALE
         and has_rates(tracks[name], now)
         and not _newest(tracks[name]).missing
@@ -188,7 +188,7 @@ def observe_service(
     hangs = hang_runs(samples, pods, memory.hangs, now)
     # A hung pod counts as reporting, but its values are not part of the signals.
     fresh = sum(1 for name in usable if name in hangs or graded[name] is Grade.FRESH)
-    grade = _service_grade(len(usable), fresh, len(grown))
+    grade = _service_grade(len(usable), fresh, len(warmed_up))
     usable = [name for name in usable if name not in hangs]
     memory, window = _windows(replace(memory, hangs=hangs), tracks, usable, now)
     seen = _Seen(
@@ -198,12 +198,12 @@ def observe_service(
         len(ready),
         tuple(sorted(hangs)),
         tuple(sorted([name for name, run in hangs.items() if run.is_long])),
-        tuple([(n, tracks[n].rejection) for n in grown if n in tracks and tracks[n].rejected]),
-        _missing(tracks, grown),
+        tuple([(n, tracks[n].rejection) for n in warmed_up if n in tracks and tracks[n].rejected]),
+        _missing(tracks, warmed_up),
         window,
         sum([is_overdue(tracks[name], now) for name in usable]),
-        len(grown),
-        sum([is_old(tracks.get(name), now) for name in grown]),
+        len(warmed_up),
+        sum([is_old(tracks.get(name), now) for name in warmed_up]),
         rejudged,
     )
     return _signals(seen, usable), memory
@@ -222,10 +222,10 @@ def _newest(track: PodTrack) -> PodSample:
     return track.history[-1]
 
 
-def _missing(tracks: Mapping[str, PodTrack], grown: Sequence[str]) -> tuple[str, ...]:
+def _missing(tracks: Mapping[str, PodTrack], warmed_up: Sequence[str]) -> tuple[str, ...]:
     named = {
         name
-        for pod in grown
+        for pod in warmed_up
         if pod in tracks and tracks[pod].history
         for name in _newest(tracks[pod]).missing
     }
@@ -247,10 +247,10 @@ def _updated_tracks(
     return tracks
 
 
-def _service_grade(reporting: int, fresh: int, grown: int) -> Grade:
-    if not grown or not reporting or reporting < COVERAGE_RATIO * grown:
+def _service_grade(reporting: int, fresh: int, warmed_up: int) -> Grade:
+    if not warmed_up or not reporting or reporting < COVERAGE_RATIO * warmed_up:
         return Grade.STALE
-    return Grade.FRESH if fresh >= COVERAGE_RATIO * grown else Grade.AGEING
+    return Grade.FRESH if fresh >= COVERAGE_RATIO * warmed_up else Grade.AGEING
 
 
 def _windows(
@@ -317,7 +317,7 @@ def _signals(seen: _Seen, usable: Sequence[str]) -> Signals:
             rejections=seen.rejections,
             missing=seen.missing,
             windows=memory.windows,
-            grown_pods=seen.grown,
+            warmed_up_pods=seen.warmed_up,
             old_pods=seen.old,
             rejudged=seen.rejudged,
         )
@@ -348,7 +348,7 @@ def _signals(seen: _Seen, usable: Sequence[str]) -> Signals:
         missing=seen.missing,
         window=seen.window,
         overdue_pods=seen.overdue,
-        grown_pods=seen.grown,
+        warmed_up_pods=seen.warmed_up,
         old_pods=seen.old,
         rejudged=seen.rejudged,
         is_direct=all(row.source is Source.DIRECT for track in tracks for row in track.history),

@@ -155,7 +155,7 @@ def is_overdue(track: PodTrack, now: float) -> bool:
     return now - newest > OVERDUE_SCRAPES * (newest - before) + OVERDUE_S
 
 
-def is_grown(pod: PodView, now: float) -> bool:
+def is_warmed_up(pod: PodView, now: float) -> bool:
     """Return whether a pod is warmed up: ready for at least a minute."""
     if not pod.ready or pod.deleting or pod.ready_since is None:
         return False

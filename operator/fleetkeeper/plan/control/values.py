@@ -43,12 +43,12 @@ class Decision(Generic[V]):
     inputs: tuple[tuple[str, float], ...] = ()
 
 
-def hold(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
+def no_change(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
     """Return an unchanged decision: `value` stays in force."""
     return Decision(False, value, reason, detail, tuple(inputs.items()))
 
 
-def act(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
+def decide(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
     """Return a valid decision with its figures."""
     return Decision(True, value, reason, detail, tuple(inputs.items()))
 
@@ -153,7 +153,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class PodOrder:
+class LimitsRequest:
     """A limits request (PUT /v1/limits) that is due now."""
 
     pod: str
@@ -180,7 +180,7 @@ class PutOutcome:
 class ControlInputs:
     """All inputs of one tick of one service, besides its memory and the time.
 
-    `replicas`: the live Deployment's number. `ordered_replicas`: the last allocation (None: not yet).
+    `replicas`: the live Deployment's number. `allocated_replicas`: the last allocation (None: not yet).
     `failed_writes`: failed writes of replicas in the last tick. `started`: when this process became the
     leader. `scale_up_blocked`: why more pods would not help (a bad revision), else empty.
     `prometheus_lost`: Prometheus is configured but has no fresh samples of this service. `rolling_out`:
@@ -197,7 +197,7 @@ class ControlInputs:
     started: float
     pods: tuple[PodView, ...] = ()
     samples: tuple[PodSample, ...] = ()
-    ordered_replicas: int | None = None
+    allocated_replicas: int | None = None
     put_outcomes: tuple[PutOutcome, ...] = ()
     failed_writes: int = 0
     prometheus_lost: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from fleetkeeper.plan.control.constants import ADMISSION_LEASE_RATIO, LEASE_S, PUT_RETRY_S
-from fleetkeeper.plan.control.values import Admission, Limits, PodOrder, PodView, PutOutcome
+from fleetkeeper.plan.control.values import Admission, Limits, LimitsRequest, PodView, PutOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class PodPut:
 
 
 @dataclass(frozen=True, slots=True)
-class OrdersMemory:
+class LimitsRequestsMemory:
     """The last requests by pod name, and the newest generation of this service."""
 
     puts: Mapping[str, PodPut] = field(default_factory=lambda: MappingProxyType({}))
@@ -41,8 +41,8 @@ def next_generation(generation: int, now: float) -> int:
 
 
 def after_outcomes(
-    memory: OrdersMemory, outcomes: Sequence[PutOutcome]
-) -> tuple[OrdersMemory, int]:
+    memory: LimitsRequestsMemory, outcomes: Sequence[PutOutcome]
+) -> tuple[LimitsRequestsMemory, int]:
     """Return the memory with the results of the last tick's PUTs, and the number of failures to count.
 
     A tick counts as one failure if at least half of its PUTs failed: one failed pod is not a failure of
@@ -62,7 +62,7 @@ def after_outcomes(
                 put, confirmed=outcome.succeeded, failed=not outcome.succeeded
             )
     counts = 1 if 2 * failed >= len(outcomes) and failed else 0
-    return OrdersMemory(puts, newest), counts
+    return LimitsRequestsMemory(puts, newest), counts
 
 
 def _is_due(
@@ -75,16 +75,16 @@ def _is_due(
     return now - put.sent >= ADMISSION_LEASE_RATIO * LEASE_S
 
 
-def due_orders(
-    memory: OrdersMemory,
+def due_requests(
+    memory: LimitsRequestsMemory,
     pods: Sequence[PodView],
     wanted: Mapping[str, Limits],
     admission: Admission,
     now: float,
-) -> tuple[tuple[PodOrder, ...], OrdersMemory]:
+) -> tuple[tuple[LimitsRequest, ...], LimitsRequestsMemory]:
     """Return the PUTs of this tick and the new memory. All changed values share one new generation."""
     puts: dict[str, PodPut] = {}
-    orders: list[PodOrder] = []
+    requests: list[LimitsRequest] = []
     generation = memory.generation
     fresh = 0
     for pod in pods:
@@ -103,16 +103,19 @@ def due_orders(
             changed = put.changed if put is not None and same else now
             put = PodPut(limits, admission, fresh, now, changed)
         puts[pod.name] = put
-        orders.append(
-            PodOrder(pod.name, pod.uid, pod.ip, limits, admission, LEASE_S, put.generation)
+        requests.append(
+            LimitsRequest(pod.name, pod.uid, pod.ip, limits, admission, LEASE_S, put.generation)
         )
-    if not orders and puts == memory.puts:
+    if not requests and puts == memory.puts:
         return (), memory
-    return tuple(orders), OrdersMemory(puts, max(generation, fresh))
+    return tuple(requests), LimitsRequestsMemory(puts, max(generation, fresh))
 
 
 def late_s(
-    memory: OrdersMemory, applied: Sequence[tuple[str, float]], busy: Sequence[str], now: float
+    memory: LimitsRequestsMemory,
+    applied: Sequence[tuple[str, float]],
+    busy: Sequence[str],
+    now: float,
 ) -> float:
     """Return for how long at least half of the busy pods have not applied their limits, in seconds; else 0.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fleetkeeper.plan.model import Notice
+from fleetkeeper.plan.model import Event
 from fleetkeeper.runtime.queue import Key
 
 SHARED: Final = frozenset(
@@ -37,46 +37,46 @@ class _Group:
 
     since: float = 0.0
     keys: dict[Key, None] = field(default_factory=dict)
-    told: float = float("-inf")
+    recorded: float = float("-inf")
 
 
-class FleetNotices:
+class FleetEvents:
     """Events with the same text, gathered for `GATHER_S`, then posted by `post` or `post_fleet`."""
 
     def __init__(
-        self, post: Callable[[Key, Notice], None], post_fleet: Callable[[Notice], None]
+        self, post: Callable[[Key, Event], None], post_fleet: Callable[[Event], None]
     ) -> None:
         self._post = post
         self._post_fleet = post_fleet
-        self._groups: dict[Notice, _Group] = {}
+        self._groups: dict[Event, _Group] = {}
 
-    def add(self, key: Key, notice: Notice, now: float) -> None:
+    def add(self, key: Key, event: Event, now: float) -> None:
         """Gather an event; post it at once if it only concerns its service."""
-        if notice.reason not in SHARED:
-            self._post(key, notice)
+        if event.reason not in SHARED:
+            self._post(key, event)
             return
-        group = self._groups.setdefault(notice, _Group())
+        group = self._groups.setdefault(event, _Group())
         if not group.keys:
             group.since = now
         group.keys[key] = None
 
     def flush(self, now: float) -> None:
         """Post the events that were gathered for long enough."""
-        for notice, group in list(self._groups.items()):
-            is_recent = now - group.told < AGAIN_S
+        for event, group in list(self._groups.items()):
+            is_recent = now - group.recorded < AGAIN_S
             if not group.keys and not is_recent:
-                del self._groups[notice]
+                del self._groups[event]
             elif group.keys and now - group.since >= GATHER_S and not is_recent:
-                self._tell(notice, group, now)
+                self._post_group(event, group, now)
 
-    def _tell(self, notice: Notice, group: _Group, now: float) -> None:
+    def _post_group(self, event: Event, group: _Group, now: float) -> None:
         keys, group.keys = sorted(group.keys), {}
         if len(keys) <= FEW:
             for key in keys:
-                self._post(key, notice)
+                self._post(key, event)
             return
-        group.told = now
+        group.recorded = now
         named = ", ".join(map(str, keys[:NAMED]))
         rest = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
-        text = f"{len(keys)} services: {notice.message}. Services: {named}{rest}"
-        self._post_fleet(replace(notice, message=text))
+        text = f"{len(keys)} services: {event.message}. Services: {named}{rest}"
+        self._post_fleet(replace(event, message=text))

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from control_cases import NOW, pod_view
 from fleetkeeper.plan.budget import Budget
-from fleetkeeper.plan.control.arbitrate import Order, Want, arbitrate
-from fleetkeeper.plan.control.orders import (
-    OrdersMemory,
+from fleetkeeper.plan.control.arbitrate import Allocation, Want, arbitrate
+from fleetkeeper.plan.control.limits_requests import (
+    LimitsRequestsMemory,
     after_outcomes,
-    due_orders,
+    due_requests,
     late_s,
     next_generation,
 )
@@ -26,7 +26,13 @@ from fleetkeeper.plan.control.remedies import (
     remedy_in_force,
 )
 from fleetkeeper.plan.control.samples import Tier
-from fleetkeeper.plan.control.values import Admission, ControlSettings, Limits, PodOrder, PutOutcome
+from fleetkeeper.plan.control.values import (
+    Admission,
+    ControlSettings,
+    Limits,
+    LimitsRequest,
+    PutOutcome,
+)
 from lanes import examples
 
 
@@ -38,7 +44,7 @@ def want(name: str, replicas: int, supplied: int, **changes: object) -> Want:
 def granted(wants: list[Want], total: int | None = None, **namespaces: int) -> dict[str, int]:
     """Replicas by service name."""
     budget = Budget(total, {name.replace("_", "-"): gpus for name, gpus in namespaces.items()})
-    return {name: order.replicas for (_, name), order in arbitrate(wants, budget).items()}
+    return {name: request.replicas for (_, name), request in arbitrate(wants, budget).items()}
 
 
 REALTIME = want("rt", 3, 1, tier=Tier.REALTIME, breach=1.1)
@@ -77,14 +83,14 @@ def test_scarce_accelerators(wants: list[Want], total: int | None, out: dict[str
 
 def test_the_namespaces_budget_is_named() -> None:
     """And limits only its own services."""
-    orders = arbitrate(
+    requests = arbitrate(
         [want("a", 5, 1), replace(want("b", 5, 1), namespace="team-b")], Budget(None, {"team-a": 2})
     )
-    limited = orders[("team-a", "a")]
+    limited = requests[("team-a", "a")]
     assert limited.replicas == 2
     assert "2 GPUs" in limited.limited_by
     assert "team-a" in limited.limited_by
-    assert orders[("team-b", "b")] == Order(5)
+    assert requests[("team-b", "b")] == Allocation(5)
 
 
 wants_strategy = st.lists(
@@ -110,17 +116,17 @@ def test_orders_never_exceed_wants_or_budgets(
 ) -> None:
     """What runs stays, nobody gets more than wanted, nothing is added above a budget, sequence does not matter."""
     budget = Budget(total, {"a": own})
-    orders = arbitrate(wants, budget)
+    requests = arbitrate(wants, budget)
     shuffled = list(wants)
     random.shuffle(shuffled)
-    assert arbitrate(shuffled, budget) == orders
+    assert arbitrate(shuffled, budget) == requests
     kept = {w.key: min(w.replicas, w.supplied) for w in wants}
     added = 0
     for held in wants:
-        order = orders[held.key]
-        assert kept[held.key] <= order.replicas <= held.replicas
-        assert bool(order.limited_by) is (order.replicas < held.replicas)
-        added += max(0, order.replicas - held.supplied) * held.gpus_per_replica
+        request = requests[held.key]
+        assert kept[held.key] <= request.replicas <= held.replicas
+        assert bool(request.limited_by) is (request.replicas < held.replicas)
+        added += max(0, request.replicas - held.supplied) * held.gpus_per_replica
     running = sum(w.supplied * w.gpus_per_replica for w in wants)
     if total is not None and added:
         assert running + added <= total
@@ -131,8 +137,8 @@ def test_orders_never_exceed_wants_or_budgets(
 def test_a_larger_budget_never_gives_fewer_in_all(wants: list[Want], total: int, more: int) -> None:
     """Monotone in the budget, for services of one accelerator a replica."""
     plain = [replace(held, gpus_per_replica=1) for held in wants]
-    small = sum(order.replicas for order in arbitrate(plain, Budget(total)).values())
-    large = sum(order.replicas for order in arbitrate(plain, Budget(total + more)).values())
+    small = sum(request.replicas for request in arbitrate(plain, Budget(total)).values())
+    large = sum(request.replicas for request in arbitrate(plain, Budget(total + more)).values())
     assert large >= small
 
 
@@ -141,67 +147,71 @@ LIMITS, OPEN = Limits(64, 2048), Admission()
 
 
 def sent(
-    memory: OrdersMemory, now: float, limits: Limits = LIMITS, admission: Admission = OPEN
-) -> tuple[tuple[PodOrder, ...], OrdersMemory]:
+    memory: LimitsRequestsMemory, now: float, limits: Limits = LIMITS, admission: Admission = OPEN
+) -> tuple[tuple[LimitsRequest, ...], LimitsRequestsMemory]:
     """PUTs due for both pods."""
-    return due_orders(memory, PODS, dict.fromkeys(("chat-0", "chat-1"), limits), admission, now)
+    return due_requests(memory, PODS, dict.fromkeys(("chat-0", "chat-1"), limits), admission, now)
 
 
 def confirmed(
-    memory: OrdersMemory, orders: tuple[PodOrder, ...], *, succeeded: bool = True, newest: int = 0
-) -> OrdersMemory:
+    memory: LimitsRequestsMemory,
+    requests: tuple[LimitsRequest, ...],
+    *,
+    succeeded: bool = True,
+    newest: int = 0,
+) -> LimitsRequestsMemory:
     """The memory after all answered alike."""
     return after_outcomes(
-        memory, [PutOutcome(o.pod, o.generation, succeeded, newest) for o in orders]
+        memory, [PutOutcome(o.pod, o.generation, succeeded, newest) for o in requests]
     )[0]
 
 
 def test_new_values_go_to_all_pods_with_one_generation() -> None:
     """And nothing more while they stand."""
-    orders, memory = sent(OrdersMemory(), NOW)
-    assert [(order.pod, order.limits) for order in orders] == [
+    requests, memory = sent(LimitsRequestsMemory(), NOW)
+    assert [(request.pod, request.limits) for request in requests] == [
         ("chat-0", LIMITS),
         ("chat-1", LIMITS),
     ]
-    assert len({order.generation for order in orders}) == 1
-    memory = confirmed(memory, orders)
+    assert len({request.generation for request in requests}) == 1
+    memory = confirmed(memory, requests)
     assert sent(memory, NOW + 5)[0] == ()
     changed, _ = sent(memory, NOW + 10, Limits(70, 2048))
     assert len(changed) == 2
-    assert changed[0].generation > orders[0].generation
+    assert changed[0].generation > requests[0].generation
 
 
 def test_leases_are_renewed_at_half_life_with_the_same_generation() -> None:
     """120 s leases, every 60 s."""
-    orders, memory = sent(OrdersMemory(), NOW)
-    memory = confirmed(memory, orders)
+    requests, memory = sent(LimitsRequestsMemory(), NOW)
+    memory = confirmed(memory, requests)
     times, now = [], NOW
     for _ in range(60):
         now += 5
         again, memory = sent(memory, now)
         if again:
             times.append(now - NOW)
-            assert again[0].generation == orders[0].generation
+            assert again[0].generation == requests[0].generation
             memory = confirmed(memory, again)
     assert times == [60, 120, 180, 240, 300]
 
 
 def test_failures_are_tried_again_after_ten_seconds() -> None:
     """Not at every tick."""
-    orders, memory = sent(OrdersMemory(), NOW)
-    memory = confirmed(memory, orders, succeeded=False)
+    requests, memory = sent(LimitsRequestsMemory(), NOW)
+    memory = confirmed(memory, requests, succeeded=False)
     assert sent(memory, NOW + 5)[0] == ()
     assert len(sent(memory, NOW + 10)[0]) == 2
 
 
 def test_a_newer_generation_in_a_pod_is_passed() -> None:
     """409 names it; the next order is above."""
-    orders, memory = sent(OrdersMemory(), NOW)
-    newest = orders[0].generation + 1000
-    memory = confirmed(memory, orders, succeeded=False, newest=newest)
+    requests, memory = sent(LimitsRequestsMemory(), NOW)
+    newest = requests[0].generation + 1000
+    memory = confirmed(memory, requests, succeeded=False, newest=newest)
     again, _ = sent(memory, NOW + 5)
     assert again
-    assert all(order.generation > newest for order in again)
+    assert all(request.generation > newest for request in again)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +229,14 @@ def test_generations_survive_a_restart(held: int, now: float, want_generation: i
 def test_half_of_a_ticks_puts_must_fail_to_count(failed: int, of: int, counts: int) -> None:
     """One dead pod is the pod's trouble."""
     outcomes = [PutOutcome(f"p{i}", 1, i >= failed) for i in range(of)]
-    assert after_outcomes(OrdersMemory(), outcomes)[1] == counts
+    assert after_outcomes(LimitsRequestsMemory(), outcomes)[1] == counts
 
 
 def test_limits_not_read_are_late_only_where_the_engine_works() -> None:
     """An idle scheduler reads nothing."""
-    orders, memory = sent(OrdersMemory(), NOW)
-    memory = confirmed(memory, orders)
-    generation = float(orders[0].generation)
+    requests, memory = sent(LimitsRequestsMemory(), NOW)
+    memory = confirmed(memory, requests)
+    generation = float(requests[0].generation)
     assert late_s(memory, [("chat-0", 0.0), ("chat-1", 0.0)], [], NOW + 500) == 0.0
     assert (
         late_s(memory, [("chat-0", 0.0), ("chat-1", 0.0)], ["chat-0", "chat-1"], NOW + 130) == 130.0

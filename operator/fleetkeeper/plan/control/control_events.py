@@ -6,7 +6,7 @@ from fleetkeeper.plan.control.control_breaker import ControlBreaker
 from fleetkeeper.plan.control.load_breaker import LoadBreaker
 from fleetkeeper.plan.control.source_breaker import SourceBreaker
 from fleetkeeper.plan.control.values import BreakerState, Decision
-from fleetkeeper.plan.model import Notice
+from fleetkeeper.plan.model import Event
 
 NORMAL = "Normal"
 WARNING = "Warning"
@@ -23,9 +23,9 @@ _ADVISED_WORDS = {
 }
 
 
-def notice_of_control(
+def control_breaker_event(
     before: ControlBreaker, after: ControlBreaker, *, acts: bool
-) -> Notice | None:
+) -> Event | None:
     """Return the event for a transition of the control breaker, or None if its state is unchanged.
 
     `acts` is False if the breaker only reports.
@@ -35,19 +35,21 @@ def notice_of_control(
     if after.state is BreakerState.OPEN:
         follows = "safe limits, no scale-down" if acts else "reported only, breakers are disabled"
         text = f"Control breaker open: {after.detail}; {follows}, retry in {after.wait_s:.0f} s"
-        return Notice(WARNING, "ControlBreakerOpen", text)
+        return Event(WARNING, "ControlBreakerOpen", text)
     if after.state is BreakerState.HALF_OPEN:
-        return Notice(
+        return Event(
             NORMAL,
             "ControlBreakerHalfOpen",
             "Control breaker half-open: decisions are only computed, then tried on one pod",
         )
-    return Notice(
+    return Event(
         NORMAL, "ControlBreakerClosed", "Control breaker closed: decisions are applied again"
     )
 
 
-def notices_of_load(before: LoadBreaker, after: LoadBreaker, *, acts: bool) -> tuple[Notice, ...]:
+def load_breaker_events(
+    before: LoadBreaker, after: LoadBreaker, *, acts: bool
+) -> tuple[Event, ...]:
     """Return the events for the load breaker's transitions, one for each tier that changed its state.
 
     `acts` is False if the breaker only reports and engines keep admitting everything.
@@ -55,34 +57,36 @@ def notices_of_load(before: LoadBreaker, after: LoadBreaker, *, acts: bool) -> t
     if before is after:
         return ()
     words = _TIER_WORDS if acts else _ADVISED_WORDS
-    notices = []
+    events = []
     old = before.by_tier()
     for tier, breaker in after.by_tier().items():
         if breaker.state is old[tier].state:
             continue
         opened = breaker.state is BreakerState.OPEN
         why = f": {breaker.reason}" if opened and breaker.reason else ""
-        notices.append(
-            Notice(
+        events.append(
+            Event(
                 WARNING if opened else NORMAL,
                 "LoadBreakerOpen" if opened else f"LoadBreaker{breaker.state}",
                 f"Tier {tier} {words[breaker.state]}{why}",
             )
         )
-    return tuple(notices)
+    return tuple(events)
 
 
-def notice_of_source(before: SourceBreaker, after: SourceBreaker, *, known: bool) -> Notice | None:
+def source_breaker_event(
+    before: SourceBreaker, after: SourceBreaker, *, known: bool
+) -> Event | None:
     """Return the event for a loss of Prometheus or its return, or None if nothing changed."""
     if before.state is after.state:
         return None
     if not after.is_open:
-        return Notice(NORMAL, "PrometheusBack", "Prometheus returns fresh samples again")
+        return Event(NORMAL, "PrometheusBack", "Prometheus returns fresh samples again")
     how = "replicas are read directly" if known else "the replica count is unchanged"
-    return Notice(WARNING, "PrometheusLost", f"Prometheus returns no fresh samples: {how}")
+    return Event(WARNING, "PrometheusLost", f"Prometheus returns no fresh samples: {how}")
 
 
-def notices_of_restart(restart: Decision[tuple[str, ...]], *, acts: bool) -> tuple[Notice, ...]:
+def restart_events(restart: Decision[tuple[str, ...]], *, acts: bool) -> tuple[Event, ...]:
     """Return the events for replicas that are restarted because their allocator is fragmented.
 
     `acts` is False if the restart is only reported.
@@ -91,6 +95,6 @@ def notices_of_restart(restart: Decision[tuple[str, ...]], *, acts: bool) -> tup
         return ()
     words = "is drained and restarted" if acts else "would be drained and restarted"
     return tuple(
-        Notice(NORMAL, restart.reason, f"Pod {pod} {words}: {restart.detail}")
+        Event(NORMAL, restart.reason, f"Pod {pod} {words}: {restart.detail}")
         for pod in restart.value
     )

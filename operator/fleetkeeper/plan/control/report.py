@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Reason
 from fleetkeeper.api.types import BatchingMode, ScalingMode
-from fleetkeeper.plan.control.arbitrate import Order
+from fleetkeeper.plan.control.arbitrate import Allocation
 from fleetkeeper.plan.control.memory import (
     Change,
     ControlMemory,
     Shown,
     changes_to_status,
-    timestamp,
     with_change,
 )
-from fleetkeeper.plan.control.outcome import Conclusion, ControlDecision
+from fleetkeeper.plan.control.outcome import ControlDecision, ControlReport
 from fleetkeeper.plan.control.samples import Source
 from fleetkeeper.plan.control.signals import Signals
 from fleetkeeper.plan.control.values import BreakerState, Decision, Grade
-from fleetkeeper.plan.model import Notice, ReplicaOrder
+from fleetkeeper.plan.model import Event, ReplicaAllocation
 
 STANDING = frozenset(
     {
@@ -39,11 +39,11 @@ Value = tuple[str, Reason, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _ConditionInputs:
     """Inputs from which a condition is decided."""
 
     decision: ControlDecision
-    order: Order
+    allocation: Allocation
     memory: ControlMemory
 
 
@@ -70,16 +70,16 @@ def _why(decision: ControlDecision, held: Shown, desired: int) -> Decision[int]:
     return replace(decision.replicas, reason="ExternallyChanged", detail=found)
 
 
-def conclude(
-    decision: ControlDecision, order: Order, memory: ControlMemory, now: float
-) -> tuple[Conclusion, ControlMemory]:
+def build_report(
+    decision: ControlDecision, allocation: Allocation, memory: ControlMemory, now: float
+) -> tuple[ControlReport, ControlMemory]:
     """Return the report for the planner and the runtime, and the memory with what was reported.
 
     The allocation is None if the loop must not set replicas: an unchanged decision keeps the live
     number, the planner applies a pinned one, and Advisory and External are only reported.
     """
-    replicas_order = _order(decision, order)
-    desired = decision.live_replicas if replicas_order is None else replicas_order.replicas
+    replica_allocation = _replica_allocation(decision, allocation)
+    desired = decision.live_replicas if replica_allocation is None else replica_allocation.replicas
     why = _why(decision, memory.shown_scaling, desired)
     scaling = _shown(memory.shown_scaling, str(desired), why, now)
     limits = decision.in_force
@@ -90,8 +90,8 @@ def conclude(
     peak = max(memory.peak_percent, round(100 * decision.signals.memory_peak_ratio))
     over = _over_cap_pod(decision, memory)
     breaker = _shown_breaker(memory.shown_breaker, _breaker_status(decision))
-    told = (scaling, batching, changes, peak, over, breaker)
-    if told != _told_before(memory):
+    shown = (scaling, batching, changes, peak, over, breaker)
+    if shown != _shown_before(memory):
         memory = replace(
             memory,
             shown_scaling=scaling,
@@ -110,15 +110,15 @@ def conclude(
         "breaker": breaker,
         "memory": shown_memory,
         "decisions": changes_to_status(changes),
-        "conditions": _conditions(decision, order, memory),
+        "conditions": _conditions(decision, allocation, memory),
     }
     if decision.remedy.value is not None:
         status["remedy"] = _remedy_status(decision)
     metrics = _metrics(decision, desired)
-    return Conclusion(replicas_order, status, decision.notices, metrics), memory
+    return ControlReport(replica_allocation, status, decision.events, metrics), memory
 
 
-def _told_before(memory: ControlMemory) -> tuple[Any, ...]:
+def _shown_before(memory: ControlMemory) -> tuple[Any, ...]:
     return (
         memory.shown_scaling,
         memory.shown_batching,
@@ -129,14 +129,16 @@ def _told_before(memory: ControlMemory) -> tuple[Any, ...]:
     )
 
 
-def _order(decision: ControlDecision, order: Order) -> ReplicaOrder | None:
+def _replica_allocation(
+    decision: ControlDecision, allocation: Allocation
+) -> ReplicaAllocation | None:
     if not decision.settings.tunes_replicas:
         return None
-    changed = order.replicas != decision.live_replicas
+    changed = allocation.replicas != decision.live_replicas
     if not changed and not decision.replicas.valid:
         return None
-    return ReplicaOrder(
-        order.replicas, decision.replicas.reason, _capital(decision.replicas.detail)
+    return ReplicaAllocation(
+        allocation.replicas, decision.replicas.reason, _capital(decision.replicas.detail)
     )
 
 
@@ -168,14 +170,14 @@ def _changes(
     if decision.settings.restarts and decision.restart.valid:
         for pod in decision.restart.value:
             changes = with_change(changes, Change(now, "restart", "", pod, decision.restart.reason))
-    for notice in decision.notices:
-        if "Breaker" in notice.reason:
-            changes = with_change(changes, _breaker_change(notice, now))
+    for event in decision.events:
+        if "Breaker" in event.reason:
+            changes = with_change(changes, _breaker_change(event, now))
     return changes
 
 
-def _breaker_change(notice: Notice, now: float) -> Change:
-    return Change(now, "breaker", "", notice.message[:120], notice.reason)
+def _breaker_change(event: Event, now: float) -> Change:
+    return Change(now, "breaker", "", event.message[:120], event.reason)
 
 
 def _scaling_status(decision: ControlDecision, shown: Shown, desired: int) -> dict[str, Any]:
@@ -183,7 +185,7 @@ def _scaling_status(decision: ControlDecision, shown: Shown, desired: int) -> di
         "desired": desired,
         "reason": shown.reason,
         "message": shown.message,
-        "since": timestamp(shown.since),
+        "since": rfc3339.format(shown.since),
     }
     if decision.settings.scaling_mode is ScalingMode.ADVISORY:
         status["wanted"] = decision.replicas.value
@@ -195,7 +197,7 @@ def _batching_status(
 ) -> dict[str, Any]:
     limits = decision.in_force
     applied = sum(
-        1 for put in memory.orders.puts.values() if put.confirmed and put.limits == limits
+        1 for put in memory.limits_requests.puts.values() if put.confirmed and put.limits == limits
     )
     return {
         "sequences": limits.sequences,
@@ -203,7 +205,7 @@ def _batching_status(
         "appliedReplicas": applied,
         "reason": shown.reason,
         "message": shown.message,
-        "since": timestamp(shown.since),
+        "since": rfc3339.format(shown.since),
     }
 
 
@@ -225,7 +227,7 @@ def _breaker_status(decision: ControlDecision) -> dict[str, Any]:
     if reason:
         status |= {"reason": reason, "message": _capital(message)}
     if since:
-        status["since"] = timestamp(since)
+        status["since"] = rfc3339.format(since)
     return status
 
 
@@ -248,14 +250,14 @@ def _remedy_status(decision: ControlDecision) -> dict[str, Any]:
         "capPercent": remedy.cap_percent,
         "attempts": remedy.attempts,
         "generation": remedy.generation,
-        "since": timestamp(remedy.since),
+        "since": rfc3339.format(remedy.since),
     }
 
 
-def _metrics_available(look: _Look) -> Value:
-    signals = look.decision.signals
+def _metrics_available(inputs: _ConditionInputs) -> Value:
+    signals = inputs.decision.signals
     if signals.grade is Grade.FRESH:
-        return "True", Reason.FRESH_METRICS, _origin(look.decision)
+        return "True", Reason.FRESH_METRICS, _origin(inputs.decision)
     if signals.grade is Grade.AGEING:
         return (
             "True",
@@ -285,7 +287,7 @@ def _why_unknown(signals: Signals) -> tuple[Reason, str]:
     """Return why signals are unknown; if several reasons apply, the one to check first."""
     if not signals.ready_pods:
         return Reason.NO_METRICS, "No replica is ready."
-    if not signals.grown_pods:
+    if not signals.warmed_up_pods:
         return (
             Reason.NO_METRICS,
             "No replica has been ready for a minute. Samples of the first minute are not used.",
@@ -304,75 +306,77 @@ def _why_unknown(signals: Signals) -> tuple[Reason, str]:
     )
 
 
-def _metrics_compatible(look: _Look) -> Value:
-    missing = look.decision.signals.missing
+def _metrics_compatible(inputs: _ConditionInputs) -> Value:
+    missing = inputs.decision.signals.missing
     if missing:
         text = f"The engine does not export: {', '.join(missing)}."
         return "False", Reason.METRICS_MISSING, text
-    if not look.decision.signals.reporting_pods:
+    if not inputs.decision.signals.reporting_pods:
         return "Unknown", Reason.NO_METRICS, "No replica has reported yet."
     return "True", Reason.ALL_METRICS_PRESENT, ""
 
 
-def _memory_within_cap(look: _Look) -> Value:
-    cap = look.decision.settings.cap_percent
-    if look.memory.over_cap_pod:
-        text = f"Replica {look.memory.over_cap_pod} had a memory peak of {look.memory.peak_percent}%, above the cap of {cap}%."
+def _memory_within_cap(inputs: _ConditionInputs) -> Value:
+    cap = inputs.decision.settings.cap_percent
+    if inputs.memory.over_cap_pod:
+        text = f"Replica {inputs.memory.over_cap_pod} had a memory peak of {inputs.memory.peak_percent}%, above the cap of {cap}%."
         return "False", Reason.ABOVE_CAP, text
-    if not look.memory.peak_percent:
+    if not inputs.memory.peak_percent:
         return "Unknown", Reason.NOT_MEASURED, "No replica has reported its memory use yet."
     return "True", Reason.WITHIN_CAP, ""
 
 
-def _scaling_limited(look: _Look) -> Value:
-    settings, replicas = look.decision.settings, look.decision.replicas
+def _scaling_limited(inputs: _ConditionInputs) -> Value:
+    settings, replicas = inputs.decision.settings, inputs.decision.replicas
     if settings.pinned_replicas is not None:
         return "True", Reason.REPLICAS_PINNED, "Autoscaling is off because spec.replicas is set."
     if settings.scaling_mode is ScalingMode.ADVISORY:
         text = f"{replicas.value} replicas are recommended but not applied: spec.scaling.mode is Advisory."
         return "True", Reason.ADVISORY, text
-    if look.order.limited_by:
+    if inputs.allocation.limited_by:
         return (
             "True",
             Reason.GPU_BUDGET,
-            f"{_capital(look.order.limited_by)} allows {look.order.replicas} of {replicas.value} recommended replicas.",
+            f"{_capital(inputs.allocation.limited_by)} allows {inputs.allocation.replicas} of {replicas.value} recommended replicas.",
         )
     if replicas.reason == "ScaleUpBlocked":
         return "True", Reason.SCALE_UP_BLOCKED, replicas.detail
-    broken = look.decision.signals.known and look.decision.pressure > 1.0
+    broken = inputs.decision.signals.known and inputs.decision.pressure > 1.0
     if broken and replicas.value >= settings.max_replicas:
         text = f"The load is too high for spec.scaling.maxReplicas ({settings.max_replicas}). Raise it to allow more replicas."
         return "True", Reason.AT_MAXIMUM, text
     return "False", Reason.WITHIN_BOUNDS, ""
 
 
-def _degraded(look: _Look) -> Value:
-    settings = look.decision.settings
-    if settings.breakers_act and look.decision.control.state is not BreakerState.CLOSED:
+def _degraded(inputs: _ConditionInputs) -> Value:
+    settings = inputs.decision.settings
+    if settings.breakers_act and inputs.decision.control.state is not BreakerState.CLOSED:
         return (
             "True",
             Reason.CONTROL_BREAKER_OPEN,
-            f"{_capital(look.decision.control.detail)}; safe limits are in force, and no replica is removed.",
+            f"{_capital(inputs.decision.control.detail)}; safe limits are in force, and no replica is removed.",
         )
-    if settings.gates and not look.decision.load.is_closed:
+    if settings.gates and not inputs.decision.load.is_closed:
         tiers = [
             str(t)
-            for t, b in look.decision.load.by_tier().items()
+            for t, b in inputs.decision.load.by_tier().items()
             if b.state is not BreakerState.CLOSED
         ]
         text = f"Overload: requests of these tiers are shed: {', '.join(tiers)}."
         return "True", Reason.LOAD_BREAKER_OPEN, text
-    remedy = look.decision.remedy.value
+    remedy = inputs.decision.remedy.value
     if remedy is not None:
         text = f"{_capital(remedy.reason)}: engines start with at most {remedy.max_sequences} sequences and a memory cap of {remedy.cap_percent}%."
         return "True", Reason.REMEDY_IN_FORCE, text
-    if look.decision.signals.hung_pods:
-        text = f"Engines with work make no progress: {', '.join(look.decision.signals.hung_pods)}."
+    if inputs.decision.signals.hung_pods:
+        text = (
+            f"Engines with work make no progress: {', '.join(inputs.decision.signals.hung_pods)}."
+        )
         return "True", Reason.ENGINE_HUNG, text
     return "False", Reason.AS_EXPECTED, ""
 
 
-_CONDITIONS: tuple[tuple[ConditionType, Callable[[_Look], Value]], ...] = (
+_CONDITIONS: tuple[tuple[ConditionType, Callable[[_ConditionInputs], Value]], ...] = (
     (ConditionType.METRICS_AVAILABLE, _metrics_available),
     (ConditionType.METRICS_COMPATIBLE, _metrics_compatible),
     (ConditionType.MEMORY_WITHIN_CAP, _memory_within_cap),
@@ -382,11 +386,11 @@ _CONDITIONS: tuple[tuple[ConditionType, Callable[[_Look], Value]], ...] = (
 
 
 def _conditions(
-    decision: ControlDecision, order: Order, memory: ControlMemory
+    decision: ControlDecision, allocation: Allocation, memory: ControlMemory
 ) -> list[dict[str, str]]:
     rows = []
     for kind, judge in _CONDITIONS:
-        status, reason, message = judge(_Look(decision, order, memory))
+        status, reason, message = judge(_ConditionInputs(decision, allocation, memory))
         rows.append(
             {
                 "type": str(kind),

@@ -8,8 +8,8 @@ from typing import Any
 from fleetkeeper.api.conditions import ConditionType, Reason, Status
 from fleetkeeper.plan.assessment import Assessment
 from fleetkeeper.plan.children import Why
-from fleetkeeper.plan.conditions import TOLD_BY_CONTROL
-from fleetkeeper.plan.model import Action, Apply, Delete, Kind, Manifest, Notice, WriteFailure
+from fleetkeeper.plan.conditions import REPORTED_BY_CONTROL_LOOP
+from fleetkeeper.plan.model import Action, Apply, Delete, Event, Kind, Manifest, WriteFailure
 from fleetkeeper.plan.previous import previous_condition
 
 NORMAL, WARNING = "Normal", "Warning"
@@ -28,35 +28,35 @@ CALM = frozenset(
 """Reasons for not being ready that a user chose or that pass by themselves: no Warning event."""
 
 
-def decide_notices(
-    look: Assessment,
+def decide_events(
+    assessment: Assessment,
     actions: Sequence[Action],
     status: Manifest | None,
     failures: Sequence[WriteFailure] = (),
-) -> tuple[Notice, ...]:
+) -> tuple[Event, ...]:
     """Return the events for this reconcile's writes and for the conditions that changed.
 
     A write that was refused before gets no event: the condition reports the refusal.
     """
     refused = {(item.kind, item.name) for item in failures}
-    told = [
-        *_of_replicas(look, actions),
-        *_of_children(look, [item for item in actions if (_key(item)) not in refused]),
-        *(_of_conditions(look.previous, status) if status is not None else ()),
-        *(_of_engine(look.previous, status) if status is not None else ()),
+    events = [
+        *_of_replicas(assessment, actions),
+        *_of_children(assessment, [item for item in actions if (_key(item)) not in refused]),
+        *(_of_conditions(assessment.previous, status) if status is not None else ()),
+        *(_of_engine(assessment.previous, status) if status is not None else ()),
     ]
-    return tuple(dict.fromkeys(told))
+    return tuple(dict.fromkeys(events))
 
 
 def _key(action: Action) -> tuple[str, str]:
     return (str(getattr(action, "kind", "Pod")), action.name)
 
 
-def _of_replicas(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice]:
-    live, decision = look.facts.live_replicas, look.replicas
+def _of_replicas(assessment: Assessment, actions: Sequence[Action]) -> Iterator[Event]:
+    live, decision = assessment.facts.live_replicas, assessment.replicas
     if live is None or decision is None or live == decision.value:
         return
-    engine = look.facts.engine
+    engine = assessment.facts.engine
     if any(
         isinstance(item, Apply)
         and engine
@@ -65,7 +65,7 @@ def _of_replicas(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice
         for item in actions
     ):
         why = _in_sentence(decision.message)
-        yield Notice(NORMAL, "Scaled", f"Replicas {live} -> {decision.value}: {why}")
+        yield Event(NORMAL, "Scaled", f"Replicas {live} -> {decision.value}: {why}")
 
 
 def _in_sentence(message: str) -> str:
@@ -73,21 +73,21 @@ def _in_sentence(message: str) -> str:
     return message[:1].lower() + message[1:] if message[1:2].islower() else message
 
 
-def _of_children(look: Assessment, actions: Sequence[Action]) -> Iterator[Notice]:
+def _of_children(assessment: Assessment, actions: Sequence[Action]) -> Iterator[Event]:
     created = [item for item in actions if isinstance(item, Apply) and item.why == Why.CREATE]
     if created:
-        yield Notice(NORMAL, "Created", f"Created {_listed(created)}")
+        yield Event(NORMAL, "Created", f"Created {_listed(created)}")
     repaired = [item for item in actions if isinstance(item, Apply) and item.why == Why.REPAIR]
-    if repaired and look.is_new_generation:
-        yield Notice(NORMAL, "Updated", f"Updated {_listed(repaired)} to match the spec")
+    if repaired and assessment.is_new_generation:
+        yield Event(NORMAL, "Updated", f"Updated {_listed(repaired)} to match the spec")
     elif repaired:
-        yield Notice(NORMAL, "Repaired", f"Restored {_listed(repaired)} to the desired state")
+        yield Event(NORMAL, "Repaired", f"Restored {_listed(repaired)} to the desired state")
     adopted = [item for item in actions if isinstance(item, Apply) and item.why == Why.ADOPT]
     if adopted:
-        yield Notice(NORMAL, "Adopted", f"Adopted {_listed(adopted)}, which had no owner")
+        yield Event(NORMAL, "Adopted", f"Adopted {_listed(adopted)}, which had no owner")
     removed = [item for item in actions if isinstance(item, Delete)]
     if removed:
-        yield Notice(NORMAL, "Removed", f"Removed {_listed(removed)}, no longer needed")
+        yield Event(NORMAL, "Removed", f"Removed {_listed(removed)}, no longer needed")
 
 
 def _listed(actions: Sequence[Apply | Delete]) -> str:
@@ -97,23 +97,23 @@ def _listed(actions: Sequence[Apply | Delete]) -> str:
     return ", ".join(named) + (f" and {rest} more" if rest else "")
 
 
-def _of_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Notice]:
+def _of_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
     stalled = _changed(before, after, ConditionType.STALLED)
     if stalled is not None:
-        yield Notice(WARNING, stalled["reason"], stalled["message"])
+        yield Event(WARNING, stalled["reason"], stalled["message"])
     degraded = _changed(before, after, ConditionType.DEGRADED)
-    is_ours = degraded is not None and degraded["reason"] not in TOLD_BY_CONTROL
+    is_ours = degraded is not None and degraded["reason"] not in REPORTED_BY_CONTROL_LOOP
     if degraded is not None and degraded["status"] == Status.TRUE and is_ours:
-        yield Notice(WARNING, degraded["reason"], degraded["message"])
+        yield Event(WARNING, degraded["reason"], degraded["message"])
     ready = _changed(before, after, ConditionType.READY)
     if ready is None:
         return
-    told = previous_condition(before, ConditionType.READY) or {}
+    before_ready = previous_condition(before, ConditionType.READY) or {}
     # A service that never reported Ready=False started within seconds: the event Created is enough.
-    if ready["status"] == Status.TRUE and told.get("status", Status.TRUE) != Status.TRUE:
-        yield Notice(NORMAL, "Ready", "The service is ready")
+    if ready["status"] == Status.TRUE and before_ready.get("status", Status.TRUE) != Status.TRUE:
+        yield Event(NORMAL, "Ready", "The service is ready")
     elif ready["status"] == Status.FALSE and ready["reason"] not in CALM:
-        yield Notice(WARNING, ready["reason"], ready["message"])
+        yield Event(WARNING, ready["reason"], ready["message"])
 
 
 def _changed(
@@ -127,8 +127,8 @@ def _changed(
     return None if is_same else new
 
 
-def _of_engine(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Notice]:
+def _of_engine(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
     old = (before.get("engine") or {}).get("profile")
     new = (after.get("engine") or {}).get("profile")
     if old and new and old != new:
-        yield Notice(NORMAL, "EngineChanged", f"Engine profile {old} -> {new}")
+        yield Event(NORMAL, "EngineChanged", f"Engine profile {old} -> {new}")

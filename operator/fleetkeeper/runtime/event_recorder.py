@@ -11,7 +11,6 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import structlog
@@ -19,7 +18,8 @@ import structlog
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import EVENT, INFERENCE_SERVICE, LEASE
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
-from fleetkeeper.plan.model import Manifest, Notice
+from fleetkeeper.api import rfc3339
+from fleetkeeper.plan.model import Event, Manifest
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
@@ -27,7 +27,7 @@ from fleetkeeper.runtime.queue import Key
 log = structlog.get_logger(__name__)
 
 
-LONGEST_WAIT_S: Final = 5.0
+MAX_WAIT_S: Final = 5.0
 """After this an event is posted even if the queue is busy."""
 DRAIN_S: Final = 2.0
 """Time to post the remaining events when the process ends."""
@@ -42,7 +42,7 @@ class _Waiting:
     due: float
 
 
-class NoticeBoard:
+class EventRecorder:
     """The event recorder. Events are for people, so a refused one is logged and dropped."""
 
     def __init__(
@@ -66,15 +66,15 @@ class NoticeBoard:
         """Return the number of events that wait to be posted."""
         return len(self._waiting)
 
-    def tell(self, key: Key, resource: Manifest, notice: Notice) -> None:
+    def record(self, key: Key, resource: Manifest, event: Event) -> None:
         """Queue an event, as of now, on the service with the manifest `resource`; `run` posts it."""
-        manifest = event_manifest(key, resource, notice, self._now(), self._instance)
-        due = asyncio.get_running_loop().time() + LONGEST_WAIT_S
+        manifest = event_manifest(key, resource, event, self._now(), self._instance)
+        due = asyncio.get_running_loop().time() + MAX_WAIT_S
         self._waiting.append(_Waiting(key, manifest, due))
         self._added.set()
 
-    async def run(self, calm: Callable[[], Awaitable[None]]) -> None:
-        """Post the queued events in order; never return. `calm` returns when the queue is idle.
+    async def run(self, idle: Callable[[], Awaitable[None]]) -> None:
+        """Post the queued events in order; never return. `idle` returns when the queue is idle.
 
         Raises:
             LeaseLost: this process must not write anymore.
@@ -85,7 +85,7 @@ class NoticeBoard:
             while self._waiting:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(self._waiting[0].due):
-                        await calm()
+                        await idle()
                 await self._post_first()
 
     async def drain(self) -> None:
@@ -108,22 +108,22 @@ class NoticeBoard:
         await self._send(first.key, first.manifest)
         self._waiting.popleft()
 
-    async def post(self, key: Key, resource: Manifest, notice: Notice) -> None:
+    async def post(self, key: Key, resource: Manifest, event: Event) -> None:
         """Post one event at once on the service with the manifest `resource`.
 
         Raises:
             LeaseLost: this process must not write anymore.
         """
-        await self._send(key, event_manifest(key, resource, notice, self._now(), self._instance))
+        await self._send(key, event_manifest(key, resource, event, self._now(), self._instance))
 
-    async def post_fleet(self, lease: Key, notice: Notice) -> None:
+    async def post_fleet(self, lease: Key, event: Event) -> None:
         """Post one event about the fleet on the operator's Lease.
 
         Raises:
             LeaseLost: this process must not write anymore.
         """
         about = {"apiVersion": LEASE.api_version, "kind": LEASE.kind}
-        manifest = _event(lease, about, notice, self._now(), self._instance)
+        manifest = _event(lease, about, event, self._now(), self._instance)
         await self._send(lease, manifest)
 
     async def _send(self, key: Key, manifest: Manifest) -> None:
@@ -136,7 +136,7 @@ class NoticeBoard:
 
 
 def event_manifest(
-    key: Key, resource: Manifest, notice: Notice, moment: float, instance: str
+    key: Key, resource: Manifest, event: Event, moment: float, instance: str
 ) -> dict[str, Any]:
     """Return a Kubernetes Event on the InferenceService. Its name makes a repeated post harmless."""
     about = {
@@ -145,21 +145,21 @@ def event_manifest(
         "uid": resource["metadata"].get("uid", ""),
         "resourceVersion": resource["metadata"].get("resourceVersion", ""),
     }
-    return _event(key, about, notice, moment, instance)
+    return _event(key, about, event, moment, instance)
 
 
 def _event(
-    key: Key, about: dict[str, str], notice: Notice, moment: float, instance: str
+    key: Key, about: dict[str, str], event: Event, moment: float, instance: str
 ) -> dict[str, Any]:
-    stamp = _timestamp(moment)
+    stamp = rfc3339.format(moment)
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
         "metadata": {"name": f"{key.name}.{int(moment * 1e6):x}", "namespace": key.namespace},
         "involvedObject": {**about, "namespace": key.namespace, "name": key.name},
-        "type": notice.type,
-        "reason": notice.reason,
-        "message": notice.message[:1024],
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message[:1024],
         "source": {"component": "fleetkeeper"},
         "reportingComponent": "fleetkeeper.io/operator",
         "reportingInstance": instance[:128],
@@ -167,7 +167,3 @@ def _event(
         "lastTimestamp": stamp,
         "count": 1,
     }
-
-
-def _timestamp(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

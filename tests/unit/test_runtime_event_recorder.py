@@ -1,4 +1,4 @@
-"""Notices are posted in order when it is calm, a few seconds later anyhow, and never lost by a stop."""
+"""Events are posted in order when the queue is idle, a few seconds later anyhow, and never lost by a stop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from contained import new_defects
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
-from fleetkeeper.plan.model import Notice
-from fleetkeeper.runtime import notice_board
+from fleetkeeper.plan.model import Event
+from fleetkeeper.runtime import event_recorder
+from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.notice_board import NoticeBoard
 from fleetkeeper.runtime.queue import Key
 
 CHAT = Key("a", "chat")
@@ -39,8 +39,8 @@ class Server:
             raise self.refuse
 
 
-def board_of(server: Server) -> NoticeBoard:
-    return NoticeBoard(
+def board_of(server: Server) -> EventRecorder:
+    return EventRecorder(
         server,  # type: ignore[arg-type]
         OperatorMetrics(),
         now=lambda: 100.0,
@@ -50,11 +50,11 @@ def board_of(server: Server) -> NoticeBoard:
 
 
 @contextlib.asynccontextmanager
-async def running(board: NoticeBoard, calm: asyncio.Event) -> AsyncIterator[asyncio.Task[None]]:
-    async def is_calm() -> None:
-        await calm.wait()
+async def running(board: EventRecorder, idle: asyncio.Event) -> AsyncIterator[asyncio.Task[None]]:
+    async def is_idle() -> None:
+        await idle.wait()
 
-    task = asyncio.create_task(board.run(is_calm))
+    task = asyncio.create_task(board.run(is_idle))
     try:
         yield task
     finally:
@@ -62,9 +62,9 @@ async def running(board: NoticeBoard, calm: asyncio.Event) -> AsyncIterator[asyn
         await asyncio.wait({task})
 
 
-def tell(board: NoticeBoard, *reasons: str) -> None:
+def record(board: EventRecorder, *reasons: str) -> None:
     for reason in reasons:
-        board.tell(CHAT, LIVE, Notice("Normal", reason, "text"))
+        board.record(CHAT, LIVE, Event("Normal", reason, "text"))
 
 
 async def posted(server: Server, count: int) -> None:
@@ -73,16 +73,16 @@ async def posted(server: Server, count: int) -> None:
 
 
 async def test_notices_wait_for_calm_and_keep_their_order() -> None:
-    server, calm = Server(), asyncio.Event()
+    server, idle = Server(), asyncio.Event()
     board = board_of(server)
-    async with running(board, calm):
-        tell(board, "A", "B", "C")
+    async with running(board, idle):
+        record(board, "A", "B", "C")
         await asyncio.sleep(0.02)
         assert server.posted == []
-        calm.set()
+        idle.set()
         await posted(server, 3)
         assert server.posted == ["A", "B", "C"]
-        tell(board, "D")
+        record(board, "D")
         await posted(server, 4)
     assert len(board) == 0
 
@@ -90,11 +90,11 @@ async def test_notices_wait_for_calm_and_keep_their_order() -> None:
 async def test_a_notice_is_posted_after_a_while_though_it_is_never_calm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(notice_board, "LONGEST_WAIT_S", 0.02)
+    monkeypatch.setattr(event_recorder, "MAX_WAIT_S", 0.02)
     server = Server()
     board = board_of(server)
     async with running(board, asyncio.Event()):
-        tell(board, "A", "B")
+        record(board, "A", "B")
         await posted(server, 2)
     assert server.posted == ["A", "B"]
 
@@ -102,33 +102,33 @@ async def test_a_notice_is_posted_after_a_while_though_it_is_never_calm(
 async def test_what_waits_at_the_end_is_posted() -> None:
     server = Server()
     board = board_of(server)
-    tell(board, "A", "B")
+    record(board, "A", "B")
     await board.drain()
     assert (server.posted, len(board)) == (["A", "B"], 0)
 
 
 async def test_an_event_that_is_refused_holds_up_no_other() -> None:
-    server, calm = Server(), asyncio.Event()
-    calm.set()
+    server, idle = Server(), asyncio.Event()
+    idle.set()
     board = board_of(server)
-    async with running(board, calm):
+    async with running(board, idle):
         server.refuse = ApiError(403, "Forbidden", "")
         async with asyncio.timeout(5), server.asked:
-            tell(board, "A")
+            record(board, "A")
             await server.asked.wait()
         await asyncio.sleep(0)
         server.refuse = None
-        tell(board, "B")
+        record(board, "B")
         await posted(server, 1)
     assert (server.posted, server.namespaces) == (["B"], {"a"})
 
 
 async def test_a_lost_lease_ends_the_board() -> None:
-    server, calm = Server(), asyncio.Event()
-    calm.set()
+    server, idle = Server(), asyncio.Event()
+    idle.set()
     board = board_of(server)
     server.refuse = LeaseLost("too old")
-    async with running(board, calm) as task:
-        tell(board, "A")
+    async with running(board, idle) as task:
+        record(board, "A")
         await asyncio.wait({task}, timeout=5)
         assert isinstance(task.exception(), LeaseLost)
