@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Event
@@ -78,5 +79,9 @@ def test_above_the_cap_new_sequences_stop_and_come_back_below_it(engine: Running
     finally:
         release.set()
         hog.join(30)
-    for line in ("new sequences stop", "new sequences are taken again"):
-        engine.wait_for(lambda line=line: line in engine.log, line, 10)  # type: ignore[misc]
+
+    def above_then_below() -> bool:
+        changes = re.findall(r"memory ([\d.]+)%, cap (\d+)%", engine.log)
+        return [float(used) > float(cap) for used, cap in changes[-2:]] == [True, False]
+
+    engine.wait_for(above_then_below, "the log has both changes", 10)
