@@ -48,6 +48,15 @@ def test_an_applied_service_turns_ready_and_answers_by_its_name(fleet: Fleet) ->
     assert [pod.ready for pod in router] == [True]
 
 
+def test_a_request_for_logprobs_is_answered_and_harms_no_engine(fleet: Fleet) -> None:
+    """vLLM compiles their ranking; the image for CPU has no compiler, and EngineCore ended for it."""
+    before = [pod.identity for pod in fleet.engines()]
+    answer = complete(fleet.base_url(), "tiny", tokens=3, logprobs=1)
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == 3
+    assert complete(fleet.base_url(), "tiny", tokens=3)["usage"]["completion_tokens"] == 3
+    assert [pod.identity for pod in fleet.engines()] == before
+
+
 def test_the_same_manifest_applied_again_changes_nothing(fleet: Fleet) -> None:
     """As GitOps tools do, every few seconds: no write, no roll-out, the same generation."""
     before = fleet.live()

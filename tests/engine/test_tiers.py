@@ -274,8 +274,16 @@ async def test_a_closed_tier_and_a_drain_are_told_apart(engine: InsideEngine) ->
 async def every_place_is_free(
     engine: InsideEngine, session: aiohttp.ClientSession, places: int
 ) -> None:
-    """Returns when standard gets all places: realtime of an earlier test keeps its reserve for a while."""
-    tasks = [asyncio.create_task(engine.stream(session, 1800)) for _ in range(places)]
+    """Return when standard gets all places: realtime of an earlier test keeps its reserve for a while.
+
+    On an idle machine a stream can end before the reserve does, so each is followed by another.
+    """
+
+    async def stream_on() -> None:
+        while True:
+            await engine.stream(session, 1800)
+
+    tasks = [asyncio.create_task(stream_on()) for _ in range(places)]
     await engine.until(
         lambda: engine.middleware().released[Tier.STANDARD] == places, RESERVE_KEPT_S + 30
     )

@@ -36,13 +36,17 @@ def tiny(**spec: Any) -> Live:
     return manifest
 
 
-def complete(base_url: str, model: str, *, tokens: int = 8, **headers: str) -> Live:
+def complete(
+    base_url: str, model: str, *, tokens: int = 8, logprobs: int | None = None, **headers: str
+) -> Live:
     """One completion, not streamed.
 
     Raises:
         urllib.error.HTTPError: the answer is not 200.
     """
     body = {"model": model, "prompt": "The queue", "max_tokens": tokens, "ignore_eos": True}
+    if logprobs is not None:
+        body["logprobs"] = logprobs
     request = urllib.request.Request(
         f"{base_url}/completions",
         data=json.dumps(body).encode(),

@@ -117,6 +117,12 @@ def test_a_cuda_plan_is_a_share_of_the_device() -> None:
     assert not any("kv-cache-memory-bytes" in word for word in words)
 
 
+def test_without_a_compiler_nothing_is_compiled_on_first_use_either() -> None:
+    launch = Launch(**{**_fields(LAUNCH), "eager": True})
+    assert desired_environment(a_document(), launch, {})["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in desired_environment(a_document(), LAUNCH, {})
+
+
 def test_what_would_undo_the_plan_is_not_handed_on() -> None:
     given = {
         "VLLM_CPU_KVCACHE_SPACE": "40",

@@ -124,6 +124,10 @@ def desired_environment(
         child.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         if launch.threads is not None:
             child.setdefault("OMP_NUM_THREADS", str(launch.threads))
+        if launch.eager:
+            # --enforce-eager leaves functions that vLLM compiles on their first use. Without a
+            # compiler the first request for logprobs would end EngineCore.
+            child["TORCHDYNAMO_DISABLE"] = "1"
     return child
 
 
