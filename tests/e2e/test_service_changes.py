@@ -101,7 +101,7 @@ def refused_for_full_queues(fleet: Fleet, tier: str) -> set[int]:
 
     def limit() -> int | None:
         try:
-            complete(url, "tiny", tokens=48, **{"X-Inference-Tier": tier})
+            complete(url, "tiny", tokens=48, logprobs=None, **{"X-Inference-Tier": tier})
         except urllib.error.HTTPError as refused:
             error = json.load(refused)["error"]
             return error["limit"] if error["code"] == "queue_full" else None
