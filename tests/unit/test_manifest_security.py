@@ -198,7 +198,8 @@ def test_the_document_carries_allow_listed_options_alone(built: Built) -> None:
         container = _engine_container(children)
         assert [part.rsplit("/", 1)[-1] for part in container["command"]] == ["fleetkeeper-engine"]
         assert "args" not in container
-    assert len(seen) > len(ALLOWED) / 4
+    # A hundred specs cannot draw as many of the options as five hundred do.
+    assert len(seen) > len(ALLOWED) / (2 if len(built) >= SERVICES else 4)
 
 
 @pytest.mark.parametrize(
