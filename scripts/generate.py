@@ -13,7 +13,7 @@ from pathlib import Path
 import reference_metrics
 import reference_pages
 import text_catalogue
-from fleetkeeper.api import crd, reference
+from fleetkeeper.api.schema import crd, reference
 from fleetkeeper_engine import exit_codes, spec
 from fleetkeeper_engine.supervisor.control_api import metric_table
 

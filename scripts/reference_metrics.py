@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason
-from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from reference_pages import FOLDER, page, row
 

@@ -1,6 +1,6 @@
 """The pages of commands and settings in docs/reference, generated from the programs.
 
-The resource's pages come from `fleetkeeper.api.reference`.
+The resource's pages come from `fleetkeeper.api.schema.reference`.
 """
 
 from __future__ import annotations

@@ -32,20 +32,21 @@ from prometheus_client import CollectorRegistry
 
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusSettings
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.control.exposed import PLACES
-from fleetkeeper.plan.control.removal import Removal
-from fleetkeeper.plan.control.samples import PodSample, StepSums
-from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
-from fleetkeeper.plan.model import Event, Kind, Pod, Workload
+from fleetkeeper.autoscale.rules.removal import Removal
+from fleetkeeper.autoscale.signals.samples import PodSample, StepSums
+from fleetkeeper.autoscale.signals.series_map import PLACES
+from fleetkeeper.autoscale.types import LimitsRequest, PodView, PutOutcome
+from fleetkeeper.common.values import Event
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.types import Kind, Pod, Workload
 from fleetkeeper.runtime import heap
-from fleetkeeper.runtime.cache import Cache
-from fleetkeeper.runtime.control_loop import ControlLoop
-from fleetkeeper.runtime.control_metrics import ControlMetrics
-from fleetkeeper.runtime.control_sources import MeasuredSource
+from fleetkeeper.runtime.autoscaler.loop import ControlLoop
+from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
+from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
 from fleetkeeper_local.ports import free_ports
 from fleetkeeper_local.programs import program_path

@@ -13,13 +13,13 @@ import statistics
 import time
 from random import Random
 
-from fleetkeeper.plan.budget import Budget
-from fleetkeeper.plan.control.arbitrate import arbitrate
-from fleetkeeper.plan.control.memory import ControlMemory
-from fleetkeeper.plan.control.report import build_report
-from fleetkeeper.plan.control.samples import PodSample
-from fleetkeeper.plan.control.service import decide_service
-from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, PodView, PutOutcome
+from fleetkeeper.autoscale.arbitrate import arbitrate
+from fleetkeeper.autoscale.memory import ControlMemory
+from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.signals.samples import PodSample
+from fleetkeeper.autoscale.tick import decide_service
+from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, PodView, PutOutcome
+from fleetkeeper.common.budget import Budget
 from fleetkeeper.runtime import heap
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
 

@@ -7,9 +7,9 @@ from importlib import import_module, metadata
 
 import typer
 
-from fleetkeeper.api.crd import crd_text
 from fleetkeeper.api.options import VLLM_VERSIONS
 from fleetkeeper.api.profile import CONTRACTS
+from fleetkeeper.api.schema.crd import crd_text
 from fleetkeeper.commands import check, explain, install, render, run, top
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 

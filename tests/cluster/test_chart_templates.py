@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleetkeeper.plan.context import default_context
+from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.runtime.settings import load_settings, plan_context
 from helm_chart import CHART, NAMESPACE, HelmError, helm, only, rendered
 from pod_security import violations_of_restricted

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from fleetkeeper.api import names
-from fleetkeeper.api.crd import PATH
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
+from fleetkeeper.api.schema.crd import PATH
 from fleetkeeper_local.controlplane import ControlPlane
 from service_cases import Case, cases
 

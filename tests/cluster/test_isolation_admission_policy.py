@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.manifests.children import desired_children
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
 from golden_services import CASES
 from helm_chart import rendered

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest_asyncio
 
-from fleetkeeper.api.crd import desired_crd
+from fleetkeeper.api.schema.crd import desired_crd
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
 from operator_world import World, condition, operator_world, service
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.bounds import ANSWER_BYTES, NotTaken
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, REPLICA_SET
-from fleetkeeper.plan.model import Kind
+from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import World, condition, operator_world, service
 

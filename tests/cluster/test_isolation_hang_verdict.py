@@ -10,7 +10,7 @@ from typing import Any
 import pytest_asyncio
 
 from control_world import LoopbackEngines, loopback_engines
-from fleetkeeper.plan.control.constants import HANG_S
+from fleetkeeper.autoscale.constants import HANG_S
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import PATIENCE_S, World, condition, operator_world, service
 

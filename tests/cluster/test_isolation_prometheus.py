@@ -19,7 +19,7 @@ from engine_metrics import metrics_text
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusReading, PrometheusSettings
 from fleetkeeper.adapters.prometheus.client import ANSWER_BYTES
 from fleetkeeper.adapters.prometheus.queries import queries_for
-from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper_local.programs import program_path
 from helm_chart import CHART, rendered
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.api.crd import desired_crd
+from fleetkeeper.api.schema.crd import desired_crd
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import CRDS, PATIENCE_S, Live, World, condition, operator_world, service
 

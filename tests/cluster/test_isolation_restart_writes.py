@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import EVENT
-from fleetkeeper.plan.control.constants import YOUNG_S
+from fleetkeeper.autoscale.constants import YOUNG_S
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports
 from operator_world import Live, OperatorProcess, World, condition, operator_world, service

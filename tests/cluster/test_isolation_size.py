@@ -22,7 +22,7 @@ from fleetkeeper.adapters.kubernetes.resources import (
     REPLICA_SET,
     Resource,
 )
-from fleetkeeper.plan.model import Kind
+from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import World, is_ready, operator_world, service
 

@@ -8,9 +8,9 @@ from itertools import islice
 
 import pytest
 
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.manifests.children import desired_children
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
 from random_specs import random_services
 

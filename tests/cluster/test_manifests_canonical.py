@@ -12,12 +12,12 @@ import pytest
 
 from fleetkeeper.adapters.kubernetes.fields import owned_digest, owned_fields
 from fleetkeeper.api.names import API_VERSION, FIELD_MANAGER, KIND, LABEL_SERVICE
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.digest import digest_of
-from fleetkeeper.plan.manifests.children import desired_children
-from fleetkeeper.plan.manifests.engine import desired_engine_deployment
-from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.digest import digest_of
+from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper.reconcile.manifests.engine import desired_engine_deployment
+from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 from fleetkeeper_local.controlplane import ControlPlane
 from golden_services import CASES
 from random_specs import allowed, random_services

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, INFERENCE_SERVICE
-from fleetkeeper.plan.model import Kind
+from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import OperatorProcess, World, condition, is_ready, operator_world, service
 

@@ -16,9 +16,9 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import DEPLOYMENT, INFERENCE_SERVICE, POD
-from fleetkeeper.api.crd import desired_crd
 from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper.plan.reasons import ADVICE
+from fleetkeeper.api.schema.crd import desired_crd
+from fleetkeeper.reconcile.observe.pod_problems import ADVICE
 from fleetkeeper_engine.exit_codes import DeathClass
 from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError

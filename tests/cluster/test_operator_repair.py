@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE
-from fleetkeeper.plan.model import Kind
+from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import Live, OperatorProcess, World, operator_world, service
 from watch_proxy import WatchProxy

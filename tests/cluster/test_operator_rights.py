@@ -20,7 +20,7 @@ from fleetkeeper.adapters.kubernetes.resources import (
     Resource,
 )
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE
-from fleetkeeper.plan.model import Kind
+from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import MARKER_PATH, Live, World, operator_rules, operator_world, service
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from fleetkeeper.plan.profiles import default_catalog
+from fleetkeeper.reconcile.profiles import default_catalog
 from fleetkeeper_local.controlplane import ControlPlane
 from operator_world import World, operator_world, service
 

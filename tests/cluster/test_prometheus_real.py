@@ -17,10 +17,10 @@ from aiohttp import ClientError, ClientSession, web
 
 from engine_metrics import metrics_text
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusError, PrometheusSettings
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.samples import Counters, PodSample
-from fleetkeeper.plan.control.signals import SignalsMemory, observe_service
-from fleetkeeper.plan.control.values import Grade, PodView
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import Counters, PodSample
+from fleetkeeper.autoscale.signals.service_signals import SignalsMemory, observe_service
+from fleetkeeper.autoscale.types import Grade, PodView
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
 from fleetkeeper_local.programs import program_path
 

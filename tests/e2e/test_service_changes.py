@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fleetkeeper.plan.manifests.control_config import POLICY_FILE
-from fleetkeeper.plan.manifests.engine_document import KEYS_DIR
+from fleetkeeper.reconcile.manifests.control_config import POLICY_FILE
+from fleetkeeper.reconcile.manifests.engine_document import KEYS_DIR
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import kill_operators
 from fleetkeeper_local.demo.installation import PROFILE, Installation

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fleetkeeper.plan.control.memory import ControlMemory
-from fleetkeeper.plan.control.outcome import ControlDecision
-from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample
-from fleetkeeper.plan.control.service import decide_service
-from fleetkeeper.plan.control.values import ControlInputs, ControlSettings, PodView, PutOutcome
+from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.memory import ControlMemory
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample
+from fleetkeeper.autoscale.tick import decide_service
+from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, PodView, PutOutcome
 
 NOW = 1_000_000.0
 

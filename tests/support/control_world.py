@@ -31,8 +31,8 @@ from fleetkeeper.adapters.engine import CONTROL_PORT
 from fleetkeeper.adapters.keys import ControlKeys, new_control_keys
 from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.step_model import StepTime
+from fleetkeeper.autoscale.capacity.step_time_model import StepTime
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.simulate.engine_model import Engine, EnginePod, Request
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports

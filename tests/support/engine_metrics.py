@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.exposed import PLACES
-from fleetkeeper.plan.control.samples import PodSample, StepSums
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import PodSample, StepSums
+from fleetkeeper.autoscale.signals.series_map import PLACES
 
 LABEL_OF = {
     "effective": "kind", "applied": "kind", "decode": "step_class", "prefill": "step_class",

@@ -14,16 +14,16 @@ import yaml
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH, LABEL_COMPONENT
 from fleetkeeper.api.parse import InferenceService, parse_service
 from fleetkeeper.api.types import RolloutStrategy
-from fleetkeeper.plan.context import (
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.context import (
     NetworkPeer,
     NetworkRule,
     PlanContext,
     PodSecurity,
     default_context,
 )
-from fleetkeeper.plan.manifests.children import desired_children
-from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 from random_specs import service_manifest
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"

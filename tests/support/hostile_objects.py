@@ -18,7 +18,7 @@ from fleetkeeper.adapters.kubernetes.resources import (
     Resource,
 )
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY
-from fleetkeeper.plan.model import Kind
+from fleetkeeper.reconcile.types import Kind
 from random_specs import random_spec
 
 Object = dict[str, Any]

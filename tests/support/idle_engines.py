@@ -18,8 +18,8 @@ from aiohttp import web
 
 from engine_metrics import metrics_text
 from fleetkeeper.adapters.engine import CONTROL_PORT
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.step_model import StepTime
+from fleetkeeper.autoscale.capacity.step_time_model import StepTime
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.simulate.engine_model import Engine, EnginePod
 from fleetkeeper_local.controlplane import ControlPlane
 

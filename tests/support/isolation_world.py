@@ -14,13 +14,13 @@ from contained import new_defects
 from control_cases import sample
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.adapters.kubernetes.resources import Resource
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.control.values import LimitsRequest, PutOutcome
-from fleetkeeper.plan.model import Event, Kind, Pod
-from fleetkeeper.runtime.cache import Cache
-from fleetkeeper.runtime.control_acts import ControlActs
-from fleetkeeper.runtime.control_loop import ControlLoop, Readings, Target
-from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.autoscale.types import LimitsRequest, PutOutcome
+from fleetkeeper.common.values import Event
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.types import Kind, Pod
+from fleetkeeper.runtime.autoscaler.acts import ControlActs
+from fleetkeeper.runtime.autoscaler.loop import ControlLoop, Readings, Target
+from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.controller import Controller
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor
@@ -29,6 +29,7 @@ from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.resync import Resync
+from fleetkeeper.runtime.state.cache import Cache
 
 Live = dict[str, Any]
 NAMESPACE = "team-a"

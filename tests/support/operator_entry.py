@@ -3,7 +3,7 @@
 KILL_AT=chat:3:applied sends SIGKILL when the answer to the third write for the service `chat` begins
 to arrive, before it is read. WRITES_FILE names a file that gets a line for each write that is about
 to be sent. PLAN_WAITS shortens waits of the plan, so that a test need not sit them out: a JSON object
-from "module.CONSTANT" below fleetkeeper.plan to seconds. WALL_OFF_S sets the machine's wall clock wrong
+from "module.CONSTANT" below fleetkeeper.reconcile to seconds. WALL_OFF_S sets the machine's wall clock wrong
 by so many seconds, as far as the process sees it. BREAK=controller.decide_plan:bad makes a step below
 fleetkeeper.runtime fail whenever it is for the service `bad`.
 """
@@ -49,8 +49,8 @@ def killing_hook() -> WriteHook:
 def shorten_waits() -> None:
     """Sets what PLAN_WAITS says; a constant that is not there is a mistake of the test."""
     for path, seconds in json.loads(os.environ.get("PLAN_WAITS") or "{}").items():
-        module_name, name = path.split(".")
-        module = import_module(f"fleetkeeper.plan.{module_name}")
+        module_name, _, name = path.rpartition(".")
+        module = import_module(f"fleetkeeper.reconcile.{module_name}")
         assert 0 < seconds < getattr(module, name), path
         setattr(module, name, seconds)
 
@@ -68,7 +68,7 @@ def break_step() -> None:
         return
     from isolation_world import Fault  # noqa: PLC0415 - only a broken operator needs it
 
-    module_name, name = path.split(".")
+    module_name, _, name = path.rpartition(".")
     module = import_module(f"fleetkeeper.runtime.{module_name}")
     fault = Fault(service, RecursionError("broken by a test"))
     setattr(module, name, fault.wrap(getattr(module, name)))

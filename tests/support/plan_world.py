@@ -14,19 +14,19 @@ from enum import StrEnum
 from typing import Any
 
 from fleetkeeper.api import names
-from fleetkeeper.plan.budget import UNBOUNDED, Allowance, accelerators_of
-from fleetkeeper.plan.context import PlanContext, default_context
-from fleetkeeper.plan.model import (
+from fleetkeeper.common.budget import UNBOUNDED, Allowance, accelerators_of
+from fleetkeeper.common.values import Manifest, ReplicaAllocation
+from fleetkeeper.reconcile.context import PlanContext, default_context
+from fleetkeeper.reconcile.planner import decide_plan
+from fleetkeeper.reconcile.types import (
     Apply,
     Child,
     Container,
     Delete,
     Kind,
-    Manifest,
     MarkPod,
     Plan,
     Pod,
-    ReplicaAllocation,
     Revision,
     Snapshot,
     Termination,
@@ -35,7 +35,6 @@ from fleetkeeper.plan.model import (
     WriteFailure,
     WriteProblem,
 )
-from fleetkeeper.plan.planner import decide_plan
 
 START = 1_800_000_000.0
 READY_AFTER_S = 5.0

@@ -18,7 +18,7 @@ from fleetkeeper.api.options import ALLOWED, option_errors
 from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
 from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.types import InferenceServiceSpec
-from fleetkeeper.plan.profiles import default_catalog
+from fleetkeeper.reconcile.profiles import default_catalog
 
 try:  # the parser that `re` itself uses
     from re import _constants as sre  # type: ignore[attr-defined]

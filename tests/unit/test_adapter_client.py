@@ -19,7 +19,7 @@ from fleetkeeper.adapters.kubernetes.writes import (
     Write,
     WritePoint,
 )
-from fleetkeeper.plan.model import Kind
+from fleetkeeper.reconcile.types import Kind
 from loopback_api import served
 
 

@@ -24,10 +24,10 @@ from fleetkeeper.adapters.engine import (
 )
 from fleetkeeper.adapters.exposition import parse_sample
 from fleetkeeper.adapters.keys import public_jwk
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.exposed import PLACES
-from fleetkeeper.plan.control.samples import Source, StepSums
-from fleetkeeper.plan.control.values import Admission, Limits, LimitsRequest, PodView
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import Source, StepSums
+from fleetkeeper.autoscale.signals.series_map import PLACES
+from fleetkeeper.autoscale.types import Admission, Limits, LimitsRequest, PodView
 from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, parse_keys
 from fleetkeeper_engine.supervisor.limits_requests import allowed_ranges, parse_limits_request

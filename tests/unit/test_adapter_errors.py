@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fleetkeeper.adapters.kubernetes.errors import ApiError, parse_failure, problem_of
-from fleetkeeper.plan.model import WriteProblem
+from fleetkeeper.reconcile.types import WriteProblem
 
 
 def status(code: int, reason: str, message: str, *causes: str) -> ApiError:

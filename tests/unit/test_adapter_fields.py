@@ -12,7 +12,7 @@ from fleetkeeper.adapters.kubernetes.fields import (
     owned_fields,
     project,
 )
-from fleetkeeper.plan.digest import digest_of
+from fleetkeeper.reconcile.digest import digest_of
 
 Live = dict[str, Any]
 

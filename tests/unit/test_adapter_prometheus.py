@@ -21,8 +21,8 @@ from fleetkeeper.adapters.prometheus.queries import (
     label_value,
     queries_for,
 )
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.exposed import STEP_CLASSES
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.series_map import STEP_CLASSES
 
 EDGES = Edges(0.5, 0.05)
 CHAT = ("team-a", "chat-0")

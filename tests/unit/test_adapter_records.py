@@ -14,8 +14,8 @@ from fleetkeeper.adapters.kubernetes.pod_records import event_record
 from fleetkeeper.adapters.kubernetes.reading import version_of
 from fleetkeeper.adapters.kubernetes.records import seen
 from fleetkeeper.api import rfc3339
-from fleetkeeper.plan.model import Kind, ObjectCondition, Pod, Revision, Workload
-from fleetkeeper.plan.reasons import engine_line
+from fleetkeeper.reconcile.observe.pod_problems import engine_line
+from fleetkeeper.reconcile.types import Kind, ObjectCondition, Pod, Revision, Workload
 
 Live = dict[str, Any]
 

@@ -15,7 +15,7 @@ from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.records import Place, place_of
 from fleetkeeper.adapters.kubernetes.reflector import Reflector
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, Resource
-from fleetkeeper.plan.model import Kind
+from fleetkeeper.reconcile.types import Kind
 
 CONFIG_MAP = CHILDREN[Kind.CONFIG_MAP]
 Live = dict[str, Any]

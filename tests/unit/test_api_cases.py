@@ -6,7 +6,7 @@ import pytest
 
 from fleetkeeper.api.parse import InvalidService, parse_service
 from fleetkeeper.api.profile import profile_errors
-from fleetkeeper.plan.profiles import default_catalog
+from fleetkeeper.reconcile.profiles import default_catalog
 from service_cases import Case, cases
 
 

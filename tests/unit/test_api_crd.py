@@ -14,11 +14,11 @@ from pydantic import Field
 from fleetkeeper.api import names
 from fleetkeeper.api.base import Section
 from fleetkeeper.api.conditions import ConditionType
-from fleetkeeper.api.crd import PATH, crd_text, desired_crd
 from fleetkeeper.api.parse import parse_service
-from fleetkeeper.api.rule_check import broken_rules
-from fleetkeeper.api.rules import NAME_RULES, RULES
-from fleetkeeper.api.schema import object_schema
+from fleetkeeper.api.schema.crd import PATH, crd_text, desired_crd
+from fleetkeeper.api.schema.openapi import object_schema
+from fleetkeeper.api.schema.rule_check import broken_rules
+from fleetkeeper.api.schema.rules import NAME_RULES, RULES
 from service_cases import cases
 
 ROOT = Path(__file__).resolve().parents[2]

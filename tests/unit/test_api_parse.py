@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from fleetkeeper.api.names import API_VERSION, KIND
 from fleetkeeper.api.parse import InvalidService, parse_service
-from fleetkeeper.api.plain_words import FieldError, path_text
+from fleetkeeper.api.schema.error_messages import FieldError, path_text
 from fleetkeeper.api.types import Dtype, InferenceServiceSpec, RoutingPolicy
 from service_cases import cases
 

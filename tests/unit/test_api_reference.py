@@ -9,7 +9,7 @@ import pytest
 
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.options import ALLOWED
-from fleetkeeper.api.reference import generated_files
+from fleetkeeper.api.schema.reference import generated_files
 from fleetkeeper.api.types import InferenceServiceSpec
 
 ROOT = Path(__file__).resolve().parents[2]

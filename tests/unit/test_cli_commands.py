@@ -14,11 +14,11 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from fleetkeeper import cli
-from fleetkeeper.api.crd import crd_text
+from fleetkeeper.api.schema.crd import crd_text
 from fleetkeeper.commands.exit_codes import MEANING, ExitCode
 from fleetkeeper.commands.needs import needs_of
 from fleetkeeper.commands.service_files import UnreadableFile, read_documents
-from fleetkeeper.plan.context import default_context
+from fleetkeeper.reconcile.context import default_context
 
 GOOD = """\
 apiVersion: fleetkeeper.io/v1alpha1

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 
+from fleetkeeper.autoscale.rules.fragmentation import RestartReason
 from fleetkeeper.commands.explain import (
     BREAKERS,
     SHARES,
@@ -25,8 +26,7 @@ from fleetkeeper.commands.fleet_view import (
     views_of,
 )
 from fleetkeeper.commands.top import fleet_table
-from fleetkeeper.plan.control.fragmentation import RestartReason
-from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.queue import Key
 
 NOW = 1_790_000_000.0

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from control_cases import NOW
 from fleetkeeper.api.types import BatchingMode
-from fleetkeeper.plan.control.batch import (
+from fleetkeeper.autoscale.capacity.targets import Targets
+from fleetkeeper.autoscale.rules.batch import (
     BatchMemory,
     BatchView,
     decide_limits,
@@ -20,13 +21,18 @@ from fleetkeeper.plan.control.batch import (
     start_up,
     step_up_possible,
 )
-from fleetkeeper.plan.control.canary import Canary, concluded, judge_canary, needs_canary
-from fleetkeeper.plan.control.judge import has_room, high_mark, is_slow, low_mark, wait_is_broken
-from fleetkeeper.plan.control.samples import Counters, Gauges
-from fleetkeeper.plan.control.signals import Signals
-from fleetkeeper.plan.control.targets import Targets
-from fleetkeeper.plan.control.values import ControlSettings, Grade, Limits
-from fleetkeeper.plan.control.windows import PodWindow, Window
+from fleetkeeper.autoscale.rules.canary import Canary, concluded, judge_canary, needs_canary
+from fleetkeeper.autoscale.rules.objectives import (
+    has_room,
+    high_mark,
+    is_slow,
+    low_mark,
+    wait_is_broken,
+)
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.signals.windows import PodWindow, Window
+from fleetkeeper.autoscale.types import ControlSettings, Grade, Limits
 from lanes import examples
 
 HELD = Limits(64, 2048)

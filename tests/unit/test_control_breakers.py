@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_cases import NOW
-from fleetkeeper.plan.control.constants import LOAD_OPEN_S, YOUNG_S
-from fleetkeeper.plan.control.control_breaker import (
+from fleetkeeper.autoscale.constants import LOAD_OPEN_S, YOUNG_S
+from fleetkeeper.autoscale.rules.control_breaker import (
     ControlBreaker,
     Evidence,
     Worse,
     decide_control_breaker,
 )
-from fleetkeeper.plan.control.load_breaker import (
+from fleetkeeper.autoscale.rules.load_breaker import (
     LoadBreaker,
     admission_of,
     decide_load_breaker,
     pressure,
     rejected_ratio,
 )
-from fleetkeeper.plan.control.samples import Counters, Gauges, Tier
-from fleetkeeper.plan.control.signals import Signals
-from fleetkeeper.plan.control.values import BreakerState, ControlSettings, Grade, Limits
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Tier
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.types import BreakerState, ControlSettings, Grade, Limits
 from lanes import examples
 
 SETTINGS = ControlSettings()

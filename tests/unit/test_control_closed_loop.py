@@ -13,9 +13,9 @@ from statistics import fmean
 
 import pytest
 
-from fleetkeeper.plan.control.control_breaker import WORSE_AFTER_CHANGE
-from fleetkeeper.plan.control.samples import Tier
-from fleetkeeper.plan.control.values import BreakerState, ControlSettings
+from fleetkeeper.autoscale.rules.control_breaker import WORSE_AFTER_CHANGE
+from fleetkeeper.autoscale.signals.samples import Tier
+from fleetkeeper.autoscale.types import BreakerState, ControlSettings
 from fleetkeeper.simulate.closed_loop import Record, Scenario, run
 from fleetkeeper.simulate.engine_model import H100_8B, H100_70B
 from lanes import keep_first

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from control_cases import NOW
-from fleetkeeper.plan.control.batch import BatchMemory, BeforeRaise
-from fleetkeeper.plan.control.evidence import _worse
-from fleetkeeper.plan.control.samples import Gauges
-from fleetkeeper.plan.control.signals import Signals
-from fleetkeeper.plan.control.values import ControlSettings, Grade, Limits
-from fleetkeeper.plan.control.windows import Window
+from fleetkeeper.autoscale.rules.batch import BatchMemory, BeforeRaise
+from fleetkeeper.autoscale.rules.evidence import _worse
+from fleetkeeper.autoscale.signals.samples import Gauges
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.signals.windows import Window
+from fleetkeeper.autoscale.types import ControlSettings, Grade, Limits
 
 SETTINGS = ControlSettings()
 BEFORE = Limits(100, 512)

@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 from control_cases import NOW, Loop, pod_view, sample
 from fleetkeeper.api.status import InferenceServiceStatus
 from fleetkeeper.api.types import BatchingMode, ScalingMode
-from fleetkeeper.plan.control.arbitrate import Allocation
-from fleetkeeper.plan.control.constants import FRAGMENTED_EVERY_S, FRAGMENTED_S
-from fleetkeeper.plan.control.control_breaker import ControlBreaker
-from fleetkeeper.plan.control.fragmentation import (
+from fleetkeeper.autoscale.arbitrate import Allocation
+from fleetkeeper.autoscale.constants import FRAGMENTED_EVERY_S, FRAGMENTED_S
+from fleetkeeper.autoscale.decision import ControlDecision, ControlReport
+from fleetkeeper.autoscale.memory import ControlMemory, memory_from_status
+from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
+from fleetkeeper.autoscale.rules.fragmentation import (
     FragmentationMemory,
     Reading,
     RestartReason,
@@ -29,13 +32,10 @@ from fleetkeeper.plan.control.fragmentation import (
     fragmentation_readings,
     watched,
 )
-from fleetkeeper.plan.control.load_breaker import LoadBreaker, TierBreaker
-from fleetkeeper.plan.control.memory import ControlMemory, memory_from_status
-from fleetkeeper.plan.control.outcome import ControlDecision, ControlReport
-from fleetkeeper.plan.control.report import build_report
-from fleetkeeper.plan.control.samples import Gauges, PodSample
-from fleetkeeper.plan.control.tracks import PodTrack, accept
-from fleetkeeper.plan.control.values import BreakerState, ControlSettings, PodView
+from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, TierBreaker
+from fleetkeeper.autoscale.signals.pod_history import PodTrack, accept
+from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
+from fleetkeeper.autoscale.types import BreakerState, ControlSettings, PodView
 from lanes import keep_first
 
 PODS = tuple(pod_view(f"chat-{i}") for i in range(3))

@@ -10,29 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_cases import NOW, pod_view
-from fleetkeeper.plan.budget import Budget
-from fleetkeeper.plan.control.arbitrate import Allocation, Want, arbitrate
-from fleetkeeper.plan.control.limits_requests import (
+from fleetkeeper.autoscale.arbitrate import Allocation, Want, arbitrate
+from fleetkeeper.autoscale.limits_requests import (
     LimitsRequestsMemory,
     after_outcomes,
     due_requests,
     late_s,
     next_generation,
 )
-from fleetkeeper.plan.control.remedies import (
+from fleetkeeper.autoscale.rules.remedies import (
     Remedy,
     decide_memory_remedy,
     decide_replacements,
     remedy_in_force,
 )
-from fleetkeeper.plan.control.samples import Tier
-from fleetkeeper.plan.control.values import (
+from fleetkeeper.autoscale.signals.samples import Tier
+from fleetkeeper.autoscale.types import (
     Admission,
     ControlSettings,
     Limits,
     LimitsRequest,
     PutOutcome,
 )
+from fleetkeeper.common.budget import Budget
 from lanes import examples
 
 

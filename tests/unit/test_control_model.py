@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper.plan.control.constants import COVARIANCE_MAX, MODEL_OFF_WINDOWS, TOKEN_NOTCHES
-from fleetkeeper.plan.control.least_squares import Fit, pseudo_observations, unknown_fit, updated
-from fleetkeeper.plan.control.samples import Counters, Gauges, StepSums
-from fleetkeeper.plan.control.signals import Signals
-from fleetkeeper.plan.control.step_model import StepModel, StepTime, learned
-from fleetkeeper.plan.control.targets import (
+from fleetkeeper.autoscale.capacity.least_squares import (
+    Fit,
+    pseudo_observations,
+    unknown_fit,
+    updated,
+)
+from fleetkeeper.autoscale.capacity.step_time_model import StepModel, StepTime, learned
+from fleetkeeper.autoscale.capacity.targets import (
     capacity_of,
     decide_targets,
     kv_sequences,
@@ -24,8 +26,11 @@ from fleetkeeper.plan.control.targets import (
     notch_down,
     notches,
 )
-from fleetkeeper.plan.control.values import ControlSettings, Grade
-from fleetkeeper.plan.control.windows import Window
+from fleetkeeper.autoscale.constants import COVARIANCE_MAX, MODEL_OFF_WINDOWS, TOKEN_NOTCHES
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges, StepSums
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.signals.windows import Window
+from fleetkeeper.autoscale.types import ControlSettings, Grade
 from lanes import examples
 
 CALIBRATED = {

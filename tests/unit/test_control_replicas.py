@@ -10,30 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_cases import NOW, pod_view
-from fleetkeeper.plan.control.forecast import Forecast, expected_per_s, smoothed
-from fleetkeeper.plan.control.replicas import (
-    ReplicasMemory,
-    ReplicaView,
-    decide_replicas,
-    most_replicas_now,
-    with_recommendation,
-)
-from fleetkeeper.plan.control.samples import Counters, Gauges, Source
-from fleetkeeper.plan.control.signals import Signals
-from fleetkeeper.plan.control.staffing import (
+from fleetkeeper.autoscale.capacity.forecast import Forecast, expected_per_s, smoothed
+from fleetkeeper.autoscale.capacity.staffing import (
     Load,
     backlog_counts,
     headroom,
     needed_replicas,
     peakedness,
 )
-from fleetkeeper.plan.control.supply import (
+from fleetkeeper.autoscale.capacity.supply import (
     ColdStart,
     emptiest,
     measured_cold_start,
     supply_of,
 )
-from fleetkeeper.plan.control.values import ControlSettings, Decision, Grade, PodView
+from fleetkeeper.autoscale.rules.replicas import (
+    ReplicasMemory,
+    ReplicaView,
+    decide_replicas,
+    most_replicas_now,
+    with_recommendation,
+)
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Source
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.types import ControlSettings, Decision, Grade, PodView
 from lanes import examples
 
 SETTINGS = ControlSettings(min_replicas=1, max_replicas=10, scale_down_delay_s=600.0)

@@ -14,21 +14,21 @@ from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.status import InferenceServiceStatus
 from fleetkeeper.api.types import BatchingMode, ScalingMode
-from fleetkeeper.plan.control.arbitrate import Allocation
-from fleetkeeper.plan.control.constants import LOST_TICKS
-from fleetkeeper.plan.control.control_breaker import ControlBreaker
-from fleetkeeper.plan.control.memory import (
+from fleetkeeper.autoscale.arbitrate import Allocation
+from fleetkeeper.autoscale.constants import LOST_TICKS
+from fleetkeeper.autoscale.decision import ControlDecision, ControlReport
+from fleetkeeper.autoscale.memory import (
     ControlMemory,
     memory_from_status,
 )
-from fleetkeeper.plan.control.outcome import ControlDecision, ControlReport
-from fleetkeeper.plan.control.remedies import Remedy
-from fleetkeeper.plan.control.replicas import ReplicasMemory
-from fleetkeeper.plan.control.report import build_report
-from fleetkeeper.plan.control.samples import Gauges, PodSample, Source
-from fleetkeeper.plan.control.settings import settings_of
-from fleetkeeper.plan.control.source_breaker import decide_source_breaker
-from fleetkeeper.plan.control.values import (
+from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
+from fleetkeeper.autoscale.rules.remedies import Remedy
+from fleetkeeper.autoscale.rules.replicas import ReplicasMemory
+from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
+from fleetkeeper.autoscale.settings import settings_of
+from fleetkeeper.autoscale.signals.samples import Gauges, PodSample, Source
+from fleetkeeper.autoscale.types import (
     BreakerState,
     ControlSettings,
     Limits,

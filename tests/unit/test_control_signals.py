@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from control_cases import NOW, Loop, pod_view, sample
 from engine_metrics import metrics_series
-from fleetkeeper.plan.control.constants import AGEING_S, FRESH_S, WINDOW_S
-from fleetkeeper.plan.control.edges import (
+from fleetkeeper.autoscale.constants import AGEING_S, FRESH_S, WINDOW_S
+from fleetkeeper.autoscale.signals.histogram_edges import (
     BATCH_TIME_EDGES_S,
     QUEUE_WAIT_EDGES_S,
     Edges,
     snap_down,
 )
-from fleetkeeper.plan.control.exposed import sample_of
-from fleetkeeper.plan.control.samples import (
+from fleetkeeper.autoscale.signals.pod_history import PodTrack, accept, grade_of
+from fleetkeeper.autoscale.signals.samples import (
     Counters,
     Gauges,
     PodSample,
@@ -30,9 +30,9 @@ from fleetkeeper.plan.control.samples import (
     StepSums,
     why_impossible,
 )
-from fleetkeeper.plan.control.signals import Signals, SignalsMemory, observe_service
-from fleetkeeper.plan.control.tracks import PodTrack, accept, grade_of
-from fleetkeeper.plan.control.values import ControlSettings, Grade
+from fleetkeeper.autoscale.signals.series_map import sample_of
+from fleetkeeper.autoscale.signals.service_signals import Signals, SignalsMemory, observe_service
+from fleetkeeper.autoscale.types import ControlSettings, Grade
 from lanes import examples
 
 ROOT = Path(__file__).parents[2]

@@ -12,14 +12,14 @@ from control_cases import NOW, pod_view, sample
 from engine_metrics import metrics_series
 from fleetkeeper.adapters.prometheus.answers import Fan
 from fleetkeeper.adapters.prometheus.queries import TIMES
-from fleetkeeper.plan.budget import Budget
-from fleetkeeper.plan.control.arbitrate import arbitrate
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.memory import ControlMemory
-from fleetkeeper.plan.control.report import build_report
-from fleetkeeper.plan.control.samples import PodSample, StepSums
-from fleetkeeper.plan.control.service import decide_service
-from fleetkeeper.plan.control.values import ControlInputs, ControlSettings
+from fleetkeeper.autoscale.arbitrate import arbitrate
+from fleetkeeper.autoscale.memory import ControlMemory
+from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import PodSample, StepSums
+from fleetkeeper.autoscale.tick import decide_service
+from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
+from fleetkeeper.common.budget import Budget
 
 SERVICES = 200
 PODS = 2

@@ -14,8 +14,8 @@ import yaml
 from docs_commands import NOT_RUN, PLACES, ROOT, blocks_by_page, pages, run_blocks, shell_blocks
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.types import InferenceServiceSpec
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.manifests.engine_pod import desired_engine_template
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 
 PAGES = pages()
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -12,10 +12,10 @@ from pydantic import SecretStr
 from control_cases import Loop
 from docs_commands import ROOT
 from fleetkeeper.api.conditions import ConditionType, Reason
+from fleetkeeper.autoscale.arbitrate import Allocation
+from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.cli import app
-from fleetkeeper.plan.control.arbitrate import Allocation
-from fleetkeeper.plan.control.report import build_report
-from fleetkeeper.plan.control.values import ControlSettings
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.settings import Settings, load_settings
 from reference_metrics import CONTROL_GAUGES, NOTHING_TO_DO, STEP_MODEL

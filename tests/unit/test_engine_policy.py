@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.api.types import InferenceServiceSpec
-from fleetkeeper.plan.manifests.control_config import POLICY_FILE as OPERATORS_FILE
-from fleetkeeper.plan.manifests.engine_document import desired_policy, document_text
+from fleetkeeper.reconcile.manifests.control_config import POLICY_FILE as OPERATORS_FILE
+from fleetkeeper.reconcile.manifests.engine_document import desired_policy, document_text
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.policy import Policy

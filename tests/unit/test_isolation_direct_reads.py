@@ -19,11 +19,11 @@ from engine_metrics import metrics_text
 from fleetkeeper.adapters import engine
 from fleetkeeper.adapters.engine import Engines, Signer
 from fleetkeeper.adapters.exposition import parse_sample
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.samples import Source
-from fleetkeeper.plan.control.values import Admission, Limits, LimitsRequest, PodView
-from fleetkeeper.runtime.control_loop import Target
-from fleetkeeper.runtime.control_sources import MeasuredSource
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import Source
+from fleetkeeper.autoscale.types import Admission, Limits, LimitsRequest, PodView
+from fleetkeeper.runtime.autoscaler.loop import Target
+from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
 
 EDGES = Edges(0.5, 0.05)

@@ -15,10 +15,10 @@ from fleetkeeper.api.environment import HARMLESS, is_administrators
 from fleetkeeper.api.parse import InvalidService, parse_service
 from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.cli import app
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.manifests.engine_pod import desired_engine_template
-from fleetkeeper.plan.planner import decide_plan
-from fleetkeeper.plan.profiles import default_catalog
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
+from fleetkeeper.reconcile.planner import decide_plan
+from fleetkeeper.reconcile.profiles import default_catalog
 from plan_world import World, act, new_world, service, settle, step, with_spec
 
 LOADS_CODE = (

@@ -18,10 +18,10 @@ from fleetkeeper.adapters.kubernetes.records import Seen, Unread, observe
 from fleetkeeper.adapters.kubernetes.resources import WATCHED
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.names import KIND
-from fleetkeeper.plan.model import Kind, Revision, Workload
-from fleetkeeper.plan.planner import decide_plan
-from fleetkeeper.runtime.cache import NAMED_S, Cache
+from fleetkeeper.reconcile.planner import decide_plan
+from fleetkeeper.reconcile.types import Kind, Revision, Workload
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.state.cache import NAMED_S, Cache
 from lanes import examples
 from plan_world import World, service
 

@@ -17,18 +17,19 @@ from contained import new_defects
 from control_cases import sample
 from fleetkeeper.adapters.kubernetes.reflector import Reflector
 from fleetkeeper.adapters.kubernetes.resources import REPLICA_SET, Resource
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.control.removal import Cause, Removal
-from fleetkeeper.plan.control.samples import Gauges, PodSample
-from fleetkeeper.plan.control.values import PodView
-from fleetkeeper.plan.model import Apply, Event, Kind, MarkPod, Plan, Revision, WriteProblem
-from fleetkeeper.runtime.cache import Cache
-from fleetkeeper.runtime.control_acts import ControlActs
+from fleetkeeper.autoscale.rules.removal import Cause, Removal
+from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
+from fleetkeeper.autoscale.types import PodView
+from fleetkeeper.common.values import Event
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.types import Apply, Kind, MarkPod, Plan, Revision, WriteProblem
+from fleetkeeper.runtime.autoscaler.acts import ControlActs
 from fleetkeeper.runtime.controller import Controller, _Memory
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.state.cache import Cache
 
 Live = dict[str, Any]
 CHAT = Key("a", "chat")

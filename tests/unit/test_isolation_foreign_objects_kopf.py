@@ -16,8 +16,8 @@ from kopf._cogs.clients.errors import APIServerError, check_response
 from fleetkeeper.adapters.kubernetes.bounds import ANSWER_BYTES, NotTaken
 from fleetkeeper.adapters.kubernetes.kopf_session import MIN_WATCH_S, DecodableResponse
 from fleetkeeper.adapters.kubernetes.reading import UNREAD
-from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.state.cache import Cache
 
 DEEP = '{"f:a":' * 2000 + "{}" + "}" * 2000
 

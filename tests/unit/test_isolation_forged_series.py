@@ -12,13 +12,13 @@ import pytest
 from control_cases import NOW, Loop, sample
 from fleetkeeper.adapters.prometheus import PrometheusReading
 from fleetkeeper.adapters.prometheus.queries import parse_selector, queries_for
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.exposed import edges_of
-from fleetkeeper.plan.control.outcome import ControlDecision
-from fleetkeeper.plan.control.samples import PodSample, Source
-from fleetkeeper.plan.control.values import ControlSettings, PodView
-from fleetkeeper.runtime.control_loop import Target
-from fleetkeeper.runtime.control_sources import MeasuredSource
+from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import PodSample, Source
+from fleetkeeper.autoscale.signals.series_map import edges_of
+from fleetkeeper.autoscale.types import ControlSettings, PodView
+from fleetkeeper.runtime.autoscaler.loop import Target
+from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.settings import SettingsError, load_settings
 

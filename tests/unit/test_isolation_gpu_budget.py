@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_cases import Loop
-from fleetkeeper.plan.budget import (
+from fleetkeeper.autoscale.arbitrate import Want, arbitrate
+from fleetkeeper.autoscale.signals.samples import Tier
+from fleetkeeper.autoscale.types import ControlSettings
+from fleetkeeper.common.budget import (
     Allowance,
     Budget,
     Holding,
@@ -19,10 +22,8 @@ from fleetkeeper.plan.budget import (
     accelerators_of,
     bounded_replicas,
 )
-from fleetkeeper.plan.control.arbitrate import Want, arbitrate
-from fleetkeeper.plan.control.samples import Tier
-from fleetkeeper.plan.control.values import ControlSettings
-from fleetkeeper.plan.model import Kind, ReplicaAllocation
+from fleetkeeper.common.values import ReplicaAllocation
+from fleetkeeper.reconcile.types import Kind
 from lanes import examples
 from plan_world import World, edited, new_world, plan_of, settle, with_spec
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from fleetkeeper.adapters.kubernetes.records import Seen
-from fleetkeeper.plan.budget import Allowance, Budget
-from fleetkeeper.plan.control.arbitrate import Allocation
-from fleetkeeper.plan.model import Apply, Kind, Pod, Workload
-from fleetkeeper.runtime.cache import Cache
-from fleetkeeper.runtime.gpu_ledger import GpuLedger
+from fleetkeeper.autoscale.arbitrate import Allocation
+from fleetkeeper.common.budget import Allowance, Budget
+from fleetkeeper.reconcile.types import Apply, Kind, Pod, Workload
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 
 CHAT, CODE = Key("team-a", "chat"), Key("team-a", "code")
 

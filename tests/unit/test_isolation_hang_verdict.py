@@ -9,15 +9,15 @@ import pytest
 
 from control_cases import NOW, Loop, pod_view, sample
 from engine_metrics import metrics_series
-from fleetkeeper.plan.control.arbitrate import Allocation
-from fleetkeeper.plan.control.constants import HANG_S
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.exposed import OPTIONAL, REQUIRED, sample_of
-from fleetkeeper.plan.control.outcome import ControlDecision
-from fleetkeeper.plan.control.report import build_report
-from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample, Source
-from fleetkeeper.plan.control.supply import hung_in_supply, supply_of
-from fleetkeeper.plan.control.values import ControlSettings
+from fleetkeeper.autoscale.arbitrate import Allocation
+from fleetkeeper.autoscale.capacity.supply import hung_in_supply, supply_of
+from fleetkeeper.autoscale.constants import HANG_S
+from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample, Source
+from fleetkeeper.autoscale.signals.series_map import OPTIONAL, REQUIRED, sample_of
+from fleetkeeper.autoscale.types import ControlSettings
 
 BUSY = Gauges(
     waiting_standard=3.0, running=5.0, limit_sequences=32.0, limit_tokens=1024.0,

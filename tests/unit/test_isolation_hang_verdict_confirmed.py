@@ -21,17 +21,18 @@ from engine_metrics import metrics_text
 from fleetkeeper.adapters.engine import Engines
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
-from fleetkeeper.plan.control.constants import HANG_S
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.removal import Cause, Removal
-from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample
-from fleetkeeper.plan.control.values import PodView
-from fleetkeeper.plan.model import Event, Pod
-from fleetkeeper.runtime.cache import Cache
-from fleetkeeper.runtime.control_acts import ControlActs
-from fleetkeeper.runtime.control_sources import read_pod
+from fleetkeeper.autoscale.constants import HANG_S
+from fleetkeeper.autoscale.rules.removal import Cause, Removal
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample
+from fleetkeeper.autoscale.types import PodView
+from fleetkeeper.common.values import Event
+from fleetkeeper.reconcile.types import Pod
+from fleetkeeper.runtime.autoscaler.acts import ControlActs
+from fleetkeeper.runtime.autoscaler.sources import read_pod
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.state.cache import Cache
 from loopback_api import served
 
 CHAT = Key("team-a", "chat")

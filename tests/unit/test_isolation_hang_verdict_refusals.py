@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from control_cases import NOW, Loop, sample
-from fleetkeeper.plan.control.load_breaker import LoadBreaker, decide_load_breaker
-from fleetkeeper.plan.control.samples import Counters, Gauges
-from fleetkeeper.plan.control.signals import Signals
-from fleetkeeper.plan.control.values import BreakerState, ControlSettings, Grade
+from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, decide_load_breaker
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.types import BreakerState, ControlSettings, Grade
 
 SETTINGS = ControlSettings()
 OVERLOAD = Signals(

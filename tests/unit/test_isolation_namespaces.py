@@ -15,11 +15,11 @@ from contained import new_defects
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.reflector import Reflector, all_synced
 from fleetkeeper.adapters.kubernetes.resources import POD, Resource
-from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads, watch_each
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.resync import Resync
+from fleetkeeper.runtime.state.cache import Cache
 
 GUARD_S = 60.0
 DENIED = ApiError(403, "Forbidden", "inferenceservices is forbidden")

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from contained import new_defects
-from fleetkeeper.plan.context import PlanContext, default_context
-from fleetkeeper.plan.model import Plan, Snapshot
+from fleetkeeper.reconcile.context import PlanContext, default_context
+from fleetkeeper.reconcile.types import Plan, Snapshot
 from fleetkeeper.runtime import controller as module
-from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.controller import Controller
 from fleetkeeper.runtime.executor import Outcome
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.state.cache import Cache
 
 FIRST, SECOND = Key("a", "chat"), Key("b", "chat")
 

@@ -26,8 +26,8 @@ from fleetkeeper.adapters.prometheus import (
 )
 from fleetkeeper.adapters.prometheus.client import answer_bytes
 from fleetkeeper.adapters.prometheus.queries import queries_for
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.exposed import OPTIONAL
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.series_map import OPTIONAL
 
 EDGES = Edges(0.5, 0.05)
 PODS = {("team-a", "chat-0"): EDGES, ("team-b", "code-0"): EDGES}

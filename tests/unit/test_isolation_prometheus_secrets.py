@@ -18,7 +18,7 @@ from aiohttp import web
 
 from control_cases import NOW
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusError, PrometheusSettings
-from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.runtime.settings import SettingsError, load_settings
 
 CANARY = "canary/p:ss word+1"

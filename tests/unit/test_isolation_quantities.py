@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from fleetkeeper.api.parse import InvalidService, parse_service
 from fleetkeeper.api.quantity import BadQuantity, canonical_quantity, parse_quantity
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.model import Snapshot
-from fleetkeeper.plan.planner import decide_plan
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.planner import decide_plan
+from fleetkeeper.reconcile.types import Snapshot
 from fleetkeeper.runtime.settings import RouterConfig, Settings, SettingsError, plan_context
 
 LARGE = ("1e999", "1E+999", "-1e400", "1e0099", "1e999999999")

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.plan.control.values import LimitsRequest, PutOutcome
-from fleetkeeper.plan.model import Event, Kind, Pod
-from fleetkeeper.runtime.control_loop import Readings, Target
+from fleetkeeper.autoscale.types import LimitsRequest, PutOutcome
+from fleetkeeper.common.values import Event
+from fleetkeeper.reconcile.types import Kind, Pod
+from fleetkeeper.runtime.autoscaler.loop import Readings, Target
 from fleetkeeper.runtime.controller import NoControl
 from fleetkeeper.runtime.fleet_events import GATHER_S, FleetEvents
 from fleetkeeper.runtime.queue import Key

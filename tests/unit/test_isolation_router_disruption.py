@@ -6,9 +6,10 @@ import pytest
 
 from fleetkeeper.api.names import Component, selector
 from fleetkeeper.api.parse import parse_service
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.manifests.children import desired_children
-from fleetkeeper.plan.model import Kind, Manifest
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper.reconcile.types import Kind
 from plan_world import new_world, service, settle, with_spec
 
 

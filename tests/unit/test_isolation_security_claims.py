@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from docs_commands import ROOT
-from fleetkeeper.plan.context import KUBE_DNS, default_context
-from fleetkeeper.plan.manifests.children import desired_children
+from fleetkeeper.reconcile.context import KUBE_DNS, default_context
+from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper_local.addons import desired_dns
 from random_specs import random_services
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, MutableMapping
 from decimal import InvalidOperation
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -17,24 +17,24 @@ from structlog.testing import capture_logs
 
 from contained import counted, new_defects
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.defect import plan_of_defect
-from fleetkeeper.plan.model import Defect, Snapshot
-from fleetkeeper.plan.planner import decide_plan
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.planner import decide_plan
+from fleetkeeper.reconcile.status.defect import plan_of_defect
+from fleetkeeper.reconcile.types import Defect, Snapshot
 from fleetkeeper.runtime.defects import KEPT_S
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 from isolation_world import NAMESPACE, Fault, Operator
 
 STEPS = {
-    "cache.Cache.put_service": {"service_event", "resync"},
-    "control_loop.parsed_service": {"observe"},
-    "control_loop.observe_fleet": {"observe"},
-    "control_loop.read_settings": {"observe"},
-    "control_loop.decide_service": {"decide"},
-    "arbiter.arbitrate": {"arbitrate"},
-    "control_loop.build_report": {"conclude"},
-    "control_metrics.ControlMetrics.show": {"conclude"},
+    "state.cache.Cache.put_service": {"service_event", "resync"},
+    "autoscaler.loop.parsed_service": {"observe"},
+    "autoscaler.loop.observe_fleet": {"observe"},
+    "autoscaler.loop.read_settings": {"observe"},
+    "autoscaler.loop.decide_service": {"decide"},
+    "autoscaler.arbiter.arbitrate": {"arbitrate"},
+    "autoscaler.loop.build_report": {"conclude"},
+    "autoscaler.metrics.ControlMetrics.show": {"conclude"},
     "event_recorder.EventRecorder.post": {"act"},
     "controller.decide_plan": {"reconcile"},
     "controller.Controller._snapshot": {"reconcile"},
@@ -230,8 +230,5 @@ def test_a_second_error_of_a_service_does_not_change_what_its_status_shows() -> 
 
 
 def _found(step: str) -> Any:
-    module, *names = step.split(".")
-    found: Any = import_module(f"fleetkeeper.runtime.{module}")
-    for name in names:
-        found = getattr(found, name)
+    found: Any = resolve_name(f"fleetkeeper.runtime.{step}")
     return found

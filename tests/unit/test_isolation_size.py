@@ -26,10 +26,10 @@ from fleetkeeper.adapters.kubernetes.reading import UNREAD
 from fleetkeeper.adapters.kubernetes.records import Unread, observe
 from fleetkeeper.adapters.kubernetes.reflector import Reflector
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, EVENT
-from fleetkeeper.plan.model import Kind
-from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.reconcile.types import Kind
 from fleetkeeper.runtime.queue import Key
-from fleetkeeper.runtime.service_entry import LARGEST_SPEC_BYTES
+from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.service_entry import LARGEST_SPEC_BYTES
 from loopback_api import served
 
 CONFIG_MAP = CHILDREN[Kind.CONFIG_MAP]

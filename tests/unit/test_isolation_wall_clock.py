@@ -10,12 +10,12 @@ from aiohttp import web
 
 from control_cases import Loop, pod_view, sample
 from fleetkeeper.adapters.clock import APART_FOR_S, ClockApart, SystemClock
-from fleetkeeper.plan.control.exposed import edges_of
-from fleetkeeper.plan.control.samples import Gauges
-from fleetkeeper.plan.control.tracks import is_warmed_up
-from fleetkeeper.plan.control.values import ControlSettings, Grade
-from fleetkeeper.runtime.control_loop import Target
-from fleetkeeper.runtime.control_sources import is_lost
+from fleetkeeper.autoscale.signals.pod_history import is_warmed_up
+from fleetkeeper.autoscale.signals.samples import Gauges
+from fleetkeeper.autoscale.signals.series_map import edges_of
+from fleetkeeper.autoscale.types import ControlSettings, Grade
+from fleetkeeper.runtime.autoscaler.loop import Target
+from fleetkeeper.runtime.autoscaler.sources import is_lost
 from fleetkeeper.runtime.queue import Key
 from loopback_api import served
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
-from fleetkeeper.plan.digest import digest_of, template_hash_of
+from fleetkeeper.reconcile.digest import digest_of, template_hash_of
 from golden_services import CASES
 
 

@@ -10,13 +10,13 @@ import pytest
 from fleetkeeper.api.names import Component, selector
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.types import RolloutStrategy
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.digest import digest_of
-from fleetkeeper.plan.manifests.engine import desired_engine_deployment
-from fleetkeeper.plan.manifests.engine_document import EngineOptionRefused
-from fleetkeeper.plan.manifests.engine_pod import desired_engine_template
-from fleetkeeper.plan.manifests.tuning import AS_SPECIFIED, EngineTuning
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.digest import digest_of
+from fleetkeeper.reconcile.manifests.engine import desired_engine_deployment
+from fleetkeeper.reconcile.manifests.engine_document import EngineOptionRefused
+from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
+from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 from random_specs import service_manifest
 
 CONTEXT = default_context()

@@ -11,13 +11,13 @@ import pytest
 from fleetkeeper.api.names import Component, labels
 from fleetkeeper.api.parse import InferenceService, parse_service
 from fleetkeeper.api.profile import EgressPeer
-from fleetkeeper.plan.context import (
+from fleetkeeper.reconcile.context import (
     NetworkPeer,
     NetworkRule,
     PlanContext,
     default_context,
 )
-from fleetkeeper.plan.manifests.children import desired_children
+from fleetkeeper.reconcile.manifests.children import desired_children
 from network_policies import Endpoint, World
 from random_specs import random_services, service_manifest
 

@@ -10,9 +10,9 @@ import pytest
 
 from fleetkeeper.api.names import Component, selector
 from fleetkeeper.api.parse import parse_service
-from fleetkeeper.plan.context import PlanContext, default_context
-from fleetkeeper.plan.manifests.children import desired_children
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.context import PlanContext, default_context
+from fleetkeeper.reconcile.manifests.children import desired_children
 from random_specs import service_manifest
 
 ROUTER_CHILDREN = {"Deployment", "NetworkPolicy", "RoleBinding", "ServiceAccount"}

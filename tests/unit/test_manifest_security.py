@@ -15,10 +15,10 @@ import pytest
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY
 from fleetkeeper.api.options import ALLOWED, option_errors
 from fleetkeeper.api.parse import InferenceService, parse_service
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.manifests.children import desired_children
-from fleetkeeper.plan.manifests.engine_document import EngineOptionRefused
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper.reconcile.manifests.engine_document import EngineOptionRefused
 from fleetkeeper_engine.spec import parse_document
 from pod_security import violations_of_restricted
 from random_specs import allowed, random_services, service_manifest

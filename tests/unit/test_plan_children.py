@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.plan.model import Apply, Child, Delete, Kind, WriteFailure, WriteProblem
+from fleetkeeper.reconcile.types import Apply, Child, Delete, Kind, WriteFailure, WriteProblem
 from plan_world import World, act, edited, new_world, plan_of, settle, with_spec, without_child
 
 ENGINE = (Kind.DEPLOYMENT, "chat")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
-from fleetkeeper.plan.planner import decide_plan
+from fleetkeeper.reconcile.planner import decide_plan
 from plan_world import World, new_world, plan_of, settle, with_spec
 
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, Reason
-from fleetkeeper.plan.model import Container, ObjectEvent, Pod, Termination
-from fleetkeeper.plan.reasons import (
+from fleetkeeper.reconcile.observe.pod_problems import (
     ADVICE,
     ENGINE_CLASSES,
     EXIT_CODES,
@@ -23,6 +22,7 @@ from fleetkeeper.plan.reasons import (
     problem_of_pod,
     say,
 )
+from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, Termination
 
 CONTRACT = Path(__file__).parents[2] / "engine_image" / "contract" / "exit-codes.json"
 CREATED = 1_000.0

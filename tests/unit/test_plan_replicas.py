@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.plan.deletion import decide_marks
-from fleetkeeper.plan.facts import Facts
-from fleetkeeper.plan.model import Apply, Kind, MarkPod, Pod, ReplicaAllocation
+from fleetkeeper.common.values import ReplicaAllocation
+from fleetkeeper.reconcile.deletion import decide_marks
+from fleetkeeper.reconcile.observe.facts import Facts
+from fleetkeeper.reconcile.types import Apply, Kind, MarkPod, Pod
 from plan_world import World, edited, live, new_world, plan_of, settle, with_spec
 
 ENGINE = (Kind.DEPLOYMENT, "chat")

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fleetkeeper.api.conditions import Reason
-from fleetkeeper.plan.model import Apply, Kind, ReplicaAllocation
-from fleetkeeper.plan.reasons import Problem
-from fleetkeeper.plan.rollout import PATIENCE, decide_verdict
+from fleetkeeper.common.values import ReplicaAllocation
+from fleetkeeper.reconcile.observe.pod_problems import Problem
+from fleetkeeper.reconcile.rollout import PATIENCE, decide_verdict
+from fleetkeeper.reconcile.types import Apply, Kind
 from plan_world import Behaviour, World, act, live, new_world, plan_of, settle, step, with_spec
 
 OTHER = {"source": "pvc://models/other"}

@@ -18,23 +18,22 @@ from fleetkeeper.api.conditions import (
 )
 from fleetkeeper.api.profile import ProfileCatalog
 from fleetkeeper.api.status import InferenceServiceStatus
-from fleetkeeper.plan.model import (
+from fleetkeeper.common.values import Manifest, ReplicaAllocation
+from fleetkeeper.reconcile.planner import decide_plan
+from fleetkeeper.reconcile.status.build import decide_status_write
+from fleetkeeper.reconcile.types import (
     Child,
     Container,
     Kind,
-    Manifest,
     ObjectCondition,
     ObjectEvent,
     Pod,
-    ReplicaAllocation,
     Snapshot,
     Termination,
     UnreadableObject,
     WriteFailure,
     WriteProblem,
 )
-from fleetkeeper.plan.planner import decide_plan
-from fleetkeeper.plan.status import decide_status_write
 from plan_world import (
     START,
     Behaviour,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fleetkeeper.api.conditions import Reason
-from fleetkeeper.plan.model import Apply, Delete, Kind, Manifest, Plan, ReplicaAllocation
+from fleetkeeper.common.values import Manifest, ReplicaAllocation
+from fleetkeeper.reconcile.types import Apply, Delete, Kind, Plan
 from lanes import examples, keep_first
 from plan_world import (
     Behaviour,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.adapters.kubernetes.records import Seen, seen
-from fleetkeeper.plan.model import Child, Kind, Pod, Workload
-from fleetkeeper.runtime.cache import NAMED_S, Cache
+from fleetkeeper.reconcile.types import Child, Kind, Pod, Workload
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.state.cache import NAMED_S, Cache
 
 Live = dict[str, Any]
 CHAT = Key("a", "chat")

@@ -17,17 +17,18 @@ from prometheus_client import generate_latest
 from contained import counted, new_defects
 from control_cases import sample
 from fleetkeeper.adapters.kubernetes.records import Seen
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.control.removal import Removal
-from fleetkeeper.plan.control.samples import Gauges, PodSample
-from fleetkeeper.plan.control.service import decide_service
-from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
-from fleetkeeper.plan.model import Container, Event, Kind, Pod, Termination, Workload
-from fleetkeeper.runtime.cache import Cache
-from fleetkeeper.runtime.control_loop import ControlLoop, Readings, Target
-from fleetkeeper.runtime.control_metrics import ControlMetrics
+from fleetkeeper.autoscale.rules.removal import Removal
+from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
+from fleetkeeper.autoscale.tick import decide_service
+from fleetkeeper.autoscale.types import LimitsRequest, PodView, PutOutcome
+from fleetkeeper.common.values import Event
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.types import Container, Kind, Pod, Termination, Workload
+from fleetkeeper.runtime.autoscaler.loop import ControlLoop, Readings, Target
+from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.state.cache import Cache
 
 START = 1_000_000.0
 CUDA_OUT_OF_MEMORY = 72
@@ -284,7 +285,7 @@ async def test_a_service_whose_decision_fails_keeps_its_accelerators(
             raise ValueError("a defect")
         return decide_service(inputs, memory, now)
 
-    monkeypatch.setattr("fleetkeeper.runtime.control_loop.decide_service", fails)
+    monkeypatch.setattr("fleetkeeper.runtime.autoscaler.loop.decide_service", fails)
     await world.ticks(24, wait_sum_s_standard=16.0, wait_within_standard=0.0)
     assert world.loop.view(broken).allocation is None
     allocation = world.loop.view(key).allocation
@@ -445,7 +446,7 @@ async def test_one_failing_decision_does_not_stop_the_others(
             raise ValueError("a defect")
         return real(inputs, memory, now)
 
-    monkeypatch.setattr("fleetkeeper.runtime.control_loop.decide_service", decide)
+    monkeypatch.setattr("fleetkeeper.runtime.autoscaler.loop.decide_service", decide)
     await world.ticks(2)
     assert world.loop.view(bad).control_status is None
     assert world.loop.view(good).control_status is not None

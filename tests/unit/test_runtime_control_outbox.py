@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from contained import counted, new_defects
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
-from fleetkeeper.plan.control.removal import Cause, Removal
-from fleetkeeper.plan.control.values import Admission, Limits, LimitsRequest, PodView, PutOutcome
-from fleetkeeper.plan.model import Event
-from fleetkeeper.runtime.control_metrics import ControlMetrics
-from fleetkeeper.runtime.control_outbox import DOUBTED_AT_ONCE, Outbox
+from fleetkeeper.autoscale.rules.removal import Cause, Removal
+from fleetkeeper.autoscale.types import Admission, Limits, LimitsRequest, PodView, PutOutcome
+from fleetkeeper.common.values import Event
+from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
+from fleetkeeper.runtime.autoscaler.outbox import DOUBTED_AT_ONCE, Outbox
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 

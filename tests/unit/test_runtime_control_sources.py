@@ -9,12 +9,12 @@ from typing import Any
 
 from control_cases import NOW, sample
 from fleetkeeper.adapters.prometheus import PrometheusError, PrometheusReading
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.exposed import edges_of
-from fleetkeeper.plan.control.samples import PodSample
-from fleetkeeper.plan.control.values import ControlSettings, PodView
-from fleetkeeper.runtime.control_loop import Target
-from fleetkeeper.runtime.control_sources import MeasuredSource
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import PodSample
+from fleetkeeper.autoscale.signals.series_map import edges_of
+from fleetkeeper.autoscale.types import ControlSettings, PodView
+from fleetkeeper.runtime.autoscaler.loop import Target
+from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
 
 

@@ -12,7 +12,7 @@ import pytest
 from contained import new_defects
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
-from fleetkeeper.plan.model import Event
+from fleetkeeper.common.values import Event
 from fleetkeeper.runtime import event_recorder
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.metrics import OperatorMetrics

@@ -11,21 +11,21 @@ from contained import new_defects
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.adapters.kubernetes.resources import Resource
-from fleetkeeper.plan.model import (
+from fleetkeeper.common.values import Event
+from fleetkeeper.reconcile.types import (
     Apply,
     Delete,
-    Event,
     Kind,
     MarkPod,
     Plan,
     WriteFailure,
     WriteProblem,
 )
-from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor, Outcome
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.state.cache import Cache
 
 Live = dict[str, Any]
 CHAT = Key("a", "chat")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper.plan.context import default_context
-from fleetkeeper.plan.profiles import default_catalog
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.profiles import default_catalog
 from fleetkeeper.runtime.settings import SettingsError, load_settings, plan_context
 
 

@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fleetkeeper.adapters.exposition import ContractLines, parse_text
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.samples import PodSample
-from fleetkeeper.plan.control.values import LimitsRequest, PodView, PutOutcome
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import PodSample
+from fleetkeeper.autoscale.types import LimitsRequest, PodView, PutOutcome
 
 CONTROL_PORT: Final = 9090
 TIMEOUT_S: Final = 2.0

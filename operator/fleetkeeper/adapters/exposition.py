@@ -12,9 +12,9 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.exposed import PREFIX, SERIES, sample_of
-from fleetkeeper.plan.control.samples import PodSample, Source
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import PodSample, Source
+from fleetkeeper.autoscale.signals.series_map import PREFIX, SERIES, sample_of
 
 LINES: Final = 2_000
 """The contract has about 500 series. A pod with four times as many lines of our prefix is not read."""

@@ -5,8 +5,9 @@ Add reasons here and nowhere else. Each reason that requires action has a page i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 MESSAGE_MAX_LENGTH = 256
 
@@ -237,3 +238,11 @@ NOT_READY_REASONS = frozenset(
     }
 )
 """The causes of a service that is not ready. A test reaches each of them."""
+
+
+def previous_condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any] | None:
+    """Return the condition of this type in a status, None if it is absent."""
+    for condition in status.get("conditions") or ():
+        if isinstance(condition, Mapping) and condition.get("type") == kind:
+            return condition
+    return None

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from fleetkeeper.api import option_values as values
-from fleetkeeper.api.plain_words import FieldError
+from fleetkeeper.api.schema.error_messages import FieldError
 
 VLLM_VERSIONS = ("0.32.0",)
 """The vLLM versions against which all names and values of this list were checked."""

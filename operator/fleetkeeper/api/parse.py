@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fleetkeeper.api.fields import sections
 from fleetkeeper.api.names import API_VERSION, KIND
-from fleetkeeper.api.plain_words import FieldError, in_plain_words
-from fleetkeeper.api.rule_check import broken_name_rules, broken_rules, floating_revisions
+from fleetkeeper.api.schema.error_messages import FieldError, in_plain_words
+from fleetkeeper.api.schema.fields import sections
+from fleetkeeper.api.schema.rule_check import broken_name_rules, broken_rules, floating_revisions
 from fleetkeeper.api.types import InferenceServiceSpec
 
 __all__ = ["FieldError", "InferenceService", "InvalidService", "parse_service"]

@@ -16,8 +16,8 @@ from pydantic import Field, model_validator
 from fleetkeeper.api.base import Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.environment import allows, is_administrators
 from fleetkeeper.api.options import option_errors
-from fleetkeeper.api.plain_words import FieldError
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
+from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.api.types import (
     Accelerator,
     EnvironmentValue,

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fleetkeeper.autoscale.rules.fragmentation import RestartReason
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.fleet_source import FleetSource
 from fleetkeeper.commands.fleet_view import (
@@ -20,7 +21,6 @@ from fleetkeeper.commands.fleet_view import (
     views_of,
 )
 from fleetkeeper.commands.top import MetricsUrl, OperatorNamespace
-from fleetkeeper.plan.control.fragmentation import RestartReason
 
 Row = tuple[str, str]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from fleetkeeper.api.options import option_errors, options_as_written
 from fleetkeeper.api.parse import InferenceService, InvalidService
-from fleetkeeper.api.plain_words import FieldError
 from fleetkeeper.api.profile import EngineProfile, UnknownProfile
+from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.service_files import Document, UnreadableFile, read_documents
-from fleetkeeper.plan.context import PlanContext, default_context
-from fleetkeeper.plan.refusals import refusals
+from fleetkeeper.reconcile.context import PlanContext, default_context
+from fleetkeeper.reconcile.refusals import refusals
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
 """A placeholder for the UID that the API server assigns to the service."""

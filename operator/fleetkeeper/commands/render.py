@@ -13,9 +13,9 @@ from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.types import RolloutStrategy
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper.commands.inputs import NO_UID, Checked, plan_inputs, read_inputs
-from fleetkeeper.plan.context import PlanContext
-from fleetkeeper.plan.manifests.children import desired_children
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.context import PlanContext
+from fleetkeeper.reconcile.manifests.children import desired_children
 
 FILES = typer.Option(
     "--file",

@@ -12,7 +12,7 @@ import yaml
 
 from fleetkeeper.api.names import GROUP, KIND
 from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
-from fleetkeeper.api.plain_words import FieldError, path_text
+from fleetkeeper.api.schema.error_messages import FieldError, path_text
 
 STANDARD_INPUT = "-"
 

@@ -13,8 +13,8 @@ from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.reflector import SELECTOR
 from fleetkeeper.adapters.kubernetes.resources import WATCHED, Resource
 from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.state.cache import Cache
 
 MAX_SERVICES: Final = 20
 """If more services than this changed, listing the whole fleet is faster."""

@@ -15,26 +15,25 @@ from fleetkeeper.adapters.kubernetes.pod_records import event_record
 from fleetkeeper.adapters.kubernetes.reading import as_map, maps
 from fleetkeeper.adapters.kubernetes.resources import EVENT, REPLICA_SET
 from fleetkeeper.api.names import engine_name
-from fleetkeeper.plan.context import PlanContext
-from fleetkeeper.plan.defect import plan_of_defect
-from fleetkeeper.plan.model import (
+from fleetkeeper.common.values import Manifest, ReplicaAllocation
+from fleetkeeper.reconcile.context import PlanContext
+from fleetkeeper.reconcile.planner import decide_plan
+from fleetkeeper.reconcile.status.defect import plan_of_defect
+from fleetkeeper.reconcile.types import (
     Apply,
     Delete,
     Kind,
-    Manifest,
     ObjectEvent,
     Plan,
-    ReplicaAllocation,
     Snapshot,
     WriteFailure,
 )
-from fleetkeeper.plan.planner import decide_plan
-from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.executor import Executor, Outcome
-from fleetkeeper.runtime.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 
 log = structlog.get_logger(__name__)
 

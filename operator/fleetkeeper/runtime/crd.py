@@ -6,8 +6,8 @@ from functools import lru_cache
 
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.openapi import missing_fields, observe_schema
-from fleetkeeper.api.crd import desired_crd
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.api.schema.crd import desired_crd
+from fleetkeeper.common.values import Manifest
 
 
 class CrdAbsent(LookupError):

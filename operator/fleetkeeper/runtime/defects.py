@@ -15,7 +15,7 @@ import structlog
 from prometheus_client import Counter
 
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
-from fleetkeeper.plan.model import Defect
+from fleetkeeper.reconcile.types import Defect
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import EVENT, INFERENCE_SERVICE, LEASE
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.api import rfc3339
-from fleetkeeper.plan.model import Event, Manifest
+from fleetkeeper.common.values import Event, Manifest
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key

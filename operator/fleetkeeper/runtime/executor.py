@@ -20,22 +20,22 @@ from fleetkeeper.adapters.kubernetes.resources import (
 )
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper.plan.model import (
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.types import (
     Action,
     Apply,
     Child,
     Delete,
     Kind,
-    Manifest,
     MarkPod,
     Plan,
     WriteFailure,
     WriteProblem,
 )
-from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.state.cache import Cache
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fleetkeeper.plan.model import Event
+from fleetkeeper.common.values import Event
 from fleetkeeper.runtime.queue import Key
 
 SHARED: Final = frozenset(

@@ -35,17 +35,15 @@ from fleetkeeper.adapters.kubernetes.writes import (
     WritePoint,
     no_hook,
 )
-from fleetkeeper.plan.context import PlanContext
+from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.runtime import heap
-from fleetkeeper.runtime.cache import Cache
+from fleetkeeper.runtime.autoscaler.setup import build_control
 from fleetkeeper.runtime.catch_up import observe_service, services_behind
-from fleetkeeper.runtime.control_setup import build_control
 from fleetkeeper.runtime.controller import Control, Controller
 from fleetkeeper.runtime.crd import CrdAbsent, observe_crd_missing
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor
-from fleetkeeper.runtime.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.health import HealthServer, Vitals, watch_lag
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads, watch_each
@@ -53,6 +51,8 @@ from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 from fleetkeeper.runtime.releases import NamespacesTaken, refuse_taken
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.settings import Settings
+from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 
 log = structlog.get_logger(__name__)
 

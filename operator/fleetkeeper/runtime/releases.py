@@ -18,7 +18,7 @@ import structlog
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN
-from fleetkeeper.plan.model import Kind
+from fleetkeeper.reconcile.types import Kind
 
 log = structlog.get_logger(__name__)
 

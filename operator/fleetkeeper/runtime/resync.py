@@ -14,11 +14,11 @@ from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.reading import Unreadable, maps, version_of
 from fleetkeeper.adapters.kubernetes.records import place_of
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
-from fleetkeeper.runtime.cache import Cache
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
+from fleetkeeper.runtime.state.cache import Cache
 
 log = structlog.get_logger(__name__)
 

@@ -36,7 +36,7 @@ from fleetkeeper.adapters.prometheus.queries import parse_selector
 from fleetkeeper.adapters.prometheus.session import parse_address
 from fleetkeeper.api.profile import ProfileCatalog
 from fleetkeeper.api.quantity import BadQuantity, parse_quantity
-from fleetkeeper.plan.context import (
+from fleetkeeper.reconcile.context import (
     EMPTY_KEYS,
     NetworkPeer,
     NetworkRule,

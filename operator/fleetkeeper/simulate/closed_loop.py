@@ -12,21 +12,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from fleetkeeper.plan.budget import Budget
-from fleetkeeper.plan.control.arbitrate import arbitrate
-from fleetkeeper.plan.control.memory import ControlMemory
-from fleetkeeper.plan.control.outcome import ControlDecision
-from fleetkeeper.plan.control.report import build_report
-from fleetkeeper.plan.control.samples import PodSample, Source
-from fleetkeeper.plan.control.service import decide_service
-from fleetkeeper.plan.control.supply import emptiest
-from fleetkeeper.plan.control.values import (
+from fleetkeeper.autoscale.arbitrate import arbitrate
+from fleetkeeper.autoscale.capacity.supply import emptiest
+from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.memory import ControlMemory
+from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.signals.samples import PodSample, Source
+from fleetkeeper.autoscale.tick import decide_service
+from fleetkeeper.autoscale.types import (
     ControlInputs,
     ControlSettings,
     LimitsRequest,
     PodView,
     PutOutcome,
 )
+from fleetkeeper.common.budget import Budget
 from fleetkeeper.simulate.engine_model import H100_8B, Engine, EnginePod, Request
 
 EPOCH_S = 1_000_000.0

@@ -13,9 +13,13 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from fleetkeeper.plan.control.edges import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S, snap_down
-from fleetkeeper.plan.control.samples import Counters, Gauges, PodSample, StepSums
-from fleetkeeper.plan.control.step_model import StepTime
+from fleetkeeper.autoscale.capacity.step_time_model import StepTime
+from fleetkeeper.autoscale.signals.histogram_edges import (
+    BATCH_TIME_EDGES_S,
+    QUEUE_WAIT_EDGES_S,
+    snap_down,
+)
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample, StepSums
 
 
 @dataclass(frozen=True, slots=True)

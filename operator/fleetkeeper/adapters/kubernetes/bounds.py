@@ -18,7 +18,7 @@ import aiohttp
 from fleetkeeper.adapters.kubernetes.errors import ApiError, BrokenAnswer
 from fleetkeeper.adapters.kubernetes.reading import stand_in
 from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.common.values import Manifest
 
 ANSWER_BYTES: Final = 2 * 1024 * 1024
 """Limit of one response and of one line of a watch. etcd accepts objects of up to 1.5 MiB."""

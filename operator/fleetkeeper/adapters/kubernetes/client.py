@@ -42,7 +42,7 @@ from fleetkeeper.adapters.kubernetes.errors import (
 )
 from fleetkeeper.adapters.kubernetes.reading import as_map, maps, stand_in, text
 from fleetkeeper.adapters.kubernetes.resources import Resource
-from fleetkeeper.plan.model import WriteProblem
+from fleetkeeper.reconcile.types import WriteProblem
 
 REQUEST_TIMEOUT_S: Final = 4.0
 """Together with the renewal deadline of 10 s: a write is applied within 14 s of a renewal, or never."""

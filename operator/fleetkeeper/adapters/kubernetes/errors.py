@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from fleetkeeper.plan.model import WriteProblem
+from fleetkeeper.reconcile.types import WriteProblem
 
 MESSAGE_LIMIT = 1000
 """Characters kept of the server's message: a response may have any size, or be a proxy's HTML."""

@@ -18,8 +18,8 @@ from typing import Any
 
 from fleetkeeper.adapters.kubernetes.reading import as_map, maps, text
 from fleetkeeper.api.names import FIELD_MANAGER
-from fleetkeeper.plan.digest import digest_of
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.digest import digest_of
 
 _ADDRESS = ("apiVersion", "kind")
 

@@ -25,9 +25,9 @@ from fleetkeeper.api.names import (
     LABEL_COMPONENT,
     LABEL_SERVICE,
 )
-from fleetkeeper.plan.budget import accelerators_of
-from fleetkeeper.plan.model import Container, ObjectEvent, Pod, Termination
-from fleetkeeper.plan.reasons import engine_line
+from fleetkeeper.common.budget import accelerators_of
+from fleetkeeper.reconcile.observe.pod_problems import engine_line
+from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, Termination
 
 MAX_CONTAINERS = 32
 """Containers and init containers kept of a pod, this many of each."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fleetkeeper.plan.model import Manifest
+from fleetkeeper.common.values import Manifest
 
 TEXT_LIMIT: Final = 256
 """Characters kept of names, hashes, reasons and similar texts: Kubernetes' own are at most 253."""

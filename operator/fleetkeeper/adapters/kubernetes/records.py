@@ -36,15 +36,8 @@ from fleetkeeper.api.names import (
     KIND,
     LABEL_SERVICE,
 )
-from fleetkeeper.plan.budget import accelerators_of
-from fleetkeeper.plan.model import (
-    Child,
-    Kind,
-    ObjectCondition,
-    Pod,
-    Revision,
-    Workload,
-)
+from fleetkeeper.common.budget import accelerators_of
+from fleetkeeper.reconcile.types import Child, Kind, ObjectCondition, Pod, Revision, Workload
 
 ANNOTATION_REVISION = "deployment.kubernetes.io/revision"
 MAX_CONDITIONS = 8

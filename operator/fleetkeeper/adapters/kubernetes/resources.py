@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleetkeeper.api import names
-from fleetkeeper.plan.model import Kind
+from fleetkeeper.reconcile.types import Kind
 
 
 @dataclass(frozen=True, slots=True)

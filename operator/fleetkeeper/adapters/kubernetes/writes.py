@@ -29,7 +29,8 @@ from fleetkeeper.adapters.kubernetes.resources import (
     Resource,
 )
 from fleetkeeper.api.names import ANNOTATION_DELETION_COST, FIELD_MANAGER
-from fleetkeeper.plan.model import Kind, Manifest
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.types import Kind
 
 APPLY: Final = "application/apply-patch+yaml"
 NO_VERSION: Final = "1"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetkeeper.adapters.prometheus.queries import DISPUTED, TIMES
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.exposed import PodSeries
-from fleetkeeper.plan.control.samples import PodSample, Source
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import PodSample, Source
+from fleetkeeper.autoscale.signals.series_map import PodSeries
 
 PodKey = tuple[str, str]
 """Namespace and name of a pod."""

@@ -34,7 +34,7 @@ from fleetkeeper.adapters.prometheus.session import (
     parse_address,
     secret_forms,
 )
-from fleetkeeper.plan.control.edges import Edges
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
 
 ANSWER_BYTES: Final = 4 * 1024 * 1024
 """Limit of a response, plus POD_BYTES per pod: it may contain series of other fleets."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fleetkeeper.plan.control.edges import Edges
-from fleetkeeper.plan.control.exposed import PLACES, STEP_CLASSES, STEP_TERMS
-from fleetkeeper.plan.control.samples import TIERS
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import TIERS
+from fleetkeeper.autoscale.signals.series_map import PLACES, STEP_CLASSES, STEP_TERMS
 
 SERVICE_LABEL: Final = "inference_service"
 BY: Final = "namespace, pod"

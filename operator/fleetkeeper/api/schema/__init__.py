@@ -1,0 +1,1 @@
+"""The CRD: schema, rules, reference page and error messages."""

@@ -1,0 +1,73 @@
+"""The checks of the rules on a parsed spec, section by section."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from fleetkeeper.api.schema.error_messages import FieldError, path_text
+from fleetkeeper.api.schema.rules import NAME_RULES, RULES, is_hub_source
+from fleetkeeper.api.types import InferenceServiceSpec
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+FLOATING_REVISION = "must be a commit of 40 hexadecimal digits; the operator's settings do not allow branches and tags (floatingRevisions)"
+
+SYSTEM_PRIORITY = "system-"
+"""The prefix of the PriorityClasses that Kubernetes reserves for its own pods, which preempt all others."""
+SYSTEM_PRIORITY_REFUSED = "is a system PriorityClass, whose pods preempt all others; the operator's settings do not allow these classes (systemPriorityClasses). Choose another class"
+
+
+def broken_name_rules(name: str) -> list[FieldError]:
+    """Return the errors in the name of the resource."""
+    return [
+        FieldError("metadata.name", rule.message) for rule in NAME_RULES if not rule.holds(name)
+    ]
+
+
+def broken_rules(section: BaseModel, *at: str | int) -> list[FieldError]:
+    """Return the rules that a section and its inner sections break. `at` is the path of the section."""
+    errors = [
+        FieldError(path_text(*at, *([rule.field] if rule.field else [])), rule.message)
+        for rule in RULES.get(type(section), ())
+        if not rule.holds(section)
+    ]
+    for path, inner in _sections_in(section):
+        errors += broken_rules(inner, *at, *path)
+    return errors
+
+
+def _sections_in(section: BaseModel) -> Iterator[tuple[tuple[str | int, ...], BaseModel]]:
+    for name, info in type(section).model_fields.items():
+        value, key = getattr(section, name), info.alias or name
+        if isinstance(value, BaseModel):
+            yield (key,), value
+        elif isinstance(value, tuple):
+            for index, item in enumerate(value):
+                if isinstance(item, BaseModel):
+                    yield (key, index), item
+
+
+def floating_revisions(spec: InferenceServiceSpec) -> list[FieldError]:
+    """Return the revisions that are not commits. A branch or tag can move, so new pods could differ."""
+    sources: list[tuple[str, str, str | None]] = [
+        ("spec.model.revision", spec.model.source, spec.model.revision),
+        *(
+            (f"spec.model.adapters[{index}].revision", adapter.source, adapter.revision)
+            for index, adapter in enumerate(spec.model.adapters)
+        ),
+    ]
+    return [
+        FieldError(path, FLOATING_REVISION)
+        for path, source, revision in sources
+        if is_hub_source(source) and revision is not None and not COMMIT.fullmatch(revision)
+    ]
+
+
+def system_priority(spec: InferenceServiceSpec) -> list[FieldError]:
+    """Return an error if the PriorityClass is a system class."""
+    name = spec.placement.priority_class_name or ""
+    if not name.startswith(SYSTEM_PRIORITY):
+        return []
+    return [FieldError("spec.placement.priorityClassName", SYSTEM_PRIORITY_REFUSED)]

@@ -1,0 +1,87 @@
+"""Ready and pending pods, and the measured cold start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleetkeeper.autoscale.constants import (
+    COLD_START_MAX_S,
+    COLD_START_S,
+    COLD_START_WEIGHT,
+    PENDING_COLD_STARTS,
+)
+from fleetkeeper.autoscale.types import PodView
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStart:
+    """The measured time from a pod's creation to ready, seconds.
+
+    `measured_to`: the latest time at which a measured pod became ready.
+    """
+
+    seconds: float = COLD_START_S
+    measured_to: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Pods by state. `overdue`: pending for more than two cold starts; these do not count as supply."""
+
+    ready: int
+    pending: int
+    overdue: int
+
+
+def measured_cold_start(cold_start: ColdStart, pods: Sequence[PodView]) -> ColdStart:
+    """Return the cold start, updated with the pods that became ready since the last tick.
+
+    The first measurement replaces the assumption; later ones weigh 30%.
+    """
+    new = sorted(
+        (pod.ready_since, pod.ready_since - pod.created)
+        for pod in pods
+        if pod.ready_since is not None and pod.ready_since > cold_start.measured_to
+    )
+    for ready_since, measured_s in new:
+        took_s = min(max(measured_s, 1.0), COLD_START_MAX_S)
+        first = cold_start.measured_to == 0.0
+        weight = 1.0 if first else COLD_START_WEIGHT
+        cold_start = ColdStart(
+            cold_start.seconds + weight * (took_s - cold_start.seconds), ready_since
+        )
+    return cold_start
+
+
+def supply_of(pods: Sequence[PodView], cold_start_s: float, now: float) -> Supply:
+    """Count the ready, pending and overdue pods that are not being deleted."""
+    ready = pending = overdue = 0
+    for pod in pods:
+        if pod.deleting:
+            continue
+        if pod.ready:
+            ready += 1
+        elif pod.ready_since is None and now - pod.created > PENDING_COLD_STARTS * cold_start_s:
+            overdue += 1
+        else:
+            pending += 1
+    return Supply(ready, pending, overdue)
+
+
+def hung_in_supply(
+    pods: Sequence[PodView], hung_pods: Sequence[str], cold_start_s: float, now: float
+) -> int:
+    """Return how many of the hung pods `supply_of` counts as ready or pending."""
+    hung = supply_of([pod for pod in pods if pod.name in hung_pods], cold_start_s, now)
+    return hung.ready + hung.pending
+
+
+def emptiest(
+    pods: Sequence[PodView], running: Sequence[tuple[str, float]], count: int
+) -> tuple[str, ...]:
+    """Return the pods to remove first: not ready ones, then those that run least, then the newest."""
+    load = dict(running)
+    left = [pod for pod in pods if not pod.deleting]
+    left.sort(key=lambda pod: (pod.ready, load.get(pod.name, 0.0), -pod.created, pod.name))
+    return tuple(pod.name for pod in left[: max(0, count)])

@@ -1,0 +1,100 @@
+"""Events for the transitions of the breakers and for restarts; `status.decisions` shows them too."""
+
+from __future__ import annotations
+
+from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
+from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
+from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
+from fleetkeeper.autoscale.types import BreakerState, Decision
+from fleetkeeper.common.values import Event
+
+NORMAL = "Normal"
+WARNING = "Warning"
+
+_TIER_WORDS = {
+    BreakerState.OPEN: "sheds requests",
+    BreakerState.HALF_OPEN: "admits some requests again",
+    BreakerState.CLOSED: "admits all requests again",
+}
+_ADVISED_WORDS = {
+    BreakerState.OPEN: "would shed requests",
+    BreakerState.HALF_OPEN: "would admit some requests again",
+    BreakerState.CLOSED: "would admit all requests again",
+}
+
+
+def control_breaker_event(
+    before: ControlBreaker, after: ControlBreaker, *, acts: bool
+) -> Event | None:
+    """Return the event for a transition of the control breaker, or None if its state is unchanged.
+
+    `acts` is False if the breaker only reports.
+    """
+    if before.state is after.state:
+        return None
+    if after.state is BreakerState.OPEN:
+        follows = "safe limits, no scale-down" if acts else "reported only, breakers are disabled"
+        text = f"Control breaker open: {after.detail}; {follows}, retry in {after.wait_s:.0f} s"
+        return Event(WARNING, "ControlBreakerOpen", text)
+    if after.state is BreakerState.HALF_OPEN:
+        return Event(
+            NORMAL,
+            "ControlBreakerHalfOpen",
+            "Control breaker half-open: decisions are only computed, then tried on one pod",
+        )
+    return Event(
+        NORMAL, "ControlBreakerClosed", "Control breaker closed: decisions are applied again"
+    )
+
+
+def load_breaker_events(
+    before: LoadBreaker, after: LoadBreaker, *, acts: bool
+) -> tuple[Event, ...]:
+    """Return the events for the load breaker's transitions, one for each tier that changed its state.
+
+    `acts` is False if the breaker only reports and engines keep admitting everything.
+    """
+    if before is after:
+        return ()
+    words = _TIER_WORDS if acts else _ADVISED_WORDS
+    events = []
+    old = before.by_tier()
+    for tier, breaker in after.by_tier().items():
+        if breaker.state is old[tier].state:
+            continue
+        opened = breaker.state is BreakerState.OPEN
+        why = f": {breaker.reason}" if opened and breaker.reason else ""
+        events.append(
+            Event(
+                WARNING if opened else NORMAL,
+                "LoadBreakerOpen" if opened else f"LoadBreaker{breaker.state}",
+                f"Tier {tier} {words[breaker.state]}{why}",
+            )
+        )
+    return tuple(events)
+
+
+def source_breaker_event(
+    before: SourceBreaker, after: SourceBreaker, *, known: bool
+) -> Event | None:
+    """Return the event for a loss of Prometheus or its return, or None if nothing changed."""
+    if before.state is after.state:
+        return None
+    if not after.is_open:
+        return Event(NORMAL, "PrometheusBack", "Prometheus returns fresh samples again")
+    how = "replicas are read directly" if known else "the replica count is unchanged"
+    return Event(WARNING, "PrometheusLost", f"Prometheus returns no fresh samples: {how}")
+
+
+def restart_events(restart: Decision[tuple[str, ...]], *, acts: bool) -> tuple[Event, ...]:
+    """Return the events for replicas that are restarted because their allocator is fragmented.
+
+    `acts` is False if the restart is only reported.
+    """
+    if not restart.valid:
+        return ()
+    words = "is drained and restarted" if acts else "would be drained and restarted"
+    return tuple(
+        Event(NORMAL, restart.reason, f"Pod {pod} {words}: {restart.detail}")
+        for pod in restart.value
+    )

@@ -1,0 +1,227 @@
+"""The memory of a service as one frozen value, and its recovery from the status after a restart.
+
+What must survive a restart is in the status: limits, breakers, remedy, decisions. Windows, rates and the
+step-time model are measured again within minutes, and generations follow the clock. After a restart no
+replica is removed for one full stabilization window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from fleetkeeper.api import rfc3339
+from fleetkeeper.api.conditions import ConditionType, Reason, previous_condition
+from fleetkeeper.autoscale.capacity.forecast import Forecast
+from fleetkeeper.autoscale.capacity.step_time_model import StepModel
+from fleetkeeper.autoscale.capacity.supply import ColdStart
+from fleetkeeper.autoscale.capacity.targets import Targets
+from fleetkeeper.autoscale.constants import CONTROL_OPEN_S, DECISIONS_KEPT
+from fleetkeeper.autoscale.limits_requests import LimitsRequestsMemory
+from fleetkeeper.autoscale.rules.batch import BatchMemory
+from fleetkeeper.autoscale.rules.canary import Canary
+from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
+from fleetkeeper.autoscale.rules.fragmentation import FragmentationMemory
+from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, TierBreaker
+from fleetkeeper.autoscale.rules.remedies import Remedy
+from fleetkeeper.autoscale.rules.replicas import ReplicasMemory
+from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
+from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
+from fleetkeeper.autoscale.types import BreakerState, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A decision that changed something; the status keeps the last ten."""
+
+    time: float
+    what: str
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The value in the status of replicas or limits at its last change, the reason, and the time."""
+
+    value: str = ""
+    reason: str = ""
+    message: str = ""
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ControlMemory:
+    """The state of a service that the next tick needs.
+
+    `replaced_at`, `replaced_pod`: the last replacement of a hung engine. `allocation_late_since`: since when
+    the Deployment does not have the allocated replicas. `asked_at`: when pods last had to be read
+    directly. `shown_*`, `peak_percent`, `over_cap_pod`, `changes`: what the status shows.
+    """
+
+    signals: SignalsMemory = field(default_factory=SignalsMemory)
+    model: StepModel = field(default_factory=StepModel)
+    targets: Targets | None = None
+    forecast: Forecast = field(default_factory=Forecast)
+    cold_start: ColdStart = field(default_factory=ColdStart)
+    batch: BatchMemory = field(default_factory=BatchMemory)
+    canary: Canary | None = None
+    replicas: ReplicasMemory = field(default_factory=ReplicasMemory)
+    load: LoadBreaker = field(default_factory=LoadBreaker)
+    control: ControlBreaker = field(default_factory=ControlBreaker)
+    limits_requests: LimitsRequestsMemory = field(default_factory=LimitsRequestsMemory)
+    remedy: Remedy | None = None
+    replaced_at: float = 0.0
+    replaced_pod: str = ""
+    fragmentation: FragmentationMemory = field(default_factory=FragmentationMemory)
+    allocation_late_since: float | None = None
+    asked_at: float | None = None
+    source: SourceBreaker = field(default_factory=SourceBreaker)
+    shown_scaling: Shown = field(default_factory=Shown)
+    shown_batching: Shown = field(default_factory=Shown)
+    peak_percent: int = 0
+    over_cap_pod: str = ""
+    shown_breaker: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    changes: tuple[Change, ...] = ()
+
+
+def with_change(memory: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
+    """Return the last ten changes including this one, oldest first."""
+    return (*memory, change)[-DECISIONS_KEPT:]
+
+
+def changes_to_status(changes: tuple[Change, ...]) -> list[dict[str, Any]]:
+    """Return `status.decisions`."""
+    return [
+        {
+            "time": rfc3339.format(change.time),
+            "what": change.what,
+            "from": change.before,
+            "to": change.after,
+            "reason": change.reason,
+        }
+        for change in changes
+    ]
+
+
+def _section(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = status.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _whole(section: Mapping[str, Any], name: str) -> int | None:
+    value = section.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _state(value: object) -> BreakerState:
+    return next((state for state in BreakerState if state == value), BreakerState.CLOSED)
+
+
+def _tier(load: Mapping[str, Any], name: str, admit: float, now: float) -> TierBreaker:
+    """Return a tier's breaker: if it was not closed, it opens now with the shortest waiting time."""
+    if _state(load.get(name)) is BreakerState.CLOSED:
+        return TierBreaker()
+    return TierBreaker(BreakerState.OPEN, now, admit=admit, reason="open before the restart")
+
+
+def _changes(status: Mapping[str, Any]) -> tuple[Change, ...]:
+    rows = status.get("decisions")
+    if not isinstance(rows, list):
+        return ()
+    return tuple(
+        Change(
+            rfc3339.parse(row.get("time")) or 0.0,
+            *(str(row.get(key, "")) for key in ("what", "from", "to", "reason")),
+        )
+        for row in rows[-DECISIONS_KEPT:]
+        if isinstance(row, Mapping)
+    )
+
+
+def _remedy(status: Mapping[str, Any], generation: int, cap_percent: int) -> Remedy | None:
+    section = _section(status, "remedy")
+    sequences, attempts = _whole(section, "maxSequences"), _whole(section, "attempts")
+    if sequences is None or attempts is None or status.get("observedGeneration") != generation:
+        return None
+    cap = _whole(section, "capPercent") or cap_percent
+    since = rfc3339.parse(section.get("since")) or 0.0
+    return Remedy(str(section.get("reason", "")), sequences, cap, attempts, generation, since)
+
+
+def _source(breaker: Mapping[str, Any], now: float) -> SourceBreaker:
+    """Return the source breaker: open stays open until Prometheus answers, without a second event."""
+    if _state(breaker.get("source")) is not BreakerState.OPEN:
+        return SourceBreaker()
+    return SourceBreaker(BreakerState.OPEN, rfc3339.parse(breaker.get("since")) or now)
+
+
+def memory_from_status(
+    status: Mapping[str, Any], generation: int, cap_percent: int, now: float
+) -> ControlMemory:
+    """Return the memory with which a new leader starts. Malformed fields count as absent.
+
+    A breaker that was open or half-open opens now with its shortest waiting time. The hour between two
+    restarts for fragmentation starts now: the previous leader may have just restarted a replica.
+    """
+    batching, breaker = _section(status, "batching"), _section(status, "breaker")
+    sequences, tokens = _whole(batching, "sequences"), _whole(batching, "tokens")
+    limits = Limits(sequences, tokens) if sequences is not None and tokens is not None else None
+    load = _section(breaker, "load")
+    control = ControlBreaker()
+    if _state(breaker.get("control")) is not BreakerState.CLOSED:
+        control = ControlBreaker(
+            BreakerState.OPEN,
+            now,
+            str(breaker.get("reason", "")) or "SignalsLost",
+            _detail(status),
+            CONTROL_OPEN_S[0],
+            last_good=limits,
+        )
+    scaling = _section(status, "scaling")
+    return ControlMemory(
+        batch=BatchMemory(limits=limits, changed=now),
+        load=LoadBreaker(
+            _tier(load, "realtime", 1.0, now),
+            _tier(load, "standard", 1.0, now),
+            _tier(load, "batch", 0.0, now),
+        ),
+        control=control,
+        source=_source(breaker, now),
+        remedy=_remedy(status, generation, cap_percent),
+        fragmentation=FragmentationMemory(restarted=now),
+        shown_scaling=_shown(scaling, str(scaling.get("desired", ""))),
+        shown_batching=_shown(batching, f"{sequences}/{tokens}" if limits else ""),
+        peak_percent=_whole(_section(status, "memory"), "peakPercent") or 0,
+        over_cap_pod=_over_cap_pod(status),
+        shown_breaker=breaker,
+        changes=_changes(status),
+    )
+
+
+def _detail(status: Mapping[str, Any]) -> str:
+    """Return why the control breaker opened: the part of Degraded's message before the first semicolon."""
+    degraded = previous_condition(status, ConditionType.DEGRADED) or {}
+    if degraded.get("reason") != Reason.CONTROL_BREAKER_OPEN:
+        return "open before the restart"
+    return str(degraded.get("message", "")).partition(";")[0]
+
+
+def _over_cap_pod(status: Mapping[str, Any]) -> str:
+    """Return the replica that MemoryWithinCap names; its peak is measured again only while it runs."""
+    within = previous_condition(status, ConditionType.MEMORY_WITHIN_CAP) or {}
+    words = str(within.get("message", "")).split()
+    is_above = within.get("reason") == Reason.ABOVE_CAP and words[:1] == ["Replica"]
+    return words[1] if is_above and len(words) > 1 else ""
+
+
+def _shown(section: Mapping[str, Any], value: str) -> Shown:
+    return Shown(
+        value,
+        str(section.get("reason", "")),
+        str(section.get("message", "")),
+        rfc3339.parse(section.get("since")) or 0.0,
+    )

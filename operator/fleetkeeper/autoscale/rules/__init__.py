@@ -1,0 +1,1 @@
+"""The rules of a tick: limits, replicas, admission, breakers and remedies."""

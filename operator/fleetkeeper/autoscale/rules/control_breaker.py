@@ -1,0 +1,277 @@
+"""The control breaker: protects the fleet from the control loop if signals or actuators are unreliable.
+
+Closed -> open on any cause below. Open: limits go to the last known good ones (after a raise that only
+did harm, those before it; else start-up values), replicas to max(current, fallback), and nothing is
+lowered. Half-open after 120 s (doubling to 30 min): three ticks in which decisions are computed but
+not applied, then one notch on one pod; closed after five good ticks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fleetkeeper.autoscale.constants import (
+    CALM_S,
+    COMPARE_TICKS,
+    CONTROL_OPEN_S,
+    DIRECTION_CHANGES,
+    DIRECTION_S,
+    FAILURES,
+    FAILURES_S,
+    GOOD_S,
+    GOOD_TICKS,
+    LOST_TICKS,
+    MODEL_OFF_WINDOWS,
+    NOT_IN_EFFECT_S,
+    REPLICAS_NOT_IN_EFFECT_S,
+    WORSE_POINTS,
+)
+from fleetkeeper.autoscale.types import BreakerState, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Worse:
+    """The effect of a raise. `by`: how much SLO attainment fell (ratio).
+
+    `kept`: the limits before the raise, if they attained the batch time objective, the raise was used,
+    and it did not shorten the queue wait.
+    """
+
+    by: float
+    kept: Limits | None = None
+
+    @property
+    def is_much(self) -> bool:
+        """Return whether attainment fell by more than chance explains."""
+        return self.by >= WORSE_POINTS
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The observations of one tick from which the control breaker decides.
+
+    `signals_expected`: there are warmed-up pods that should report, and this process has led for as long
+    as rates need. `failed_acts`: failed writes or PUTs of the last tick. `limits_late_s`,
+    `replicas_late_s`: how long limits or replicas have not been in effect. `turns`: times at which
+    limits changed direction. `worse`: the effect of the last raise (None: not judged).
+    `model_off_windows`: windows in a row in which a proven model was wrong. `attained`: whether both
+    objectives are attained under `limits`.
+    """
+
+    signals_known: bool = True
+    signals_expected: bool = True
+    failed_acts: int = 0
+    limits_late_s: float = 0.0
+    replicas_late_s: float = 0.0
+    turns: tuple[float, ...] = ()
+    worse: Worse | None = None
+    model_off_windows: int = 0
+    attained: bool = False
+    limits: Limits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlBreaker:
+    """The state of the control breaker.
+
+    `wait_s`: how long it stays open. `lost`: ticks without signals. `failures`: times of failed writes
+    or PUTs. `good`: good ticks while half-open. `ignore_before`: causes before this time were handled.
+    `last_good`: limits under which the objectives were attained for ten minutes, or before a raise that
+    did harm. `attained_since`: since when `attained_limits` attain the objectives.
+    """
+
+    state: BreakerState = BreakerState.CLOSED
+    since: float = 0.0
+    reason: str = ""
+    detail: str = ""
+    wait_s: float = CONTROL_OPEN_S[0]
+    lost: int = 0
+    failures: tuple[float, ...] = ()
+    good: int = 0
+    ignore_before: float = 0.0
+    last_good: Limits | None = None
+    attained_since: float | None = None
+    attained_limits: Limits | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether decisions are applied in full."""
+        return self.state is BreakerState.CLOSED
+
+    @property
+    def probes(self) -> bool:
+        """Return whether one pod may get one notch: half-open, after the ticks that only compute."""
+        return self.state is BreakerState.HALF_OPEN and self.good >= COMPARE_TICKS
+
+
+@dataclass(frozen=True, slots=True)
+class _CauseInputs:
+    """Inputs of a cause."""
+
+    breaker: ControlBreaker
+    evidence: Evidence
+    now: float
+
+
+WORSE_AFTER_CHANGE = "WorseAfterChange"
+
+Cause = Callable[[_CauseInputs], tuple[str, str] | None]
+
+
+def _lost(inputs: _CauseInputs) -> tuple[str, str] | None:
+    if inputs.breaker.lost < LOST_TICKS:
+        return None
+    return "SignalsLost", f"no signals for {inputs.breaker.lost} ticks"
+
+
+def _failed(inputs: _CauseInputs) -> tuple[str, str] | None:
+    if len(inputs.breaker.failures) < FAILURES:
+        return None
+    return (
+        "ActuatorFailed",
+        f"{len(inputs.breaker.failures)} failed writes in {FAILURES_S / 60:.0f} minutes",
+    )
+
+
+def _ineffective(inputs: _CauseInputs) -> tuple[str, str] | None:
+    if inputs.evidence.limits_late_s > NOT_IN_EFFECT_S:
+        return (
+            "LimitsNotInEffect",
+            f"batch limits are not in effect after {inputs.evidence.limits_late_s:.0f} s",
+        )
+    if inputs.evidence.replicas_late_s > REPLICAS_NOT_IN_EFFECT_S:
+        return "ReplicasNotInEffect", (
+            f"allocated replicas are not in effect after {inputs.evidence.replicas_late_s:.0f} s"
+        )
+    return None
+
+
+def _oscillates(inputs: _CauseInputs) -> tuple[str, str] | None:
+    after = max(inputs.breaker.ignore_before, inputs.now - DIRECTION_S)
+    turns = sum(1 for turn in inputs.evidence.turns if turn > after)
+    if turns < DIRECTION_CHANGES:
+        return None
+    return "Oscillating", (
+        f"batch limits changed direction {turns} times in {DIRECTION_S / 60:.0f} minutes"
+    )
+
+
+def _worse(inputs: _CauseInputs) -> tuple[str, str] | None:
+    worse = inputs.evidence.worse
+    if worse is None or not worse.is_much:
+        return None
+    return WORSE_AFTER_CHANGE, (
+        f"SLO attainment fell {100 * worse.by:.1f} points after a limit increase"
+    )
+
+
+def _model_off(inputs: _CauseInputs) -> tuple[str, str] | None:
+    if inputs.evidence.model_off_windows < MODEL_OFF_WINDOWS:
+        return None
+    return "StepTimeModelInaccurate", "the step-time model is off by more than 50%"
+
+
+CAUSES: tuple[Cause, ...] = (_lost, _failed, _ineffective, _oscillates, _worse, _model_off)
+"""In order; the first that applies is the reason."""
+
+
+def cause_of(breaker: ControlBreaker, evidence: Evidence, now: float) -> tuple[str, str] | None:
+    """Return the reason and detail why signals or actuators are unreliable, or None."""
+    inputs = _CauseInputs(breaker, evidence, now)
+    for cause in CAUSES:
+        found = cause(inputs)
+        if found is not None:
+            return found
+    return None
+
+
+def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> ControlBreaker:
+    """Return the breaker with its counters updated: lost ticks, recent failures, last known good limits."""
+    blind = evidence.signals_expected and not evidence.signals_known
+    lost = breaker.lost + 1 if blind else 0
+    failures = breaker.failures
+    if failures or evidence.failed_acts:
+        recent = [t for t in failures if now - t < FAILURES_S and t > breaker.ignore_before]
+        failures = tuple((recent + [now] * min(evidence.failed_acts, FAILURES))[-FAILURES:])
+    since, limits, good = breaker.attained_since, breaker.attained_limits, breaker.last_good
+    if not evidence.attained or evidence.limits != limits:
+        since, limits = (now if evidence.attained else None), evidence.limits
+    elif since is None:
+        since = now
+    elif now - since >= GOOD_S:
+        good = limits
+    if evidence.worse is not None and evidence.worse.is_much:
+        # The limits before the raise are known best: they were in force until then.
+        good = evidence.worse.kept or good
+    held = (breaker.lost, breaker.failures, breaker.attained_since, breaker.attained_limits)
+    if held == (lost, failures, since, limits) and good == breaker.last_good:
+        return breaker
+    return replace(
+        breaker,
+        lost=lost,
+        failures=failures,
+        attained_since=since,
+        attained_limits=limits,
+        last_good=good,
+    )
+
+
+def decide_control_breaker(
+    breaker: ControlBreaker, evidence: Evidence, now: float
+) -> ControlBreaker:
+    """Return the breaker after one tick."""
+    breaker = _counted(breaker, evidence, now)
+    cause = cause_of(breaker, evidence, now)
+    if breaker.state is BreakerState.OPEN:
+        return _tried(breaker, now)
+    if breaker.state is BreakerState.HALF_OPEN:
+        return _tested(breaker, evidence, cause, now)
+    if cause is None:
+        return breaker
+    wait_s = CONTROL_OPEN_S[0] if now - breaker.since > CALM_S else breaker.wait_s
+    return _open(breaker, cause, now, wait_s)
+
+
+def _tested(
+    breaker: ControlBreaker, evidence: Evidence, cause: tuple[str, str] | None, now: float
+) -> ControlBreaker:
+    """Handle half-open: open again on a cause, for twice as long; close after enough good ticks."""
+    if cause is not None:
+        return _open(breaker, cause, now, min(CONTROL_OPEN_S[1], 2 * breaker.wait_s))
+    if not evidence.signals_known and evidence.signals_expected:
+        return replace(breaker, good=0)
+    good = breaker.good + 1
+    if good >= COMPARE_TICKS + GOOD_TICKS:
+        return replace(breaker, state=BreakerState.CLOSED, since=now, reason="", detail="", good=0)
+    return replace(breaker, good=good)
+
+
+def _tried(breaker: ControlBreaker, now: float) -> ControlBreaker:
+    """Handle open: go half-open once the waiting time is over and signals are known."""
+    if now - breaker.since < breaker.wait_s or breaker.lost:
+        return breaker
+    return replace(
+        breaker,
+        state=BreakerState.HALF_OPEN,
+        since=now,
+        good=0,
+        failures=(),
+        ignore_before=now,
+    )
+
+
+def _open(
+    breaker: ControlBreaker, cause: tuple[str, str], now: float, wait_s: float
+) -> ControlBreaker:
+    reason, detail = cause
+    return replace(
+        breaker,
+        state=BreakerState.OPEN,
+        since=now,
+        reason=reason,
+        detail=detail,
+        wait_s=wait_s,
+        good=0,
+        attained_since=None,
+    )

@@ -1,0 +1,95 @@
+"""Evidence for the control breaker: how the control loop's own actions performed in one tick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fleetkeeper.autoscale.capacity.step_time_model import StepModel
+from fleetkeeper.autoscale.constants import RATE_S
+from fleetkeeper.autoscale.limits_requests import LimitsRequestsMemory, late_s
+from fleetkeeper.autoscale.memory import ControlMemory
+from fleetkeeper.autoscale.rules.batch import BatchMemory
+from fleetkeeper.autoscale.rules.control_breaker import Evidence, Worse
+from fleetkeeper.autoscale.rules.objectives import judged_since, running_per_pod, wait_is_broken
+from fleetkeeper.autoscale.signals.pod_history import is_warmed_up
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Acts:
+    """Results of the loop's actions: requests sent, failures to count, since when replicas are late."""
+
+    limits_requests: LimitsRequestsMemory
+    failed: int
+    late_since: float | None
+
+
+def evidence_of(
+    acts: Acts,
+    inputs: ControlInputs,
+    signals: Signals,
+    memory: ControlMemory,
+    model: StepModel,
+    *,
+    now: float,
+) -> Evidence:
+    """Return the evidence of one tick."""
+    settings = inputs.settings
+    busy = [pod for pod, running in signals.running_by_pod if running > 0]
+    window = signals.windows[-1] if signals.windows else None
+    attained = (
+        signals.known
+        and window is not None
+        and (window.batch_attainment or 0.0) >= settings.attainment_ratio
+        and not wait_is_broken(signals, settings)
+    )
+    limits_late_s = 0.0
+    if busy and settings.tunes_limits and signals.live_limits:
+        limits_late_s = late_s(acts.limits_requests, signals.generation_by_pod, busy, now)
+    return Evidence(
+        signals_known=signals.known,
+        signals_expected=now - inputs.started >= RATE_S
+        and any(is_warmed_up(pod, now) for pod in inputs.pods),
+        failed_acts=acts.failed,
+        limits_late_s=limits_late_s,
+        replicas_late_s=0.0 if acts.late_since is None else now - acts.late_since,
+        turns=tuple(time for time, _ in memory.batch.turns),
+        worse=_worse(memory.batch, signals, settings),
+        model_off_windows=model.off_windows,
+        attained=attained,
+        limits=memory.batch.limits,
+    )
+
+
+def _worse(batch: BatchMemory, signals: Signals, settings: ControlSettings) -> Worse | None:
+    """Return by how much attainment fell in the two windows after a raise; None if it is not judged."""
+    before = batch.before_raise
+    if before is None or batch.raised != batch.changed or signals.window is None:
+        return None
+    judged = judged_since(signals.windows, batch.raised)[:2]
+    if len(judged) < 2:
+        return None
+    steps = sum(window.steps for window in judged)
+    by = before.attained - sum(window.steps_within for window in judged) / steps
+    was_better = (
+        before.attained >= settings.attainment_ratio
+        and signals.queue_wait_s >= before.queue_wait_s
+        and _was_used(batch, signals, before.limits)
+    )
+    return Worse(by, before.limits if was_better else None)
+
+
+def _was_used(batch: BatchMemory, signals: Signals, before: Limits) -> bool:
+    """Return whether a raise can have made steps longer; additional sequences that never ran cannot."""
+    wider = batch.limits is not None and batch.limits.tokens > before.tokens
+    return wider or running_per_pod(signals) > before.sequences
+
+
+def judged_once(batch: BatchMemory, before: BatchMemory, signals: Signals) -> BatchMemory:
+    """Return the batch memory without the state before a raise, once two windows have judged the raise."""
+    if batch.before_raise is None or batch.raised != before.raised:
+        return batch
+    if len(judged_since(signals.windows, batch.raised)) < 2:
+        return batch
+    return replace(batch, before_raise=None)

@@ -1,0 +1,75 @@
+"""Checks that several rules share: whether an objective is missed, and whether there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleetkeeper.autoscale.constants import (
+    FULL_RATIO,
+    HIGH_LIMIT,
+    HIGH_POINTS,
+    HIGH_WINDOWS,
+    LOW_POINTS,
+    LOW_WINDOWS,
+)
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.signals.windows import Window
+from fleetkeeper.autoscale.types import ControlSettings
+
+
+def low_mark(settings: ControlSettings) -> float:
+    """Return the attainment below which batches become smaller: 0.97 for an objective of 95%."""
+    return min(settings.attainment_ratio + LOW_POINTS, HIGH_LIMIT)
+
+
+def high_mark(settings: ControlSettings) -> float:
+    """Return the attainment from which there is room: 0.995 for an objective of 95%, at most 0.999."""
+    return min(settings.attainment_ratio + HIGH_POINTS, HIGH_LIMIT)
+
+
+def judged_since(windows: Sequence[Window], since: float) -> list[Window]:
+    """Return the judged windows that start after the last change; one that straddles it is left out."""
+    return [
+        window
+        for window in windows
+        if window.start >= since and window.batch_attainment is not None
+    ]
+
+
+def is_slow(windows: Sequence[Window], settings: ControlSettings) -> bool:
+    """Return whether batch time attainment was low in 2 of the last 3 judged windows.
+
+    Example at 95%: 0.99, 0.96, 0.96 is slow; 0.96, 0.99 is not yet.
+    """
+    need, of = LOW_WINDOWS
+    low = [w for w in windows[-of:] if (w.batch_attainment or 0.0) < low_mark(settings)]
+    return len(low) >= need
+
+
+def has_room(windows: Sequence[Window], settings: ControlSettings) -> bool:
+    """Return whether batch time attainment was high in each of the last 4 judged windows."""
+    last = windows[-HIGH_WINDOWS:]
+    mark = high_mark(settings)
+    return len(last) >= HIGH_WINDOWS and all((w.batch_attainment or 0.0) >= mark for w in last)
+
+
+def wait_is_broken(signals: Signals, settings: ControlSettings) -> bool:
+    """Return whether the queue wait objective is missed, by the current wait or in the last window."""
+    if signals.queue_wait_s > settings.queue_wait_objective_s:
+        return True
+    if not signals.windows:
+        return False
+    attained = signals.windows[-1].wait_attainment
+    return attained is not None and attained < settings.attainment_ratio
+
+
+def is_full(signals: Signals, sequences: int) -> bool:
+    """Return whether running sequences are near the limit, so that the limit makes requests wait."""
+    if not signals.reporting_pods:
+        return False
+    return signals.gauges.running >= FULL_RATIO * sequences * signals.reporting_pods
+
+
+def running_per_pod(signals: Signals) -> float:
+    """Return the mean number of sequences that run in a reporting pod."""
+    return signals.gauges.running / signals.reporting_pods if signals.reporting_pods else 0.0

@@ -1,0 +1,47 @@
+"""The source breaker: reports that Prometheus is lost for a service, after a few ticks without samples.
+
+It changes no decision, since those depend on each sample's age and source. It keeps one slow answer
+from causing an event on every service.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fleetkeeper.autoscale.constants import LOST_TICKS
+from fleetkeeper.autoscale.types import BreakerState
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBreaker:
+    """The state of the source breaker. Open: Prometheus is lost.
+
+    `lost`: ticks in a row without fresh samples from Prometheus. `since`: time of the last change.
+    """
+
+    state: BreakerState = BreakerState.CLOSED
+    since: float = 0.0
+    lost: int = 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Return whether Prometheus returned no fresh samples in this tick."""
+        return self.is_open or self.lost > 0
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether Prometheus counts as lost."""
+        return self.state is BreakerState.OPEN
+
+
+def decide_source_breaker(held: SourceBreaker, *, lost: bool, now: float) -> SourceBreaker:
+    """Return the breaker after one tick: open from the third lost tick on, closed by the first answer."""
+    if not lost:
+        if held.is_open:
+            return SourceBreaker(since=now)
+        return replace(held, lost=0) if held.lost else held
+    if held.is_open:
+        return held
+    if held.lost + 1 >= LOST_TICKS:
+        return SourceBreaker(BreakerState.OPEN, now, held.lost + 1)
+    return replace(held, lost=held.lost + 1)

@@ -1,0 +1,41 @@
+"""Conversion of the spec to the control loop's settings and units, with remedies applied."""
+
+from __future__ import annotations
+
+from fleetkeeper.api.types import BreakerMode, InferenceServiceSpec
+from fleetkeeper.autoscale.types import ControlSettings
+
+
+def settings_of(
+    spec: InferenceServiceSpec,
+    generation: int,
+    *,
+    max_sequences: int | None = None,
+    cap_percent: int | None = None,
+) -> ControlSettings:
+    """Return the settings. `max_sequences`, `cap_percent`: those of a remedy in force; None: the spec's."""
+    scaling, objectives, batching = spec.scaling, spec.objectives, spec.batching
+    most = batching.max_sequences if max_sequences is None else max_sequences
+    return ControlSettings(
+        min_replicas=scaling.min_replicas,
+        max_replicas=max(scaling.min_replicas, scaling.max_replicas),
+        pinned_replicas=spec.replicas,
+        scaling_mode=scaling.mode,
+        scale_down_delay_s=float(scaling.scale_down_delay_seconds),
+        queue_wait_objective_s=objectives.queue_wait_milliseconds / 1e3,
+        batch_time_objective_s=objectives.batch_time_milliseconds / 1e3,
+        attainment_ratio=objectives.attainment_percent / 100,
+        batching_mode=batching.mode,
+        min_sequences=min(batching.min_sequences, most),
+        max_sequences=most,
+        min_tokens=min(batching.min_tokens, batching.max_tokens),
+        max_tokens=batching.max_tokens,
+        batch_share_ratio=spec.tiers.batch.share_percent / 100,
+        batch_floor_ratio=spec.tiers.batch.floor_percent / 100,
+        breakers_act=spec.breaker.mode is BreakerMode.AUTO,
+        fallback_replicas=spec.breaker.fallback_replicas,
+        cap_percent=spec.memory.cap_percent if cap_percent is None else cap_percent,
+        restart_fragmented=spec.memory.restart_fragmented,
+        paused=spec.paused,
+        generation=generation,
+    )

@@ -1,0 +1,1 @@
+"""From samples of pods to the signals of a service."""

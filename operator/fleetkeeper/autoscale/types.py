@@ -1,0 +1,209 @@
+"""Values that decisions read and return: settings, pods, limits, decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from fleetkeeper.api.types import BatchingMode, ScalingMode
+from fleetkeeper.autoscale.signals.samples import TIERS, PodSample, Tier
+
+V = TypeVar("V")
+
+
+class Grade(StrEnum):
+    """The reliability of signals, by the age of their samples."""
+
+    FRESH = "Fresh"
+    AGEING = "Ageing"
+    STALE = "Stale"
+
+
+class BreakerState(StrEnum):
+    """The state of a circuit breaker. Closed: normal. Open: safe state. HalfOpen: on trial."""
+
+    CLOSED = "Closed"
+    OPEN = "Open"
+    HALF_OPEN = "HalfOpen"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[V]):
+    """A decision and its reason. Not `valid`: unchanged, because nothing known justifies a change.
+
+    The `value` of an unchanged decision is what is already in force, never a zero. `inputs`: the figures
+    that decided.
+    """
+
+    valid: bool
+    value: V
+    reason: str
+    detail: str
+    inputs: tuple[tuple[str, float], ...] = ()
+
+
+def no_change(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
+    """Return an unchanged decision: `value` stays in force."""
+    return Decision(False, value, reason, detail, tuple(inputs.items()))
+
+
+def decide(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
+    """Return a valid decision with its figures."""
+    return Decision(True, value, reason, detail, tuple(inputs.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """The spec's settings for the control loop, in seconds and ratios.
+
+    `scale_down_delay_s`: the stabilization window of a scale-down. `batch_share_ratio`: the batch tier's
+    share of the sequences. `batch_floor_ratio`: that share, and the admitted share, while batch is shed.
+    """
+
+    min_replicas: int = 1
+    max_replicas: int = 8
+    pinned_replicas: int | None = None
+    scaling_mode: ScalingMode = ScalingMode.AUTO
+    scale_down_delay_s: float = 600.0
+    queue_wait_objective_s: float = 0.5
+    batch_time_objective_s: float = 0.05
+    attainment_ratio: float = 0.95
+    batching_mode: BatchingMode = BatchingMode.AUTO
+    min_sequences: int = 4
+    max_sequences: int = 256
+    min_tokens: int = 256
+    max_tokens: int = 8192
+    batch_share_ratio: float = 0.3
+    batch_floor_ratio: float = 0.05
+    breakers_act: bool = True
+    fallback_replicas: int | None = None
+    cap_percent: int = 80
+    restart_fragmented: bool = False
+    paused: bool = False
+    generation: int = 1
+
+    @property
+    def tunes_replicas(self) -> bool:
+        """Return whether the recommendation is applied to the Deployment."""
+        return (
+            self.pinned_replicas is None
+            and self.scaling_mode is ScalingMode.AUTO
+            and not self.paused
+        )
+
+    @property
+    def gates(self) -> bool:
+        """Return whether the load breaker's decisions are sent to the engines."""
+        advised = self.batching_mode is BatchingMode.ADVISORY
+        return self.breakers_act and not advised and not self.paused
+
+    @property
+    def tunes_limits(self) -> bool:
+        """Return whether batch limits are sent to the engines."""
+        return self.batching_mode is BatchingMode.AUTO and not self.paused
+
+    @property
+    def restarts(self) -> bool:
+        """Return whether chosen replicas are restarted; with an Advisory mode they are only reported."""
+        advised = (
+            self.scaling_mode is ScalingMode.ADVISORY or self.batching_mode is BatchingMode.ADVISORY
+        )
+        return not advised and not self.paused
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """The fields of an engine pod that the control loop reads, from the watch cache."""
+
+    name: str
+    uid: str
+    created: float
+    ready: bool = False
+    ready_since: float | None = None
+    deleting: bool = False
+    ip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The batch limits of one engine: sequences per batch, tokens per step."""
+
+    sequences: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The admission of an engine. `admit`: admitted share by tier (realtime, standard, batch), 0 to 1.
+
+    `batch_share`: the batch tier's share of the sequences.
+    """
+
+    admit: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    batch_share: float = 0.3
+
+    def admit_by_tier(self) -> dict[str, float]:
+        """Return the admitted share by tier name, as PUT /v1/limits expects it."""
+        return {str(tier): value for tier, value in zip(TIERS, self.admit, strict=True)}
+
+    def shares_by_tier(self) -> dict[str, float]:
+        """Return the share of sequences by tier name, as PUT /v1/limits expects it."""
+        return {str(Tier.BATCH): self.batch_share}
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsRequest:
+    """A limits request (PUT /v1/limits) that is due now."""
+
+    pod: str
+    uid: str
+    ip: str
+    limits: Limits
+    admission: Admission
+    lease_s: float
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutOutcome:
+    """The result of a PUT of the last tick. `newest_generation`: the one in a 409 response, else 0."""
+
+    pod: str
+    generation: int
+    succeeded: bool
+    newest_generation: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlInputs:
+    """All inputs of one tick of one service, besides its memory and the time.
+
+    `replicas`: the live Deployment's number. `allocated_replicas`: the last allocation (None: not yet).
+    `failed_writes`: failed writes of replicas in the last tick. `started`: when this process became the
+    leader. `scale_up_blocked`: why more pods would not help (a bad revision), else empty.
+    `prometheus_lost`: Prometheus is configured but has no fresh samples of this service. `rolling_out`:
+    the Deployment's template is not yet the spec's, or not yet that of every pod. `gpus_per_replica`:
+    accelerators that a pod of the live template requests. `checks_directly`: samples come from
+    Prometheus, and pods can be read directly before replicas or admission are reduced.
+    `prometheus_disputed`: Prometheus has several series where a pod exports one.
+    """
+
+    namespace: str
+    name: str
+    settings: ControlSettings
+    replicas: int
+    started: float
+    pods: tuple[PodView, ...] = ()
+    samples: tuple[PodSample, ...] = ()
+    allocated_replicas: int | None = None
+    put_outcomes: tuple[PutOutcome, ...] = ()
+    failed_writes: int = 0
+    prometheus_lost: bool = False
+    checks_directly: bool = False
+    prometheus_disputed: bool = False
+    scale_up_blocked: str = ""
+    out_of_memory_pods: tuple[str, ...] = field(default=())
+    rolling_out: bool = False
+    gpus_per_replica: int = 0

@@ -1,0 +1,1 @@
+"""Layer 1: values and rules that reconcile and autoscale share."""

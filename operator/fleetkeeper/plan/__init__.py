@@ -1,1 +1,0 @@
-"""Layer 1: pure decisions, (snapshot, now) -> plan."""

@@ -1,1 +1,0 @@
-"""The control loop: replicas and batch limits that follow queue wait and batch time."""

@@ -1,0 +1,33 @@
+"""The Kubernetes Service that clients call."""
+
+from __future__ import annotations
+
+from fleetkeeper.api.names import Component, address_name, selector
+from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.types import RoutingPolicy
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.manifests.common import HTTP_PORT_NAME, desired_metadata
+
+
+def desired_address(service: InferenceService) -> Manifest:
+    """Return the Service that maps port 80 to the router, or to the engines if routing is None."""
+    component = (
+        Component.ENGINE if service.spec.routing.policy is RoutingPolicy.NONE else Component.ROUTER
+    )
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": desired_metadata(service, address_name(service.name), component),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": selector(service.name, component),
+            "ports": [
+                {
+                    "name": HTTP_PORT_NAME,
+                    "port": 80,
+                    "protocol": "TCP",
+                    "targetPort": HTTP_PORT_NAME,
+                }
+            ],
+        },
+    }

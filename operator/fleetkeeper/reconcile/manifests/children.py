@@ -1,0 +1,70 @@
+"""All children of a service, in the order in which they are applied."""
+
+from __future__ import annotations
+
+from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.context import PlanContext
+from fleetkeeper.reconcile.manifests.address import desired_address
+from fleetkeeper.reconcile.manifests.control_config import desired_control_config
+from fleetkeeper.reconcile.manifests.disruption import (
+    desired_disruption_budget,
+    desired_router_disruption_budget,
+)
+from fleetkeeper.reconcile.manifests.engine import desired_engine_deployment
+from fleetkeeper.reconcile.manifests.network import desired_engine_policy, desired_router_policy
+from fleetkeeper.reconcile.manifests.router import (
+    desired_router_account,
+    desired_router_binding,
+    desired_router_deployment,
+)
+from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
+
+
+def desired_children(
+    service: InferenceService,
+    profile: EngineProfile,
+    context: PlanContext,
+    *,
+    replicas: int,
+    tuning: EngineTuning = AS_SPECIFIED,
+    strategy: RolloutStrategy = RolloutStrategy.SURGE,
+    template: Manifest | None = None,
+) -> tuple[Manifest, ...]:
+    """Return every child that the service must have. Any other child is to be pruned.
+
+    `profile` is the engine profile in use (`status.engine`), `replicas` the number of engine pods,
+    `tuning` the values that a remedy lowered, and `strategy` Surge or Replace (Auto means Surge).
+    `template` replaces the spec's pod template after a rollback. Keys and policies come before the
+    pods that need them.
+
+    Raises:
+        EngineOptionRefused: the spec holds options or variables that the profile does not allow.
+    """
+    children = [
+        desired_control_config(service, context),
+        desired_engine_policy(service, profile, context),
+        desired_disruption_budget(service),
+        desired_engine_deployment(
+            service,
+            profile,
+            context,
+            replicas=replicas,
+            tuning=tuning,
+            strategy=strategy,
+            template=template,
+        ),
+    ]
+    if service.spec.routing.policy is not RoutingPolicy.NONE:
+        children += [
+            desired_router_policy(service, context),
+            desired_router_account(service),
+            desired_router_binding(service, context),
+            desired_router_deployment(service, context),
+        ]
+        if service.spec.routing.replicas > 1:
+            children.append(desired_router_disruption_budget(service))
+    children.append(desired_address(service))
+    return tuple(children)

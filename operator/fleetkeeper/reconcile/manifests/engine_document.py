@@ -1,0 +1,149 @@
+"""The engine's start-up configuration: a JSON document in the variable FLEETKEEPER_ENGINE.
+
+Its schema is engine_image/contract/engine-document.schema.json; a test compares both. All values
+are written, including defaults, because a changed default of a newer engine must not change a pod.
+Tiers and objectives are not part of it: running engines read them from a file of the control
+ConfigMap.
+"""
+
+from __future__ import annotations
+
+import json
+from math import ceil
+
+from fleetkeeper.api.options import option_errors
+from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.profile import EngineProfile, effective_resources
+from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.types import InferenceServiceSpec, Model
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.manifests.common import CONTROL_PORT, SERVING_PORT
+from fleetkeeper.reconcile.manifests.model_volumes import location_of
+from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
+
+KEYS_DIR = "/etc/fleetkeeper/control"
+CONTROL_ISSUER = "fleetkeeper"
+STALL_S = 60
+"""Seconds with pending work and without a step after which an engine counts as hung."""
+NOTICE_S = 5
+"""Seconds between "not ready" and the end of admission, in which routers detect the change."""
+
+
+class EngineOptionRefused(ValueError):
+    """An engine option, variable or name in the spec that cannot be passed to an engine.
+
+    The planner checks the spec before it builds manifests; this is the last safeguard.
+    """
+
+
+def desired_engine_document(
+    service: InferenceService, profile: EngineProfile, tuning: EngineTuning = AS_SPECIFIED
+) -> Manifest:
+    """Return the document as a plain dict.
+
+    Raises:
+        EngineOptionRefused: an option is not allowed, or an adapter has the model's served name.
+    """
+    spec = service.spec
+    resources = effective_resources(spec, profile)
+    return {
+        "contract": profile.contract,
+        "accelerator": profile.accelerator.value,
+        "model": _model(spec.model, service.name),
+        "engine": _engine(spec, profile),
+        "memory": {
+            "capPercent": tuning.cap(spec),
+            "limitBytes": ceil(parse_quantity(resources.memory)),
+        },
+        "batching": _batching(spec, tuning),
+        "health": {
+            "stallSeconds": STALL_S,
+            "startupSeconds": spec.rollout.startup_seconds,
+        },
+        "drain": {"seconds": spec.rollout.drain_seconds, "noticeSeconds": NOTICE_S},
+        "ports": {"host": "0.0.0.0", "serving": SERVING_PORT, "control": CONTROL_PORT},  # noqa: S104 - a pod serves its network
+        "control": {"issuer": CONTROL_ISSUER, "keysDirectory": KEYS_DIR},
+    }
+
+
+def desired_policy(spec: InferenceServiceSpec) -> Manifest:
+    """Return the policy that running engines read. A change of it does not change the pods."""
+    tiers = spec.tiers
+    return {
+        "tiers": {
+            "realtime": {"queueLimit": tiers.realtime.queue_limit},
+            "standard": {"queueLimit": tiers.standard.queue_limit},
+            "batch": {
+                "queueLimit": tiers.batch.queue_limit,
+                "sharePercent": tiers.batch.share_percent,
+                "floorPercent": tiers.batch.floor_percent,
+            },
+        },
+        "objectives": {
+            "queueWaitMilliseconds": spec.objectives.queue_wait_milliseconds,
+            "batchTimeMilliseconds": spec.objectives.batch_time_milliseconds,
+        },
+    }
+
+
+def document_text(document: Manifest) -> str:
+    """Return the document as one line of JSON with sorted keys: equal documents, equal texts."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"))
+
+
+def _model(model: Model, service_name: str) -> Manifest:
+    if any(adapter.name == (model.served_name or service_name) for adapter in model.adapters):
+        raise EngineOptionRefused(
+            "spec.model.adapters: an adapter has the same name as the served model; "
+            "rename it, or set spec.model.servedName"
+        )
+    written: Manifest = {
+        "source": location_of(model.source),
+        "servedName": model.served_name or service_name,
+        "adapters": [
+            {
+                "name": adapter.name,
+                "path": location_of(adapter.source),
+                **({"revision": adapter.revision} if adapter.revision else {}),
+            }
+            for adapter in model.adapters
+        ],
+    }
+    if model.revision:
+        written["revision"] = model.revision
+    return written
+
+
+def _engine(spec: InferenceServiceSpec, profile: EngineProfile) -> Manifest:
+    engine = spec.engine
+    options = _options(spec, profile)
+    written: Manifest = {
+        "dtype": engine.dtype.value,
+        "tensorParallelSize": engine.tensor_parallel_size,
+        "prefixCaching": engine.prefix_caching,
+        "speculativeTokens": int(options.get("spec-tokens", "0")),
+        "options": options,
+    }
+    if engine.quantization is not None:
+        written["quantization"] = engine.quantization.value
+    if engine.max_model_length is not None:
+        written["maxModelLength"] = engine.max_model_length
+    return written
+
+
+def _options(spec: InferenceServiceSpec, profile: EngineProfile) -> dict[str, str]:
+    errors = option_errors(spec.engine.options, profile.options)
+    if errors:
+        raise EngineOptionRefused("; ".join(f"{error.path}: {error.message}" for error in errors))
+    return dict(spec.engine.options)
+
+
+def _batching(spec: InferenceServiceSpec, tuning: EngineTuning) -> Manifest:
+    """Return the start-up values and minimums. A remedy below a minimum lowers the minimum too."""
+    sequences = tuning.sequences(spec)
+    return {
+        "maxSequences": sequences,
+        "minSequences": min(spec.batching.min_sequences, sequences),
+        "maxTokens": spec.batching.max_tokens,
+        "minTokens": spec.batching.min_tokens,
+    }

@@ -1,0 +1,165 @@
+"""NetworkPolicies: one for the engines, one for the router.
+
+vLLM's own port has unauthenticated routes (weights, pausing), and torch listens on every address.
+Therefore only the router can reach an engine, and only the operator and Prometheus its control
+port. A rule without peers would allow everyone, so such a rule is omitted, never written empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fleetkeeper.api.names import Component, engine_policy_name, router_policy_name, selector
+from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.types import AccessFrom, RoutingPolicy
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.context import NetworkPeer, NetworkRule, PlanContext
+from fleetkeeper.reconcile.manifests.common import (
+    CONTROL_PORT,
+    ROUTER_METRICS_PORT,
+    ROUTER_PORT,
+    SERVING_PORT,
+    desired_metadata,
+    without_empty,
+)
+from fleetkeeper.reconcile.manifests.model_volumes import downloads
+
+NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
+"""Set by the API server on every namespace."""
+
+_EVERY_NAMESPACE: Manifest = {
+    "namespaceSelector": {"matchExpressions": [{"key": NAMESPACE_NAME_LABEL, "operator": "Exists"}]}
+}
+
+
+def desired_engine_policy(
+    service: InferenceService, profile: EngineProfile, context: PlanContext
+) -> Manifest:
+    """Return the NetworkPolicy of the engines.
+
+    Ingress: requests from the router (without a router: from the clients in `access`), limits
+    requests from the operator, and scrapes. Egress: DNS, the peers that the profile allows, and the
+    model hub if there is an hf:// source.
+    """
+    clients = (
+        _access_peers(service)
+        if service.spec.routing.policy is RoutingPolicy.NONE
+        else [_own_pods(service, Component.ROUTER)]
+    )
+    steering = _peers((*context.operator_peers, *context.prometheus_peers))
+    egress = [_rule(context.dns_rule)]
+    egress += [
+        {"to": [{"ipBlock": {"cidr": peer.cidr}}], "ports": _ports(peer.ports)}
+        for peer in profile.egress
+    ]
+    if context.model_hub_rule is not None and downloads(service.spec.model):
+        egress.append(_rule(context.model_hub_rule))
+    return _policy(
+        service,
+        engine_policy_name(service.name),
+        Component.ENGINE,
+        ingress=[_from(clients, SERVING_PORT), _from(steering, CONTROL_PORT)],
+        egress=egress,
+    )
+
+
+def desired_router_policy(service: InferenceService, context: PlanContext) -> Manifest:
+    """Return the NetworkPolicy of the router.
+
+    Ingress: requests from the clients in `access`, and scrapes. Egress: DNS, this service's
+    engines, and the API server, where the router discovers the pods.
+    """
+    api_server = context.api_server_rule or NetworkRule(peers=(), tcp_ports=(443, 6443))
+    return _policy(
+        service,
+        router_policy_name(service.name),
+        Component.ROUTER,
+        ingress=[
+            _from(_access_peers(service), ROUTER_PORT),
+            _from(_peers(context.prometheus_peers), ROUTER_METRICS_PORT),
+        ],
+        egress=[
+            _rule(context.dns_rule),
+            {"to": [_own_pods(service, Component.ENGINE)], "ports": _ports((SERVING_PORT,))},
+            _rule(api_server),
+        ],
+    )
+
+
+def _policy(
+    service: InferenceService,
+    name: str,
+    component: Component,
+    *,
+    ingress: Iterable[Manifest | None],
+    egress: Iterable[Manifest],
+) -> Manifest:
+    spec: Manifest = {
+        "podSelector": {"matchLabels": selector(service.name, component)},
+        "policyTypes": ["Ingress", "Egress"],
+        "egress": list(egress),
+    }
+    allowed = [rule for rule in ingress if rule is not None]
+    if allowed:
+        spec["ingress"] = allowed
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": desired_metadata(service, name, component),
+        "spec": spec,
+    }
+
+
+def _access_peers(service: InferenceService) -> list[Manifest]:
+    access = service.spec.access
+    if access.from_ is AccessFrom.SAME_NAMESPACE:
+        return [{"namespaceSelector": {"matchLabels": {NAMESPACE_NAME_LABEL: service.namespace}}}]
+    if access.from_ is AccessFrom.CLUSTER:
+        return [_EVERY_NAMESPACE]
+    if access.namespace_selector is None:
+        return []
+    chosen = without_empty(access.namespace_selector.to_manifest())
+    return [{"namespaceSelector": chosen}] if chosen else [_EVERY_NAMESPACE]
+
+
+def _own_pods(service: InferenceService, component: Component) -> Manifest:
+    return {"podSelector": {"matchLabels": selector(service.name, component)}}
+
+
+def _peers(peers: Iterable[NetworkPeer]) -> list[Manifest]:
+    return [_peer(peer) for peer in peers]
+
+
+def _peer(peer: NetworkPeer) -> Manifest:
+    if peer.cidr:
+        block: Manifest = {"cidr": peer.cidr}
+        if peer.cidr_except:
+            block["except"] = list(peer.cidr_except)
+        return {"ipBlock": block}
+    chosen: Manifest = {}
+    if peer.namespace_labels:
+        chosen["namespaceSelector"] = {"matchLabels": dict(sorted(peer.namespace_labels.items()))}
+    if peer.pod_labels:
+        chosen["podSelector"] = {"matchLabels": dict(sorted(peer.pod_labels.items()))}
+    return chosen
+
+
+def _from(peers: list[Manifest], port: int) -> Manifest | None:
+    return {"from": peers, "ports": _ports((port,))} if peers else None
+
+
+def _rule(rule: NetworkRule) -> Manifest:
+    """Return an egress rule. Without peers it allows every address on its ports."""
+    written: Manifest = {}
+    if rule.peers:
+        written["to"] = _peers(rule.peers)
+    if rule.tcp_ports or rule.udp_ports:
+        written["ports"] = _ports(rule.tcp_ports, rule.udp_ports)
+    return written
+
+
+def _ports(tcp: Iterable[int], udp: Iterable[int] = ()) -> list[Manifest]:
+    return [{"port": port, "protocol": "TCP"} for port in tcp] + [
+        {"port": port, "protocol": "UDP"} for port in udp
+    ]

@@ -1,0 +1,1 @@
+"""The state of a service in a snapshot: workloads, pods and their problems."""

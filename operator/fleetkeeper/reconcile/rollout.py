@@ -1,0 +1,349 @@
+"""The rollout of a changed pod template, and its rollback after a failure.
+
+A Deployment alone neither rolls back nor stops: a bad revision occupies GPUs as long as it is the
+desired one. Each reconcile therefore decides from three inputs that survive a restart of the
+operator: the pods of the current revision, `status.lastGood`, and `status.rollback`.
+
+    forward ──failure, last good template exists, onFailure Rollback──► back (status.rollback)
+    back ──the spec asks for another template──► forward
+
+*Last good* is the template of the current revision once no other revision is wanted and one of its
+pods was ready for a minute. The first one is written with the next status that is written anyway,
+at the latest before the Deployment gets another template. A *failure* is a classified reason that
+outlasted its patience, or no ready pod within startupSeconds. A service that never was good has no
+template to return to: it stays as it is and shows its reason.
+
+The rollback is written to the status one reconcile before it is carried out, so a crash between the
+two loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleetkeeper.api import rfc3339
+from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
+from fleetkeeper.api.types import OnFailure, Rollout, RolloutStrategy
+from fleetkeeper.reconcile.observe.facts import Facts
+from fleetkeeper.reconcile.observe.pod_problems import Problem, say
+from fleetkeeper.reconcile.types import Pod, Revision
+
+GOOD_AFTER_S = 60.0
+"""A template is good after one of its pods was ready for this time."""
+REPLACE_AFTER_S = 120.0
+"""An additional pod that found no accelerator in this time needs an old pod to be removed first."""
+
+WANT_OF_ROOM = frozenset({Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE})
+"""Problems of a new pod that the removal of an old pod may solve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """The limits of a problem, after which the rollout counts as failed.
+
+    `terminations` is the number of a container's terminations, `seconds` the age of the pod. None
+    means that this limit never applies (startupSeconds still does).
+    """
+
+    terminations: int | None = None
+    seconds: float | None = None
+
+
+PATIENCE: Mapping[Reason, Patience] = {
+    # The same input fails in the same way again.
+    Reason.BAD_ENGINE_OPTION: Patience(terminations=1),
+    Reason.UNSUPPORTED_ARCHITECTURE: Patience(terminations=1),
+    # A network file system or a model hub may be unavailable for a moment.
+    Reason.MODEL_NOT_FOUND: Patience(terminations=2),
+    Reason.MODEL_NOT_READABLE: Patience(terminations=2),
+    # Another process on the accelerator or a slow node may cause one or two of these.
+    Reason.CUDA_OUT_OF_MEMORY: Patience(terminations=3),
+    Reason.HOST_OUT_OF_MEMORY: Patience(terminations=3),
+    Reason.ENGINE_HUNG: Patience(terminations=3),
+    Reason.CRASH_LOOP: Patience(terminations=3, seconds=None),
+    # The kubelet retries by itself; registries and volumes usually recover within minutes.
+    Reason.IMAGE_PULL: Patience(seconds=180.0),
+    Reason.MISSING_SECRET: Patience(seconds=60.0),
+    Reason.MISSING_VOLUME: Patience(seconds=180.0),
+    Reason.ADMISSION_DENIED: Patience(seconds=60.0),
+    # The cluster may gain capacity: only startupSeconds ends the wait.
+    Reason.UNSCHEDULABLE: Patience(),
+    Reason.INSUFFICIENT_GPU: Patience(),
+    Reason.QUOTA_EXCEEDED: Patience(),
+    Reason.ROLLOUT_FAILED: Patience(terminations=0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The failed state of a problem, and the seconds until time alone could change it."""
+
+    failed: bool
+    again_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LastGood:
+    """The last good template and the generation that requested it."""
+
+    generation: int
+    template_hash: str
+
+    def to_status(self) -> dict[str, Any]:
+        """Return the content of `status.lastGood`."""
+        return {"generation": self.generation, "templateHash": self.template_hash}
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """A failed template, which is not tried again until the spec asks for another one."""
+
+    generation: int
+    template_hash: str
+    reason: Reason
+    message: str
+
+    def to_status(self) -> dict[str, Any]:
+        """Return the content of `status.rollback`."""
+        return {
+            "generation": self.generation,
+            "templateHash": self.template_hash,
+            "reason": str(self.reason),
+            "message": self.message,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDecision:
+    """The template that the engine Deployment is to have.
+
+    If `rollback` is set, that is the last good one, `revision` names the ReplicaSet with this
+    template, and `is_new` is true until the status contains the rollback. `failure` is the reason
+    why the wanted template cannot run, even if a rollback is impossible. `again_after_s` is the
+    number of seconds until time alone could change the decision.
+    """
+
+    rollback: Rollback | None = None
+    revision: str | None = None
+    is_new: bool = False
+    failure: Problem | None = None
+    again_after_s: float | None = None
+
+
+def parse_last_good(status: Mapping[str, Any]) -> LastGood | None:
+    """Parse `status.lastGood`, None if it is absent or unreadable."""
+    part = status.get("lastGood")
+    if not isinstance(part, Mapping) or not part.get("templateHash"):
+        return None
+    return LastGood(int(part.get("generation") or 0), str(part["templateHash"]))
+
+
+def parse_rollback(status: Mapping[str, Any]) -> Rollback | None:
+    """Parse `status.rollback`, None if it is absent or unreadable."""
+    part = status.get("rollback")
+    if not isinstance(part, Mapping) or not part.get("templateHash"):
+        return None
+    known = {str(reason): reason for reason in Reason}
+    return Rollback(
+        int(part.get("generation") or 0),
+        str(part["templateHash"]),
+        known.get(str(part.get("reason")), Reason.ROLLOUT_FAILED),
+        str(part.get("message") or ""),
+    )
+
+
+def decide_last_good(
+    facts: Facts, status: Mapping[str, Any], wanted_hash: str, generation: int, now: float
+) -> tuple[LastGood | None, float | None]:
+    """Return the last good template, and the seconds until the current one could become it.
+
+    The first template of a service needs no requeue a minute after its start: any later reconcile
+    recognizes it as good by its pods or by a status that has had Ready=True for a minute.
+    """
+    known, current = parse_last_good(status), facts.current
+    if current is None or not current.template_hash:
+        return known, None
+    if known and known.template_hash == current.template_hash:
+        return known, None
+    if any(item.desired_replicas > 0 for item in facts.revisions if item.uid != current.uid):
+        return known, None
+    lasted = _ready_for_s(facts, current, status, now)
+    if lasted is None:
+        return known, None
+    if lasted < GOOD_AFTER_S:
+        return known, GOOD_AFTER_S - lasted if known else None
+    is_wanted = current.template_hash == wanted_hash
+    before = known.generation if known else int(status.get("observedGeneration") or generation)
+    return LastGood(generation if is_wanted else before, current.template_hash), None
+
+
+def _ready_for_s(
+    facts: Facts, current: Revision, status: Mapping[str, Any], now: float
+) -> float | None:
+    """Return for how many seconds the current revision has had, or had until now, a ready pod.
+
+    None means that there is no evidence. The condition Ready is evidence only for a single revision
+    that was created before the condition became True. Otherwise it could refer to another revision.
+    """
+    since = [
+        pod.ready_since
+        for pod in facts.pods_of(current)
+        if pod.ready and pod.ready_since is not None
+    ]
+    ready = previous_condition(status, ConditionType.READY) or {}
+    ready_at = rfc3339.parse(ready.get("lastTransitionTime"))
+    is_evidence = ready.get("status") == Status.TRUE and len(facts.revisions) == 1
+    if is_evidence and ready_at is not None and current.created <= ready_at:
+        since.append(ready_at)
+    return now - min(since) if since else None
+
+
+def decide_verdict(problem: Problem, now: float) -> Verdict:
+    """Decide whether a problem has outlasted its patience.
+
+    Worked example: an image that cannot be pulled is a failure 180 s after the creation of its pod.
+    At 170 s the result is "not failed, requeue after 10 s".
+    """
+    patience = PATIENCE.get(problem.reason)
+    if patience is None:
+        return Verdict(False)
+    if patience.terminations is not None and problem.terminations >= patience.terminations:
+        return Verdict(True)
+    if patience.seconds is not None and problem.since is not None:
+        left = problem.since + patience.seconds - now
+        return Verdict(True) if left <= 0 else Verdict(False, left)
+    return Verdict(False)
+
+
+def decide_failure(
+    pods: Sequence[Pod], problems: Sequence[Problem], startup_s: float, now: float
+) -> tuple[Problem | None, float | None]:
+    """Return the failure of a revision from its pods and problems, and the seconds until a requeue.
+
+    `startup_s` applies only while no pod is ready. A revision with a ready pod may still fail
+    because of a problem of another pod.
+    """
+    again: list[float] = []
+    for problem in problems:
+        verdict = decide_verdict(problem, now)
+        if verdict.failed:
+            return problem, None
+        if verdict.again_after_s is not None:
+            again.append(verdict.again_after_s)
+    if pods and not any(pod.ready for pod in pods):
+        left = min(pod.created for pod in pods) + startup_s - now
+        if left <= 0:
+            return _timed_out(problems, startup_s), None
+        again.append(left)
+    return None, min(again, default=None)
+
+
+def _timed_out(problems: Sequence[Problem], startup_s: float) -> Problem:
+    """Return the failure of a start that took too long: the first problem, else RolloutFailed."""
+    if problems:
+        return problems[0]
+    what = f"No engine became ready within {startup_s:g} s"
+    advice = "Read the pods' logs, or raise spec.rollout.startupSeconds."
+    return Problem(Reason.ROLLOUT_FAILED, say(what, "", advice))
+
+
+def decide_rollout(
+    facts: Facts,
+    problems: Sequence[Problem],
+    *,
+    wanted_hash: str,
+    last_good: LastGood | None,
+    known: Rollback | None,
+    rules: Rollout,
+    generation: int,
+    now: float,
+) -> RolloutDecision:
+    """Decide between the wanted template and the last good one.
+
+    `problems` are those of the current revision's pods, oldest pod first.
+    """
+    way_back = _way_back(facts, last_good, wanted_hash)
+    if known and known.template_hash == wanted_hash and rules.on_failure is OnFailure.ROLLBACK:
+        return RolloutDecision(known, way_back) if way_back else RolloutDecision()
+    current = facts.current
+    if current is None or current.template_hash != wanted_hash:
+        return RolloutDecision()
+    if last_good and last_good.template_hash == wanted_hash:
+        return RolloutDecision()
+    failure, again = decide_failure(
+        facts.pods_of(current), problems, float(rules.startup_seconds), now
+    )
+    if failure is None:
+        return RolloutDecision(again_after_s=again)
+    if way_back is None or rules.on_failure is OnFailure.HOLD:
+        return RolloutDecision(failure=failure)
+    rollback = Rollback(generation, wanted_hash, failure.reason, failure.message)
+    return RolloutDecision(rollback, way_back, is_new=True, failure=failure)
+
+
+def _way_back(facts: Facts, last_good: LastGood | None, wanted_hash: str) -> str | None:
+    """Return the ReplicaSet of the last good template, None if it is missing or the wanted one."""
+    if last_good is None or last_good.template_hash == wanted_hash:
+        return None
+    revision = facts.revision_with(last_good.template_hash)
+    return revision.name if revision else None
+
+
+def decide_strategy(
+    facts: Facts, problems: Mapping[str, Problem], rules: Rollout, now: float
+) -> tuple[RolloutStrategy, float | None]:
+    """Return Surge or Replace, and the seconds until time alone could change the decision.
+
+    Auto starts with Surge. It changes to Replace for the rest of the rollout once an additional pod
+    found no accelerator for 120 s while more than one replica is ready. Replace in the spec is
+    ignored while a surge adds pods of a revision that cannot start: no ready pod is removed for it.
+    `problems` are by pod name.
+    """
+    if rules.strategy is RolloutStrategy.REPLACE and _surges_in_vain(facts, problems, rules):
+        return RolloutStrategy.SURGE, None
+    if rules.strategy is not RolloutStrategy.AUTO:
+        return rules.strategy, None
+    if not _is_rolling(facts):
+        return RolloutStrategy.SURGE, None
+    if facts.engine is not None and facts.engine.max_surge == 0 and rules.max_surge > 0:
+        return RolloutStrategy.REPLACE, None
+    waits = [
+        now - pod.created
+        for pod in facts.pods_of(facts.current)
+        if pod.name in problems and problems[pod.name].reason is Reason.INSUFFICIENT_GPU
+    ]
+    if not waits or facts.ready_replicas < 2:
+        return RolloutStrategy.SURGE, None
+    left = REPLACE_AFTER_S - max(waits)
+    return (RolloutStrategy.SURGE, left) if left > 0 else (RolloutStrategy.REPLACE, None)
+
+
+def _surges_in_vain(facts: Facts, problems: Mapping[str, Problem], rules: Rollout) -> bool:
+    """Return True if the live Deployment surges and new pods fail, but not for lack of room."""
+    if facts.engine is None or facts.engine.max_surge == 0 or rules.max_surge == 0:
+        return False
+    pods = facts.pods_of(facts.current)
+    found = [problems[pod.name].reason for pod in pods if pod.name in problems]
+    return (
+        _is_rolling(facts)
+        and not any(pod.ready for pod in pods)
+        and any(reason not in WANT_OF_ROOM for reason in found)
+    )
+
+
+def _is_rolling(facts: Facts) -> bool:
+    """Return True if an older revision has pods or is still scaled above zero."""
+    current = facts.current
+    return current is not None and any(
+        item.desired_replicas > 0 or item.replicas > 0
+        for item in facts.revisions
+        if item.uid != current.uid
+    )
+
+
+def is_scale_up_blocked(facts: Facts, problems: Sequence[Problem]) -> bool:
+    """Return True if no pod of the current revision is ready and the reason is known."""
+    pods = facts.pods_of(facts.current)
+    return bool(problems) and bool(pods) and not any(pod.ready for pod in pods)

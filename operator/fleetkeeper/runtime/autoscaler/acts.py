@@ -1,0 +1,91 @@
+"""The control loop's own writes to the cluster: pod replacements and events."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from fleetkeeper.adapters.kubernetes.errors import ApiError
+from fleetkeeper.adapters.kubernetes.resources import POD
+from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
+from fleetkeeper.autoscale.rules.removal import Removal
+from fleetkeeper.autoscale.signals.samples import PodSample
+from fleetkeeper.autoscale.types import PodView
+from fleetkeeper.common.values import Event
+from fleetkeeper.runtime.defects import Defects
+from fleetkeeper.runtime.event_recorder import EventRecorder
+from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.state.cache import Cache
+
+log = structlog.get_logger(__name__)
+
+ReadPod = Callable[[PodView], Awaitable[PodSample | None]]
+"""Reads one pod's metrics port; returns None if there is no usable answer."""
+
+
+class ControlActs:
+    """Writes that are not part of a reconcile."""
+
+    def __init__(
+        self,
+        writer: KubernetesWriter,
+        cache: Cache,
+        metrics: OperatorMetrics,
+        *,
+        read_pod: ReadPod | None,
+        now: Callable[[], float],
+        instance: str,
+        defects: Defects,
+        lease: Key,
+    ) -> None:
+        """With `read_pod=None` pods may not be read directly, and none is ever deleted."""
+        self._writer = writer
+        self._cache = cache
+        self._metrics = metrics
+        self._read_pod = read_pod
+        self._lease = lease
+        self._board = EventRecorder(writer, metrics, now=now, instance=instance, defects=defects)
+
+    async def replace_pod(self, key: Key, pod: PodView, removal: Removal) -> bool:
+        """Delete exactly this pod in its last seen version; return whether it was deleted.
+
+        The pod drains within its own grace period, and its ReplicaSet creates another. It is deleted
+        only if a direct read confirms the cause; without a usable answer it is kept. A refusal is
+        logged, and a later tick decides again.
+        """
+        if self._cache.unreadable(key):
+            log.warning("pod kept: an object of its service is unreadable", service=str(key))
+            return False
+        version = self._cache.version(key, POD.kind, pod.name)
+        if version is None:
+            return False
+        about = {"service": str(key), "pod": pod.name, "why": removal.why}
+        sample = await self._read_pod(pod) if self._read_pod is not None else None
+        if not removal.is_confirmed_by(sample):
+            said = "no usable answer" if sample is None else "its metrics do not show the cause"
+            log.warning("pod kept: not confirmed by a direct read", **about, said=said)
+            return False
+        try:
+            await self._writer.delete(
+                POD, key.namespace, pod.name, uid=pod.uid, resource_version=str(version)
+            )
+        except ApiError as problem:
+            self._metrics.errors.labels(problem.reason).inc()
+            log.warning("pod replacement failed", **about, error=str(problem))
+            return False
+        self._cache.deleting(key, POD.kind, pod.name)
+        log.info("pod replaced", **about)
+        return True
+
+    async def post_event(self, key: Key, event: Event) -> None:
+        """Post an event on the service, if it still exists."""
+        entry = self._cache.service(key)
+        if entry is None:
+            return
+        await self._board.post(key, entry.unpack(), event)
+
+    async def post_fleet_event(self, event: Event) -> None:
+        """Post an event that concerns many services on the operator's Lease."""
+        await self._board.post_fleet(self._lease, event)

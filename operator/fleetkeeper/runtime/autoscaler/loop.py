@@ -1,0 +1,422 @@
+"""The control loop, which turns measurements into limits, replicas and admission every few seconds.
+
+One tick for all services:
+
+    samples of all pods (from Prometheus; what it does not know, from the pods themselves)
+      -> decide_service for each -> arbitrate over all -> build_report for each
+      -> limits and events to the outbox; allocations and status to the next reconcile
+
+This module does not decide. A service whose decision fails keeps its last one; others are not
+affected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol, TypeVar
+
+import structlog
+
+from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.types import BatchingMode
+from fleetkeeper.autoscale.arbitrate import Allocation
+from fleetkeeper.autoscale.constants import RATE_S, TICK_S
+from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.memory import ControlMemory
+from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.rules.remedies import Remedy
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import PodSample
+from fleetkeeper.autoscale.signals.series_map import edges_of
+from fleetkeeper.autoscale.tick import decide_service
+from fleetkeeper.autoscale.types import (
+    ControlInputs,
+    ControlSettings,
+    PodView,
+    PutOutcome,
+)
+from fleetkeeper.reconcile.context import PlanContext
+from fleetkeeper.runtime.autoscaler.arbiter import Arbiter
+from fleetkeeper.runtime.autoscaler.inputs import (
+    Fleet,
+    is_unseen,
+    observe_fleet,
+    parsed_service,
+    read_settings,
+    starting_memory,
+)
+from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
+from fleetkeeper.runtime.autoscaler.outbox import (
+    Engines,
+    Outbox,
+    PostEvent,
+    PostFleetEvent,
+    ReplacePod,
+)
+from fleetkeeper.runtime.controller import ControlView
+from fleetkeeper.runtime.defects import Defects
+from fleetkeeper.runtime.fleet_events import FleetEvents
+from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+
+log = structlog.get_logger(__name__)
+
+Item = TypeVar("Item")
+SERVICES_PER_YIELD: Final = 20
+"""Services decided between two yields to other tasks: 10 to 20 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A service whose pods are measured; its objectives decide which bucket edges are read.
+
+    `directly`: read the pods themselves, because replicas or admission may be reduced.
+    """
+
+    key: Key
+    edges: Edges
+    pods: tuple[PodView, ...]
+    directly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Samples by service, and the services for which Prometheus has nothing fresh (`lost`).
+
+    `disputed`: services with pods for which Prometheus has several series where one is expected.
+    `checks`: Prometheus' samples of the other services can be checked against the pods.
+    """
+
+    samples: Mapping[Key, tuple[PodSample, ...]]
+    lost: frozenset[Key] = frozenset()
+    disputed: frozenset[Key] = frozenset()
+    checks: bool = False
+
+    def checks_directly(self, key: Key) -> bool:
+        """Return whether a service's samples are from Prometheus and its pods can confirm them."""
+        return self.checks and key not in self.lost and key not in self.disputed
+
+
+class Source(Protocol):
+    """The source of samples. It does not raise for an outage, but returns what is lost."""
+
+    async def observe(self, targets: Sequence[Target], now: float) -> Readings:
+        """Return the newest samples of the targets' pods."""
+
+
+PENDING: Final = ControlView(is_pending=True)
+
+
+@dataclass(slots=True)
+class _ServiceState:
+    """The loop's state of one service."""
+
+    uid: str
+    version: int
+    service: InferenceService | None
+    memory: ControlMemory
+    view: ControlView = field(default_factory=lambda: PENDING)
+    outcomes: tuple[PutOutcome, ...] = ()
+    doubted: frozenset[str] = frozenset()
+    failed_writes: int = 0
+    asks_pods: bool = False
+    allocated: int | None = None
+    settings: ControlSettings | None = None
+    settings_mark: tuple[int, Remedy | None] | None = None
+
+    def take(self, outcome: PutOutcome) -> None:
+        """Record the outcome of a limits request for the next tick.
+
+        `doubted` are the pods whose last request failed.
+        """
+        self.outcomes = (*self.outcomes, outcome)
+        rest = self.doubted - {outcome.pod}
+        self.doubted = rest if outcome.succeeded else rest | {outcome.pod}
+
+
+@dataclass(frozen=True, slots=True)
+class _ServiceTick:
+    """The state of one service in one tick."""
+
+    key: Key
+    state: _ServiceState
+    settings: ControlSettings
+    fleet: Fleet
+    edges: Edges
+
+    @property
+    def target(self) -> Target:
+        """The measurements that this service needs."""
+        return Target(self.key, self.edges, self.fleet.pods, self.state.asks_pods)
+
+
+class ControlLoop:
+    """The control loop of the leader. The planner's snapshots include its `view`."""
+
+    def __init__(
+        self,
+        *,
+        cache: Cache,
+        queue: KeyedQueue,
+        context: PlanContext,
+        source: Source,
+        engines: Engines,
+        replace_pod: ReplacePod,
+        post_event: PostEvent,
+        post_fleet_event: PostFleetEvent,
+        metrics: ControlMetrics,
+        defects: Defects,
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+        can_steer: bool = True,
+        tick_s: float = TICK_S,
+        ledger: GpuLedger | None = None,
+    ) -> None:
+        """With `can_steer=False` (no control key) limits and restarts are only computed and reported."""
+        self._cache = cache
+        self._queue = queue
+        self._context = context
+        self._source = source
+        self.outbox = Outbox(
+            engines, replace_pod, post_event, post_fleet_event, metrics=metrics, defects=defects
+        )
+        self._events = FleetEvents(self.outbox.post, self.outbox.post_fleet)
+        self._metrics = metrics
+        self._defects = defects
+        self._now = now
+        self._monotonic = monotonic
+        self._can_steer = can_steer
+        self._tick_s = tick_s
+        self._ledger = ledger or GpuLedger(cache, context.gpu_budget)
+        self._arbiter = Arbiter(self._ledger, defects)
+        self._states: dict[Key, _ServiceState] = {}
+        self._started = now()
+
+    # -- for the controller -----------------------------------------------------------------------
+
+    def view(self, key: Key) -> ControlView:
+        """Return the latest result for this service; pending until it is decided."""
+        state = self._states.get(key)
+        return state.view if state is not None else PENDING
+
+    def forget(self, key: Key) -> None:
+        """Forget a deleted service."""
+        self._states.pop(key, None)
+        self._metrics.forget(key)
+
+    def refused_replicas(self, key: Key) -> None:
+        """Count a refused write of the engine Deployment, for the control breaker."""
+        state = self._states.get(key)
+        if state is not None:
+            state.failed_writes += 1
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Tick until cancelled. A tick that takes too long delays the next; ticks never overlap.
+
+        Raises:
+            ExceptionGroup: with LeaseLost, when this process must not write anymore.
+        """
+        self._started = self._now()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.outbox.run(), name="control outbox")
+            group.create_task(self._tick_on(), name="control ticks")
+
+    async def drain(self) -> None:
+        """Post the events that still wait at the end of the process: its successor has none of them.
+
+        Raises:
+            LeaseLost: this process must not write anymore.
+        """
+        self._events.flush(math.inf)
+        await self.outbox.drain_acts()
+
+    async def _tick_on(self) -> None:
+        while True:
+            began = self._monotonic()
+            with self._defects.contained("tick"):
+                await self.tick()
+            took_s = self._monotonic() - began
+            self._metrics.tick_seconds.observe(took_s)
+            await asyncio.sleep(max(0.0, self._tick_s - took_s))
+
+    async def tick(self) -> None:
+        """Run one tick for all services. The outbox sends the resulting requests later."""
+        self._events.flush(self._now())
+        service_ticks = [service_tick async for service_tick in self._service_ticks()]
+        if not service_ticks:
+            return
+        readings = Readings({})
+        with self._defects.contained("measure"):
+            readings = await self._source.observe(
+                [service_tick.target for service_tick in service_ticks], self._now()
+            )
+        now = self._now()
+        decided = []
+        async for service_tick in _yielding(service_ticks):
+            with self._defects.contained("decide", service_tick.key):
+                decided.append((service_tick, *self._decide(service_tick, readings, now)))
+        allocations = self._arbiter.allocations(
+            [(service_tick.key, decision.want) for service_tick, decision, _ in decided]
+        )
+        async for service_tick, decision, memory in _yielding(decided):
+            if (
+                self._states.get(service_tick.key) is service_tick.state
+                and service_tick.key in allocations
+            ):
+                with self._defects.contained("conclude", service_tick.key):
+                    self._carry_over(
+                        service_tick, allocations[service_tick.key], decision, memory, now
+                    )
+
+    def _is_sure(self, service_tick: _ServiceTick, decision: ControlDecision, now: float) -> bool:
+        """Return whether this result replaces the one that the previous process wrote.
+
+        Rates need a few samples. Until they are known, or have had time to become known, a missing
+        rate does not replace the status. An event does.
+        """
+        return (
+            not service_tick.state.view.is_pending
+            or not _has_words(service_tick.state.service)
+            or decision.signals.known
+            or now - self._started >= RATE_S
+            or bool(decision.events)
+        )
+
+    async def _service_ticks(self) -> AsyncIterator[_ServiceTick]:
+        async for key in _yielding(self._cache.services()):
+            if self._cache.is_held(key):
+                continue
+            service_tick = None
+            with self._defects.contained("observe", key):
+                service_tick = self._service_tick(key)
+            if service_tick is not None:
+                yield service_tick
+
+    def _service_tick(self, key: Key) -> _ServiceTick | None:
+        state = self._state(key)
+        if state is None or state.service is None or state.service.deleting:
+            return None
+        fleet = observe_fleet(self._cache, key, self._now())
+        if fleet is None:
+            return None
+        settings = self._settings(state, state.service)
+        return _ServiceTick(key, state, settings, fleet, edges_of(settings))
+
+    def _settings(self, state: _ServiceState, service: InferenceService) -> ControlSettings:
+        """Return the settings of the spec and the remedy in force; parse again if one changed."""
+        mark = (state.version, state.memory.remedy)
+        if state.settings is None or state.settings_mark != mark:
+            settings = read_settings(service, state.memory)
+            if not self._can_steer:
+                settings = replace(settings, batching_mode=BatchingMode.ADVISORY)
+            state.settings, state.settings_mark = settings, mark
+        return state.settings
+
+    def _state(self, key: Key) -> _ServiceState | None:
+        entry = self._cache.service(key)
+        if entry is None:
+            return None
+        state = self._states.get(key)
+        if state is not None and (state.uid, state.version) == (entry.uid, entry.version):
+            return state
+        service = parsed_service(
+            entry.unpack(), floating_revisions=self._context.floating_revisions
+        )
+        if state is None or state.uid != entry.uid or (state.service is None and service):
+            memory = ControlMemory() if service is None else starting_memory(service, self._now())
+            state = self._states[key] = _ServiceState(entry.uid, entry.version, service, memory)
+            return state
+        state.version, state.service = entry.version, service
+        return state
+
+    def _decide(
+        self, service_tick: _ServiceTick, readings: Readings, now: float
+    ) -> tuple[ControlDecision, ControlMemory]:
+        """Decide one service."""
+        state, fleet = service_tick.state, service_tick.fleet
+        inputs = ControlInputs(
+            namespace=service_tick.key.namespace,
+            name=service_tick.key.name,
+            settings=service_tick.settings,
+            replicas=fleet.replicas,
+            started=self._started,
+            pods=fleet.pods,
+            samples=readings.samples.get(service_tick.key, ()),
+            allocated_replicas=state.allocated,
+            put_outcomes=state.outcomes,
+            failed_writes=state.failed_writes,
+            prometheus_lost=service_tick.key in readings.lost,
+            checks_directly=readings.checks_directly(service_tick.key),
+            prometheus_disputed=service_tick.key in readings.disputed,
+            scale_up_blocked=fleet.scale_up_blocked,
+            out_of_memory_pods=fleet.out_of_memory_pods,
+            rolling_out=fleet.rolling_out or is_unseen(state.service),
+            gpus_per_replica=fleet.gpus_per_replica,
+        )
+        state.outcomes, state.failed_writes = (), 0
+        return decide_service(inputs, state.memory, now)
+
+    def _carry_over(
+        self,
+        service_tick: _ServiceTick,
+        allocation: Allocation,
+        decision: ControlDecision,
+        memory: ControlMemory,
+        now: float,
+    ) -> None:
+        """Make the decision the planner's next view; queue a reconcile if it differs."""
+        state = service_tick.state
+        report, reported = build_report(decision, allocation, memory, now)
+        before = state.view
+        state.asks_pods = decision.asks_pods
+        if self._is_sure(service_tick, decision, now):
+            state.memory = reported
+            state.view = ControlView(report.allocation, report.status, decision.pod_load)
+        else:
+            state.memory = memory
+            state.view = replace(before, allocation=report.allocation, pod_load=decision.pod_load)
+        state.allocated = report.allocation.replicas if report.allocation is not None else None
+        self._metrics.show(service_tick.key, report.metrics)
+        is_new_limit = self._ledger.limit(
+            service_tick.key, allocation, decision.want.gpus_per_replica
+        )
+        if is_new_limit or _is_news(before, state.view):
+            self._queue.add(service_tick.key)
+        for event in report.events:
+            self._events.add(service_tick.key, event, now)
+        if self._can_steer:
+            for put in decision.puts:
+                self.outbox.send(
+                    service_tick.key, put, state.take, doubted=put.pod in state.doubted
+                )
+        pods = {pod.name: pod for pod in service_tick.fleet.pods}
+        for name, removal in decision.replace_pods.items():
+            self.outbox.replace(service_tick.key, pods[name], removal)
+
+
+def _has_words(service: InferenceService | None) -> bool:
+    """Return whether the status holds a report of the control loop."""
+    return service is not None and bool(service.status.get("breaker"))
+
+
+def _is_news(before: ControlView, after: ControlView) -> bool:
+    """Return whether the planner would act on the change: an allocation's text always changes."""
+    allocations = [
+        allocation and (allocation.replicas, allocation.reason)
+        for allocation in (before.allocation, after.allocation)
+    ]
+    return allocations[0] != allocations[1] or before.control_status != after.control_status
+
+
+async def _yielding(items: Iterable[Item]) -> AsyncIterator[Item]:
+    """Yield the items, and let other tasks run in between: leases and probes wait for no tick."""
+    for number, item in enumerate(items):
+        if number % SERVICES_PER_YIELD == SERVICES_PER_YIELD - 1:
+            await asyncio.sleep(0)
+        yield item

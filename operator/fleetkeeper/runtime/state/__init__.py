@@ -1,0 +1,1 @@
+"""Records of the cluster's objects, by service."""
