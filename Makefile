@@ -89,7 +89,7 @@ test-cluster: setup programs ## Tests on a real API server (etcd, kube-apiserver
 	@$(PYTEST) -n $(WORKERS) $(USUAL) tests/cluster
 
 test-fault: setup setup-engine programs ## The long fault campaign: API faults, hostile tenants, pods and clients (an hour)
-	@FLEETKEEPER_CAMPAIGN=long $(PYTEST) tests/fault tests/engine/test_hostile_client.py tests/cluster/test_isolation_size.py -s
+	@FLEETKEEPER_CAMPAIGN=long $(PYTEST) tests/fault tests/engine/test_hostile_client.py tests/cluster/isolation/test_size.py -s
 
 test-engine: setup setup-engine ## Tests on a real vLLM for CPU
 	@$(PYTEST) $(USUAL) tests/engine

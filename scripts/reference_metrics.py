@@ -1,6 +1,6 @@
 """The metrics page and the index of runbooks, generated from the contract, operator and reasons.
 
-Tables here hold what no program defines; tests/unit/test_docs_reference.py compares them with the
+Tables here hold what no program defines; tests/unit/repository/test_docs_reference.py compares them with the
 programs.
 """
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-import plane_fixtures
-from lanes import FULL_EXAMPLES
+from tests.support import plane_fixtures
+from tests.support.lanes import FULL_EXAMPLES
 
 EXAMPLES: Final = {"dev": 20, "shared-machine": FULL_EXAMPLES, "exhaustive": 500}
 """Examples of a property by Hypothesis profile: `make test-fast`, `make test` and `make test-all`."""
@@ -36,10 +36,10 @@ STAGES: Final = ("fault", "cluster", "unit", "engine", "e2e")
 WHOLE_MACHINE: Final = frozenset({"engine", "e2e"})
 """A real vLLM takes every core, and there is one node a machine: these run one after another."""
 FIRST: Final = (
-    "test_isolation_restart_writes",
-    "test_operator_rollback",
-    "test_control_prometheus",
-    "test_operator_crash",
+    "cluster/isolation/test_restart_writes",
+    "cluster/operator/test_rollback",
+    "cluster/autoscale/test_prometheus.py",
+    "cluster/operator/test_crash",
 )
 """The longest files start first, so that no worker is left with one of them at the end."""
 LAST: Final = "test_hostile_client"

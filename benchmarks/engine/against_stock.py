@@ -15,7 +15,7 @@ from clients import CONCURRENCIES, WARM_S, Load
 from shared_words import shared_words
 from turns import MAX_TURN_S, MIN_TURN_S, Turn, ratio_of, taking_turns
 
-from inside_engine import InsideEngine, client
+from tests.support.inside_engine import InsideEngine, client
 
 COUNTED = Path(__file__).resolve().parent / "counted"
 SIDES = {"stock": False, "again": False, "ours": True}

@@ -12,7 +12,7 @@ from statistics import median
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from inside_engine import InsideEngine
+from tests.support.inside_engine import InsideEngine
 
 WARM_S = 3.0
 POLL_S = 0.05

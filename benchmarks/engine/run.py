@@ -32,7 +32,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
+sys.path.insert(0, str(HERE.parents[1]))
 
 import accounted  # noqa: E402 - the path to inside_engine is set above
 import against_stock  # noqa: E402
@@ -43,7 +43,7 @@ from clients import CONCURRENCIES, warm_load  # noqa: E402
 from fleetkeeper_engine.in_vllm.http.asgi import App, Message, Receive, Scope, Send  # noqa: E402
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware  # noqa: E402
 from fleetkeeper_engine.shm.region import Region  # noqa: E402
-from inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
+from tests.support.inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
 
 INSIDE_ROUNDS = 5
 ROUND_S = 5.0

@@ -22,7 +22,7 @@ from clients import CONCURRENCIES, warm_load
 from shared_words import shared_words
 from turns import Turn, ratio_of
 
-from inside_engine import InsideEngine, client
+from tests.support.inside_engine import InsideEngine, client
 
 INSIDE = Path(__file__).resolve().parent / "switched_inside"
 WITHOUT, WITH = SIDES = (0, 1)

@@ -31,8 +31,8 @@ from fleetkeeper_local.programs import program_path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
-from idle_engines import add_nodes, half_answer  # noqa: E402 -- on the path set above
+sys.path.insert(0, str(ROOT))
+from tests.support.idle_engines import add_nodes, half_answer  # noqa: E402 -- on the path set above
 
 GPUS_A_NODE = 8
 IN_FLIGHT = 16

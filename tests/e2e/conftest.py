@@ -28,8 +28,8 @@ from fleetkeeper_local.node import Node
 from fleetkeeper_local.paths import cache_dir
 from fleetkeeper_local.report import say
 from fleetkeeper_local.settings import NodeSettings
-from node_world import MachineState, Pods, machine_state, until
-from service_world import ordered, tiny, tracebacks
+from tests.support.node_world import MachineState, Pods, machine_state, until
+from tests.support.service_world import ordered, tiny, tracebacks
 
 DATA = cache_dir() / "e2e-node"
 """In the cache: the next session finds its images there."""

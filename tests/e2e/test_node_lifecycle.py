@@ -14,8 +14,8 @@ from fleetkeeper_local import images, lock
 from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.node import STOP_ORDER, Node
 from fleetkeeper_local.settings import NodeSettings
-from lanes import keep_first
-from node_world import MachineState, Pods, machine_state, pod_manifest, until
+from tests.support.lanes import keep_first
+from tests.support.node_world import MachineState, Pods, machine_state, pod_manifest, until
 
 SLEEP = "import time; print('up'); time.sleep(3600)"
 

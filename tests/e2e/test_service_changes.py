@@ -15,8 +15,8 @@ from fleetkeeper.reconcile.manifests.engine_document import KEYS_DIR
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import kill_operators
 from fleetkeeper_local.demo.installation import PROFILE, Installation
-from lanes import keep_first
-from service_world import (
+from tests.support.lanes import keep_first
+from tests.support.service_world import (
     await_leader,
     await_measured,
     await_operators,

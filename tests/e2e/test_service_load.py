@@ -12,7 +12,7 @@ import pytest
 from fleetkeeper_engine.in_vllm.realtime_reserve import PREFILL_QUANTUM_TOKENS
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.node import Node
-from service_world import (
+from tests.support.service_world import (
     HEAVY,
     await_measured,
     complete,

@@ -6,7 +6,7 @@ import pytest
 
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import freeze_engine
-from service_world import complete, failures, in_container, says, steady
+from tests.support.service_world import complete, failures, in_container, says, steady
 
 EAT_MEMORY = """
 from pathlib import Path

@@ -8,8 +8,8 @@ from fleetkeeper.api.names import router_name
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import processes_of
 from fleetkeeper_local.demo.installation import Installation
-from node_world import until
-from service_world import await_operators, failures, steady, tracebacks
+from tests.support.node_world import until
+from tests.support.service_world import await_operators, failures, steady, tracebacks
 
 pytestmark = pytest.mark.usefixtures("calm_operator")
 

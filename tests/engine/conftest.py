@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from inside_engine import end_shared_engine
-from supervised_engine import (
+from tests.support.inside_engine import end_shared_engine
+from tests.support.supervised_engine import (
     COMPILED,
     GIB,
     Document,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervised_engine import GIB, StartEngine, desired_document, with_config
+from tests.support.supervised_engine import GIB, StartEngine, desired_document, with_config
 
 pytestmark = pytest.mark.timeout(1200)
 

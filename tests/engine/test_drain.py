@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from fleetkeeper_engine.shm.region import Region
-from supervised_engine import (
+from tests.support.supervised_engine import (
     ENGINE_PYTHON,
     GIB,
     RunningEngine,

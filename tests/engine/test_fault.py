@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleetkeeper_engine.supervisor.health import Progress, decide_progress, is_live
-from inside_engine import InsideEngine, client
+from tests.support.inside_engine import InsideEngine, client
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -19,7 +19,7 @@ from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState
-from supervised_engine import RunningEngine, eight_running, stopped
+from tests.support.supervised_engine import RunningEngine, eight_running, stopped
 
 pytestmark = pytest.mark.timeout(1200)
 SHORT_STALL_S = 8

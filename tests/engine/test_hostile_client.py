@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import psutil
 import requests
 
-from hostile_requests import HostileRequest, hostile_request
-from supervised_engine import COMPILED, RunningEngine
+from tests.support.hostile_requests import HostileRequest, hostile_request
+from tests.support.supervised_engine import COMPILED, RunningEngine
 
 REQUESTS = 10_000 if os.environ.get("FLEETKEEPER_CAMPAIGN") == "long" else 1_000
 SEED = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261123"))

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from inside_engine import PYTHON, ROOT
+from tests.support.inside_engine import PYTHON, ROOT
 
 SCRIPT = """
 import os, sys

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from model_hub import COMMIT, TOKEN, ModelHub, model_hub
-from supervised_engine import (
+from tests.support.model_hub import COMMIT, TOKEN, ModelHub, model_hub
+from tests.support.supervised_engine import (
     ENGINE_PYTHON,
     STOCK_PYTHON,
     RunningEngine,
@@ -23,7 +23,7 @@ from supervised_engine import (
     eight_running,
     stopped,
 )
-from tiny_adapter import make_tiny_adapter
+from tests.support.tiny_adapter import make_tiny_adapter
 
 pytestmark = pytest.mark.timeout(1200)
 STALL_S = 15

@@ -12,7 +12,7 @@ import pytest
 
 from fleetkeeper_engine.shm.histogram import BATCH_SEQUENCES_EDGES
 from fleetkeeper_engine.shm.layout import SchedulerBlock, Tier
-from inside_engine import PYTHON, InsideEngine, client, shared_engine
+from tests.support.inside_engine import PYTHON, InsideEngine, client, shared_engine
 
 STREAMS = 64
 CHANGES = 200

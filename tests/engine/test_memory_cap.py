@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from supervised_engine import GIB, RunningEngine, StartEngine, assert_within_cap, full_load
+from tests.support.supervised_engine import (
+    GIB,
+    RunningEngine,
+    StartEngine,
+    assert_within_cap,
+    full_load,
+)
 
 pytestmark = pytest.mark.timeout(1200)
 

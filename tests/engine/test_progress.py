@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from inside_engine import InsideEngine, client, shared_engine
+from tests.support.inside_engine import InsideEngine, client, shared_engine
 
 LONG_PROMPT = [10 + n % 900 for n in range(700)]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervised_engine import RunningEngine, Signer
+from tests.support.supervised_engine import RunningEngine, Signer
 
 CONTRACT = Path(__file__).resolve().parents[2] / "engine_image" / "contract"
 MB = 10**6

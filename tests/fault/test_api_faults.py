@@ -19,10 +19,10 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from fault_proxy import Fault, FaultProxy
 from fleetkeeper.adapters.kubernetes.resources import LEASE
 from fleetkeeper_local.controlplane import ControlPlane
-from operator_world import (
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.operator_world import (
     Live,
     OperatorProcess,
     World,

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import pytest_asyncio
 
-from control_world import LoopbackEngines, loopback_engines
 from fleetkeeper_local.controlplane import ControlPlane
-from hostile_engine import Hostility
-from operator_world import World, condition, operator_world, service
+from tests.support.control_world import LoopbackEngines, loopback_engines
+from tests.support.hostile_engine import Hostility
+from tests.support.operator_world import World, condition, operator_world, service
 
 CALM_PER_S: Final = 4.0
 BUSY_PER_S: Final = 40.0

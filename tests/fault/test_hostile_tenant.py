@@ -28,8 +28,8 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE, Resource
 from fleetkeeper_local.controlplane import ControlPlane
-from hostile_objects import hostile_child, hostile_service, hostile_status
-from operator_world import World, operator_world, service
+from tests.support.hostile_objects import hostile_child, hostile_service, hostile_status
+from tests.support.operator_world import World, operator_world, service
 
 LONG: Final = os.environ.get("FLEETKEEPER_CAMPAIGN") == "long"
 SEED: Final = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261123"))

@@ -26,7 +26,6 @@ import aiohttp
 import jwt
 from aiohttp import web
 
-from engine_metrics import metrics_text
 from fleetkeeper.adapters.engine import CONTROL_PORT
 from fleetkeeper.adapters.keys import ControlKeys, new_control_keys
 from fleetkeeper.adapters.kubernetes.resources import POD
@@ -37,8 +36,9 @@ from fleetkeeper.simulate.engine_model import Engine, EnginePod, Request
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports
 from fleetkeeper_local.programs import program_path
-from hostile_engine import Hostility, hostile_answer
-from operator_world import PATIENCE_S, OperatorProcess, World
+from tests.support.engine_metrics import metrics_text
+from tests.support.hostile_engine import Hostility, hostile_answer
+from tests.support.operator_world import PATIENCE_S, OperatorProcess, World
 
 EDGES: Final = Edges(0.5, 0.05)
 SMALL: Final = Engine(StepTime(0.010, 0.010, 2.0e-5, 5.0e-6, 0.0), max_sequences=8)

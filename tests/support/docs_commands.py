@@ -25,14 +25,14 @@ NOT_RUN: Mapping[str, str] = {
     r"alias kubectl=|export KUBECONFIG=|fleetkeeper crds|fleetkeeper run": "goes with the control plane that the line before started",
     r"REGISTRY=": "names a registry that is the reader's",
     r"podman |buildah |for image in |done$": "builds images for minutes; tests/e2e builds and runs them",
-    r"helm (install|upgrade|uninstall)": "needs the images; tests/cluster/test_chart_install.py installs, upgrades and removes",
-    r"kubectl (--namespace|-n) fleetkeeper-system ": "needs the chart's operator pod; tests/cluster/test_chart_install.py has it",
+    r"helm (install|upgrade|uninstall)": "needs the images; tests/cluster/chart/test_install.py installs, upgrades and removes",
+    r"kubectl (--namespace|-n) fleetkeeper-system ": "needs the chart's operator pod; tests/cluster/chart/test_install.py has it",
     r"kubectl -n team-a logs ": "fake pods have no log; tests/e2e reads real ones",
     r"kubectl -n team-a port-forward |curl ": "fake pods answer nothing; tests/e2e and tests/engine ask real ones",
     r"kubectl create deployment mine": "needs an image of the reader's",
     r"kubectl get namespace team-a ": "is meant for a namespace that is being deleted",
     r"kubectl delete ": "would remove what other tests use",
-    r"fleetkeeper local ": "starts a cluster; tests/cluster/test_local_controlplane.py and tests/e2e do",
+    r"fleetkeeper local ": "starts a cluster; tests/cluster/local/test_controlplane.py and tests/e2e do",
     r"\.venv-engine/bin/|while |for n in ": "needs vLLM; tests/engine does the same",
 }
 """Commands that no test of the docs runs, by how they begin, and why."""

@@ -17,8 +17,8 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from api_proxy import ApiProxy, failure, is_watch, started
 from fleetkeeper_local.controlplane import ControlPlane
+from tests.support.api_proxy import ApiProxy, failure, is_watch, started
 
 RETRY_AFTER_S: Final = 2
 DELAYS_S: Final = (0.1, 10.0)

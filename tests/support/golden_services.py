@@ -24,7 +24,7 @@ from fleetkeeper.reconcile.context import (
 )
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
-from random_specs import service_manifest
+from tests.support.random_specs import service_manifest
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 PVC: dict[str, Any] = {"source": "pvc://models/llama-3.1-8b"}

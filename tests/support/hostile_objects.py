@@ -19,7 +19,7 @@ from fleetkeeper.adapters.kubernetes.resources import (
 )
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY
 from fleetkeeper.reconcile.types import Kind
-from random_specs import random_spec
+from tests.support.random_specs import random_spec
 
 Object = dict[str, Any]
 

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from engine_metrics import metrics_text
 from fleetkeeper.adapters.engine import CONTROL_PORT
 from fleetkeeper.autoscale.capacity.step_time_model import StepTime
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.simulate.engine_model import Engine, EnginePod
 from fleetkeeper_local.controlplane import ControlPlane
+from tests.support.engine_metrics import metrics_text
 
 NETWORK: Final = "127.77"
 ADDRESSES_A_NODE: Final = 32

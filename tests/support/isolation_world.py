@@ -10,8 +10,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from contained import new_defects
-from control_cases import sample
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.adapters.kubernetes.resources import Resource
 from fleetkeeper.autoscale.types import LimitsRequest, PutOutcome
@@ -30,6 +28,8 @@ from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.state.cache import Cache
+from tests.support.contained import new_defects
+from tests.support.control_cases import sample
 
 Live = dict[str, Any]
 NAMESPACE = "team-a"

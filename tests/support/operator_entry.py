@@ -66,7 +66,8 @@ def break_step() -> None:
     path, _, service = (os.environ.get("BREAK") or "").partition(":")
     if not path:
         return
-    from isolation_world import Fault  # noqa: PLC0415 - only a broken operator needs it
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from tests.support.isolation_world import Fault  # noqa: PLC0415 - only a broken operator needs it
 
     module_name, _, name = path.rpartition(".")
     module = import_module(f"fleetkeeper.runtime.{module_name}")

@@ -37,8 +37,8 @@ from fleetkeeper.adapters.kubernetes.resources import (
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports
-from helm_chart import only, rendered
-from plane_state import mend, state_of
+from tests.support.helm_chart import only, rendered
+from tests.support.plane_state import mend, state_of
 
 CRDS = Path(__file__).parents[2] / "crds"
 HOOKED = (sys.executable, str(Path(__file__).with_name("operator_entry.py")))

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
-from plane_state import MENDED, mend, state_of
+from tests.support.plane_state import MENDED, mend, state_of
 
 PLANE = pytest.StashKey[ControlPlane]()
 PROBE = {

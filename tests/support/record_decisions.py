@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "unit")]
+sys.path.insert(0, str(ROOT))
 
-import plan_world  # noqa: E402 - found by the line above
 from fleetkeeper.autoscale import report as control_report  # noqa: E402
 from fleetkeeper.autoscale.types import ControlSettings  # noqa: E402
 from fleetkeeper.simulate import closed_loop  # noqa: E402
 from fleetkeeper.simulate.closed_loop import Scenario  # noqa: E402
 from fleetkeeper.simulate.engine_model import H100_70B  # noqa: E402
-from random_specs import random_spec  # noqa: E402
+from tests.support import plan_world  # noqa: E402 - found by the line above
+from tests.support.random_specs import random_spec  # noqa: E402
 
 
 def plain(value: object) -> Any:

@@ -9,8 +9,8 @@ from types import TracebackType
 import aiohttp
 from aiohttp import web
 
-from api_proxy import ApiProxy, failure, is_watch, started
 from fleetkeeper_local.controlplane import ControlPlane
+from tests.support.api_proxy import ApiProxy, failure, is_watch, started
 
 
 class WatchProxy(ApiProxy):

@@ -1,0 +1,75 @@
+"""A namespace that enforces Pod Security *restricted* admits the pods of any spec."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper_local.controlplane import ControlPlane, KubectlError
+from tests.support.random_specs import random_services
+
+NAMESPACE = "manifests-restricted"
+SERVICES = 150
+
+
+def _pods() -> Iterator[Manifest]:
+    """The pods that the Deployments of random services would make, without names of other objects.
+
+    Classes and accounts that do not exist are refused by other admission plugins.
+    """
+    context = default_context()
+    for number, service in enumerate(random_services(seed=11, count=SERVICES)):
+        profile = context.catalog.resolve(("cuda", "cpu")[number % 2])
+        children = desired_children(service, profile, context, replicas=1)
+        for index, child in enumerate(c for c in children if c["kind"] == "Deployment"):
+            template = child["spec"]["template"]
+            left_out = {"priorityClassName", "runtimeClassName", "serviceAccountName"}
+            spec = {key: item for key, item in template["spec"].items() if key not in left_out}
+            yield {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    **template["metadata"],
+                    "name": f"pod-{number}-{index}",
+                    "namespace": NAMESPACE,
+                },
+                "spec": spec,
+            }
+
+
+@pytest.fixture(scope="module")
+def restricted(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """The control plane with a namespace that refuses what is not restricted."""
+    control_plane.kubectl("create", "namespace", NAMESPACE)
+    control_plane.kubectl(
+        "label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted"
+    )
+    control_plane.kubectl("-n", NAMESPACE, "wait", "--for=create", "serviceaccount/default")
+    yield control_plane
+    control_plane.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def _try(plane: ControlPlane, pods: list[Manifest]) -> None:
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
+    plane.kubectl("create", "--dry-run=server", "-f", "-", input=listed)
+
+
+def test_pods_of_random_specs_are_admitted(restricted: ControlPlane) -> None:
+    """Engines and routers alike; the API server itself is the judge."""
+    pods = list(_pods())
+    assert len(pods) > SERVICES
+    _try(restricted, pods)
+
+
+def test_the_namespace_really_refuses(restricted: ControlPlane) -> None:
+    """The same pod with one right too many is refused, so the test above can fail."""
+    (pod,) = islice(_pods(), 1)
+    pod["spec"]["containers"][0]["securityContext"]["capabilities"]["add"] = ["SYS_ADMIN"]
+    with pytest.raises(KubectlError, match="violates PodSecurity"):
+        _try(restricted, [pod])

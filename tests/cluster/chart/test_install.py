@@ -1,0 +1,292 @@
+"""The chart on a real API server: Helm installs it, and its rights are all that the operator needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
+from fleetkeeper_local.controlplane import ControlPlane, KubectlError
+from tests.support.helm_chart import CHART, HelmError, helm, only, rendered
+from tests.support.operator_world import (
+    MARKER_PATH,
+    OperatorProcess,
+    World,
+    operator_world,
+    service,
+)
+
+FLEETKEEPER = str(Path(sys.executable).with_name("fleetkeeper"))
+PROFILES = {"cpu-0.32.0-1": None, "cuda-0.32.0-1": None}
+
+
+@dataclass(frozen=True)
+class Release:
+    """An installation by Helm."""
+
+    plane: ControlPlane
+    name: str
+    namespace: str
+    values: dict[str, Any]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What every Helm command needs."""
+        return (f"--namespace={self.namespace}", f"--kubeconfig={self.plane.kubeconfig}")
+
+    def objects(self) -> list[dict[str, Any]]:
+        """What the chart renders for it."""
+        return rendered(self.values, release=self.name, namespace=self.namespace)
+
+    def account(self, name: str = "") -> str:
+        """A service account of the release, as the API server calls it."""
+        return f"system:serviceaccount:{self.namespace}:{name or self.name}"
+
+    def install(self) -> None:
+        """Installs it and waits until its pods are ready."""
+        helm(
+            "install",
+            self.name,
+            str(CHART),
+            *self.arguments,
+            "--wait",
+            "--timeout=90s",
+            values=self.values,
+        )
+
+
+def _run(*arguments: str, kubeconfig: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [FLEETKEEPER, *arguments],
+        env={**os.environ, "KUBECONFIG": str(kubeconfig)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest_asyncio.fixture
+async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
+    async with operator_world(control_plane, "chart-served") as found:
+        yield found
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane) -> Iterator[str]:
+    """A fresh namespace for a release."""
+    name = f"chart-{secrets.token_hex(3)}"
+    control_plane.kubectl("create", "namespace", name)
+    control_plane.kubectl(
+        "label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted"
+    )
+    yield name
+    control_plane.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def _keys(plane: ControlPlane, namespace: str) -> None:
+    done = _run("keys", "--secret=given", f"--namespace={namespace}", kubeconfig=plane.kubeconfig)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest_asyncio.fixture(params=["ClusterRole", "Role"])
+async def release(
+    request: pytest.FixtureRequest, world: World, namespace: str
+) -> AsyncIterator[Release]:
+    """The chart installed: for the whole cluster, and for the world's namespace alone."""
+    namespaced = request.param == "Role"
+    name = f"fleetkeeper-{namespace}"
+    found = Release(
+        world.plane,
+        name,
+        namespace,
+        {
+            "namespaces": [world.namespace] if namespaced else [],
+            "crds": {"enabled": False},
+            "controlKeys": {"create": False, "secretName": "given"},
+            "dropProfilesInUse": True,
+        },
+    )
+    _keys(world.plane, namespace)
+    # The rights that other tests use must not hide what the chart's lack.
+    world.plane.kubectl("-n", world.namespace, "delete", "rolebinding", "test-operator")
+    found.install()
+    yield found
+    helm("uninstall", name, *found.arguments)
+
+
+def _operator(world: World, release: Release) -> OperatorProcess:
+    """A process with the account, the rights and the settings of the release, and nothing else."""
+    config = only(release.objects(), "ConfigMap", f"{release.name}-settings")["data"]
+    profiles = world.directory / "profiles.yaml"
+    profiles.write_text(config["profiles.yaml"])
+    settings = yaml.safe_load(config["settings.yaml"])
+    settings |= {"profilesFile": str(profiles), "controlJwksFile": None, "controlKeyFile": None}
+    file = world.directory / "settings.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    world.user = release.account()
+    # The pods that the chart made are fake ones: they hold no lease.
+    return world.operator(
+        kubeconfig=release.plane.service_account_kubeconfig(release.namespace, release.name),
+        env={
+            "FLEETKEEPER_CONFIG": str(file),
+            "FLEETKEEPER_OPERATOR_NAMESPACE": release.namespace,
+        },
+    )
+
+
+def _forbidden(plane: ControlPlane, user: str) -> list[str]:
+    found = []
+    for line in plane.audit_log.read_text().splitlines():
+        if f'"{user}"' not in line or '"code":403' not in line:
+            continue
+        event = json.loads(line)
+        if event["user"].get("username") != user or event["requestURI"] == MARKER_PATH:
+            continue
+        if event["responseStatus"]["code"] == 403:
+            found.append(f"{event['verb']} {event['requestURI']}")
+    return found
+
+
+async def test_the_charts_rights_are_all_that_the_operator_needs(
+    world: World, release: Release
+) -> None:
+    """A service with a router, without one, scaled, repaired and deleted: nothing is forbidden."""
+    operator = await _operator(world, release).start().leads()
+    await world.create(service(routing={"policy": "LeastLoaded", "replicas": 2}, replicas=1))
+    await world.ready()
+    assert {kind for kind, name in world.children() if name.endswith("-fk-router")} == {
+        "Deployment",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "RoleBinding",
+        "ServiceAccount",
+    }
+    binding = world.get("RoleBinding", "chat-fk-router")
+    assert binding is not None
+    assert binding["roleRef"]["name"] == f"{release.name}-router"
+    await world.change(replicas=2, routing={"policy": "None"})
+    await world.until(
+        "no router", lambda: not [n for _, n in world.children() if n.endswith("-fk-router")]
+    )
+    await world.ready()
+    await world.delete(INFERENCE_SERVICE, "chat")
+    await world.until("children gone", lambda: not world.children())
+    assert operator.alive
+    assert _forbidden(world.plane, release.account()) == []
+    assert world.writes()
+    assert all(write.namespace == world.namespace for write in world.writes())
+
+
+async def test_an_upgrade_and_a_return_leave_services_alone(world: World, release: Release) -> None:
+    """The operator's own objects change; the CRD, the keys and the services do not."""
+    await world.create(service())
+    before = world.plane.kubectl("-n", world.namespace, "get", "fis", "chat", "-o", "json")
+    newer = {**release.values, "workers": 8, "replicas": 1}
+    helm(
+        "upgrade",
+        release.name,
+        str(CHART),
+        *release.arguments,
+        "--wait",
+        "--timeout=90s",
+        values=newer,
+    )
+    helm("rollback", release.name, "1", *release.arguments, "--wait", "--timeout=90s")
+    after = world.plane.kubectl("-n", world.namespace, "get", "fis", "chat", "-o", "json")
+    assert json.loads(after)["metadata"]["uid"] == json.loads(before)["metadata"]["uid"]
+    assert json.loads(after)["metadata"]["generation"] == 1
+    assert "given" in release.plane.kubectl("-n", release.namespace, "get", "secrets", "-o", "name")
+
+
+def test_the_key_job_makes_keys_once_with_a_right_that_reads_nothing(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    """By the very account, role and arguments that the chart renders."""
+    objects = rendered({}, release="fleetkeeper", namespace=namespace)
+    name = "fleetkeeper-control-keys"
+    for kind in ("ServiceAccount", "Role", "RoleBinding"):
+        control_plane.kubectl("create", "-f", "-", input=json.dumps(only(objects, kind, name)))
+    (container,) = only(objects, "Job", name)["spec"]["template"]["spec"]["containers"]
+    account = control_plane.service_account_kubeconfig(namespace, name)
+
+    def secret() -> dict[str, Any]:
+        text = control_plane.kubectl("-n", namespace, "get", "secret", name, "-o", "json")
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    first = _run(*container["args"], kubeconfig=account)
+    assert first.returncode == 0, first.stderr
+    made = secret()
+    assert set(made["data"]) == {"key.pem", "jwks.json"}
+    second = _run(*container["args"], kubeconfig=account)
+    assert second.returncode == 0, second.stderr
+    assert "already exists" in second.stdout
+    assert secret() == made
+    with pytest.raises(KubectlError, match="forbidden"):
+        control_plane.kubectl("-n", namespace, "get", "secret", name, kubeconfig=account)
+
+
+async def test_a_profile_in_use_is_not_dropped(world: World, tmp_path: Path) -> None:
+    """The check before an upgrade names the services that would lose their engine."""
+    await world.create(service())
+    world.plane.kubectl(
+        "-n",
+        world.namespace,
+        "patch",
+        "fis",
+        "chat",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        json.dumps({"status": {"engine": {"profile": "cuda-0.32.0-1", "version": "0.32.0"}}}),
+    )
+
+    def check(*names: str) -> subprocess.CompletedProcess[str]:
+        objects = rendered(
+            {
+                "engineProfiles": {name: None for name in PROFILES if name not in names},
+                "engineAliases": {
+                    alias: None for alias in ("cpu", "cuda") if f"{alias}-0.32.0-1" not in names
+                },
+            }
+        )
+        file = tmp_path / "profiles.yaml"
+        file.write_text(only(objects, "ConfigMap", "fleetkeeper-profiles")["data"]["profiles.yaml"])
+        return _run(
+            "profiles-in-use",
+            f"--profiles={file}",
+            f"--namespace={world.namespace}",
+            kubeconfig=world.plane.kubeconfig,
+        )
+
+    kept = check("cpu-0.32.0-1", "cuda-0.32.0-1")
+    assert kept.returncode == 0, kept.stderr
+    lost = check("cpu-0.32.0-1")
+    assert lost.returncode == 1
+    assert f"{world.namespace}/chat uses the engine profile cuda-0.32.0-1" in lost.stderr
+
+
+def test_helm_refuses_wrong_values_at_install(control_plane: ControlPlane, namespace: str) -> None:
+    """Nothing half-installed stays."""
+    with pytest.raises(HelmError, match="replica"):
+        helm(
+            "install",
+            "wrong",
+            str(CHART),
+            f"--namespace={namespace}",
+            f"--kubeconfig={control_plane.kubeconfig}",
+            values={"replica": 3},
+        )
+    assert not control_plane.kubectl("-n", namespace, "get", "all", "-o", "name").strip()

@@ -1,0 +1,288 @@
+"""What a stolen operator account may do, on a real API server with the chart's admission policies."""
+
+from __future__ import annotations
+
+import copy
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper_local.controlplane import ControlPlane, KubectlError
+from tests.support.golden_services import CASES
+from tests.support.helm_chart import rendered
+from tests.support.plane_state import claim_namespace
+from tests.support.random_specs import random_services
+
+INSTALLED = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
+POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+OTHER_CHART_SETTINGS = {"namespaced-install"}
+"""Golden cases of a namespaced installation, which has no policies: a Role in place of the ClusterRole."""
+Manifest = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def account(control_plane: ControlPlane) -> Iterator[Path]:
+    """The kubeconfig of the operator's account; the policies are in force when a test begins."""
+    space = f"stolen-{secrets.token_hex(3)}"
+    for namespace in (space, "team-a"):
+        claim_namespace(control_plane, namespace)
+    objects = [
+        item
+        for item in rendered({}, namespace=space)
+        if item["kind"] in INSTALLED | POLICIES
+        and "helm.sh/hook" not in item["metadata"].get("annotations", {})
+    ]
+    for item in objects:
+        apply(control_plane, item)
+    kubeconfig = control_plane.service_account_kubeconfig(space, "fleetkeeper")
+    policies = [item for item in objects if item["kind"] in POLICIES]
+    try:
+        for probe in (foreign(), privileged(), child("ConfigMap", name="other")):
+            _await_refusal(control_plane, kubeconfig, probe)
+        yield kubeconfig
+    finally:
+        for item in policies:
+            control_plane.kubectl("delete", item["kind"], item["metadata"]["name"])
+        control_plane.kubectl("delete", "clusterrolebinding", "fleetkeeper")
+        control_plane.kubectl("delete", "namespace", space, "team-a", "--wait=false")
+
+
+def apply(
+    plane: ControlPlane, manifest: Manifest, *more: str, kubeconfig: Path | None = None
+) -> None:
+    """Server-side apply."""
+    arguments = ("apply", "--server-side", "--force-conflicts", *more, "-f", "-")
+    plane.kubectl(*arguments, input=json.dumps(manifest), kubeconfig=kubeconfig)
+
+
+def refusal(plane: ControlPlane, kubeconfig: Path, manifest: Manifest) -> str:
+    """What the API server says to the operator's account; nothing is kept."""
+    try:
+        apply(plane, manifest, "--dry-run=server", kubeconfig=kubeconfig)
+    except KubectlError as problem:
+        return str(problem)
+    return ""
+
+
+def _await_refusal(plane: ControlPlane, kubeconfig: Path, probe: Manifest) -> None:
+    """Waits until a policy is in force: the API server says nowhere when it is."""
+    end = time.monotonic() + 60
+    while not refusal(plane, kubeconfig, probe):
+        assert time.monotonic() < end, "a policy is not in force"
+        time.sleep(0.2)
+
+
+def children() -> Iterator[Manifest]:
+    """Children of the golden services and of random ones, as the operator writes them."""
+    for name, case in CASES.items():
+        if name not in OTHER_CHART_SETTINGS:
+            yield from case.children()
+    context = default_context()
+    profile = context.catalog.resolve("cuda")
+    for service in random_services(seed=18, count=25):
+        yield from desired_children(service, profile, context, replicas=2)
+
+
+def child(kind: str, *, name: str = "", component: str = "") -> Manifest:
+    """A child of a usual service, free to be changed."""
+    for item in CASES["everything"].children():
+        labels = item["metadata"]["labels"]
+        if item["kind"] == kind and component in {"", labels["fleetkeeper.io/component"]}:
+            found = copy.deepcopy(item)
+            found["metadata"]["name"] = name or found["metadata"]["name"]
+            return found
+    raise AssertionError(kind)
+
+
+def engine(change: Callable[[Manifest], None]) -> Manifest:
+    """The engine Deployment of minimal-cuda with its pod's spec changed."""
+    (found,) = (
+        copy.deepcopy(item)
+        for item in CASES["minimal-cuda"].children()
+        if item["kind"] == "Deployment" and item["metadata"]["name"] == "chat"
+    )
+    change(found["spec"]["template"]["spec"])
+    return found
+
+
+def privileged() -> Manifest:
+    return engine(first(securityContext={"privileged": True}))
+
+
+def foreign() -> Manifest:
+    """A Deployment as anybody makes one."""
+    found = _without_owner(engine(lambda _: None))
+    del found["metadata"]["labels"]
+    return found
+
+
+def first(**fields: Any) -> Callable[[Manifest], None]:
+    return lambda pod: pod["containers"][0].update(fields)
+
+
+def pod(**fields: Any) -> Callable[[Manifest], None]:
+    return lambda spec: spec.update(fields)
+
+
+def volume(**source: Any) -> Callable[[Manifest], None]:
+    return lambda spec: spec["volumes"].append({"name": "x", **source})
+
+
+def test_every_child_that_the_operator_writes_passes(
+    control_plane: ControlPlane, account: Path
+) -> None:
+    items = list(children())
+    assert len(items) > 400
+    text = "\n---\n".join(json.dumps(item) for item in items)
+    said = control_plane.kubectl(
+        "apply", "--server-side", "--dry-run=server", "-f", "-", input=text, kubeconfig=account
+    )
+    assert said.count("serverside-applied") == len(items)
+
+
+PODS: dict[str, tuple[Callable[[Manifest], None], str]] = {
+    "another image": (first(image="evil.example.com/miner:1"), "admissionPolicy.extraImages"),
+    "another command": (first(command=["sh", "-c", "id"]), "vllm-router"),
+    "arguments": (first(args=["--allow-anything"]), "vllm-router"),
+    "a hook": (
+        first(lifecycle={"postStart": {"exec": {"command": ["sh"]}}}),
+        "hooks and probes",
+    ),
+    "a probe": (first(livenessProbe={"exec": {"command": ["sh"]}}), "hooks and probes"),
+    "privileges": (
+        first(securityContext={"privileged": True, "capabilities": {"drop": ["ALL"]}}),
+        "privileges",
+    ),
+    "a capability": (
+        first(
+            securityContext={
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]},
+            }
+        ),
+        "capabilities",
+    ),
+    "root": (pod(securityContext={"runAsUser": 0}), "non-root"),
+    "the node's network": (pod(hostNetwork=True), "host namespaces"),
+    "the node's processes": (pod(hostPID=True), "host namespaces"),
+    "a host path": (volume(hostPath={"path": "/"}), "volumes may only"),
+    "a Secret as a volume": (volume(secret={"secretName": "any"}), "volumes may only"),
+    "a token as a volume": (
+        volume(projected={"sources": [{"serviceAccountToken": {"path": "t"}}]}),
+        "volumes may only",
+    ),
+    "a Secret as variables": (first(envFrom=[{"secretRef": {"name": "any"}}]), "HF_TOKEN"),
+    "a Secret as a variable": (
+        first(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]),
+        "HF_TOKEN",
+    ),
+    "another account": (
+        pod(serviceAccountName="admin", automountServiceAccountToken=True),
+        "only routers may have",
+    ),
+    "system priority": (pod(priorityClassName="system-node-critical"), "system PriorityClasses"),
+}
+
+
+@pytest.mark.parametrize("what", PODS)
+def test_a_pod_with_more_than_an_engine_has_is_refused(
+    control_plane: ControlPlane, account: Path, what: str
+) -> None:
+    change, words = PODS[what]
+    said = refusal(control_plane, account, engine(change))
+    assert "denied request" in said, said
+    assert words in said
+
+
+def _without_owner(item: Manifest) -> Manifest:
+    del item["metadata"]["ownerReferences"]
+    return item
+
+
+def _role(item: Manifest) -> Manifest:
+    item["subjects"] = [{"kind": "ServiceAccount", "name": "mine", "namespace": "team-a"}]
+    return item
+
+
+def _everybodys(item: Manifest) -> Manifest:
+    item["spec"]["podSelector"] = {}
+    return item
+
+
+def _selector(item: Manifest) -> Manifest:
+    item["spec"]["selector"] = {"app": "bank"}
+    return item
+
+
+OBJECTS: dict[str, tuple[Manifest, str]] = {
+    "a Deployment without our labels": (foreign(), "must have the labels"),
+    "a Deployment of no service": (_without_owner(engine(lambda _: None)), "as their controller"),
+    "a ConfigMap of another name": (child("ConfigMap", name="kube-root"), "control ConfigMaps"),
+    "a ServiceAccount of another name": (child("ServiceAccount", name="x"), "those of routers"),
+    "a RoleBinding to another account": (_role(child("RoleBinding")), "the router role"),
+    "a NetworkPolicy for all pods": (
+        _everybodys(child("NetworkPolicy")),
+        "select the pods of an InferenceService",
+    ),
+    "a Service for other pods": (
+        _selector(child("Service")),
+        "select the pods of an InferenceService",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OBJECTS)
+def test_an_object_that_is_no_child_of_a_service_is_refused(
+    control_plane: ControlPlane, account: Path, what: str
+) -> None:
+    manifest, words = OBJECTS[what]
+    said = refusal(control_plane, account, manifest)
+    assert "denied request" in said, said
+    assert words in said
+
+
+def test_objects_of_others_are_neither_changed_nor_deleted(
+    control_plane: ControlPlane, account: Path
+) -> None:
+    """Taking one over by adding our labels is a change of a foreign object too."""
+    apply(control_plane, foreign())
+    where = ("-n", "team-a", "deployment", "chat")
+    takes_over = engine(lambda _: None)
+    assert "app.kubernetes.io/managed-by=fleetkeeper or" in refusal(
+        control_plane, account, takes_over
+    )
+    with pytest.raises(KubectlError, match=r"app\.kubernetes\.io/managed-by=fleetkeeper or"):
+        control_plane.kubectl("delete", *where, kubeconfig=account)
+    control_plane.kubectl("delete", *where)
+
+
+def test_a_running_pod_keeps_its_image(control_plane: ControlPlane, account: Path) -> None:
+    """The right to mark pods is no right to change what they run."""
+    labels = {"app.kubernetes.io/managed-by": "fleetkeeper", "fleetkeeper.io/service": "chat"}
+    name = f"chat-{secrets.token_hex(3)}"
+    made: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "team-a", "labels": labels},
+        "spec": {"containers": [{"name": "engine", "image": "a:1"}]},
+    }
+    control_plane.kubectl("create", "-f", "-", input=json.dumps(made))
+    about: Manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {**made["metadata"]}}
+    about["metadata"]["annotations"] = {"controller.kubernetes.io/pod-deletion-cost": "5"}
+    apply(control_plane, about, kubeconfig=account)
+    about["spec"] = {"containers": [{"name": "engine", "image": "evil:1"}]}
+    assert "only the metadata" in refusal(control_plane, account, about)
+    control_plane.kubectl("-n", "team-a", "delete", "pod", name, "--force")
+
+
+def test_nobody_else_is_held_to_it(control_plane: ControlPlane, account: Path) -> None:
+    """The policies look at requests of the operator's account alone."""
+    for manifest in (foreign(), privileged(), OBJECTS["a NetworkPolicy for all pods"][0]):
+        apply(control_plane, manifest, "--dry-run=server")

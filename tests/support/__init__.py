@@ -1,0 +1,1 @@
+"""Worlds, fixtures and doubles that tests share."""

@@ -1,0 +1,403 @@
+"""Both breakers: every transition, and that every state is left again."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetkeeper.autoscale.constants import LOAD_OPEN_S, YOUNG_S
+from fleetkeeper.autoscale.rules.control_breaker import (
+    ControlBreaker,
+    Evidence,
+    Worse,
+    decide_control_breaker,
+)
+from fleetkeeper.autoscale.rules.load_breaker import (
+    LoadBreaker,
+    admission_of,
+    decide_load_breaker,
+    pressure,
+    rejected_ratio,
+)
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Tier
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.types import BreakerState, ControlSettings, Grade, Limits
+from tests.support.control_cases import NOW
+from tests.support.lanes import examples
+
+SETTINGS = ControlSettings()
+CLOSED, OPEN, HALF = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
+
+
+def loaded(
+    x: float,
+    *,
+    served: float = 4.0,
+    offered: float = 10.0,
+    oldest_realtime_s: float = 0.0,
+    preemptions: float = 0.0,
+) -> Signals:
+    """Signals with pressure x by queue wait."""
+    return Signals(
+        Grade.FRESH,
+        1.0,
+        2,
+        2,
+        rates=Counters(
+            wait_count_standard=served,
+            arrivals_standard=offered,
+            preemptions=preemptions,
+            arrivals_realtime=offered,
+            wait_count_realtime=served,
+        ),
+        gauges=Gauges(running=50, oldest_wait_s_realtime=oldest_realtime_s),
+        queue_wait_s=0.5 * x,
+    )
+
+
+def played(
+    xs: list[float], breaker: LoadBreaker | None = None, now: float = NOW, **changes: float
+) -> list[LoadBreaker]:
+    """The breaker after each tick."""
+    held, out = breaker or LoadBreaker(), []
+    for x in xs:
+        held = decide_load_breaker(loaded(x, **changes), SETTINGS, 100.0, held, now)
+        out.append(held)
+        now += 5.0
+    return out
+
+
+@pytest.mark.parametrize(
+    ("change", "want"),
+    [
+        ({"queue_wait_s": 0.4, "batch_time_s": 0.03, "kv_ratio": 0.5}, 0.8),
+        ({"queue_wait_s": 0.1, "batch_time_s": 0.06}, 1.2),
+        ({"kv_ratio": 0.95}, 1.0),
+        ({"waiting": 100.0}, 0.5),
+        ({}, 0.0),
+        ({"queue_wait_s": 50.0}, 100.0),
+    ],
+)
+def test_pressure_is_the_worst_of_four(change: dict[str, float], want: float) -> None:
+    """W, B, KV and Q against capacity."""
+    held = Signals(Grade.FRESH, 1.0, 2, 2)
+    assert pressure(replace(held, **change), SETTINGS, 100.0) == pytest.approx(want)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("served", "offered", "want"),
+    [
+        (4.0, 10.0, 0.64),
+        (10.0, 10.0, 0.1),
+        (20.0, 10.0, 0.0),
+        (0.0, 10.0, 0.95),
+        (0.0, 0.1, 0.0),
+        (1.0, 0.66, 0.0),
+    ],
+)
+def test_rejected_share(served: float, offered: float, want: float) -> None:
+    """1 - 0.9 served / offered, within 0 and 0.95; never on fewer than 20 requests."""
+    assert rejected_ratio(served, offered) == pytest.approx(want)
+
+
+def test_batch_opens_after_two_ticks() -> None:
+    """One tick above 0.9 is noise."""
+    states = [b.batch.state for b in played([0.95, 0.5, 0.95, 0.95])]
+    assert states == [CLOSED, CLOSED, CLOSED, OPEN]
+
+
+def test_preemptions_open_batch_at_once() -> None:
+    """More than one a second."""
+    assert played([0.2], preemptions=1.1)[0].batch.state is OPEN
+    assert played([0.2], preemptions=1.0)[0].batch.state is CLOSED
+
+
+def test_a_breaker_that_sees_nothing_closes() -> None:
+    """Live traffic is not turned away because a scrape failed."""
+    held = played([3.0] * 14)[-1]
+    silent = Signals(ready_pods=2, warmed_up_pods=2)
+    assert decide_load_breaker(silent, SETTINGS, 100.0, held, NOW + 75).is_closed
+
+
+def test_young_replicas_alone_do_not_open_the_gates() -> None:
+    """They are judged within a minute: until then tiers stay as they were, and not for longer than their time."""
+    held = played([3.0] * 14)[-1]
+    opened = {tier: breaker.since for tier, breaker in held.by_tier().items()}
+    warming_up, states = Signals(ready_pods=1), []
+    for second in range(70, 400, 5):
+        held = decide_load_breaker(warming_up, SETTINGS, 100.0, held, NOW + second)
+        states.append((NOW + second, held))
+    for now, breaker in states:
+        for tier, of_tier in breaker.by_tier().items():
+            if tier != Tier.REALTIME:
+                is_due = now - opened[tier] >= LOAD_OPEN_S[0] + YOUNG_S
+                assert of_tier.state is (CLOSED if is_due else OPEN)
+    assert held.is_closed
+    assert states[-1][1] is states[-2][1], "nothing moves once it is closed"
+
+
+def test_standard_opens_after_batch_was_open_for_thirty_seconds() -> None:
+    """Three ticks above 1.5 from then on, and its admission moves by at most 0.1 a tick."""
+    states = played([3.0] * 14)
+    opened = next(i for i, b in enumerate(states) if b.standard.state is OPEN)
+    batch_opened = next(i for i, b in enumerate(states) if b.batch.state is OPEN)
+    assert (opened - batch_opened) * 5 >= 30
+    assert (opened - batch_opened) * 5 <= 45
+    admits = [b.standard.admit for b in states]
+    assert all(abs(b - a) <= 0.1 + 1e-9 for a, b in itertools.pairwise(admits))
+    assert admits[-1] < 1.0
+
+
+def test_standard_never_opens_between() -> None:
+    """Above batch's threshold, below its own."""
+    assert all(b.standard.state is CLOSED for b in played([1.4] * 60))
+
+
+@pytest.mark.parametrize(
+    ("served", "offered"),
+    [pytest.param(10.0, 4.0, id="the queue moves"), pytest.param(0.8, 0.6, id="hardly any come")],
+)
+def test_standard_opens_only_where_it_would_turn_something_away(
+    served: float, offered: float
+) -> None:
+    """After a surge the last of the queue tell of long waits, while nothing needs to be refused."""
+    after = played([10.0] * 20, served=served, offered=offered)
+    assert after[-1].batch.state is OPEN
+    assert all(b.standard.state is CLOSED and b.standard.admit == 1.0 for b in after)
+
+
+def test_standard_is_tried_again_once_nothing_would_be_turned_away() -> None:
+    """Its waits may still be long then: they are those of the queue that is being worked off."""
+    opened = played([3.0] * 14)[-1]
+    assert opened.standard.state is OPEN
+    after = played([3.0] * 8, opened, NOW + 70, served=10.0, offered=4.0)
+    assert after[-1].standard.state is HALF
+
+
+def test_realtime_is_never_refused_for_load() -> None:
+    """Pressure of 100 for ten minutes: only age opens it."""
+    assert all(
+        b.realtime.state is CLOSED and b.realtime.admit == 1.0 for b in played([100.0] * 120)
+    )
+    aged = played([100.0] * 20, oldest_realtime_s=31.0)
+    assert aged[-1].realtime.state is OPEN
+    assert aged[-1].realtime.admit >= 0.05
+
+
+def test_batch_keeps_its_floor() -> None:
+    """While open: 5% of arrivals and of sequences; share at most 30% when closed."""
+    opened = played([3.0] * 4)[-1]
+    admission = admission_of(opened, SETTINGS)
+    assert admission.admit[2] == 0.05
+    assert admission.batch_share == 0.05
+    assert admission_of(LoadBreaker(), SETTINGS).batch_share == 0.3
+    nothing = ControlSettings(batch_floor_ratio=0.0)
+    none_left = decide_load_breaker(loaded(3.0), nothing, 100.0, played([3.0])[-1], NOW + 5)
+    assert admission_of(none_left, nothing).admit[2] == 0.0
+
+
+def test_half_open_doubles_each_clean_tick_and_closes_after_three() -> None:
+    """10%, 20%, 40%, closed; not before 30 s."""
+    opened = played([3.0] * 2)[-1]
+    after = played([0.3] * 12, opened, NOW + 10)
+    states = [b.batch.state for b in after]
+    first = states.index(HALF)
+    assert first * 5 >= 25
+    assert [round(b.batch.admit, 2) for b in after[first : first + 4]] == [0.1, 0.2, 0.4, 1.0]
+    assert states[first + 3] is CLOSED
+
+
+def test_a_failed_trial_waits_twice_as_long() -> None:
+    """30, 60, 120, 240, 300 s."""
+    breaker, now, waits = played([3.0] * 2)[-1], NOW + 10, []
+    for _ in range(6):
+        waits.append(breaker.batch.wait_s)
+        while breaker.batch.state is OPEN:
+            breaker = decide_load_breaker(loaded(0.8), SETTINGS, 100.0, breaker, now)
+            now += 5
+        breaker = decide_load_breaker(loaded(3.0), SETTINGS, 100.0, breaker, now)
+        assert breaker.batch.state is OPEN
+        now += 5
+    assert waits == [30, 60, 120, 240, 300, 300]
+
+
+def test_fewer_than_twenty_requests_are_not_judged() -> None:
+    """A slow night is no overload."""
+    quiet = loaded(5.0, served=0.1, offered=0.2)
+    breaker = LoadBreaker()
+    for i in range(30):
+        breaker = decide_load_breaker(quiet, SETTINGS, 100.0, breaker, NOW + 5 * i)
+    assert breaker.is_closed
+
+
+def test_silence_closes_the_load_breaker() -> None:
+    """Live traffic is never turned away for want of metrics."""
+    opened = played([3.0] * 14)[-1]
+    blind = decide_load_breaker(Signals(), SETTINGS, 100.0, opened, NOW + 100)
+    assert blind.is_closed
+    assert admission_of(blind, SETTINGS).admit == (1.0, 1.0, 1.0)
+
+
+@given(st.lists(st.floats(0, 20), min_size=1, max_size=100), st.floats(0, 20), st.floats(0, 40))
+@examples(150)
+def test_every_load_state_is_left_again(xs: list[float], served: float, offered: float) -> None:
+    """After any history, calm closes every tier within the longest wait and four ticks."""
+    breaker = played(xs, served=served, offered=offered)[-1]
+    now = NOW + 5 * len(xs)
+    for _ in range(300 // 5 + 10):
+        breaker = decide_load_breaker(loaded(0.2), SETTINGS, 100.0, breaker, now)
+        for tier in breaker.by_tier().values():
+            assert 0.0 <= tier.admit <= 1.0
+        now += 5
+    assert breaker.is_closed
+
+
+GOOD = Evidence(limits=Limits(64, 2048))
+CAUSES = [
+    ("SignalsLost", [replace(GOOD, signals_known=False)] * 3),
+    ("ActuatorFailed", [replace(GOOD, failed_acts=1)] * 3),
+    ("LimitsNotInEffect", [replace(GOOD, limits_late_s=121.0)]),
+    ("ReplicasNotInEffect", [replace(GOOD, replicas_late_s=121.0)]),
+    ("Oscillating", [replace(GOOD, turns=(NOW - 400, NOW - 300, NOW - 200, NOW - 100))]),
+    ("WorseAfterChange", [replace(GOOD, worse=Worse(0.05))]),
+    ("StepTimeModelInaccurate", [replace(GOOD, model_off_windows=5)]),
+]
+
+
+def ticked(
+    evidence: list[Evidence], breaker: ControlBreaker | None = None, now: float = NOW
+) -> ControlBreaker:
+    """The control breaker after ticks of 5 s."""
+    held = breaker or ControlBreaker()
+    for row in evidence:
+        held = decide_control_breaker(held, row, now)
+        now += 5
+    return held
+
+
+@pytest.mark.parametrize(("reason", "evidence"), CAUSES, ids=[row[0] for row in CAUSES])
+def test_each_cause_opens_the_control_breaker(reason: str, evidence: list[Evidence]) -> None:
+    """And is its reason."""
+    breaker = ticked(evidence)
+    assert breaker.state is OPEN
+    assert breaker.reason == reason
+    assert breaker.detail
+
+
+def test_a_raise_that_made_things_worse_is_taken_back() -> None:
+    """What held until the raise is better known than limits of long ago and than start-up values."""
+    long_ago, kept = Limits(16, 256), Limits(48, 512)
+    worse = replace(GOOD, worse=Worse(0.3, kept))
+    assert ticked([worse]).last_good == kept
+    assert ticked([worse], ControlBreaker(last_good=long_ago)).last_good == kept
+    missed_before = replace(GOOD, worse=Worse(0.3))
+    assert ticked([missed_before], ControlBreaker(last_good=long_ago)).last_good == long_ago
+    assert ticked([missed_before]).last_good is None
+    hardly_worse = replace(GOOD, worse=Worse(0.04, kept))
+    assert ticked([hardly_worse]).last_good is None
+    failing = replace(worse, failed_acts=1)
+    assert ticked([replace(GOOD, failed_acts=1)] * 2 + [failing]).reason == "ActuatorFailed"
+    assert ticked([replace(GOOD, failed_acts=1)] * 2 + [failing]).last_good == kept
+
+
+NOT_CAUSES = [
+    ("two blind ticks", [replace(GOOD, signals_known=False)] * 2),
+    (
+        "blind, then not",
+        [replace(GOOD, signals_known=False)] * 2
+        + [GOOD]
+        + [replace(GOOD, signals_known=False)] * 2,
+    ),
+    ("nobody should report", [replace(GOOD, signals_known=False, signals_expected=False)] * 50),
+    ("two failures", [replace(GOOD, failed_acts=1)] * 2),
+    ("failures far apart", ([replace(GOOD, failed_acts=1)] + [GOOD] * 35) * 4),
+    ("late, not long", [replace(GOOD, limits_late_s=120.0)] * 5),
+    ("three turns", [replace(GOOD, turns=(NOW, NOW, NOW))]),
+    ("old turns", [replace(GOOD, turns=(NOW - 1000, NOW - 950, NOW - 920, NOW - 901))]),
+    ("a little worse", [replace(GOOD, worse=Worse(0.04))]),
+    ("better", [replace(GOOD, worse=Worse(-0.5))]),
+    ("off for a while", [replace(GOOD, model_off_windows=4)]),
+]
+
+
+@pytest.mark.parametrize(("case", "evidence"), NOT_CAUSES, ids=[row[0] for row in NOT_CAUSES])
+def test_less_does_not_open_it(case: str, evidence: list[Evidence]) -> None:
+    """Just below each threshold."""
+    assert ticked(evidence).state is CLOSED
+
+
+@pytest.mark.parametrize(("reason", "evidence"), CAUSES, ids=[row[0] for row in CAUSES])
+def test_it_recovers_from_every_cause(reason: str, evidence: list[Evidence]) -> None:
+    """120 s open, 3 ticks of comparing, 5 good ticks of probing, closed."""
+    breaker, now, probed = ticked(evidence), NOW + 5 * len(evidence), False
+    states = []
+    for _ in range(40):
+        breaker = decide_control_breaker(breaker, GOOD, now)
+        states.append(breaker.state)
+        probed = probed or breaker.probes
+        now += 5
+    assert states[0] is OPEN
+    assert HALF in states
+    assert states[-1] is CLOSED
+    assert probed
+    assert states.count(HALF) == 3 + 5
+
+
+def test_it_stays_open_while_there_is_nothing_to_see() -> None:
+    """Signals lost for an hour: open, not half-open, for an hour."""
+    blind = replace(GOOD, signals_known=False)
+    breaker = ticked([blind] * 720)
+    assert breaker.state is OPEN
+
+
+def test_a_bad_trial_opens_it_for_twice_as_long() -> None:
+    """120, 240, 480, 960, 1800 s."""
+    breaker, now, waits = ticked(CAUSES[2][1]), NOW + 5, []
+    for _ in range(6):
+        waits.append(breaker.wait_s)
+        while breaker.state is OPEN:
+            breaker = decide_control_breaker(breaker, GOOD, now)
+            now += 5
+        breaker = decide_control_breaker(breaker, replace(GOOD, limits_late_s=500.0), now)
+        now += 5
+    assert waits == [120, 240, 480, 960, 1800, 1800]
+
+
+def test_limits_attained_for_ten_minutes_are_the_last_known_good() -> None:
+    """And not before; a change of limits begins anew."""
+    good = replace(GOOD, attained=True)
+    breaker = ticked([good] * 119)
+    assert breaker.last_good is None
+    breaker = ticked([good] * 5, breaker, NOW + 5 * 119)
+    assert breaker.last_good == Limits(64, 2048)
+    other = replace(good, limits=Limits(70, 2048))
+    assert ticked([other] * 60, breaker, NOW + 700).last_good == Limits(64, 2048)
+
+
+evidences = st.builds(
+    Evidence,
+    signals_known=st.booleans(),
+    signals_expected=st.booleans(),
+    failed_acts=st.integers(0, 3),
+    limits_late_s=st.floats(0, 300),
+    replicas_late_s=st.floats(0, 300),
+    worse=st.none() | st.builds(Worse, st.floats(-1, 1)),
+    model_off_windows=st.integers(0, 6),
+    attained=st.booleans(),
+    limits=st.just(Limits(64, 2048)),
+)
+
+
+@given(st.lists(evidences, min_size=1, max_size=120))
+@examples(100)
+def test_every_control_state_is_left_again(rows: list[Evidence]) -> None:
+    """After any history, good evidence closes it within the longest wait and eight ticks."""
+    breaker, now = ticked(rows), NOW + 5 * len(rows)
+    for _ in range(1800 // 5 + 20):
+        breaker = decide_control_breaker(breaker, GOOD, now)
+        now += 5
+    assert breaker.state is CLOSED

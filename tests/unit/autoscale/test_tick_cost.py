@@ -1,0 +1,107 @@
+"""What a tick costs: from Prometheus' JSON to decisions, as CPU of this process, with room for a slow machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from fleetkeeper.adapters.prometheus.answers import Fan
+from fleetkeeper.adapters.prometheus.queries import TIMES
+from fleetkeeper.autoscale.arbitrate import arbitrate
+from fleetkeeper.autoscale.memory import ControlMemory
+from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.samples import PodSample, StepSums
+from fleetkeeper.autoscale.tick import decide_service
+from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
+from fleetkeeper.common.budget import Budget
+from tests.support.control_cases import NOW, pod_view, sample
+from tests.support.engine_metrics import metrics_series
+
+SERVICES = 200
+PODS = 2
+TICKS = 5
+EDGES = Edges(0.5, 0.05)
+SHARE = 0.25
+"""A thousand services may cost this much of a core, with a tick every 5 s."""
+ROOM = 3.0
+"""Machines differ, and tests run beside one another."""
+
+
+def scraped(now: float) -> str:
+    """What Prometheus would answer: the series of one pod, under every pod's name."""
+    shape = sample(now)
+    series = list(metrics_series(shape, EDGES))
+    rows: list[dict[str, Any]] = [
+        {
+            "metric": labels | {"__name__": name, "namespace": "team", "pod": pod},
+            "value": [now, str(value)],
+        }
+        for pod in pod_names()
+        for name, labels, value in series
+    ]
+    return json.dumps({"status": "success", "data": {"resultType": "vector", "result": rows}})
+
+
+def pod_names() -> list[str]:
+    """All pods."""
+    return [f"s{service}-{pod}" for service in range(SERVICES) for pod in range(PODS)]
+
+
+def samples_of(body: str, now: float) -> dict[tuple[str, str], PodSample]:
+    """From the text of the answers to samples."""
+    fan = Fan({("team", pod): EDGES for pod in pod_names()})
+    fan.take(
+        TIMES,
+        [
+            {"metric": {"namespace": "team", "pod": pod}, "value": [now, str(now)]}
+            for pod in pod_names()
+        ],
+    )
+    answer: dict[str, Any] = json.loads(body)
+    fan.take("all", answer["data"]["result"])
+    return dict(fan.reading().samples)
+
+
+@pytest.mark.slow
+def test_a_tick_costs_a_fraction_of_a_core() -> None:
+    """200 services with 2 pods each: JSON, fan-out, decisions, status; the least of five ticks."""
+    memories = [ControlMemory() for _ in range(SERVICES)]
+    views = [
+        tuple(pod_view(f"s{service}-{pod}") for pod in range(PODS)) for service in range(SERVICES)
+    ]
+    spent = []
+    for tick in range(TICKS):
+        now = NOW + 5 * tick
+        body = scraped(now)
+        began = time.process_time()
+        found = samples_of(body, now)
+        decided = []
+        for number, pods in enumerate(views):
+            rows = tuple(found["team", pod.name] for pod in pods)
+            inputs = ControlInputs(
+                "team", f"s{number}", ControlSettings(), PODS, NOW - 7200, pods, rows
+            )
+            decided.append(decide_service(inputs, memories[number], now))
+        allocations = arbitrate((decision.want for decision, _ in decided), Budget())
+        for number, (decision, memory) in enumerate(decided):
+            _, memories[number] = build_report(
+                decision, allocations[decision.want.key], memory, now
+            )
+        spent.append(time.process_time() - began)
+        assert all(decision.signals.ready_pods == PODS for decision, _ in decided)
+    assert decision.signals.known
+    assert min(spent) <= ROOM * SHARE * 5.0 * SERVICES / 1000
+
+
+def test_a_sample_survives_the_way_through_json() -> None:
+    """What the engine shows is what decisions see."""
+    row = samples_of(scraped(NOW), NOW)["team", "s0-0"]
+    shape = sample(NOW)
+    assert row.counters == shape.counters
+    assert row.gauges == shape.gauges
+    assert row.missing == ()
+    assert row.decode == row.prefill == StepSums()

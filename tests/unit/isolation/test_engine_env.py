@@ -1,0 +1,176 @@
+"""What a tenant may not set: variables that load code or redirect secrets, and system priority."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fleetkeeper.api.environment import HARMLESS, is_administrators
+from fleetkeeper.api.parse import InvalidService, parse_service
+from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
+from fleetkeeper.cli import app
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
+from fleetkeeper.reconcile.planner import decide_plan
+from fleetkeeper.reconcile.profiles import default_catalog
+from tests.support.plan_world import World, act, new_world, service, settle, step, with_spec
+
+LOADS_CODE = (
+    "NCCL_NET_PLUGIN",
+    "NCCL_TUNER_PLUGIN",
+    "NCCL_PROFILER_PLUGIN",
+    "NCCL_ENV_PLUGIN",
+    "NCCL_CONF_FILE",
+    "NCCL_TOPO_FILE",
+    "NCCL_DEBUG_FILE",
+    "NCCL_TUNER_CONFIG_PATH",
+    "VLLM_NCCL_SO_PATH",
+    "VLLM_PLUGINS",
+    "VLLM_LOGGING_CONFIG_PATH",
+    "LD_PRELOAD",
+    "PYTHONPATH",
+)
+SENDS_SECRETS = (
+    "HF_ENDPOINT",
+    "HF_INFERENCE_ENDPOINT",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "RUNAI_STREAMER_S3_ENDPOINT",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_DIR",
+)
+REFUSED = (*LOADS_CODE, *SENDS_SECRETS)
+
+
+def with_env(profile: EngineProfile, *listed: str) -> EngineProfile:
+    """The profile with these names allowed, as an administrator may have written them."""
+    return profile.model_copy(update={"env": listed})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_no_profile_lets_a_service_set_what_loads_code_or_redirects_secrets(name: str) -> None:
+    """However it is listed: exactly, or by the beginning that profiles of today have."""
+    cuda = default_catalog().resolve("cuda")
+    begin = name.partition("_")[0]
+    for profile in (cuda, with_env(cuda, name), with_env(cuda, f"{begin}_*"), with_env(cuda, "_*")):
+        assert not profile.allows_env(name)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_service_is_refused_with_the_field_and_who_may_set_it(name: str) -> None:
+    with pytest.raises(InvalidService) as problem:
+        parse_service(service(engine={"env": {name: "x"}}))
+    (error,) = problem.value.errors
+    assert error.path == "spec.engine.env"
+    assert "can only be set by the administrator" in error.message
+
+
+@given(st.from_regex(r"[A-Z][A-Z0-9_]{0,40}", fullmatch=True))
+def test_a_beginning_allows_known_names_alone(ending: str) -> None:
+    """NCCL grows with every release; what is not known to be harmless is refused."""
+    cuda = default_catalog().resolve("cuda")
+    assert cuda.allows_env(f"NCCL_{ending}") == (f"NCCL_{ending}" in HARMLESS)
+
+
+def test_no_harmless_name_is_one_of_the_administrators() -> None:
+    assert [name for name in sorted(HARMLESS) if is_administrators(name)] == []
+    assert {"NCCL_DEBUG", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "VLLM_LOGGING_LEVEL"} <= HARMLESS
+
+
+def test_tuning_goes_on_being_allowed() -> None:
+    cuda = default_catalog().resolve("cuda")
+    asked = ("NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "HTTPS_PROXY", "NO_PROXY")
+    assert all(map(cuda.allows_env, asked))
+    assert with_env(cuda, "VLLM_ENFORCE_STRICT_TOOL_CALLING").allows_env(
+        "VLLM_ENFORCE_STRICT_TOOL_CALLING"
+    )
+
+
+def own_hub() -> ProfileCatalog:
+    """The default profiles, whose engines download from a hub of the installation's own."""
+    catalog = default_catalog()
+    variables = {"HF_ENDPOINT": "https://hub.example.com", "HTTPS_PROXY": "http://proxy:3128"}
+    return ProfileCatalog.model_validate(
+        {
+            "profiles": [
+                {**item.model_dump(by_alias=True, exclude_none=True), "variables": variables}
+                for item in catalog.profiles
+            ],
+            "aliases": dict(catalog.aliases),
+        }
+    )
+
+
+def test_an_endpoint_of_the_profile_reaches_the_engine_and_no_service_changes_it() -> None:
+    context = replace(default_context(), catalog=own_hub())
+    profile = context.catalog.resolve("cuda")
+    template = desired_engine_template(parse_service(service()), profile, context)
+    env = {item["name"]: item.get("value") for item in _containers(template)[0]["env"]}
+    assert env["HF_ENDPOINT"] == "https://hub.example.com"
+    assert not profile.allows_env("HTTPS_PROXY")
+
+
+def _containers(template: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = template["spec"]["containers"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"engine": {"env": {"HF_ENDPOINT": "https://evil.example.com"}}},
+        {"engine": {"env": {"NCCL_NET_PLUGIN": "/models/evil.so"}}},
+        {"placement": {"priorityClassName": "system-node-critical"}},
+    ],
+)
+def test_a_service_that_ran_with_it_before_keeps_its_pods_and_says_why(
+    spec: dict[str, Any],
+) -> None:
+    """The upgrade refuses the spec; it deletes, scales and restarts nothing."""
+    world = settle(new_world())
+    running, deployment = world.pods, world.engine
+    assert running
+    world = with_spec(world, **spec)
+    plan = decide_plan(world.snapshot(), world.context, world.now)
+    assert plan.actions == ()
+    world = step(act(world, plan), 60.0)
+    assert world.condition("Stalled") == ("True", "InvalidSpec")
+    assert {pod.uid for pod in world.pods} == {pod.uid for pod in running}
+    assert world.engine.template_hash == deployment.template_hash
+
+
+def test_system_priority_is_the_administrators_to_allow() -> None:
+    asked = service(placement={"priorityClassName": "system-cluster-critical"})
+    refused = decide_plan(World(asked).snapshot(), default_context(), 0.0)
+    assert refused.actions == ()
+    assert "systemPriorityClasses" in str(refused.status)
+    allowed = replace(default_context(), system_priority_classes=True)
+    assert decide_plan(World(asked).snapshot(), allowed, 0.0).actions
+    common = service(placement={"priorityClassName": "serving"})
+    assert decide_plan(World(common).snapshot(), default_context(), 0.0).actions
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("  engine: {env: {NCCL_NET_PLUGIN: /m/x.so}}\n", "spec.engine.env: "),
+        ("  engine: {env: {HF_ENDPOINT: 'https://x'}}\n", "spec.engine.env: "),
+        ("  engine: {env: {NCCL_NEW_THING: '1'}}\n", "spec.engine.env.NCCL_NEW_THING: is not"),
+        ("  placement: {priorityClassName: system-node-critical}\n", "systemPriorityClasses"),
+    ],
+)
+def test_check_says_so_before_anything_is_applied(tmp_path: Path, lines: str, words: str) -> None:
+    file = tmp_path / "chat.yaml"
+    file.write_text(
+        "apiVersion: fleetkeeper.io/v1alpha1\nkind: InferenceService\nmetadata: {name: chat}\n"
+        f"spec:\n  model: {{source: pvc://models/x}}\n{lines}"
+    )
+    done = CliRunner().invoke(app, ["check", "-f", str(file)])
+    assert done.exit_code != 0
+    assert words in done.output

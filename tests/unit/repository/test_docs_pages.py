@@ -1,0 +1,275 @@
+"""The pages hold together: links lead somewhere, commands run or say why not, nothing of one machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fleetkeeper.api.parse import parse_service
+from fleetkeeper.api.types import InferenceServiceSpec
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
+from tests.support.docs_commands import (
+    NOT_RUN,
+    PLACES,
+    ROOT,
+    blocks_by_page,
+    pages,
+    run_blocks,
+    shell_blocks,
+)
+
+PAGES = pages()
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+UNIT = blocks_by_page("unit")
+_INLINE = re.compile(r"`[^`\n]*`")
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _prose(page: Path) -> str:
+    """The text without fenced blocks."""
+    return re.sub(r"^\s*```.*?^\s*```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings have on the usual renderers."""
+    headings = re.findall(r"^#+ (.+)$", _prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    """Relative ones; addresses of the world are left to their owners."""
+    for target in LINK.findall(_INLINE.sub("", _prose(page))):
+        if target.startswith(("https://", "http://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{_name(page)} links to {target}"
+        assert ROOT in (file, *file.parents), f"{target} leads out of the repository"
+        if anchor:
+            assert anchor in _anchors(file), f"{_name(page)} links to {target}: no such heading"
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    """By links of pages that are reached."""
+    seen, waiting = set[Path](), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        for target in LINK.findall(page.read_text()):
+            file = (page.parent / target.partition("#")[0]).resolve()
+            if file.is_dir():
+                waiting += file.glob("*.md")
+            elif file.exists():
+                waiting.append(file)
+    assert {_name(page) for page in PAGES} <= {_name(page) for page in seen}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """Examples, tests, scripts, in text and in commands."""
+    named = r"(?<![\w/.-])((?:examples|tests|scripts|benchmarks|engine_image|operator|local|charts|docs)/[\w./*-]+\.\w+)"
+    for path in re.findall(named, page.read_text()):
+        assert list(ROOT.glob(path)), f"{_name(page)} names {path}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_a_page_knows_no_machine_but_the_readers(page: Path) -> None:
+    text = page.read_text()
+    assert not re.search(r"/(root|home/\w+|work|Users/\w+)/", text)
+    assert "TODO" not in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_block_of_shell_says_where_it_runs(page: Path) -> None:
+    """And one that runs nowhere begins every command with one whose reason is known."""
+    for block in shell_blocks(page):
+        assert block.place in PLACES, f"{_name(page)}:{block.line}: say run=unit, cluster or none"
+        if block.place != "none":
+            continue
+        for line in block.lines:
+            command = re.sub(r"\s+#.*$", "", line)
+            known = (
+                not command
+                or command.startswith(("#", "-"))
+                or any(re.match(begin, command) for begin in NOT_RUN)
+            )
+            assert known, f"{_name(page)}:{block.line}: why is `{command}` not run?"
+
+
+def test_every_reason_not_to_run_is_needed() -> None:
+    lines = [
+        line
+        for page in PAGES
+        for block in shell_blocks(page)
+        if block.place == "none"
+        for line in block.lines
+    ]
+    idle = [begin for begin in NOT_RUN if not any(re.match(begin, line) for line in lines)]
+    assert idle == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted(UNIT))
+def test_commands_that_need_no_cluster_run(page: str, tmp_path: Path) -> None:
+    """In a folder with the examples, as a reader would from the checkout."""
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+    }
+    run_blocks(UNIT[page], tmp_path, environment, timeout_s=120)
+
+
+def test_every_make_target_that_a_page_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for line in re.findall(r"(?:^|`)make ((?:[a-z0-9-]+ ?)+)", page.read_text(), re.MULTILINE):
+            unknown = set(line.split()) - targets
+            assert not unknown, f"{_name(page)} names make {' '.join(sorted(unknown))}"
+
+
+def test_figures_that_a_page_shows_exist() -> None:
+    for page in PAGES:
+        for target in re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{_name(page)} shows {target}"
+
+
+# -- what a change of the spec does: the table in docs/operations.md -----------------------------------
+
+QUIET = {
+    "paused": True,
+    "replicas": 3,
+    "scaling.mode": "Advisory",
+    "scaling.minReplicas": 2,
+    "scaling.maxReplicas": 9,
+    "scaling.scaleDownDelaySeconds": 100,
+    "breaker.mode": "Disabled",
+    "breaker.fallbackReplicas": 3,
+    "batching.mode": "Fixed",
+    "memory.restartFragmented": True,
+    "objectives.attainmentPercent": 90,
+    "disruption.maxUnavailable": 2,
+    "rollout.strategy": "Surge",
+    "rollout.maxSurge": 2,
+    "rollout.maxUnavailable": 1,
+    "rollout.onFailure": "Hold",
+    "rollout.engineUpdates": "Automatic",
+    "routing.policy": "RoundRobin",
+    "routing.replicas": 3,
+    "access.from": "SameNamespace",
+    "tiers.batch.sharePercent": 40,
+    "objectives.queueWaitMilliseconds": 300,
+    "objectives.batchTimeMilliseconds": 40,
+}
+ROLLED_OUT = {
+    "model.servedName": "other",
+    "engine.maxModelLength": 1024,
+    "resources.cpu": "3",
+    "memory.capPercent": 70,
+    "batching.maxSequences": 128,
+    "batching.minTokens": 512,
+    "rollout.drainSeconds": 60,
+    "rollout.startupSeconds": 600,
+    "placement.topologySpread": False,
+    "podMetadata.labels": {"team": "a"},
+    "imagePullSecrets": [{"name": "registry"}],
+}
+
+
+def _template_hash(path: str = "", value: object = None) -> str:
+    spec: dict[str, object] = {"model": {"source": "pvc://models/x"}}
+    section = spec
+    *parents, field = path.split(".")
+    for parent in parents:
+        section = section.setdefault(parent, {})  # type: ignore[assignment]
+    if field:
+        section[field] = value
+    service = parse_service(
+        {
+            "apiVersion": "fleetkeeper.io/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "chat", "namespace": "team-a", "uid": "u", "generation": 1},
+            "spec": spec,
+        }
+    )
+    context = default_context()
+    template = desired_engine_template(service, context.catalog.resolve("cuda"), context)
+    return str(template["metadata"]["annotations"]["fleetkeeper.io/template-hash"])
+
+
+@pytest.mark.parametrize("path", sorted(QUIET))
+def test_a_change_that_the_docs_call_quiet_restarts_no_engine(path: str) -> None:
+    assert _template_hash(path, QUIET[path]) == _template_hash()
+
+
+@pytest.mark.parametrize("path", sorted(ROLLED_OUT))
+def test_a_change_that_the_docs_call_a_roll_out_is_one(path: str) -> None:
+    assert _template_hash(path, ROLLED_OUT[path]) != _template_hash()
+
+
+# -- YAML in pages ---------------------------------------------------------------------------------------
+
+
+def _specs() -> list[tuple[str, dict[str, Any]]]:
+    """(page, spec) of every block of YAML that is a service, a spec or sections of one."""
+    found = []
+    for page in PAGES:
+        for text in re.findall(r"^```yaml$(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+            held = yaml.safe_load(text)
+            spec = held.get("spec", held)
+            if spec and set(spec) <= {
+                info.alias or name for name, info in InferenceServiceSpec.model_fields.items()
+            }:
+                found.append((_name(page), spec))
+    return found
+
+
+@pytest.mark.parametrize(("page", "spec"), _specs())
+def test_yaml_that_a_page_shows_is_taken(page: str, spec: dict[str, Any]) -> None:
+    """Whole services as they are, sections of a spec beside a model."""
+    metadata = {"name": "chat", "namespace": "team-a", "uid": "u", "generation": 1}
+    parse_service(
+        {
+            "apiVersion": "fleetkeeper.io/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": metadata,
+            "spec": {"model": {"source": "pvc://models/x"}, **spec},
+        }
+    )
+
+
+def test_pages_show_yaml_that_is_tried() -> None:
+    assert {page for page, _ in _specs()} >= {"README.md", "docs/objectives.md", "docs/tiers.md"}
+
+
+# -- SECURITY.md -----------------------------------------------------------------------------------------
+
+
+def _threats() -> dict[str, list[str]]:
+    """{threat: the tests that its row names}."""
+    lines = (ROOT / "SECURITY.md").read_text().split("## Threats")[1].split("\n## ")[0].splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| ")][2:]
+    return {row[0].strip("| "): re.findall(r"`(tests/[^`]+)`", row[2]) for row in rows}
+
+
+@pytest.mark.parametrize("threat", sorted(_threats()))
+def test_every_threat_names_tests_that_exist(threat: str) -> None:
+    tests = _threats()[threat]
+    assert tests, "a threat without a test"
+    for test in tests:
+        file, _, function = test.partition("::")
+        assert re.search(rf"^(async )?def {function}\(", (ROOT / file).read_text(), re.MULTILINE), (
+            test
+        )

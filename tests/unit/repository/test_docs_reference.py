@@ -1,0 +1,138 @@
+"""The generated pages are what their programs say, and every reason that needs a person has a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+from pydantic import SecretStr
+
+from fleetkeeper.api.conditions import ConditionType, Reason
+from fleetkeeper.autoscale.arbitrate import Allocation
+from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.types import ControlSettings
+from fleetkeeper.cli import app
+from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.settings import Settings, load_settings
+from reference_metrics import CONTROL_GAUGES, NOTHING_TO_DO, STEP_MODEL
+from reference_metrics import generated_files as metric_pages
+from reference_pages import generated_files as program_pages
+from reference_pages import settings_rows
+from tests.support.control_cases import Loop
+from tests.support.docs_commands import ROOT
+
+PAGES = {**program_pages(), **metric_pages()}
+RUNBOOKS = ROOT / "docs" / "runbooks"
+NEEDS_A_PAGE = sorted(reason for reason in Reason if reason not in NOTHING_TO_DO)
+PARTS = [
+    "What it means.",
+    "How to confirm.",
+    "What Fleetkeeper does.",
+    "What to do.",
+    "When it clears.",
+]
+"""The parts of a runbook, in order."""
+
+
+EXAMPLES = {
+    "prometheusUrl": "http://prometheus.monitoring:9090",
+    "prometheusSelector": 'job="engines"',
+}
+"""Texts of settings that do not take every text."""
+
+
+@pytest.mark.parametrize("path", sorted(PAGES))
+def test_the_page_in_the_repository_is_the_one_that_is_generated(path: str) -> None:
+    """Run `make generate` when this fails."""
+    assert (ROOT / path).read_text() == PAGES[path]
+
+
+@pytest.mark.parametrize("path", sorted(PAGES))
+def test_rows_of_a_page_have_the_cells_of_their_table(path: str) -> None:
+    width = 0
+    for line in PAGES[path].splitlines():
+        cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        assert not (width and cells) or cells == width, line
+        width = cells
+
+
+def test_every_command_has_a_section() -> None:
+    page = PAGES["docs/reference/cli.md"]
+    for command in app.registered_commands:
+        name = command.name or str(command.callback.__name__ if command.callback else "")
+        assert f"## fleetkeeper {name.replace('_', '-')}\n" in page
+
+
+def test_every_setting_can_be_set_by_the_variable_that_its_row_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shown by those whose value is a text: the operator's setting becomes what the variable says."""
+    names = {row.name for row in settings_rows()}
+    assert {"namespaces", "router.roleKind", "leader.durationS"} <= names
+    assert len(names) >= len(Settings.model_fields)
+    for variable in list(os.environ):
+        if variable.startswith("FLEETKEEPER_"):
+            monkeypatch.delenv(variable)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("POD_UID", raising=False)
+    for row in settings_rows():
+        if row.kind != "text":
+            continue
+        variable = row.variable.strip("`").split("` `")[0]
+        text = EXAMPLES.get(row.name, "told")
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, text)
+            value: object = load_settings()
+            for part in row.name.split("."):
+                value = getattr(value, re.sub(r"([A-Z])", r"_\1", part).lower())
+            assert value in (text, SecretStr(text)), row.name
+
+
+def test_every_metric_of_the_engines_contract_is_on_the_page() -> None:
+    page = PAGES["docs/reference/metrics.md"]
+    contract = json.loads((ROOT / "engine_image/contract/metrics.json").read_text())
+    for metric in contract["metrics"]:
+        if not metric["name"].startswith(STEP_MODEL):
+            assert f"| `{metric['name']}` | {metric['type']} |" in page
+    assert f"`{STEP_MODEL}*_total`" in page
+
+
+def test_every_metric_of_the_operator_is_on_the_page() -> None:
+    page = PAGES["docs/reference/metrics.md"]
+    for family in OperatorMetrics().registry.collect():
+        if family.name.startswith("fleetkeeper"):
+            assert f"`{family.name}" in page
+
+
+def test_the_control_loops_gauges_are_those_of_the_page() -> None:
+    """Names and labels, as a tick over a service makes them."""
+    loop = Loop(settings=ControlSettings(restart_fragmented=True))
+    decision = loop.steady(3)
+    report, _ = build_report(decision, Allocation(2), loop.memory, loop.now)
+    made: dict[str, set[str]] = {}
+    for name, labels, _ in report.metrics:
+        made.setdefault(name, set()).update(label for label, _ in labels)
+    assert made == {name: set(labels) for name, (labels, _) in CONTROL_GAUGES.items()}
+
+
+@pytest.mark.parametrize("reason", NEEDS_A_PAGE)
+def test_a_reason_that_needs_a_person_has_a_page(reason: Reason) -> None:
+    """With its meaning, where it is seen, how to confirm it, what to do and when it clears."""
+    text = (RUNBOOKS / f"{reason}.md").read_text()
+    assert text.startswith(f"# {reason}\n\n> {reason.text}\n")
+    assert re.findall(r"^\*\*(.+?)\*\*", text, re.MULTILINE) == PARTS
+    seen = re.findall(r"`(\w+)`", text.split("Seen in: ")[1].split("\n")[0])
+    assert seen
+    assert set(seen) <= {str(kind) for kind in ConditionType}
+
+
+def test_no_page_is_about_a_reason_that_is_none() -> None:
+    assert {file.stem for file in RUNBOOKS.glob("*.md")} == {*NEEDS_A_PAGE, "README"}
+
+
+def test_every_reason_is_in_the_index() -> None:
+    index = (RUNBOOKS / "README.md").read_text()
+    for reason in Reason:
+        assert f"| `{reason}` | {reason.text} |" in index
