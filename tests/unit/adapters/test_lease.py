@@ -169,6 +169,30 @@ async def test_a_renewal_whose_answer_was_lost_is_found_again() -> None:
     keeping.cancel()
 
 
+async def test_responses_that_are_lost_for_six_seconds_do_not_cost_the_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the outage the first renewal meets a conflict; the next must not wait for its turn."""
+    server, clock = Server(), Clock()
+    terms = LeaseTerms(namespace="a", name="fleetkeeper", identity="x")
+    mine = LeaderLease(server, terms, clock)  # type: ignore[arg-type]
+    await mine.acquire()
+    turn = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        clock.time_s += max(0.0, seconds)
+        # 6 s that begin after the last renewal: those sent 2, 4 and 6 s after it lose their response.
+        server.lose_answers = int(clock.time_s < 1000.0 + 7.9)
+        await turn(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    keeping = asyncio.create_task(mine.keep())
+    while clock.time_s < 1030.0 and not keeping.done():
+        await turn(0)
+    assert not keeping.done(), keeping.exception()
+    keeping.cancel()
+
+
 async def test_a_lease_that_another_took_is_lost() -> None:
     server, clock = Server(), Clock()
     mine = lease(server, clock, "x")

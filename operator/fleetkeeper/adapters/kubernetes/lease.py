@@ -190,7 +190,7 @@ class LeaderLease:
                 await self._put(sent, self._lease)
             except ApiError as problem:
                 if problem.is_stale or problem.is_absent:
-                    await self._reread()
+                    await self._renew_reread()
 
     async def release(self, *, after: Callable[[], Awaitable[None]]) -> None:
         """Release the lease, so that a standby does not have to wait for it to expire.
@@ -243,12 +243,26 @@ class LeaderLease:
             raise
         return True
 
-    async def _reread(self) -> None:
-        """Read the lease after a conflict: somebody edited it, or our renewal was applied unnoticed."""
+    async def _renew_reread(self) -> None:
+        """Read the lease after a conflict, and renew it if it is still ours.
+
+        Somebody edited it, or an earlier renewal was applied and its response lost. In the second case
+        little time may be left, so this renewal does not wait for the next interval.
+        """
         try:
-            found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
+            await self._reread()
+            await self._put(self._clock.monotonic(), self._lease)
         except ApiError:
             return  # the deadline decides
+
+    async def _reread(self) -> None:
+        """Read the lease after a conflict.
+
+        Raises:
+            ApiError: it cannot be read.
+            LeaseLost: another process holds it.
+        """
+        found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
         held = _held(found)
         if found is not None and (held is None or held.holder == self._terms.identity):
             self._lease = found
