@@ -215,8 +215,11 @@ class World:
     @property
     def lost(self) -> int:
         """The number of services whose breaker `source` is open."""
-        views = (self.loop.view(key).control_status for key in self.cache.services())
-        return sum(view is None or view["breaker"]["source"] == "Open" for view in views)
+        reports = (self.loop.view(key).control_report for key in self.cache.services())
+        return sum(
+            report is None or report.breaker is None or report.breaker.source == "Open"
+            for report in reports
+        )
 
     async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """Accept all requests at once."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample
 from fleetkeeper.autoscale.tick import decide_service
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, PodView, PutOutcome
+from fleetkeeper.common.values import ControlReport
+from fleetkeeper.reconcile.status.control import report_to_status
 
 NOW = 1_000_000.0
 
@@ -114,3 +117,18 @@ class Loop:
             replace(row, gauges=row.gauges._replace(limit_generation=self.generation))
             for row in rows
         ]
+
+
+def reported_status(report: ControlReport | None) -> dict[str, Any]:
+    """What a report becomes in the status, and its conditions."""
+    assert report is not None
+    rows = [
+        {
+            "type": str(row.type),
+            "status": str(row.status),
+            "reason": str(row.reason),
+            "message": row.message,
+        }
+        for row in report.conditions
+    ]
+    return {**report_to_status(report), "conditions": rows}

@@ -15,7 +15,7 @@ from typing import Any
 
 from fleetkeeper.api import names
 from fleetkeeper.common.budget import UNBOUNDED, Allowance, accelerators_of
-from fleetkeeper.common.values import Manifest, ReplicaAllocation
+from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation
 from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.types import (
@@ -71,7 +71,7 @@ class World:
     status_written: float | None = None
     children_written: float | None = None
     allocation: ReplicaAllocation | None = None
-    control_status: Manifest | None = None
+    control_report: ControlReport | None = None
     load: Mapping[str, float] = field(default_factory=dict)
     allowance: Allowance = UNBOUNDED
     crd_missing: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class World:
             status_written=self.status_written,
             children_written=self.children_written,
             allocation=self.allocation,
-            control_status=self.control_status,
+            control_report=self.control_report,
             pod_load=self.load,
             gpu_allowance=self.allowance,
             crd_missing=self.crd_missing,

@@ -28,6 +28,7 @@ from fleetkeeper.simulate import closed_loop  # noqa: E402
 from fleetkeeper.simulate.closed_loop import Scenario  # noqa: E402
 from fleetkeeper.simulate.engine_model import H100_70B  # noqa: E402
 from tests.support import plan_world  # noqa: E402 - found by the line above
+from tests.support.control_cases import reported_status  # noqa: E402
 from tests.support.random_specs import random_spec  # noqa: E402
 
 
@@ -129,15 +130,15 @@ def plan_with(world: plan_world.World, report: Any) -> Any:
         dataclasses.replace(
             world,
             allocation=report.allocation,
-            control_status=report.status,
+            control_report=report.report,
             status_written=None,
         )
     )
 
 
-def status_of(report: Any) -> Any:
-    """Return the status fields of a report."""
-    return report.status
+def status_of(result: Any) -> Any:
+    """Return the report in the form of the status, with the conditions."""
+    return reported_status(result.report)
 
 
 def record_plans(target: Path) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from fleetkeeper.autoscale.arbitrate import Want
 from fleetkeeper.autoscale.capacity.supply import Supply
@@ -13,7 +12,6 @@ from fleetkeeper.autoscale.capacity.targets import Targets
 from fleetkeeper.autoscale.events import WARNING, restart_events
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
-from fleetkeeper.autoscale.rules.remedies import Remedy
 from fleetkeeper.autoscale.rules.removal import Cause, Removal
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.signals.service_signals import Signals
@@ -24,7 +22,7 @@ from fleetkeeper.autoscale.types import (
     Limits,
     LimitsRequest,
 )
-from fleetkeeper.common.values import Event, ReplicaAllocation
+from fleetkeeper.common.values import ControlReport, Event, Remedy, ReplicaAllocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +81,15 @@ class ControlDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlReport:
-    """The report that `build_report` returns to the planner and the runtime.
+class TickResult:
+    """The result of a tick after arbitration, which `build_report` returns.
 
-    `allocation`: the allocation; None if the loop does not set replicas (unchanged, pinned, Advisory, paused).
-    `events`: events, except for changes of replicas: the planner records those once they are written.
-    `status`: the fields scaling, batching, breaker, memory, remedy, decisions, and `conditions`.
-    `metrics`: (name without prefix, labels, value) of the gauges to export.
+    `allocation`: None if the loop does not set replicas (unchanged, pinned, Advisory, paused).
+    `report`: for the planner. `events`: events, except for changes of replicas: the planner records
+    those once they are written. `metrics`: (name without prefix, labels, value) of the gauges to export.
     """
 
     allocation: ReplicaAllocation | None
-    status: dict[str, Any]
+    report: ControlReport
     events: tuple[Event, ...]
     metrics: tuple[tuple[str, tuple[tuple[str, str], ...], float], ...]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from fleetkeeper.api import rfc3339
@@ -25,22 +24,11 @@ from fleetkeeper.autoscale.rules.canary import Canary
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
 from fleetkeeper.autoscale.rules.fragmentation import FragmentationMemory
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, TierBreaker
-from fleetkeeper.autoscale.rules.remedies import Remedy
 from fleetkeeper.autoscale.rules.replicas import ReplicasMemory
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper.autoscale.types import BreakerState, Limits
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A decision that changed something; the status keeps the last ten."""
-
-    time: float
-    what: str
-    before: str
-    after: str
-    reason: str
+from fleetkeeper.common.values import BreakerReport, Change, Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +72,13 @@ class ControlMemory:
     shown_batching: Shown = field(default_factory=Shown)
     peak_percent: int = 0
     over_cap_pod: str = ""
-    shown_breaker: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    shown_breaker: BreakerReport | None = None
     changes: tuple[Change, ...] = ()
 
 
 def with_change(memory: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
     """Return the last ten changes including this one, oldest first."""
     return (*memory, change)[-DECISIONS_KEPT:]
-
-
-def changes_to_status(changes: tuple[Change, ...]) -> list[dict[str, Any]]:
-    """Return `status.decisions`."""
-    return [
-        {
-            "time": rfc3339.format(change.time),
-            "what": change.what,
-            "from": change.before,
-            "to": change.after,
-            "reason": change.reason,
-        }
-        for change in changes
-    ]
 
 
 def _section(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -197,8 +171,23 @@ def memory_from_status(
         shown_batching=_shown(batching, f"{sequences}/{tokens}" if limits else ""),
         peak_percent=_whole(_section(status, "memory"), "peakPercent") or 0,
         over_cap_pod=_over_cap_pod(status),
-        shown_breaker=breaker,
+        shown_breaker=_shown_breaker(breaker),
         changes=_changes(status),
+    )
+
+
+def _shown_breaker(breaker: Mapping[str, Any]) -> BreakerReport | None:
+    """Return the breakers' report that the status shows, None if a state is missing."""
+    load = breaker.get("load")
+    if not (breaker.get("control") and breaker.get("source") and isinstance(load, Mapping)):
+        return None
+    return BreakerReport(
+        str(breaker["control"]),
+        str(breaker["source"]),
+        {str(tier): str(state) for tier, state in load.items()},
+        str(breaker.get("reason", "")),
+        str(breaker.get("message", "")),
+        rfc3339.parse(breaker.get("since")) or 0.0,
     )
 
 

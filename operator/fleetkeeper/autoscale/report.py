@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fleetkeeper.api import rfc3339
-from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Reason
+from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Reason, Status
 from fleetkeeper.api.types import BatchingMode, ScalingMode
 from fleetkeeper.autoscale.arbitrate import Allocation
-from fleetkeeper.autoscale.decision import ControlDecision, ControlReport
+from fleetkeeper.autoscale.decision import ControlDecision, TickResult
 from fleetkeeper.autoscale.memory import (
-    Change,
     ControlMemory,
     Shown,
-    changes_to_status,
     with_change,
 )
 from fleetkeeper.autoscale.signals.samples import Source
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import BreakerState, Decision, Grade
-from fleetkeeper.common.values import Event, ReplicaAllocation
+from fleetkeeper.common.values import (
+    BatchingReport,
+    BreakerReport,
+    Change,
+    ControlReport,
+    Event,
+    MemoryReport,
+    ReplicaAllocation,
+    ReportedCondition,
+    ScalingReport,
+)
 
 STANDING = frozenset(
     {
@@ -35,7 +42,7 @@ STANDING = frozenset(
 )
 """Reasons that are reported although no value changed; all others only explain the last change."""
 
-Value = tuple[str, Reason, str]
+Value = tuple[Status, Reason, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +79,8 @@ def _why(decision: ControlDecision, held: Shown, desired: int) -> Decision[int]:
 
 def build_report(
     decision: ControlDecision, allocation: Allocation, memory: ControlMemory, now: float
-) -> tuple[ControlReport, ControlMemory]:
-    """Return the report for the planner and the runtime, and the memory with what was reported.
+) -> tuple[TickResult, ControlMemory]:
+    """Return the result for the planner and the runtime, and the memory with what was reported.
 
     The allocation is None if the loop must not set replicas: an unchanged decision keeps the live
     number, the planner applies a pinned one, and Advisory and External are only reported.
@@ -89,7 +96,7 @@ def build_report(
     changes = _changes(decision, memory, scaling, batching, now)
     peak = max(memory.peak_percent, round(100 * decision.signals.memory_peak_ratio))
     over = _over_cap_pod(decision, memory)
-    breaker = _shown_breaker(memory.shown_breaker, _breaker_status(decision))
+    breaker = _shown_breaker(memory.shown_breaker, _breaker(decision))
     shown = (scaling, batching, changes, peak, over, breaker)
     if shown != _shown_before(memory):
         memory = replace(
@@ -101,21 +108,17 @@ def build_report(
             over_cap_pod=over,
             shown_breaker=breaker,
         )
-    shown_memory = {"capPercent": decision.settings.cap_percent}
-    if peak:
-        shown_memory["peakPercent"] = peak
-    status: dict[str, Any] = {
-        "scaling": _scaling_status(decision, scaling, desired),
-        "batching": _batching_status(decision, memory, batching),
-        "breaker": breaker,
-        "memory": shown_memory,
-        "decisions": changes_to_status(changes),
-        "conditions": _conditions(decision, allocation, memory),
-    }
-    if decision.remedy.value is not None:
-        status["remedy"] = _remedy_status(decision)
+    report = ControlReport(
+        scaling=_scaling(decision, scaling, desired),
+        batching=_batching(decision, memory, batching),
+        breaker=breaker,
+        memory=MemoryReport(decision.settings.cap_percent, peak),
+        remedy=decision.remedy.value,
+        decisions=changes,
+        conditions=_conditions(decision, allocation, memory),
+    )
     metrics = _metrics(decision, desired)
-    return ControlReport(replica_allocation, status, decision.events, metrics), memory
+    return TickResult(replica_allocation, report, decision.events, metrics), memory
 
 
 def _shown_before(memory: ControlMemory) -> tuple[Any, ...]:
@@ -180,91 +183,60 @@ def _breaker_change(event: Event, now: float) -> Change:
     return Change(now, "breaker", "", event.message[:120], event.reason)
 
 
-def _scaling_status(decision: ControlDecision, shown: Shown, desired: int) -> dict[str, Any]:
-    status: dict[str, Any] = {
-        "desired": desired,
-        "reason": shown.reason,
-        "message": shown.message,
-        "since": rfc3339.format(shown.since),
-    }
-    if decision.settings.scaling_mode is ScalingMode.ADVISORY:
-        status["wanted"] = decision.replicas.value
-    return status
+def _scaling(decision: ControlDecision, shown: Shown, desired: int) -> ScalingReport:
+    is_advisory = decision.settings.scaling_mode is ScalingMode.ADVISORY
+    wanted = decision.replicas.value if is_advisory else None
+    return ScalingReport(desired, shown.reason, shown.message, shown.since, wanted)
 
 
-def _batching_status(
-    decision: ControlDecision, memory: ControlMemory, shown: Shown
-) -> dict[str, Any]:
+def _batching(decision: ControlDecision, memory: ControlMemory, shown: Shown) -> BatchingReport:
     limits = decision.in_force
     applied = sum(
         1 for put in memory.limits_requests.puts.values() if put.confirmed and put.limits == limits
     )
-    return {
-        "sequences": limits.sequences,
-        "tokens": limits.tokens,
-        "appliedReplicas": applied,
-        "reason": shown.reason,
-        "message": shown.message,
-        "since": rfc3339.format(shown.since),
-    }
+    return BatchingReport(
+        limits.sequences, limits.tokens, applied, shown.reason, shown.message, shown.since
+    )
 
 
-def _breaker_status(decision: ControlDecision) -> dict[str, Any]:
+def _breaker(decision: ControlDecision) -> BreakerReport:
     tiers = decision.load.by_tier()
     source = decision.source
     silent = "Prometheus returns no fresh samples" if source.is_open else ""
-    latest = max(
+    since, reason, message = max(
         (decision.control.since, decision.control.reason, decision.control.detail),
         (source.since, "PrometheusLost" if silent else "", silent),
         *((t.since, "Overload" if t.reason else "", t.reason) for t in tiers.values()),
     )
-    status: dict[str, Any] = {
-        "control": str(decision.control.state),
-        "source": str(source.state),
-        "load": {str(tier): str(breaker.state) for tier, breaker in tiers.items()},
-    }
-    since, reason, message = latest
-    if reason:
-        status |= {"reason": reason, "message": _capital(message)}
-    if since:
-        status["since"] = rfc3339.format(since)
-    return status
+    return BreakerReport(
+        str(decision.control.state),
+        str(source.state),
+        {str(tier): str(breaker.state) for tier, breaker in tiers.items()},
+        reason,
+        _capital(message) if reason else "",
+        since,
+    )
 
 
-def _shown_breaker(held: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return the breakers' status, renewed only when one of them changes its state.
+def _shown_breaker(held: BreakerReport | None, found: BreakerReport) -> BreakerReport:
+    """Return the breakers' report, renewed only when one of them changes its state.
 
     So a restart of the operator, which resets every waiting time, does not change reason and time.
     """
-    states = ("control", "source", "load")
-    is_same = held and all(held.get(name) == found[name] for name in states)
-    return dict(held) if is_same else found
-
-
-def _remedy_status(decision: ControlDecision) -> dict[str, Any]:
-    remedy = decision.remedy.value
-    assert remedy is not None  # noqa: S101 - asked for by the caller; narrows the type
-    return {
-        "reason": remedy.reason,
-        "maxSequences": remedy.max_sequences,
-        "capPercent": remedy.cap_percent,
-        "attempts": remedy.attempts,
-        "generation": remedy.generation,
-        "since": rfc3339.format(remedy.since),
-    }
+    return held if held is not None and held.states == found.states else found
 
 
 def _metrics_available(inputs: _ConditionInputs) -> Value:
     signals = inputs.decision.signals
     if signals.grade is Grade.FRESH:
-        return "True", Reason.FRESH_METRICS, _origin(inputs.decision)
+        return Status.TRUE, Reason.FRESH_METRICS, _origin(inputs.decision)
     if signals.grade is Grade.AGEING:
         return (
-            "True",
+            Status.TRUE,
             Reason.FRESH_METRICS,
             "Samples are older than 15 s. No replica is removed until newer samples arrive.",
         )
-    return "False", *_why_unknown(signals)
+    return Status.FALSE, *_why_unknown(signals)
 
 
 def _origin(decision: ControlDecision) -> str:
@@ -310,49 +282,53 @@ def _metrics_compatible(inputs: _ConditionInputs) -> Value:
     missing = inputs.decision.signals.missing
     if missing:
         text = f"The engine does not export: {', '.join(missing)}."
-        return "False", Reason.METRICS_MISSING, text
+        return Status.FALSE, Reason.METRICS_MISSING, text
     if not inputs.decision.signals.reporting_pods:
-        return "Unknown", Reason.NO_METRICS, "No replica has reported yet."
-    return "True", Reason.ALL_METRICS_PRESENT, ""
+        return Status.UNKNOWN, Reason.NO_METRICS, "No replica has reported yet."
+    return Status.TRUE, Reason.ALL_METRICS_PRESENT, ""
 
 
 def _memory_within_cap(inputs: _ConditionInputs) -> Value:
     cap = inputs.decision.settings.cap_percent
     if inputs.memory.over_cap_pod:
         text = f"Replica {inputs.memory.over_cap_pod} had a memory peak of {inputs.memory.peak_percent}%, above the cap of {cap}%."
-        return "False", Reason.ABOVE_CAP, text
+        return Status.FALSE, Reason.ABOVE_CAP, text
     if not inputs.memory.peak_percent:
-        return "Unknown", Reason.NOT_MEASURED, "No replica has reported its memory use yet."
-    return "True", Reason.WITHIN_CAP, ""
+        return Status.UNKNOWN, Reason.NOT_MEASURED, "No replica has reported its memory use yet."
+    return Status.TRUE, Reason.WITHIN_CAP, ""
 
 
 def _scaling_limited(inputs: _ConditionInputs) -> Value:
     settings, replicas = inputs.decision.settings, inputs.decision.replicas
     if settings.pinned_replicas is not None:
-        return "True", Reason.REPLICAS_PINNED, "Autoscaling is off because spec.replicas is set."
+        return (
+            Status.TRUE,
+            Reason.REPLICAS_PINNED,
+            "Autoscaling is off because spec.replicas is set.",
+        )
     if settings.scaling_mode is ScalingMode.ADVISORY:
         text = f"{replicas.value} replicas are recommended but not applied: spec.scaling.mode is Advisory."
-        return "True", Reason.ADVISORY, text
+        return Status.TRUE, Reason.ADVISORY, text
     if inputs.allocation.limited_by:
         return (
-            "True",
+            Status.TRUE,
             Reason.GPU_BUDGET,
             f"{_capital(inputs.allocation.limited_by)} allows {inputs.allocation.replicas} of {replicas.value} recommended replicas.",
         )
     if replicas.reason == "ScaleUpBlocked":
-        return "True", Reason.SCALE_UP_BLOCKED, replicas.detail
+        return Status.TRUE, Reason.SCALE_UP_BLOCKED, replicas.detail
     broken = inputs.decision.signals.known and inputs.decision.pressure > 1.0
     if broken and replicas.value >= settings.max_replicas:
         text = f"The load is too high for spec.scaling.maxReplicas ({settings.max_replicas}). Raise it to allow more replicas."
-        return "True", Reason.AT_MAXIMUM, text
-    return "False", Reason.WITHIN_BOUNDS, ""
+        return Status.TRUE, Reason.AT_MAXIMUM, text
+    return Status.FALSE, Reason.WITHIN_BOUNDS, ""
 
 
 def _degraded(inputs: _ConditionInputs) -> Value:
     settings = inputs.decision.settings
     if settings.breakers_act and inputs.decision.control.state is not BreakerState.CLOSED:
         return (
-            "True",
+            Status.TRUE,
             Reason.CONTROL_BREAKER_OPEN,
             f"{_capital(inputs.decision.control.detail)}; safe limits are in force, and no replica is removed.",
         )
@@ -363,17 +339,17 @@ def _degraded(inputs: _ConditionInputs) -> Value:
             if b.state is not BreakerState.CLOSED
         ]
         text = f"Overload: requests of these tiers are shed: {', '.join(tiers)}."
-        return "True", Reason.LOAD_BREAKER_OPEN, text
+        return Status.TRUE, Reason.LOAD_BREAKER_OPEN, text
     remedy = inputs.decision.remedy.value
     if remedy is not None:
         text = f"{_capital(remedy.reason)}: engines start with at most {remedy.max_sequences} sequences and a memory cap of {remedy.cap_percent}%."
-        return "True", Reason.REMEDY_IN_FORCE, text
+        return Status.TRUE, Reason.REMEDY_IN_FORCE, text
     if inputs.decision.signals.hung_pods:
         text = (
             f"Engines with work make no progress: {', '.join(inputs.decision.signals.hung_pods)}."
         )
-        return "True", Reason.ENGINE_HUNG, text
-    return "False", Reason.AS_EXPECTED, ""
+        return Status.TRUE, Reason.ENGINE_HUNG, text
+    return Status.FALSE, Reason.AS_EXPECTED, ""
 
 
 _CONDITIONS: tuple[tuple[ConditionType, Callable[[_ConditionInputs], Value]], ...] = (
@@ -387,19 +363,13 @@ _CONDITIONS: tuple[tuple[ConditionType, Callable[[_ConditionInputs], Value]], ..
 
 def _conditions(
     decision: ControlDecision, allocation: Allocation, memory: ControlMemory
-) -> list[dict[str, str]]:
+) -> tuple[ReportedCondition, ...]:
     rows = []
     for kind, judge in _CONDITIONS:
         status, reason, message = judge(_ConditionInputs(decision, allocation, memory))
-        rows.append(
-            {
-                "type": str(kind),
-                "status": status,
-                "reason": str(reason),
-                "message": (message or reason.text)[:MESSAGE_MAX_LENGTH],
-            }
-        )
-    return rows
+        text = (message or reason.text)[:MESSAGE_MAX_LENGTH]
+        rows.append(ReportedCondition(kind, status, reason, text))
+    return tuple(rows)
 
 
 _STATES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}

@@ -46,7 +46,7 @@ from fleetkeeper.autoscale.rules.load_breaker import (
     decide_load_breaker,
     pressure,
 )
-from fleetkeeper.autoscale.rules.remedies import Remedy, decide_memory_remedy, decide_replacements
+from fleetkeeper.autoscale.rules.remedies import decide_memory_remedy, decide_replacements
 from fleetkeeper.autoscale.rules.replicas import (
     ReplicasMemory,
     decide_replicas,
@@ -57,7 +57,7 @@ from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker, decide_sou
 from fleetkeeper.autoscale.signals.samples import Tier
 from fleetkeeper.autoscale.signals.service_signals import Signals, observe_service
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, Decision, Grade
-from fleetkeeper.common.values import Event
+from fleetkeeper.common.values import Event, Remedy
 
 
 def decide_service(

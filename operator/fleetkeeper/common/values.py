@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from fleetkeeper.api.conditions import ConditionType, Reason, Status
 
 Manifest = dict[str, Any]
 """A complete Kubernetes object as a plain dict: deterministic and ready for server-side apply."""
@@ -30,3 +33,103 @@ class Event:
     type: str
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingReport:
+    """The replicas in force, why, and since when. `wanted`: in Advisory mode, the recommendation."""
+
+    desired: int
+    reason: str
+    message: str
+    since: float
+    wanted: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingReport:
+    """The limits in force, why, and since when; `applied_replicas` have confirmed them."""
+
+    sequences: int
+    tokens: int
+    applied_replicas: int
+    reason: str
+    message: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerReport:
+    """The state of each breaker (`load` by tier), and the latest reason with its time (0: none)."""
+
+    control: str
+    source: str
+    load: Mapping[str, str]
+    reason: str = ""
+    message: str = ""
+    since: float = 0.0
+
+    @property
+    def states(self) -> tuple[str, str, Mapping[str, str]]:
+        """The states without the reason."""
+        return self.control, self.source, self.load
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """The memory cap, and the highest peak measured (0: none yet), in percent."""
+
+    cap_percent: int
+    peak_percent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """The remedy in force: start-up sequences and memory cap that replace the spec's, for one generation.
+
+    `since`: time of the last step; only pods created after it count for the next step.
+    """
+
+    reason: str
+    max_sequences: int
+    cap_percent: int
+    attempts: int
+    generation: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A decision that changed something; the status keeps the last ten."""
+
+    time: float
+    what: str
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedCondition:
+    """A condition that the control loop decided."""
+
+    type: ConditionType
+    status: Status
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlReport:
+    """What the control loop reports about a service. The planner writes it to the status.
+
+    An absent part is removed from the status, except `scaling`: then the planner explains the replicas.
+    """
+
+    scaling: ScalingReport | None = None
+    batching: BatchingReport | None = None
+    breaker: BreakerReport | None = None
+    memory: MemoryReport | None = None
+    remedy: Remedy | None = None
+    decisions: tuple[Change, ...] = ()
+    conditions: tuple[ReportedCondition, ...] = ()

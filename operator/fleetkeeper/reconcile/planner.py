@@ -197,7 +197,7 @@ def _assess(inputs: ReconcileInputs) -> Assessment:
         creation_problem=found.creation_problem,
         write_problem=found.write_problem,
         flapping=found.flapping,
-        control=inputs.snapshot.control_status,
+        control=inputs.snapshot.control_report,
         control_pending=inputs.snapshot.control_pending,
         defect=inputs.snapshot.defect,
     )
@@ -247,8 +247,11 @@ def _crd_in_words(missing: Sequence[str]) -> str:
 
 def _tuning(inputs: ReconcileInputs) -> EngineTuning:
     """Return the start-up values that a remedy lowers: the control loop's, else the status's."""
-    control = inputs.snapshot.control_status
-    remedy = (inputs.status if control is None else control).get("remedy")
+    report = inputs.snapshot.control_report
+    if report is not None:
+        known = report.remedy
+        return EngineTuning(known.max_sequences, known.cap_percent) if known else AS_SPECIFIED
+    remedy = inputs.status.get("remedy")
     if not isinstance(remedy, Mapping):
         return AS_SPECIFIED
     return EngineTuning(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fleetkeeper.common.budget import UNBOUNDED, Allowance
-from fleetkeeper.common.values import Event, Manifest, ReplicaAllocation
+from fleetkeeper.common.values import ControlReport, Event, Manifest, ReplicaAllocation
 
 
 class Kind(StrEnum):
@@ -243,10 +243,7 @@ class Snapshot:
       status and a child (None: not yet).
     - `gpu_allowance` is the part of the GPU budget that is left to this service.
     - `allocation` is the replica allocation, None to leave the replicas unchanged.
-    - `control_status` is the control loop's report, None before its first tick. It contains the
-      status parts `scaling`, `batching`, `breaker`, `memory`, `remedy` and `decisions` as they are
-      written to the status (an absent part is removed), and `conditions`, a list of {type, status,
-      reason, message} for the types that the control loop owns.
+    - `control_report` is the control loop's report, None before its first tick.
     - `control_pending` is true if there is a control loop that has not evaluated this service since
       the process started.
     - `pod_load` is the number of running and waiting sequences by pod name (absent: unknown).
@@ -272,7 +269,7 @@ class Snapshot:
     children_written: float | None = None
     gpu_allowance: Allowance = UNBOUNDED
     allocation: ReplicaAllocation | None = None
-    control_status: Manifest | None = None
+    control_report: ControlReport | None = None
     control_pending: bool = False
     pod_load: Mapping[str, float] = field(default_factory=dict)
     unreadable: tuple[UnreadableObject, ...] = ()

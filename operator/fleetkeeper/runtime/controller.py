@@ -15,7 +15,7 @@ from fleetkeeper.adapters.kubernetes.pod_records import event_record
 from fleetkeeper.adapters.kubernetes.reading import as_map, maps
 from fleetkeeper.adapters.kubernetes.resources import EVENT, REPLICA_SET
 from fleetkeeper.api.names import engine_name
-from fleetkeeper.common.values import Manifest, ReplicaAllocation
+from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.status.defect import plan_of_defect
@@ -54,7 +54,7 @@ class ControlView:
     """
 
     allocation: ReplicaAllocation | None = None
-    control_status: Manifest | None = None
+    control_report: ControlReport | None = None
     pod_load: Mapping[str, float] = field(default_factory=dict)
     is_pending: bool = False
 
@@ -263,7 +263,7 @@ class Controller:
             children_written=memory.children_written,
             gpu_allowance=self._ledger.allowance(key),
             allocation=view.allocation,
-            control_status=view.control_status,
+            control_report=view.control_report,
             control_pending=view.is_pending,
             pod_load=view.pod_load,
             unreadable=self._cache.unreadable(key),

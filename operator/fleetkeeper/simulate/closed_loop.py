@@ -316,12 +316,12 @@ def _tick(fleet: Fleet, record: Record, state: _LoopState, now: float) -> None:
     )
     decision, memory = decide_service(inputs, state.memory, now)
     allocations = arbitrate([decision.want], Budget())
-    report, state.memory = build_report(decision, allocations[decision.want.key], memory, now)
-    if report.allocation is not None:
-        fleet.allocated = report.allocation.replicas
+    result, state.memory = build_report(decision, allocations[decision.want.key], memory, now)
+    if result.allocation is not None:
+        fleet.allocated = result.allocation.replicas
     state.allocated = fleet.allocated
     state.outcomes = _carry_out(fleet, decision.puts, now)
-    record.events += [(now - EPOCH_S, event.message) for event in report.events]
+    record.events += [(now - EPOCH_S, event.message) for event in result.events]
     record.ticks.append(_row(fleet, decision, now))
 
 

@@ -17,7 +17,7 @@ from fleetkeeper.api.status import InferenceServiceStatus
 from fleetkeeper.api.types import BatchingMode, ScalingMode
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.constants import FRAGMENTED_EVERY_S, FRAGMENTED_S
-from fleetkeeper.autoscale.decision import ControlDecision, ControlReport
+from fleetkeeper.autoscale.decision import ControlDecision, TickResult
 from fleetkeeper.autoscale.memory import ControlMemory, memory_from_status
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
@@ -35,7 +35,8 @@ from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, TierBreaker
 from fleetkeeper.autoscale.signals.pod_history import PodTrack, accept
 from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
 from fleetkeeper.autoscale.types import BreakerState, ControlSettings, PodView
-from tests.support.control_cases import NOW, Loop, pod_view, sample
+from fleetkeeper.reconcile.status.control import report_to_status
+from tests.support.control_cases import NOW, Loop, pod_view, reported_status, sample
 from tests.support.lanes import keep_first
 
 PODS = tuple(pod_view(f"chat-{i}") for i in range(3))
@@ -280,7 +281,7 @@ class Fleet:
 
     def tick(
         self, spoil: Callable[[list[PodSample]], list[PodSample]] = list, **inputs: Any
-    ) -> tuple[ControlDecision, ControlReport]:
+    ) -> tuple[ControlDecision, TickResult]:
         """One tick, told and concluded."""
         now = self.loop.now
         decision = self.loop.tick(spoil(self.rows()), put_outcomes=self.loop.outcomes, **inputs)
@@ -292,7 +293,7 @@ class Fleet:
         self.told += [n.message for n in events if n.reason == "EngineFragmented"]
         return decision, report
 
-    def run(self, seconds: float, **inputs: Any) -> tuple[ControlDecision, ControlReport]:
+    def run(self, seconds: float, **inputs: Any) -> tuple[ControlDecision, TickResult]:
         """Ticks of 5 s."""
         for _ in range(round(seconds / 5)):
             last = self.tick(**inputs)
@@ -311,11 +312,9 @@ def test_a_fragmented_replica_is_restarted_after_ten_minutes_and_told() -> None:
     (told,) = fleet.told
     assert "chat-1 is drained" in told
     assert "40.0%" in told
-    row = report.status["decisions"][-1]
+    row = reported_status(report.report)["decisions"][-1]
     assert (row["what"], row["to"], row["reason"]) == ("restart", "chat-1", "EngineFragmented")
-    InferenceServiceStatus.model_validate(
-        {key: value for key, value in report.status.items() if key != "conditions"}
-    )
+    InferenceServiceStatus.model_validate(report_to_status(report.report))
     fleet.run(7200)
     times = [time for time, _ in fleet.restarts]
     assert len(times) == 3
@@ -341,7 +340,7 @@ def test_a_held_restart_is_quiet() -> None:
     _, first = fleet.run(1200)
     for _ in range(200):
         decision, report = fleet.tick()
-        assert report.status == first.status
+        assert report.report == first.report
     assert decision.restart.reason == RestartReason.ONLY_REPLICA
     assert fleet.restarts == []
     assert fleet.told == []
@@ -364,7 +363,9 @@ def test_advisory_tells_and_does_nothing(settings: ControlSettings) -> None:
     assert fleet.restarts == []
     assert len(fleet.told) == 2
     assert all("would be drained and restarted" in text for text in fleet.told)
-    assert not [row for row in report.status["decisions"] if row["what"] == "restart"]
+    assert not [
+        row for row in reported_status(report.report)["decisions"] if row["what"] == "restart"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -516,7 +517,9 @@ def test_a_new_leader_waits_a_full_hour() -> None:
     before = Fleet.of()
     _, report = before.run(700)
     assert len(before.restarts) == 1
-    memory = memory_from_status({**report.status, "observedGeneration": 1}, 1, 80, NOW)
+    memory = memory_from_status(
+        {**reported_status(report.report), "observedGeneration": 1}, 1, 80, NOW
+    )
     after = Fleet.of(memory=memory)
     after.run(3600)
     assert after.restarts == []

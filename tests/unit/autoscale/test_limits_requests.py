@@ -18,7 +18,6 @@ from fleetkeeper.autoscale.limits_requests import (
     next_generation,
 )
 from fleetkeeper.autoscale.rules.remedies import (
-    Remedy,
     decide_memory_remedy,
     decide_replacements,
     remedy_in_force,
@@ -32,6 +31,7 @@ from fleetkeeper.autoscale.types import (
     PutOutcome,
 )
 from fleetkeeper.common.budget import Budget
+from fleetkeeper.common.values import Remedy
 from tests.support.control_cases import NOW, pod_view
 from tests.support.lanes import examples
 

@@ -15,14 +15,13 @@ from fleetkeeper.api.status import InferenceServiceStatus
 from fleetkeeper.api.types import BatchingMode, ScalingMode
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.constants import LOST_TICKS
-from fleetkeeper.autoscale.decision import ControlDecision, ControlReport
+from fleetkeeper.autoscale.decision import ControlDecision, TickResult
 from fleetkeeper.autoscale.memory import (
     ControlMemory,
     memory_from_status,
 )
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
-from fleetkeeper.autoscale.rules.remedies import Remedy
 from fleetkeeper.autoscale.rules.replicas import ReplicasMemory
 from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
 from fleetkeeper.autoscale.settings import settings_of
@@ -33,22 +32,24 @@ from fleetkeeper.autoscale.types import (
     Limits,
     PutOutcome,
 )
-from tests.support.control_cases import NOW, Loop, pod_view, sample
+from fleetkeeper.common.values import Remedy
+from fleetkeeper.reconcile.status.control import report_to_status
+from tests.support.control_cases import NOW, Loop, pod_view, reported_status, sample
 from tests.support.lanes import keep_first
 
 
 def reported(
     loop: Loop, decision: ControlDecision, allocation: Allocation | None = None
-) -> ControlReport:
+) -> TickResult:
     """The report with the want granted, memory carried on."""
     given = allocation or Allocation(decision.want.replicas)
     report, loop.memory = build_report(decision, given, loop.memory, loop.now)
     return report
 
 
-def condition(report: ControlReport, kind: ConditionType) -> tuple[str, str, str]:
+def condition(report: TickResult, kind: ConditionType) -> tuple[str, str, str]:
     """Status, reason, message."""
-    row = next(row for row in report.status["conditions"] if row["type"] == kind)
+    row = next(row for row in reported_status(report.report)["conditions"] if row["type"] == kind)
     return row["status"], row["reason"], row["message"]
 
 
@@ -250,7 +251,7 @@ def test_modes_that_do_not_act_give_no_order(
         assert reported(loop, decision).allocation is None
     if mode is ScalingMode.ADVISORY:
         report = reported(loop, decision)
-        assert report.status["scaling"]["wanted"] > 2
+        assert reported_status(report.report)["scaling"]["wanted"] > 2
         assert condition(report, ConditionType.SCALING_LIMITED)[1] == Reason.ADVISORY
 
 
@@ -282,7 +283,7 @@ def test_advisory_sends_nothing_also_when_the_load_breaker_opens() -> None:
         assert decision.puts == ()
         assert decision.admission.admit == (1.0, 1.0, 1.0)
     report = reported(loop, decision)
-    assert report.status["breaker"]["load"]["batch"] == "Open"
+    assert reported_status(report.report)["breaker"]["load"]["batch"] == "Open"
     assert condition(report, ConditionType.DEGRADED)[0] == "False"
     assert any("batch would shed" in text for text in told)
     assert not any("sheds" in text for text in told)
@@ -368,7 +369,7 @@ def test_the_lost_prometheus_is_told_while_pods_are_read_directly() -> None:
         assert decision.control.state is BreakerState.CLOSED
         report = reported(loop, decision)
         assert condition(report, ConditionType.METRICS_AVAILABLE)[0] == "True"
-        shown = report.status["breaker"]["source"]
+        shown = reported_status(report.report)["breaker"]["source"]
         assert shown == ("Open" if LOST_TICKS - 1 <= i < 20 else "Closed")
     assert told == ["PrometheusLost", "PrometheusBack"]
 
@@ -468,25 +469,27 @@ def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> No
 def test_a_number_that_was_found_is_not_laid_to_this_decision(seen: bool) -> None:
     """A leader ended between its order of 2 -> 3 and its status: the next one says what it met."""
     before = Loop()
-    status = reported(before, before.steady(20)).status
+    status = reported_status(reported(before, before.steady(20)).report)
     assert status["scaling"]["desired"] == 2
     loop = Loop(replicas=3, started=NOW)
     loop.memory = memory_from_status(status, 1, 80, loop.now)
     report = reported(loop, loop.tick(loop.samples() if seen else []))
-    assert report.status["decisions"][-1] == {
+    assert reported_status(report.report)["decisions"][-1] == {
         "time": rfc3339.format(loop.now),
         "what": "replicas",
         "from": "2",
         "to": "3",
         "reason": "ExternallyChanged",
     }
-    assert report.status["scaling"]["reason"] == "ExternallyChanged"
-    assert "3 replicas" in report.status["scaling"]["message"]
-    told = report.status["decisions"]
+    assert reported_status(report.report)["scaling"]["reason"] == "ExternallyChanged"
+    assert "3 replicas" in reported_status(report.report)["scaling"]["message"]
+    told = reported_status(report.report)["decisions"]
     for _ in range(3):
         report = reported(loop, loop.tick(loop.samples() if seen else []))
-        assert report.status["decisions"] == told
-    assert report.status["scaling"]["reason"] == ("ExternallyChanged" if seen else "SignalsStale")
+        assert reported_status(report.report)["decisions"] == told
+    assert reported_status(report.report)["scaling"]["reason"] == (
+        "ExternallyChanged" if seen else "SignalsStale"
+    )
 
 
 def test_an_order_that_is_taken_back_unserved_is_told_as_found() -> None:
@@ -496,7 +499,10 @@ def test_an_order_that_is_taken_back_unserved_is_told_as_found() -> None:
     wanted = replace(decision, replicas=replace(decision.replicas, value=3, valid=True))
     reported(loop, wanted, Allocation(3))
     report = reported(loop, decision, Allocation(2))
-    assert [(row["from"], row["to"], row["reason"]) for row in report.status["decisions"]][-1] == (
+    assert [
+        (row["from"], row["to"], row["reason"])
+        for row in reported_status(report.report)["decisions"]
+    ][-1] == (
         "3",
         "2",
         "ExternallyChanged",
@@ -507,12 +513,10 @@ def test_the_status_fits_the_published_schema_and_is_quiet() -> None:
     """Every piece parses; an hour of calm changes nothing in it."""
     loop = Loop()
     report = reported(loop, loop.steady(60))
-    InferenceServiceStatus.model_validate(
-        {key: value for key, value in report.status.items() if key != "conditions"}
-    )
+    InferenceServiceStatus.model_validate(report_to_status(report.report))
     first = None
     for _ in range(200):
-        status = reported(loop, loop.tick(loop.samples())).status
+        status = reported_status(reported(loop, loop.tick(loop.samples())).report)
         first = first or status
         assert status == first
 
@@ -562,7 +566,7 @@ def test_memory_is_rebuilt_from_the_status() -> None:
     """Limits, breakers, remedy and decisions survive a restart; open breakers are open from now."""
     loop = Loop()
     report = reported(loop, loop.steady(30))
-    status = {**report.status, "observedGeneration": 1}
+    status = {**reported_status(report.report), "observedGeneration": 1}
     rebuilt = memory_from_status(status, 1, 80, NOW)
     assert rebuilt.batch.limits == loop.memory.batch.limits
     assert rebuilt.changes == loop.memory.changes
@@ -579,7 +583,7 @@ def test_a_remedy_survives_a_restart_of_the_operator_not_of_the_spec() -> None:
     """Until the generation changes."""
     loop = Loop(settings=ControlSettings(generation=7))
     loop.memory = replace(loop.memory, remedy=Remedy("CUDAOutOfMemory", 128, 75, 3, 7, NOW))
-    status = {**reported(loop, loop.steady(3)).status, "observedGeneration": 7}
+    status = {**reported_status(reported(loop, loop.steady(3)).report), "observedGeneration": 7}
     assert memory_from_status(status, 7, 80, NOW).remedy == Remedy(
         "CUDAOutOfMemory", 128, 75, 3, 7, NOW
     )

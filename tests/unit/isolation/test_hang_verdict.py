@@ -16,7 +16,7 @@ from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample, Source
 from fleetkeeper.autoscale.signals.series_map import OPTIONAL, REQUIRED, sample_of
 from fleetkeeper.autoscale.types import ControlSettings
-from tests.support.control_cases import NOW, Loop, pod_view, sample
+from tests.support.control_cases import NOW, Loop, pod_view, reported_status, sample
 from tests.support.engine_metrics import metrics_series
 
 BUSY = Gauges(
@@ -101,7 +101,7 @@ def test_a_pod_that_says_for_long_enough_that_it_hangs_is_replaced(ready: bool) 
     report, _ = build_report(
         decision, Allocation(decision.want.replicas), fleet.loop.memory, fleet.loop.now
     )
-    told = {row["type"]: row["reason"] for row in report.status["conditions"]}
+    told = {row["type"]: row["reason"] for row in reported_status(report.report)["conditions"]}
     assert told["Degraded"] == "EngineHung"
     assert fleet.removed == []
     fleet.run(10)

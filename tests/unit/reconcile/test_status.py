@@ -15,10 +15,20 @@ from fleetkeeper.api.conditions import (
     ONLY_WHEN_TRUE,
     ConditionType,
     Reason,
+    Status,
 )
 from fleetkeeper.api.profile import ProfileCatalog
 from fleetkeeper.api.status import InferenceServiceStatus
-from fleetkeeper.common.values import Manifest, ReplicaAllocation
+from fleetkeeper.common.values import (
+    BatchingReport,
+    BreakerReport,
+    ControlReport,
+    Manifest,
+    MemoryReport,
+    Remedy,
+    ReplicaAllocation,
+    ReportedCondition,
+)
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.status.build import decide_status_write
 from fleetkeeper.reconcile.types import (
@@ -359,49 +369,51 @@ def test_content_that_is_equal_is_not_written() -> None:
 def test_summary_tells_ready_and_breaker_for_the_columns() -> None:
     """READY and BREAKER of `kubectl get fis`."""
     assert RESTING.status["summary"] == {"ready": "1/1", "breaker": "closed"}
-    breaker = {"control": "Closed", "load": {"realtime": "Closed", "batch": "Open"}}
-    world = replace(RESTING, control_status={"breaker": breaker})
+    breaker = BreakerReport("Closed", "Closed", {"realtime": "Closed", "batch": "Open"})
+    world = replace(RESTING, control_report=ControlReport(breaker=breaker))
     status = plan_of(world).status
     assert status is not None
     assert status["summary"]["breaker"] == "batch open"
-    breaker = {"control": "Closed", "source": "Open", "load": {"batch": "Closed"}}
-    status = plan_of(replace(RESTING, control_status={"breaker": breaker})).status
+    breaker = BreakerReport("Closed", "Open", {"batch": "Closed"})
+    report = ControlReport(breaker=breaker)
+    status = plan_of(replace(RESTING, control_report=report)).status
     assert status is not None
     assert status["summary"]["breaker"] == "prometheus lost"
 
 
 def test_the_control_loops_word_stands_in_the_status() -> None:
     """Its pieces whole, its conditions with our times; without a word they stay as they were."""
-    pieces = {
-        "batching": {"sequences": 96, "tokens": 4096, "reason": "BatchTimeHeadroom"},
-        "memory": {"capPercent": 80, "peakPercent": 74},
-        "conditions": [
-            {
-                "type": "MetricsAvailable",
-                "status": "True",
-                "reason": "FreshMetrics",
-                "message": "m",
-            },
-            {"type": "Degraded", "status": "True", "reason": "ControlBreakerOpen", "message": "d"},
-        ],
-    }
-    world = settle(replace(RESTING, control_status=pieces))
-    assert world.status["batching"] == pieces["batching"]
+    report = ControlReport(
+        batching=BatchingReport(96, 4096, 1, "BatchTimeHeadroom", "m", RESTING.now),
+        memory=MemoryReport(80, 74),
+        conditions=(
+            ReportedCondition(
+                ConditionType.METRICS_AVAILABLE, Status.TRUE, Reason.FRESH_METRICS, "m"
+            ),
+            ReportedCondition(
+                ConditionType.DEGRADED, Status.TRUE, Reason.CONTROL_BREAKER_OPEN, "d"
+            ),
+        ),
+    )
+    world = settle(replace(RESTING, control_report=report))
+    batching = world.status["batching"]
+    assert (batching["sequences"], batching["tokens"]) == (96, 4096)
+    assert world.status["memory"] == {"capPercent": 80, "peakPercent": 74}
     assert world.condition("MetricsAvailable") == ("True", "FreshMetrics")
     assert world.condition("Degraded") == ("True", "ControlBreakerOpen")
-    restarted = replace(world, control_status=None, status_written=None)
+    restarted = replace(world, control_report=None, status_written=None)
     assert plan_of(restarted).status is None or (
-        plan_of(restarted).status["batching"] == pieces["batching"]  # type: ignore[index]
+        plan_of(restarted).status["batching"] == batching  # type: ignore[index]
     )
     assert settle(restarted).condition("MetricsAvailable") == ("True", "FreshMetrics")
 
 
 def test_a_remedy_lowers_the_start_up_values_and_outlives_a_restart() -> None:
     """The engines roll once; a restarted operator, which knows no remedy yet, rolls nothing back."""
-    remedy = {"reason": "CUDAOutOfMemory", "maxSequences": 64, "attempts": 1}
-    world = settle(replace(RESTING, control_status={"remedy": remedy}))
+    remedy = Remedy("CUDAOutOfMemory", 64, 80, 1, 1, RESTING.now)
+    world = settle(replace(RESTING, control_report=ControlReport(remedy=remedy)))
     assert world.engine.template_hash != RESTING.engine.template_hash
-    restarted = replace(world, control_status=None, status_written=None)
+    restarted = replace(world, control_report=None, status_written=None)
     assert not plan_of(restarted).actions
 
 
@@ -456,11 +468,11 @@ def test_a_failing_replica_is_told_before_the_overload_that_it_causes(
     container = Container("engine", ready=False, restarts=1, last_terminated=end)
     world = settle(with_spec(RESTING, replicas=2))
     broken = replace(world.pods[0], ready=False, ready_since=None, containers=(container,))
-    row = {"type": "Degraded", "status": "True", "reason": str(by_control), "message": "why"}
+    row = ReportedCondition(ConditionType.DEGRADED, Status.TRUE, by_control, "why")
     world = replace(
         world,
         pods=(broken, *world.pods[1:]),
-        control_status={"conditions": [row]},
+        control_report=ControlReport(conditions=(row,)),
         status_written=None,
     )
     assert told(world, "Degraded")["reason"] == told_first
@@ -533,8 +545,8 @@ def test_a_resource_without_metadata_or_status_is_told_and_never_breaks() -> Non
 )
 def test_what_the_control_loop_tells_as_it_happens_is_not_told_again(reason: Reason) -> None:
     """Its breakers, remedies and replacements have events of its own: the condition follows without one."""
-    row = {"type": "Degraded", "status": "True", "reason": str(reason), "message": "why"}
-    world = replace(RESTING, control_status={"conditions": [row]}, status_written=None)
+    row = ReportedCondition(ConditionType.DEGRADED, Status.TRUE, reason, "why")
+    world = replace(RESTING, control_report=ControlReport(conditions=(row,)), status_written=None)
     plan = plan_of(world)
     assert plan.status is not None
     assert told(world, "Degraded")["reason"] == reason

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fleetkeeper.autoscale.constants import (
     HUNG_EVERY_S,
@@ -12,23 +11,9 @@ from fleetkeeper.autoscale.constants import (
     REMEDY_STEPS,
 )
 from fleetkeeper.autoscale.types import ControlSettings, Decision, PodView, decide, no_change
+from fleetkeeper.common.values import Remedy
 
 OUT_OF_MEMORY = "CUDAOutOfMemory"
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """The remedy in force: start-up sequences and memory cap that replace the spec's, for one generation.
-
-    `since`: time of the last step; only pods created after it count for the next step.
-    """
-
-    reason: str
-    max_sequences: int
-    cap_percent: int
-    attempts: int
-    generation: int
-    since: float
 
 
 def remedy_in_force(remedy: Remedy | None, settings: ControlSettings) -> Remedy | None:

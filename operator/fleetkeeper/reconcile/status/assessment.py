@@ -8,7 +8,7 @@ from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Status, previous_condition
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.common.values import Manifest
+from fleetkeeper.common.values import ControlReport
 from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.observe.pod_problems import Problem
 from fleetkeeper.reconcile.replicas import ReplicaDecision
@@ -42,7 +42,7 @@ class Assessment:
     write_problem: Problem | None = None
     is_router_bypassed: bool = False
     flapping: Problem | None = None
-    control: Manifest | None = None
+    control: ControlReport | None = None
     control_pending: bool = False
     defect: Defect | None = None
 

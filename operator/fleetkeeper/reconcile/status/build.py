@@ -17,6 +17,7 @@ from fleetkeeper.reconcile.replicas import ReplicaDecision, Source
 from fleetkeeper.reconcile.rollout import LastGood
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.conditions import decide_conditions
+from fleetkeeper.reconcile.status.control import report_to_status
 
 WRITE_EVERY_S = 10.0
 """The minimum time between two writes that change neither a condition nor a reconcile's input."""
@@ -108,12 +109,13 @@ def status_control(assessment: Assessment, now: float) -> Status:
 
     `scaling` is added if the report lacks it.
     """
-    source: Mapping[str, Any] = (
-        assessment.previous if assessment.control is None else assessment.control
-    )
-    reported = {key: source[key] for key in CONTROL_PIECES if key in source}
+    if assessment.control is None:
+        previous = assessment.previous
+        reported = {key: previous[key] for key in CONTROL_PIECES if key in previous}
+    else:
+        reported = report_to_status(assessment.control)
     if assessment.replicas is not None and (
-        assessment.control is None or "scaling" not in assessment.control
+        assessment.control is None or assessment.control.scaling is None
     ):
         before = assessment.previous.get("scaling")
         if not (assessment.control_pending and _is_desired(before, assessment.replicas.value)):

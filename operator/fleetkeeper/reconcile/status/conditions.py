@@ -423,9 +423,9 @@ def _kept(assessment: Assessment, kind: ConditionType, first: Reason) -> Value:
 
 
 def _from_control(assessment: Assessment, kind: ConditionType) -> Value | None:
-    for condition in (assessment.control or {}).get("conditions") or ():
-        if condition.get("type") == kind:
-            return _parsed(condition)
+    for condition in assessment.control.conditions if assessment.control else ():
+        if condition.type is kind:
+            return Value(condition.status, condition.reason, condition.message)
     return None
 
 

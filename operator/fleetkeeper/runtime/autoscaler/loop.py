@@ -27,7 +27,6 @@ from fleetkeeper.autoscale.constants import RATE_S, TICK_S
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.report import build_report
-from fleetkeeper.autoscale.rules.remedies import Remedy
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.signals.series_map import edges_of
@@ -38,6 +37,7 @@ from fleetkeeper.autoscale.types import (
     PodView,
     PutOutcome,
 )
+from fleetkeeper.common.values import Remedy
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.runtime.autoscaler.arbiter import Arbiter
 from fleetkeeper.runtime.autoscaler.inputs import (
@@ -372,23 +372,23 @@ class ControlLoop:
     ) -> None:
         """Make the decision the planner's next view; queue a reconcile if it differs."""
         state = service_tick.state
-        report, reported = build_report(decision, allocation, memory, now)
+        result, reported = build_report(decision, allocation, memory, now)
         before = state.view
         state.asks_pods = decision.asks_pods
         if self._is_sure(service_tick, decision, now):
             state.memory = reported
-            state.view = ControlView(report.allocation, report.status, decision.pod_load)
+            state.view = ControlView(result.allocation, result.report, decision.pod_load)
         else:
             state.memory = memory
-            state.view = replace(before, allocation=report.allocation, pod_load=decision.pod_load)
-        state.allocated = report.allocation.replicas if report.allocation is not None else None
-        self._metrics.show(service_tick.key, report.metrics)
+            state.view = replace(before, allocation=result.allocation, pod_load=decision.pod_load)
+        state.allocated = result.allocation.replicas if result.allocation is not None else None
+        self._metrics.show(service_tick.key, result.metrics)
         is_new_limit = self._ledger.limit(
             service_tick.key, allocation, decision.want.gpus_per_replica
         )
         if is_new_limit or _is_news(before, state.view):
             self._queue.add(service_tick.key)
-        for event in report.events:
+        for event in result.events:
             self._events.add(service_tick.key, event, now)
         if self._can_steer:
             for put in decision.puts:
@@ -411,7 +411,7 @@ def _is_news(before: ControlView, after: ControlView) -> bool:
         allocation and (allocation.replicas, allocation.reason)
         for allocation in (before.allocation, after.allocation)
     ]
-    return allocations[0] != allocations[1] or before.control_status != after.control_status
+    return allocations[0] != allocations[1] or before.control_report != after.control_report
 
 
 async def _yielding(items: Iterable[Item]) -> AsyncIterator[Item]:

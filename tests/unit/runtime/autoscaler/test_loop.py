@@ -28,7 +28,7 @@ from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
 from tests.support.contained import counted, new_defects
-from tests.support.control_cases import sample
+from tests.support.control_cases import reported_status, sample
 
 START = 1_000_000.0
 CUDA_OUT_OF_MEMORY = 72
@@ -206,17 +206,16 @@ async def test_the_view_holds_status_and_the_queue_is_told_once() -> None:
     """A look follows a change of the view; an unchanged view queues nothing."""
     world = World()
     key = world.add_service()
-    assert world.loop.view(key).control_status is None
+    assert world.loop.view(key).control_report is None
     await world.ticks(1)
-    status = world.loop.view(key).control_status
-    assert status is not None
+    status = reported_status(world.loop.view(key).control_report)
     assert {"scaling", "batching", "breaker", "memory", "conditions"} <= status.keys()
     assert await world.drained() == {key}
     await world.ticks(12)
     await world.drained()
-    settled = world.loop.view(key).control_status
+    settled = reported_status(world.loop.view(key).control_report)
     await world.ticks(6)
-    assert world.loop.view(key).control_status == settled
+    assert reported_status(world.loop.view(key).control_report) == settled
     assert await world.drained() == set()
 
 
@@ -249,8 +248,7 @@ async def test_a_lost_source_holds_and_never_lowers() -> None:
         world.clock += 5.0
         allocation = world.loop.view(key).allocation
         assert allocation is None or allocation.replicas >= 3
-    status = world.loop.view(key).control_status
-    assert status is not None
+    status = reported_status(world.loop.view(key).control_report)
     assert status["breaker"]["control"] != "Closed"
     rows = {row["type"]: row["status"] for row in status["conditions"]}
     assert rows["MetricsAvailable"] == "False"
@@ -290,8 +288,7 @@ async def test_a_service_whose_decision_fails_keeps_its_accelerators(
     assert world.loop.view(broken).allocation is None
     allocation = world.loop.view(key).allocation
     assert allocation is None or allocation.replicas == 1
-    status = world.loop.view(key).control_status
-    assert status is not None
+    status = reported_status(world.loop.view(key).control_report)
     rows = {row["type"]: row["reason"] for row in status["conditions"]}
     assert rows["ScalingLimited"] == "GPUBudget"
 
@@ -301,8 +298,7 @@ async def test_refused_limits_open_the_control_breaker() -> None:
     world = World(refuses=True)
     key = world.add_service()
     await world.ticks(60)
-    status = world.loop.view(key).control_status
-    assert status is not None
+    status = reported_status(world.loop.view(key).control_report)
     assert status["breaker"]["control"] == "Open"
 
 
@@ -314,8 +310,7 @@ async def test_refused_writes_of_replicas_count_for_the_breaker() -> None:
     for _ in range(3):
         world.loop.refused_replicas(key)
         await world.ticks(1)
-    status = world.loop.view(key).control_status
-    assert status is not None
+    status = reported_status(world.loop.view(key).control_report)
     assert status["breaker"]["control"] == "Open"
 
 
@@ -380,8 +375,7 @@ async def test_a_fragmented_replica_is_replaced_alone_by_its_uid_and_told_once()
     assert told[0].type == "Normal"
     assert "chat-0 is drained" in told[0].message
     assert "45.0%" in told[0].message
-    status = world.loop.view(key).control_status
-    assert status is not None
+    status = reported_status(world.loop.view(key).control_report)
     assert [row["to"] for row in status["decisions"] if row["what"] == "restart"] == ["chat-0"]
     await world.ticks(600, gauges=FRAGMENTED)
     assert len(world.replaced) == 1
@@ -413,8 +407,7 @@ async def test_out_of_accelerator_memory_lowers_the_start_up_sequences() -> None
     engine = Container("engine", ready=False, restarts=2, last_terminated=ended)
     world.put_pod("chat", "chat-0", ready=False, ready_since=None, containers=(engine,))
     await world.ticks(2)
-    status = world.loop.view(key).control_status
-    assert status is not None
+    status = reported_status(world.loop.view(key).control_report)
     assert status["remedy"]["reason"] == "CUDAOutOfMemory"
     assert status["remedy"]["maxSequences"] == 128
 
@@ -424,7 +417,7 @@ async def test_a_new_leader_begins_with_what_the_status_says_and_lowers_nothing(
     world = World()
     key = world.add_service(replicas=4)
     await world.ticks(10)
-    status = world.loop.view(key).control_status
+    status = reported_status(world.loop.view(key).control_report)
     world.put_service(status={**(status or {}), "observedGeneration": 1})
     world.loop = world.new_leader()
     await world.ticks(60, wait_count_standard=0.0, arrivals_standard=0.0)
@@ -448,8 +441,8 @@ async def test_one_failing_decision_does_not_stop_the_others(
 
     monkeypatch.setattr("fleetkeeper.runtime.autoscaler.loop.decide_service", decide)
     await world.ticks(2)
-    assert world.loop.view(bad).control_status is None
-    assert world.loop.view(good).control_status is not None
+    assert world.loop.view(bad).control_report is None
+    assert world.loop.view(good).control_report is not None
     assert counted(world.operator_metrics) == {"decide": 2.0}
 
 
@@ -461,7 +454,7 @@ async def test_a_service_that_is_gone_leaves_nothing_behind() -> None:
     assert 'inference_service="chat"' in generate_latest(world.registry).decode()
     world.cache.drop_service(key)
     world.loop.forget(key)
-    assert world.loop.view(key).control_status is None
+    assert world.loop.view(key).control_report is None
     assert 'inference_service="chat"' not in generate_latest(world.registry).decode()
 
 
