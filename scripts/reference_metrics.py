@@ -76,7 +76,6 @@ NOTHING_TO_DO: frozenset[Reason] = frozenset(
         Reason.ROLLING_OUT,
         Reason.SCALING_UP,
         Reason.SCALING_DOWN,
-        Reason.WRITING,
         Reason.AS_EXPECTED,
         Reason.FRESH_METRICS,
         Reason.ALL_METRICS_PRESENT,

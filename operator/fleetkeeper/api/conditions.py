@@ -97,7 +97,6 @@ class Reason(DocumentedEnum):
     ROLLING_OUT = "RollingOut", "Replicas of the current generation are replacing older ones."
     SCALING_UP = "ScalingUp", "Replicas are being added."
     SCALING_DOWN = "ScalingDown", "Replicas are being drained and removed."
-    WRITING = "WritingChildren", "Child objects are being written."
 
     # Stalled, Degraded
     ROLLED_BACK = "RolledBack", "The rollout failed. The last good revision handles requests."

@@ -141,12 +141,8 @@ class Remedy(Section):
     """The smaller limits that apply after engines ran out of memory."""
 
     reason: Word | None = Field(None, description="Problem that the remedy addresses.")
-    message: Text | None = Field(None, description="Details of the change, with figures.")
     max_sequences: Count | None = Field(
         None, description="Value that applies instead of batching.maxSequences."
-    )
-    max_tokens: Annotated[int, Field(ge=0, le=100_000_000)] | None = Field(
-        None, description="Value that applies instead of batching.maxTokens."
     )
     cap_percent: Percent | None = Field(
         None, description="Value that applies instead of memory.capPercent."
@@ -166,7 +162,6 @@ class Decision(Section):
     from_: Word | None = Field(None, alias="from", description="Value before the change.")
     to: Word | None = Field(None, description="Value after the change.")
     reason: Word | None = Field(None, description="Reason for the decision.")
-    message: Text | None = Field(None, description="Details of the reason, with figures.")
 
 
 class Condition(Section):

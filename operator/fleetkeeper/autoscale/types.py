@@ -32,25 +32,24 @@ class BreakerState(StrEnum):
 class Decision(Generic[V]):
     """A decision and its reason. Not `valid`: unchanged, because nothing known justifies a change.
 
-    The `value` of an unchanged decision is what is already in force, never a zero. `inputs`: the figures
-    that decided.
+    The `value` of an unchanged decision is what is already in force, never a zero. `detail` has the
+    figures that decided.
     """
 
     valid: bool
     value: V
     reason: str
     detail: str
-    inputs: tuple[tuple[str, float], ...] = ()
 
 
-def no_change(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
+def no_change(value: V, reason: str, detail: str) -> Decision[V]:
     """Return an unchanged decision: `value` stays in force."""
-    return Decision(False, value, reason, detail, tuple(inputs.items()))
+    return Decision(False, value, reason, detail)
 
 
-def decide(value: V, reason: str, detail: str, **inputs: float) -> Decision[V]:
-    """Return a valid decision with its figures."""
-    return Decision(True, value, reason, detail, tuple(inputs.items()))
+def decide(value: V, reason: str, detail: str) -> Decision[V]:
+    """Return a valid decision."""
+    return Decision(True, value, reason, detail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ async def test_latency_counts_from_the_intended_moment(start: Start) -> None:
         samples = await run_open_loop(client, arrivals)
     latencies = sorted(sample.latency_s for sample in samples)
     assert latencies[2] >= 0.15
-    assert latencies[2] > 2 * latencies[0]
+    assert latencies[2] - latencies[0] >= 0.1, "two others were served in between"
 
 
 def sample(tier: str, cause: str, latency_s: float) -> Sample:

@@ -474,14 +474,7 @@ def _moved(
         turns=turns,
         last_directions=directions,
     )
-    decision = decide(
-        move.limits,
-        move.reason,
-        move.detail,
-        batch_time_s=view.signals.batch_time_s,
-        queue_wait_s=view.signals.queue_wait_s,
-        kv_ratio=view.signals.kv_ratio_max,
-    )
+    decision = decide(move.limits, move.reason, move.detail)
     return decision, memory
 
 

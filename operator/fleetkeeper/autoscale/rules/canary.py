@@ -59,9 +59,7 @@ def judge_canary(canary: Canary, windows: Sequence[Window], now: float) -> Decis
         mine, theirs = within / steps, peer_within / peer_steps
         fine = mine >= theirs - CANARY_POINTS
         detail = f"pod {canary.pod} had {mine:.1%} of its steps within the objective, the others {theirs:.1%}"
-        return decide(
-            fine, "CanaryGood" if fine else "CanaryWorse", detail, own=mine, others=theirs
-        )
+        return decide(fine, "CanaryGood" if fine else "CanaryWorse", detail)
     if now - canary.since >= CANARY_S:
         detail = f"pod {canary.pod} had too few steps in {CANARY_S:.0f} s"
         return decide(False, "CanaryInconclusive", detail)

@@ -216,5 +216,5 @@ def decide_fragmentation_restart(
         f"more than {FRAGMENTED_RATIO:.0%} for {(worst.newest - worst.since) / 60:.0f} minutes"
     )
     chosen: tuple[str, ...] = (pod,)
-    decision = decide(chosen, RestartReason.FRAGMENTED, detail, fragmentation_ratio=worst.ratio)
+    decision = decide(chosen, RestartReason.FRAGMENTED, detail)
     return decision, replace(memory, restarted=now)

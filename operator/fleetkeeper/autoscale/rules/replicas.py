@@ -309,17 +309,7 @@ def _up(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int] 
         return no_change(view.replicas, "ScaleUpBlocked", view.up_blocked)
     if overdue:
         detail += f"; {overdue} pods have been starting for more than two cold starts"
-    signals = view.signals
-    return decide(
-        target,
-        reason,
-        detail,
-        queue_wait_s=signals.queue_wait_s,
-        arrivals_per_s=signals.arrivals_per_s,
-        running=signals.gauges.running,
-        waiting=signals.waiting,
-        needed=float(wanted),
-    )
+    return decide(target, reason, detail)
 
 
 def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int]:
@@ -346,7 +336,6 @@ def _down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int
         max(target, view.replicas - step),
         "LoadFell",
         f"{target} replicas were enough for the last {delay_s:.0f} s",
-        highest_recommendation=float(recommendation),
     )
 
 
