@@ -140,23 +140,23 @@ def decide_service(
     )
     asked_at = _asked_at(inputs, memory, replicas, load, now)
     decision = ControlDecision(
-        inputs.namespace,
-        inputs.name,
-        settings,
-        signals,
-        supply,
-        targets,
-        replicas,
-        limits,
-        in_force,
-        admission,
-        want,
-        puts,
-        load,
-        control,
-        remedy,
-        replacement,
-        restart,
+        namespace=inputs.namespace,
+        name=inputs.name,
+        settings=settings,
+        signals=signals,
+        supply=supply,
+        targets=targets,
+        replicas=replicas,
+        limits=limits,
+        in_force=in_force,
+        admission=admission,
+        want=want,
+        puts=puts,
+        load=load,
+        control=control,
+        remedy=remedy,
+        replacement=replacement,
+        restart=restart,
         events=(
             *_events(memory, state, source, remedy),
             *(() if settings.restarts else restart_events(restart, acts=False)),
@@ -172,7 +172,8 @@ def decide_service(
         prometheus_disputed=inputs.prometheus_disputed,
         asks_pods=asked_at is not None,
     )
-    memory = ControlMemory(
+    memory = replace(
+        memory,
         signals=signals_memory,
         model=model,
         targets=targets,
@@ -191,12 +192,6 @@ def decide_service(
         allocation_late_since=late_since,
         asked_at=asked_at,
         source=source,
-        shown_scaling=memory.shown_scaling,
-        shown_batching=memory.shown_batching,
-        peak_percent=memory.peak_percent,
-        over_cap_pod=memory.over_cap_pod,
-        shown_breaker=memory.shown_breaker,
-        changes=memory.changes,
     )
     return decision, memory
 
