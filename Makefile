@@ -88,7 +88,7 @@ test-unit: setup ## Pure tests
 test-cluster: setup programs ## Tests on a real API server (etcd, kube-apiserver, controller-manager, kwok)
 	@$(PYTEST) -n $(WORKERS) $(USUAL) tests/cluster
 
-test-fault: setup setup-engine programs ## The long fault campaign: API faults, hostile tenants, pods and clients (an hour)
+test-fault: setup setup-engine programs ## The long fault campaign: API faults, hostile tenants, pods and clients (20 minutes)
 	@FLEETKEEPER_CAMPAIGN=long $(PYTEST) tests/fault tests/engine/test_hostile_client.py tests/cluster/isolation/test_size.py -s
 
 test-engine: setup setup-engine ## Tests on a real vLLM for CPU

@@ -23,6 +23,7 @@ NOT_RUN: Mapping[str, str] = {
     r"(DEMO_KUBECONFIG=.* )?make (demo|test|test-[a-z0-9]+|setup|setup-engine|check|programs|lock|images|help)\b": "a stage of its own: .ci/run, or the test itself",
     r"sudo ": "needs root and the whole machine; tests/e2e/test_node_lifecycle.py does the same",
     r"alias kubectl=|export KUBECONFIG=|fleetkeeper crds|fleetkeeper run": "goes with the control plane that the line before started",
+    r".*record_decisions": "takes half a minute; tests/unit/repository/test_record_decisions.py runs a part",
     r"REGISTRY=": "names a registry that is the reader's",
     r"podman |buildah |for image in |done$": "builds images for minutes; tests/e2e builds and runs them",
     r"helm (install|upgrade|uninstall)": "needs the images; tests/cluster/chart/test_install.py installs, upgrades and removes",

@@ -15,7 +15,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,8 @@ def scenarios() -> Iterator[Scenario]:
     yield Scenario(1800, lambda _: 8.0, fragmented, replicas=3, slice_s=0.5)
 
 
-def record_ticks(target: Path) -> int:
-    """Write one line a tick; return the number of ticks."""
+def record_ticks(target: Path, played: Iterable[Scenario] | None = None) -> int:
+    """Write one line a tick of each scenario; return the number of ticks."""
     rows = 0
     built = control_report.build_report
     scaling = {"minReplicas": 1, "maxReplicas": 12}
@@ -117,7 +117,7 @@ def record_ticks(target: Path) -> int:
             return report, after
 
         setattr(closed_loop, "build_report", build)  # noqa: B010 - imported there, not defined
-        for number, scenario in enumerate(scenarios()):
+        for number, scenario in enumerate(scenarios() if played is None else played):
             lines.write(f"scenario {number}\n")
             closed_loop.run(scenario)
         setattr(closed_loop, "build_report", built)  # noqa: B010 - as above
@@ -141,8 +141,8 @@ def status_of(result: Any) -> Any:
     return reported_status(result.report)
 
 
-def record_plans(target: Path) -> int:
-    """Write one line a plan of random services; return the number of plans."""
+def record_plans(target: Path, seeds: int = 12) -> int:
+    """Write one line a plan of so many random services; return the number of plans."""
     rows = 0
     decide = plan_world.plan_of
     with target.open("w") as lines:
@@ -155,7 +155,7 @@ def record_plans(target: Path) -> int:
             return plan
 
         plan_world.plan_of = plan_of
-        for seed in range(12):
+        for seed in range(seeds):
             rng = random.Random(seed)
             world = plan_world.World(resource=random_service(rng))
             lines.write(f"seed {seed}\n")

@@ -161,19 +161,6 @@ class Engines:
         detail = f"answered {status}: {str(answer.get('error', ''))[:200]}"
         return PutOutcome(request.pod, request.generation, False, _newest(status, answer), detail)
 
-    async def get_limits(self, pod: PodView, signer: Signer) -> dict[str, Any]:
-        """Return the limits that a pod reports.
-
-        Raises:
-            EngineError: there is no usable answer.
-        """
-        headers = {"Authorization": f"Bearer {signer.token(pod.uid, self._clock())}"}
-        async with self._limits_slots:
-            status, body = await self._ask("GET", pod.ip, headers=headers)
-        if status != 200:
-            raise EngineError(f"{pod.name} answered {status}")
-        return _object(body)
-
     async def scrape_samples(
         self,
         pods: Iterable[tuple[PodView, Edges]],
