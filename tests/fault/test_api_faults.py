@@ -43,8 +43,8 @@ PATIENT_LEASE: Final = {
 }
 """For the short form, which shares its processors with other tests: they may starve the API server for
 longer than the default deadline, without any fault."""
-SERVICES: Final = 20
-CHANGED: Final = 10
+SERVICES: Final = 20 if LONG else 10
+CHANGED: Final = SERVICES // 2
 """Services whose spec changes during each fault; the others stay as they are."""
 MAX_WRITES: Final = 12
 """Writes for one service and fault that may reach the API server, events not counted."""
@@ -59,6 +59,7 @@ class Row:
     """What one fault did."""
 
     fault: Fault
+    lasted_s: float
     injected: int
     recovered_s: float
     most_writes: int
@@ -86,11 +87,11 @@ class Campaign:
     async def start(self) -> None:
         """Start the operator and wait until every service is ready."""
         for kind in FOREIGN:
-            self.world.plane.kubectl("create", "-f", "-", input=json.dumps(self._foreign(kind)))
+            await self._kubectl("create", "-f", "-", input=json.dumps(self._foreign(kind)))
         await self.operator.start().leads()
         for name in self.names:
             await self.world.create(service(name, replicas=1))
-        self._apply_other(1)
+        await self._apply_other(1)
         await self.world.ready(*self.names)
         await self.until_other_observed()
         await self.world.quiet(1.0)
@@ -114,10 +115,14 @@ class Campaign:
             **specs[kind],
         }
 
-    def _apply_other(self, replicas: int) -> None:
+    async def _apply_other(self, replicas: int) -> None:
         live = service("other", replicas=replicas)
         live["metadata"]["namespace"] = self.other
-        self.world.plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(live))
+        await self._kubectl("apply", "--server-side", "-f", "-", input=json.dumps(live))
+
+    async def _kubectl(self, *args: str, **more: Any) -> str:
+        """Run kubectl in a thread: this event loop is the proxy's, too."""
+        return await asyncio.to_thread(self.world.plane.kubectl, *args, **more)
 
     async def until_other_observed(self) -> None:
         """Wait until the service of the other namespace is ready in its present generation."""
@@ -127,7 +132,7 @@ class Campaign:
 
     async def _other_live(self) -> Live:
         get = ("-n", self.other, "get", "fis", "other", "-o", "json")
-        found: Live = json.loads(await asyncio.to_thread(self.world.plane.kubectl, *get))
+        found: Live = json.loads(await self._kubectl(*get))
         return found
 
     # -- one fault --------------------------------------------------------------------------------
@@ -136,14 +141,17 @@ class Campaign:
         """Inject one fault while specs change, and check what is left after it."""
         changed = self.random.sample(self.names, CHANGED)
         steady = [name for name in self.names if name not in changed]
-        pods, foreign = self.pods(steady), self.foreign_objects()
+        pods, foreign = self.pods(steady), await self.foreign_objects()
         leader = await self.leader()
         mark = self.world.mark()
-        async with self.proxy.injected_fault(fault):
-            for name in changed:
-                await self.world.change(name, **self.change())
-            self._apply_other(self.random.randint(1, 2))
-            await asyncio.sleep(FAULT_S)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(
+                self.change_specs(changed)
+            )  # a slow machine must not extend the fault
+            async with self.proxy.injected_fault(fault):
+                injected_at = time.monotonic()
+                await asyncio.sleep(FAULT_S)
+                fault_s = time.monotonic() - injected_at
         began = time.monotonic()
         await self.world.until(f"all ready after: {fault}", self.is_converged)
         await self.until_other_observed()
@@ -151,13 +159,27 @@ class Campaign:
         await self.world.quiet(1.0)
         assert self.operator.alive
         assert await self.leader() == leader, f"the leader changed during: {fault}"
-        assert self.foreign_objects() == foreign, f"a foreign object changed during: {fault}"
+        assert await self.foreign_objects() == foreign, f"a foreign object changed during: {fault}"
         replaced = pods - self.pods(steady)
         assert not replaced, f"pods of unchanged services were replaced during: {fault}"
         counts = self.writes_by_service(mark)
         most = max(counts.values(), default=0)
         assert most <= MAX_WRITES, (fault, counts)
-        return Row(fault, self.proxy.injected, recovered_s, most, counts.total(), len(replaced))
+        return Row(
+            fault,
+            fault_s,
+            self.proxy.injected,
+            recovered_s,
+            most,
+            counts.total(),
+            len(replaced),
+        )
+
+    async def change_specs(self, names: list[str]) -> None:
+        """Change the specs of these services and of the one in the other namespace."""
+        for name in names:
+            await self.world.change(name, **self.change())
+        await self._apply_other(self.random.randint(1, 2))
 
     def change(self) -> dict[str, Any]:
         """Return a random change of a spec: some roll pods out, some do not."""
@@ -197,12 +219,12 @@ class Campaign:
             and name.startswith(tuple(f"{service}-" for service in names))
         }
 
-    def foreign_objects(self) -> dict[str, Live]:
+    async def foreign_objects(self) -> dict[str, Live]:
         """Return each foreign object without what the cluster's own controllers write."""
         found = {}
         for kind in FOREIGN:
             get = ("-n", self.world.namespace, "get", kind, "svc-foreign", "-o", "json")
-            live = json.loads(self.world.plane.kubectl(*get))
+            live = json.loads(await self._kubectl(*get))
             live.pop("status", None)
             kept = ("uid", "labels", "ownerReferences", "deletionTimestamp")
             live["metadata"] = {key: live["metadata"].get(key) for key in kept}
@@ -262,11 +284,11 @@ def is_rolled_out(deployment: Live, replicas: int) -> bool:
 def table(rows: list[Row]) -> str:
     """Return the campaign's figures as a Markdown table."""
     lines = [
-        "| fault | requests changed | converged after | writes | most for one service | pods replaced |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| fault | lasted | requests changed | converged after | writes | most for one service | pods replaced |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {row.fault} | {row.injected} | {row.recovered_s:.1f} s | {row.writes} "
+        f"| {row.fault} | {row.lasted_s:.1f} s | {row.injected} | {row.recovered_s:.1f} s | {row.writes} "
         f"| {row.most_writes} | {row.replaced} |"
         for row in rows
     ]
