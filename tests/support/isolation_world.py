@@ -30,6 +30,7 @@ from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.state.cache import Cache
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
+from tests.support.queue_steps import handed_out
 
 Live = dict[str, Any]
 NAMESPACE = "team-a"
@@ -226,10 +227,8 @@ class Operator:
         self.clock += 5.0
 
     async def reconcile_queued(self) -> None:
-        """Looks at what the queue hands out now."""
-        while len(self.queue):
-            key = await self.queue.get()
-            assert key is not None
+        """Reconcile what the queue hands out now."""
+        while (key := await handed_out(self.queue)) is not None:
             await self.controller.reconcile(key)
             self.queue.done(key)
 

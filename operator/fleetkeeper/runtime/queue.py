@@ -20,6 +20,9 @@ CALM_S: Final = 0.5
 FIRST_RETRY_S: Final = 0.2
 MAX_RETRY_S: Final = 15.0
 """After a failure of the API server everything is retried within this time."""
+PAUSE_AFTER_FAILURE_S: Final = 1.0
+"""An event queues a key after this time if its last reconcile failed: such an event is often the key's own
+write, whose response was lost."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -128,7 +131,16 @@ class KeyedQueue:
         return len(self._working)
 
     def add(self, key: Key, urgency: Urgency = Urgency.CHANGED) -> None:
-        """Queue the key now. A key that is already queued as more urgent stays so."""
+        """Queue the key now, or after `PAUSE_AFTER_FAILURE_S` if its last reconcile failed.
+
+        A key that is already queued as more urgent stays so.
+        """
+        if key in self._tries and key not in self._working:
+            self.add_after(key, PAUSE_AFTER_FAILURE_S)
+        else:
+            self._add_now(key, urgency)
+
+    def _add_now(self, key: Key, urgency: Urgency) -> None:
         if key in self._working:
             self._again[key] = min(urgency, self._again.get(key, urgency))
             return
@@ -236,7 +248,7 @@ class KeyedQueue:
             due, key = heapq.heappop(self._heap)
             if self._due.get(key) == due:
                 del self._due[key]
-                self.add(key, Urgency.MOVED)
+                self._add_now(key, Urgency.MOVED)
 
     async def _wait(self) -> None:
         """Wait until a key is added or due."""

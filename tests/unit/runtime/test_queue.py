@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from fleetkeeper.runtime.queue import (
     CALM_S,
     MAX_RETRY_S,
+    PAUSE_AFTER_FAILURE_S,
     TURN_OF_MOVED,
     Key,
     KeyedQueue,
     Urgency,
 )
+from tests.support.queue_steps import handed_out
 
 A, B, C = (Key("ns", name) for name in "abc")
 
@@ -133,10 +135,20 @@ async def test_a_forgotten_key_does_not_come() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "resync", "get", "done", "after"]), st.sampled_from([A, B, C])
+        st.sampled_from(["add", "resync", "get", "done", "after", "failed", "second"]),
+        st.sampled_from([A, B, C]),
     ),
     max_size=60,
 )
+
+
+async def drained(found: KeyedQueue) -> set[Key]:
+    """Return the keys that are handed out until there is none."""
+    taken = set()
+    while (key := await handed_out(found)) is not None:
+        taken.add(key)
+        found.done(key)
+    return taken
 
 
 @given(STEPS)
@@ -155,24 +167,22 @@ def test_no_change_is_lost_and_no_key_has_two_workers(steps: list[tuple[str, Key
             elif step == "after":
                 found.add_after(key, 1.0)
                 owed.add(key)
-            elif step == "done" and key in working:
+            elif step == "second":
+                clock.time_s += 1.0
+            elif step in {"done", "failed"} and key in working:
                 working.discard(key)
+                if step == "failed":
+                    found.retry(key)
+                    owed.add(key)
                 found.done(key)
-            elif step == "get" and len(found):
-                taken = await found.get()
-                assert taken is not None
+            elif step == "get" and (taken := await handed_out(found)) is not None:
                 assert taken not in working
                 working.add(taken)
                 owed.discard(taken)
-        clock.time_s += 10.0
         for key in list(working):
             found.done(key)
-        found.add(Key("ns", "last"), Urgency.RESYNC)
-        while (taken := await found.get()) != Key("ns", "last"):
-            assert taken is not None
-            owed.discard(taken)
-            found.done(taken)
-        assert not owed
+        clock.time_s += MAX_RETRY_S
+        assert owed <= await drained(found)
 
     asyncio.run(run())
 
@@ -221,3 +231,27 @@ async def test_a_key_that_comes_in_the_pause_begins_it_anew() -> None:
     found.forget(A)
     async with asyncio.timeout(5):
         await idle
+
+
+async def test_events_do_not_hand_out_a_failing_key_more_than_once_a_second() -> None:
+    """A write whose response is lost comes back as an event, at once and each time."""
+    clock = Clock()
+    found = queue(clock)
+    found.add(A)
+    reconciles = []
+    while clock.time_s < 6.0:
+        found.add(A)
+        if await handed_out(found) is not None:
+            reconciles.append(clock.time_s)
+            found.add(A)
+            found.retry(A)
+            found.done(A)
+        clock.time_s += 0.01
+    retries = 2  # 0.2 and 0.4 s after a failure: sooner than a second
+    assert len(reconciles) <= 1 + retries + 6
+    clock.time_s += PAUSE_AFTER_FAILURE_S
+    assert await found.get() == A
+    found.succeeded(A)
+    found.done(A)
+    found.add(A)
+    assert len(found) == 1, "after a success nothing is delayed"
