@@ -48,7 +48,7 @@ def machine_before() -> MachineState:
 
 @pytest.fixture(scope="session")
 def node(machine_before: MachineState) -> Iterator[Node]:
-    """A running node with containers, DNS and Prometheus."""
+    """A running node with containers, DNS and Prometheus; removed at the end without a trace."""
     owner = machine_owner()
     if owner is not None and owner != DATA.resolve():
         pytest.fail(f"a node of {owner} runs here; remove it: fleetkeeper local down --dir {owner}")
@@ -57,6 +57,8 @@ def node(machine_before: MachineState) -> Iterator[Node]:
     yield running
     if not KEEP:
         running.down()
+        assert machine_state(DATA) == machine_before
+        assert machine_owner() is None
 
 
 @pytest.fixture(scope="session")
