@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Reason
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample
 from fleetkeeper.autoscale.tick import decide_service
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, PodView, PutOutcome
 from fleetkeeper.common.values import ControlReport
+from fleetkeeper.reconcile.observe.facts import Facts
+from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.control import report_to_status
+from fleetkeeper.reconcile.status.degradation import by_load
+from fleetkeeper.reconcile.status.measurements import limited_by_load, memory_within_cap
+from fleetkeeper.reconcile.status.value import false
 
 NOW = 1_000_000.0
 
@@ -120,15 +126,23 @@ class Loop:
 
 
 def reported_status(report: ControlReport | None) -> dict[str, Any]:
-    """What a report becomes in the status, and its conditions."""
+    """What a report becomes in the status of an available service, with the conditions on its facts."""
     assert report is not None
-    rows = [
+    assert report.scaling is not None
+    assessment = Assessment(1, {}, Facts(None, None, (), None, (), ()), control=report)
+    decided = {
+        ConditionType.MEMORY_WITHIN_CAP: memory_within_cap(assessment),
+        ConditionType.SCALING_LIMITED: limited_by_load(report.scaling),
+        ConditionType.DEGRADED: by_load(report) or false(Reason.AS_EXPECTED),
+    }
+    rows = [(row.type, row) for row in report.conditions]
+    conditions = [
         {
-            "type": str(row.type),
+            "type": str(kind),
             "status": str(row.status),
             "reason": str(row.reason),
-            "message": row.message,
+            "message": row.message[:MESSAGE_MAX_LENGTH],
         }
-        for row in report.conditions
+        for kind, row in [*rows, *decided.items()]
     ]
-    return {**report_to_status(report), "conditions": rows}
+    return {**report_to_status(report), "conditions": conditions}

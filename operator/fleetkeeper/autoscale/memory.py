@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleetkeeper.api import rfc3339
-from fleetkeeper.api.conditions import ConditionType, Reason, previous_condition
 from fleetkeeper.autoscale.capacity.forecast import Forecast
 from fleetkeeper.autoscale.capacity.step_time_model import StepModel
 from fleetkeeper.autoscale.capacity.supply import ColdStart
@@ -28,7 +27,10 @@ from fleetkeeper.autoscale.rules.replicas import ReplicasMemory
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper.autoscale.types import BreakerState, Limits
-from fleetkeeper.common.values import BreakerReport, Change, Remedy
+from fleetkeeper.common.values import CAUSE_UNKNOWN, BreakerReport, Change, Remedy
+
+OVERLOAD, PROMETHEUS_LOST = "Overload", "PrometheusLost"
+"""Reasons of `status.breaker` for an open load breaker and an open source breaker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class ControlMemory:
     shown_scaling: Shown = field(default_factory=Shown)
     shown_batching: Shown = field(default_factory=Shown)
     peak_percent: int = 0
-    over_cap_pod: str = ""
+    over_cap_pod: str | None = None
     shown_breaker: BreakerReport | None = None
     changes: tuple[Change, ...] = ()
 
@@ -99,7 +101,7 @@ def _tier(load: Mapping[str, Any], name: str, admit: float, now: float) -> TierB
     """Return a tier's breaker: if it was not closed, it opens now with the shortest waiting time."""
     if _state(load.get(name)) is BreakerState.CLOSED:
         return TierBreaker()
-    return TierBreaker(BreakerState.OPEN, now, admit=admit, reason="open before the restart")
+    return TierBreaker(BreakerState.OPEN, now, admit=admit, reason=CAUSE_UNKNOWN)
 
 
 def _changes(status: Mapping[str, Any]) -> tuple[Change, ...]:
@@ -151,7 +153,7 @@ def memory_from_status(
             BreakerState.OPEN,
             now,
             str(breaker.get("reason", "")) or "SignalsLost",
-            _detail(status),
+            _control_detail(breaker),
             CONTROL_OPEN_S[0],
             last_good=limits,
         )
@@ -170,10 +172,16 @@ def memory_from_status(
         shown_scaling=_shown(scaling, str(scaling.get("desired", ""))),
         shown_batching=_shown(batching, f"{sequences}/{tokens}" if limits else ""),
         peak_percent=_whole(_section(status, "memory"), "peakPercent") or 0,
-        over_cap_pod=_over_cap_pod(status),
         shown_breaker=_shown_breaker(breaker),
         changes=_changes(status),
     )
+
+
+def _control_detail(breaker: Mapping[str, Any]) -> str:
+    """Return why the control breaker opened, if that is the latest change that the status explains."""
+    is_other = breaker.get("reason") in {OVERLOAD, PROMETHEUS_LOST}
+    message = "" if is_other else str(breaker.get("message", ""))
+    return message or CAUSE_UNKNOWN
 
 
 def _shown_breaker(breaker: Mapping[str, Any]) -> BreakerReport | None:
@@ -189,22 +197,6 @@ def _shown_breaker(breaker: Mapping[str, Any]) -> BreakerReport | None:
         str(breaker.get("message", "")),
         rfc3339.parse(breaker.get("since")) or 0.0,
     )
-
-
-def _detail(status: Mapping[str, Any]) -> str:
-    """Return why the control breaker opened: the part of Degraded's message before the first semicolon."""
-    degraded = previous_condition(status, ConditionType.DEGRADED) or {}
-    if degraded.get("reason") != Reason.CONTROL_BREAKER_OPEN:
-        return "open before the restart"
-    return str(degraded.get("message", "")).partition(";")[0]
-
-
-def _over_cap_pod(status: Mapping[str, Any]) -> str:
-    """Return the replica that MemoryWithinCap names; its peak is measured again only while it runs."""
-    within = previous_condition(status, ConditionType.MEMORY_WITHIN_CAP) or {}
-    words = str(within.get("message", "")).split()
-    is_above = within.get("reason") == Reason.ABOVE_CAP and words[:1] == ["Replica"]
-    return words[1] if is_above and len(words) > 1 else ""
 
 
 def _shown(section: Mapping[str, Any], value: str) -> Shown:

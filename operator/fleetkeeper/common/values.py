@@ -11,6 +11,9 @@ from fleetkeeper.api.conditions import ConditionType, Reason, Status
 Manifest = dict[str, Any]
 """A complete Kubernetes object as a plain dict: deterministic and ready for server-side apply."""
 
+CAUSE_UNKNOWN = "open before the restart"
+"""The cause of a breaker that a new process found open, if the status does not explain it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAllocation:
@@ -37,13 +40,22 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class ScalingReport:
-    """The replicas in force, why, and since when. `wanted`: in Advisory mode, the recommendation."""
+    """The replicas in force, why, and since when.
+
+    `wanted`: in Advisory mode, the recommendation. In mode Auto at most one limit is reported. `budget`
+    allows only `desired` of the `recommended` replicas. `blocked`: why more replicas would not help.
+    `exceeded_max`: spec.scaling.maxReplicas, if the load is too high for it.
+    """
 
     desired: int
     reason: str
     message: str
     since: float
     wanted: int | None = None
+    budget: str = ""
+    recommended: int | None = None
+    blocked: str = ""
+    exceeded_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +89,15 @@ class BreakerReport:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """The memory cap, and the highest peak measured (0: none yet), in percent."""
+    """The memory cap, and the highest peak measured (0: none yet), in percent.
+
+    `over_cap_pod`: the replica with a peak above the cap, "" for none. None: this process has not
+    measured it yet.
+    """
 
     cap_percent: int
     peak_percent: int = 0
+    over_cap_pod: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +128,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ReportedCondition:
-    """A condition that the control loop decided."""
+    """A condition that the control loop decides, because it follows from measurements alone."""
 
     type: ConditionType
     status: Status
@@ -121,9 +138,15 @@ class ReportedCondition:
 
 @dataclass(frozen=True, slots=True)
 class ControlReport:
-    """What the control loop reports about a service. The planner writes it to the status.
+    """The facts that the control loop reports about a service. The planner writes them to the status.
 
     An absent part is removed from the status, except `scaling`: then the planner explains the replicas.
+
+    Every condition has one author. The control loop decides `conditions`, which follow from measurements
+    alone: MetricsAvailable and MetricsCompatible. `reconcile.status` decides all others, from the spec,
+    the children, the pods, and the facts in this report. For Degraded these are `safe_limits_cause` (why
+    the control breaker keeps safe limits in force, "" if it does not), `shed_tiers` (tiers whose requests
+    are shed), `remedy`, and `hung_pods` (pods with work that make no progress).
     """
 
     scaling: ScalingReport | None = None
@@ -132,4 +155,7 @@ class ControlReport:
     memory: MemoryReport | None = None
     remedy: Remedy | None = None
     decisions: tuple[Change, ...] = ()
+    safe_limits_cause: str = ""
+    shed_tiers: tuple[str, ...] = ()
+    hung_pods: tuple[str, ...] = ()
     conditions: tuple[ReportedCondition, ...] = ()

@@ -32,7 +32,7 @@ from fleetkeeper.autoscale.types import (
     Limits,
     PutOutcome,
 )
-from fleetkeeper.common.values import Remedy
+from fleetkeeper.common.values import CAUSE_UNKNOWN, Remedy
 from fleetkeeper.reconcile.status.control import report_to_status
 from tests.support.control_cases import NOW, Loop, pod_view, reported_status, sample
 from tests.support.lanes import keep_first
@@ -577,6 +577,22 @@ def test_memory_is_rebuilt_from_the_status() -> None:
     assert rebuilt.control.state is BreakerState.OPEN
     assert rebuilt.control.last_good == loop.memory.batch.limits
     assert rebuilt.load.batch.state is BreakerState.OPEN
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "cause"),
+    [
+        ("SignalsLost", "No signals for 3 ticks", "No signals for 3 ticks"),
+        ("Overload", "Pressure 1.20 above 0.9", CAUSE_UNKNOWN),
+        ("PrometheusLost", "Prometheus returns no fresh samples", CAUSE_UNKNOWN),
+    ],
+)
+def test_the_cause_of_an_open_control_breaker_is_the_one_that_the_status_explains(
+    reason: str, message: str, cause: str
+) -> None:
+    """The status explains the breaker that changed last."""
+    breaker = {"control": "Open", "source": "Closed", "reason": reason, "message": message}
+    assert memory_from_status({"breaker": breaker}, 1, 80, NOW).control.detail == cause
 
 
 def test_a_remedy_survives_a_restart_of_the_operator_not_of_the_spec() -> None:

@@ -20,6 +20,7 @@ from fleetkeeper.api.conditions import (
 from fleetkeeper.api.profile import ProfileCatalog
 from fleetkeeper.api.status import InferenceServiceStatus
 from fleetkeeper.common.values import (
+    CAUSE_UNKNOWN,
     BatchingReport,
     BreakerReport,
     ControlReport,
@@ -28,9 +29,11 @@ from fleetkeeper.common.values import (
     Remedy,
     ReplicaAllocation,
     ReportedCondition,
+    ScalingReport,
 )
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.status.build import decide_status_write
+from fleetkeeper.reconcile.status.degradation import REPORTED_BY_CONTROL_LOOP
 from fleetkeeper.reconcile.types import (
     Child,
     Container,
@@ -390,10 +393,8 @@ def test_the_control_loops_word_stands_in_the_status() -> None:
             ReportedCondition(
                 ConditionType.METRICS_AVAILABLE, Status.TRUE, Reason.FRESH_METRICS, "m"
             ),
-            ReportedCondition(
-                ConditionType.DEGRADED, Status.TRUE, Reason.CONTROL_BREAKER_OPEN, "d"
-            ),
         ),
+        safe_limits_cause="d",
     )
     world = settle(replace(RESTING, control_report=report))
     batching = world.status["batching"]
@@ -453,6 +454,15 @@ def test_replicas_out_of_service_by_their_own_readiness_degrade_the_service() ->
     assert told(world, "Degraded")["status"] == "False"
 
 
+BY_CONTROL: dict[Reason, ControlReport] = {
+    Reason.CONTROL_BREAKER_OPEN: ControlReport(safe_limits_cause="why"),
+    Reason.LOAD_BREAKER_OPEN: ControlReport(shed_tiers=("batch",)),
+    Reason.REMEDY_IN_FORCE: ControlReport(remedy=Remedy("CUDAOutOfMemory", 256, 80, 1, 1, START)),
+    Reason.ENGINE_HUNG: ControlReport(hung_pods=("chat-1",)),
+}
+"""A report of the control loop with the facts that each of its reasons for Degraded rests on."""
+
+
 @pytest.mark.parametrize(
     ("by_control", "told_first"),
     [
@@ -468,11 +478,10 @@ def test_a_failing_replica_is_told_before_the_overload_that_it_causes(
     container = Container("engine", ready=False, restarts=1, last_terminated=end)
     world = settle(with_spec(RESTING, replicas=2))
     broken = replace(world.pods[0], ready=False, ready_since=None, containers=(container,))
-    row = ReportedCondition(ConditionType.DEGRADED, Status.TRUE, by_control, "why")
     world = replace(
         world,
         pods=(broken, *world.pods[1:]),
-        control_report=ControlReport(conditions=(row,)),
+        control_report=BY_CONTROL[by_control],
         status_written=None,
     )
     assert told(world, "Degraded")["reason"] == told_first
@@ -534,23 +543,15 @@ def test_a_resource_without_metadata_or_status_is_told_and_never_breaks() -> Non
         assert not plan.actions
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        Reason.CONTROL_BREAKER_OPEN,
-        Reason.LOAD_BREAKER_OPEN,
-        Reason.REMEDY_IN_FORCE,
-        Reason.ENGINE_HUNG,
-    ],
-)
+@pytest.mark.parametrize("reason", BY_CONTROL)
 def test_what_the_control_loop_tells_as_it_happens_is_not_told_again(reason: Reason) -> None:
     """Its breakers, remedies and replacements have events of its own: the condition follows without one."""
-    row = ReportedCondition(ConditionType.DEGRADED, Status.TRUE, reason, "why")
-    world = replace(RESTING, control_report=ControlReport(conditions=(row,)), status_written=None)
+    world = replace(RESTING, control_report=BY_CONTROL[reason], status_written=None)
     plan = plan_of(world)
     assert plan.status is not None
     assert told(world, "Degraded")["reason"] == reason
     assert plan.events == ()
+    assert set(BY_CONTROL) == REPORTED_BY_CONTROL_LOOP
 
 
 def notices_of_ready(world: World, look_every_s: float = 1.0) -> list[str]:
@@ -570,3 +571,39 @@ def test_a_service_that_is_up_in_seconds_posts_one_event() -> None:
     slow = live(replace(quick, gpus=0), 30)
     assert slow.condition("Ready") == ("False", "InsufficientGPU")
     assert notices_of_ready(replace(slow, gpus=8)) == ["Ready"]
+
+
+def test_a_new_process_keeps_the_conditions_whose_facts_it_does_not_know_yet() -> None:
+    """The cause of an open breaker, and the replica above the cap, until they are measured again."""
+    memory = MemoryReport(80, 91, "chat-1")
+    report = ControlReport(memory=memory, safe_limits_cause="no signals for 3 ticks")
+    before = settle(replace(RESTING, control_report=report))
+    unknown = ControlReport(memory=MemoryReport(80, 91), safe_limits_cause=CAUSE_UNKNOWN)
+    assert settle(replace(before, control_report=unknown)).status == before.status
+    assert "chat-1" in told(before, "MemoryWithinCap")["message"]
+    assert "No signals" in told(before, "Degraded")["message"]
+    known = ControlReport(memory=MemoryReport(80, 91, ""))
+    after = settle(replace(before, control_report=known))
+    assert after.condition("MemoryWithinCap") == ("True", "WithinCap")
+    assert after.condition("Degraded") == ("False", "AsExpected")
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason", "figure"),
+    [
+        ({"wanted": 5}, Reason.ADVISORY, "5 replicas"),
+        ({"budget": "the fleet's budget of 4 GPUs", "recommended": 5}, Reason.GPU_BUDGET, "1 of 5"),
+        ({"blocked": "revision 2 fails"}, Reason.SCALE_UP_BLOCKED, "revision 2"),
+        ({"exceeded_max": 4}, Reason.AT_MAXIMUM, "(4)"),
+    ],
+)
+def test_scaling_limited_follows_from_the_facts_of_the_control_loop(
+    limit: dict[str, Any], reason: Reason, figure: str
+) -> None:
+    """For a pinned service the pin decides, whatever the control loop reports."""
+    report = ControlReport(scaling=ScalingReport(1, "Steady", "m", START, **limit))
+    world = replace(RESTING, control_report=report)
+    assert told(world, "ScalingLimited")["reason"] == reason
+    assert figure in told(world, "ScalingLimited")["message"]
+    pinned = settle(replace(with_spec(RESTING, replicas=1), control_report=report))
+    assert pinned.condition("ScalingLimited") == ("True", "ReplicasPinned")

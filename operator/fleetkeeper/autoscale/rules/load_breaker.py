@@ -59,6 +59,11 @@ class TierBreaker:
     wait_s: float = LOAD_OPEN_S[0]
     reason: str = ""
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether every request of the tier is admitted."""
+        return self.state is BreakerState.CLOSED
+
 
 @dataclass(frozen=True, slots=True)
 class LoadBreaker:
@@ -71,9 +76,7 @@ class LoadBreaker:
     @property
     def is_closed(self) -> bool:
         """Return whether every tier is closed."""
-        return all(
-            tier.state is BreakerState.CLOSED for tier in (self.realtime, self.standard, self.batch)
-        )
+        return self.realtime.is_closed and self.standard.is_closed and self.batch.is_closed
 
     def by_tier(self) -> dict[Tier, TierBreaker]:
         """Return the breakers by tier."""

@@ -9,7 +9,7 @@ from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_c
 from fleetkeeper.common.values import Event, Manifest
 from fleetkeeper.reconcile.children import Why
 from fleetkeeper.reconcile.status.assessment import Assessment
-from fleetkeeper.reconcile.status.conditions import REPORTED_BY_CONTROL_LOOP
+from fleetkeeper.reconcile.status.degradation import REPORTED_BY_CONTROL_LOOP
 from fleetkeeper.reconcile.types import Action, Apply, Delete, Kind, WriteFailure
 
 NORMAL, WARNING = "Normal", "Warning"

@@ -1,0 +1,47 @@
+"""The gauges of one service after a tick."""
+
+from __future__ import annotations
+
+from fleetkeeper.api.types import BatchingMode
+from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.types import BreakerState
+
+_STATES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
+
+Gauge = tuple[str, tuple[tuple[str, str], ...], float]
+
+
+def gauges_of(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
+    """Return the gauges of one service; the runtime adds the labels namespace and inference_service."""
+    signals, settings = decision.signals, decision.settings
+    gauges: list[Gauge] = [
+        ("decision_replicas", (("kind", "wanted"),), float(decision.replicas.value)),
+        ("decision_replicas", (("kind", "ordered"),), float(desired)),
+        ("decision_replicas", (("kind", "live"),), float(decision.live_replicas)),
+        ("decision_limit_sequences", (), float(decision.in_force.sequences)),
+        ("decision_limit_tokens", (), float(decision.in_force.tokens)),
+        ("decision_advisory", (), float(settings.batching_mode is BatchingMode.ADVISORY)),
+        ("breaker_state", (("breaker", "control"),), _STATES[decision.control.state]),
+        ("breaker_state", (("breaker", "source"),), _STATES[decision.source.state]),
+        ("signal_coverage_ratio", (), signals.coverage),
+        ("signal_queue_wait_seconds", (), signals.queue_wait_s),
+        ("signal_batch_time_seconds", (), signals.batch_time_s),
+        ("signal_arrivals_per_second", (), signals.arrivals_per_s),
+        ("signal_waiting", (), signals.waiting),
+        ("signal_running", (), signals.gauges.running),
+        ("signal_kv_ratio", (), signals.kv_ratio),
+        ("objective_queue_wait_seconds", (), settings.queue_wait_objective_s),
+        ("objective_batch_time_seconds", (), settings.batch_time_objective_s),
+        ("pressure_ratio", (), decision.pressure),
+        ("model_capacity_sequences", (), decision.capacity),
+        ("cold_start_seconds", (), decision.cold_start_s),
+    ]
+    if settings.restart_fragmented:
+        gauges.append(("signal_fragmentation_ratio", (), decision.fragmentation_ratio))
+        why = (("reason", str(decision.restart.reason)),)
+        gauges.append(("decision_restart", why, float(decision.restart.valid)))
+    tiers = decision.load.by_tier()
+    for tier, admit in zip(tiers, decision.admission.admit, strict=True):
+        gauges.append(("breaker_state", (("breaker", str(tier)),), _STATES[tiers[tier].state]))
+        gauges.append(("admit_ratio", (("tier", str(tier)),), admit))
+    return tuple(gauges)
