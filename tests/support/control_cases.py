@@ -18,7 +18,7 @@ from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.control import report_to_status
 from fleetkeeper.reconcile.status.degradation import by_load
 from fleetkeeper.reconcile.status.measurements import limited_by_load, memory_within_cap
-from fleetkeeper.reconcile.status.value import false
+from fleetkeeper.reconcile.status.value import Value, false
 
 NOW = 1_000_000.0
 
@@ -135,7 +135,7 @@ def reported_status(report: ControlReport | None) -> dict[str, Any]:
         ConditionType.SCALING_LIMITED: limited_by_load(report.scaling),
         ConditionType.DEGRADED: by_load(report) or false(Reason.AS_EXPECTED),
     }
-    rows = [(row.type, row) for row in report.conditions]
+    measured = {row.type: Value(row.status, row.reason, row.message) for row in report.conditions}
     conditions = [
         {
             "type": str(kind),
@@ -143,6 +143,6 @@ def reported_status(report: ControlReport | None) -> dict[str, Any]:
             "reason": str(row.reason),
             "message": row.message[:MESSAGE_MAX_LENGTH],
         }
-        for kind, row in [*rows, *decided.items()]
+        for kind, row in {**measured, **decided}.items()
     ]
     return {**report_to_status(report), "conditions": conditions}

@@ -54,8 +54,9 @@ from fleetkeeper.autoscale.rules.replicas import (
     would_lower,
 )
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker, decide_source_breaker
+from fleetkeeper.autoscale.signals.observe import observe_service
 from fleetkeeper.autoscale.signals.samples import Tier
-from fleetkeeper.autoscale.signals.service_signals import Signals, observe_service
+from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, Decision, Grade
 from fleetkeeper.common.values import Event, Remedy
 

@@ -17,8 +17,9 @@ from aiohttp import ClientError, ClientSession, web
 
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusError, PrometheusSettings
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper.autoscale.signals.observe import observe_service
 from fleetkeeper.autoscale.signals.samples import Counters, PodSample
-from fleetkeeper.autoscale.signals.service_signals import SignalsMemory, observe_service
+from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper.autoscale.types import Grade, PodView
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
 from fleetkeeper_local.programs import program_path

@@ -19,6 +19,7 @@ from fleetkeeper.autoscale.signals.histogram_edges import (
     Edges,
     snap_down,
 )
+from fleetkeeper.autoscale.signals.observe import observe_service
 from fleetkeeper.autoscale.signals.pod_history import PodTrack, accept, grade_of
 from fleetkeeper.autoscale.signals.samples import (
     Counters,
@@ -29,7 +30,7 @@ from fleetkeeper.autoscale.signals.samples import (
     why_impossible,
 )
 from fleetkeeper.autoscale.signals.series_map import sample_of
-from fleetkeeper.autoscale.signals.service_signals import Signals, SignalsMemory, observe_service
+from fleetkeeper.autoscale.signals.service_signals import Signals, SignalsMemory
 from fleetkeeper.autoscale.types import ControlSettings, Grade
 from tests.support.control_cases import NOW, Loop, pod_view, sample
 from tests.support.engine_metrics import metrics_series
