@@ -2,7 +2,7 @@
 
 Order: realtime before standard before batch, then the largest breach of an objective; minimums before
 growth. A running replica is not removed for another service. Every new replica, including those from
-spec.replicas or minReplicas, must fit in the budget (plan/budget.py).
+spec.replicas or minReplicas, must fit in the budget (common/budget.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from fleetkeeper.autoscale.signals.samples import TIERS, Tier
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.types import ControlInputs, Decision
 from fleetkeeper.common.budget import Budget, Holding, ServiceKey, Usage, bounded_replicas
 
 NO_HOLDINGS: Mapping[ServiceKey, Holding] = MappingProxyType({})
@@ -47,6 +49,39 @@ class Allocation:
 
     replicas: int
     limited_by: str = ""
+
+
+def want_of(inputs: ControlInputs, signals: Signals, replicas: Decision[int]) -> Want:
+    """Return the recommendation of one service.
+
+    Replicas that the planner would not create must not take accelerators from other services.
+    """
+    settings = inputs.settings
+    is_pin_due = (
+        settings.pinned_replicas is not None and not settings.paused and not inputs.scale_up_blocked
+    )
+    return Want(
+        namespace=inputs.namespace,
+        name=inputs.name,
+        replicas=replicas.value if settings.tunes_replicas or is_pin_due else inputs.replicas,
+        supplied=inputs.replicas,
+        min_replicas=settings.min_replicas,
+        gpus_per_replica=inputs.gpus_per_replica,
+        tier=_urgent_tier(signals),
+        breach=max(
+            signals.queue_wait_s / settings.queue_wait_objective_s,
+            signals.batch_time_s / settings.batch_time_objective_s,
+        ),
+        reason=replicas.reason,
+    )
+
+
+def _urgent_tier(signals: Signals) -> Tier:
+    rates, gauges = signals.rates, signals.gauges
+    if rates.arrivals_realtime + gauges.waiting_realtime > 0:
+        return Tier.REALTIME
+    only_batch = rates.arrivals_batch > 0 and rates.arrivals_standard + gauges.waiting_standard == 0
+    return Tier.BATCH if only_batch else Tier.STANDARD
 
 
 def arbitrate(

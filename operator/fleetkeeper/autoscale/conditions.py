@@ -36,14 +36,14 @@ def _metrics_available(decision: ControlDecision) -> tuple[Status, Reason, str]:
 
 def _origin(decision: ControlDecision) -> str:
     """Return a sentence that names the source of the fresh samples."""
-    if decision.signals.source is Source.PROMETHEUS or decision.checks_directly:
+    if decision.signals.source is Source.PROMETHEUS or decision.state.inputs.checks_directly:
         return "Samples are fresh and come from Prometheus."
-    if decision.prometheus_disputed:
+    if decision.state.inputs.prometheus_disputed:
         return (
             "Prometheus has several series where a replica exports one, so replicas are read "
             "directly. Select the scrape job with the operator setting prometheus.selector."
         )
-    if decision.source.is_silent:
+    if decision.breakers.source.is_silent:
         return (
             "Prometheus returns no fresh samples. Replicas are read directly, and none is removed."
         )

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
 from fleetkeeper.autoscale.arbitrate import Want
-from fleetkeeper.autoscale.capacity.supply import Supply
-from fleetkeeper.autoscale.capacity.targets import Targets
 from fleetkeeper.autoscale.events import WARNING, restart_events
-from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
-from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
+from fleetkeeper.autoscale.rules.breakers import Breakers
+from fleetkeeper.autoscale.rules.load_breaker import pressure
 from fleetkeeper.autoscale.rules.removal import Cause, Removal
-from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.state import TickState
 from fleetkeeper.autoscale.types import (
     Admission,
     ControlSettings,
@@ -29,41 +26,57 @@ from fleetkeeper.common.values import ControlReport, Event, Remedy, ReplicaAlloc
 class ControlDecision:
     """The result of `decide_service`. `puts` are due now; `want` goes to `arbitrate`.
 
+    `limits`: the limits that the rules decide. `in_force`: those of all pods except a canary.
     `replacement`: pods whose engine is hung. `restart`: replicas whose allocator is fragmented.
-    `fragmentation_ratio`: the highest ratio of a replica that may be judged. `pod_load`: running
-    sequences by pod; the planner removes the least loaded pods first. `asks_pods`: read the pods
-    directly, because replicas or admitted requests may be reduced. `checks_directly`,
-    `prometheus_disputed`: as in the inputs.
+    `fragmentation_ratio`: the highest ratio of a replica that may be judged. `asks_pods`: read the pods
+    directly, because replicas or admitted requests may be reduced.
     """
 
-    namespace: str
-    name: str
-    settings: ControlSettings
-    signals: Signals
-    supply: Supply
-    targets: Targets | None
-    replicas: Decision[int]
+    state: TickState
     limits: Decision[Limits]
     in_force: Limits
     admission: Admission
-    want: Want
     puts: tuple[LimitsRequest, ...]
-    load: LoadBreaker
-    control: ControlBreaker
+    replicas: Decision[int]
+    want: Want
     remedy: Decision[Remedy | None]
     replacement: Decision[tuple[str, ...]]
     restart: Decision[tuple[str, ...]]
-    events: tuple[Event, ...] = ()
-    capacity: float = 0.0
-    pressure: float = 0.0
-    cold_start_s: float = 0.0
-    fragmentation_ratio: float = 0.0
-    source: SourceBreaker = field(default_factory=SourceBreaker)
-    live_replicas: int = 0
-    pod_load: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    checks_directly: bool = False
-    prometheus_disputed: bool = False
-    asks_pods: bool = False
+    fragmentation_ratio: float
+    events: tuple[Event, ...]
+    asks_pods: bool
+
+    @property
+    def settings(self) -> ControlSettings:
+        """The settings of the service."""
+        return self.state.inputs.settings
+
+    @property
+    def signals(self) -> Signals:
+        """The signals of this tick."""
+        return self.state.signals
+
+    @property
+    def breakers(self) -> Breakers:
+        """The breakers after this tick."""
+        return self.state.breakers
+
+    @property
+    def live_replicas(self) -> int:
+        """The live Deployment's number of replicas."""
+        return self.state.inputs.replicas
+
+    @property
+    def pressure(self) -> float:
+        """The pressure of the load breaker; 0 while signals are unknown."""
+        if not self.signals.known:
+            return 0.0
+        return pressure(self.signals, self.settings, self.state.estimate.capacity)
+
+    @property
+    def pod_load(self) -> Mapping[str, float]:
+        """Running sequences by pod; the planner removes the least loaded pods first."""
+        return dict(self.signals.running_by_pod)
 
     @property
     def replace_pods(self) -> Mapping[str, Removal]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
+from fleetkeeper.autoscale.state import TickState
 from fleetkeeper.autoscale.types import BreakerState, Decision
-from fleetkeeper.common.values import Event
+from fleetkeeper.common.values import Event, Remedy
 
 NORMAL = "Normal"
 WARNING = "Warning"
@@ -21,6 +23,26 @@ _ADVISED_WORDS = {
     BreakerState.HALF_OPEN: "would admit some requests again",
     BreakerState.CLOSED: "would admit all requests again",
 }
+
+
+def tick_events(
+    before: Breakers,
+    state: TickState,
+    remedy: Decision[Remedy | None],
+    restart: Decision[tuple[str, ...]],
+) -> tuple[Event, ...]:
+    """Return the events of one tick. Restarts that happen get theirs once the pod is deleted."""
+    after, settings = state.breakers, state.settings
+    events = [
+        control_breaker_event(before.control, after.control, acts=settings.breakers_act),
+        *load_breaker_events(before.load, after.load, acts=settings.gates),
+        source_breaker_event(before.source, after.source, known=state.signals.known),
+    ]
+    if remedy.valid:
+        events.append(Event(WARNING, remedy.reason, remedy.detail[:1].upper() + remedy.detail[1:]))
+    if not settings.restarts:
+        events += restart_events(restart, acts=False)
+    return tuple(event for event in events if event is not None)
 
 
 def control_breaker_event(

@@ -21,8 +21,8 @@ def gauges_of(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
         ("decision_limit_sequences", (), float(decision.in_force.sequences)),
         ("decision_limit_tokens", (), float(decision.in_force.tokens)),
         ("decision_advisory", (), float(settings.batching_mode is BatchingMode.ADVISORY)),
-        ("breaker_state", (("breaker", "control"),), _STATES[decision.control.state]),
-        ("breaker_state", (("breaker", "source"),), _STATES[decision.source.state]),
+        ("breaker_state", (("breaker", "control"),), _STATES[decision.breakers.control.state]),
+        ("breaker_state", (("breaker", "source"),), _STATES[decision.breakers.source.state]),
         ("signal_coverage_ratio", (), signals.coverage),
         ("signal_queue_wait_seconds", (), signals.queue_wait_s),
         ("signal_batch_time_seconds", (), signals.batch_time_s),
@@ -33,14 +33,14 @@ def gauges_of(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
         ("objective_queue_wait_seconds", (), settings.queue_wait_objective_s),
         ("objective_batch_time_seconds", (), settings.batch_time_objective_s),
         ("pressure_ratio", (), decision.pressure),
-        ("model_capacity_sequences", (), decision.capacity),
-        ("cold_start_seconds", (), decision.cold_start_s),
+        ("model_capacity_sequences", (), decision.state.estimate.capacity),
+        ("cold_start_seconds", (), decision.state.estimate.cold_start.seconds),
     ]
     if settings.restart_fragmented:
         gauges.append(("signal_fragmentation_ratio", (), decision.fragmentation_ratio))
         why = (("reason", str(decision.restart.reason)),)
         gauges.append(("decision_restart", why, float(decision.restart.valid)))
-    tiers = decision.load.by_tier()
+    tiers = decision.breakers.load.by_tier()
     for tier, admit in zip(tiers, decision.admission.admit, strict=True):
         gauges.append(("breaker_state", (("breaker", str(tier)),), _STATES[tiers[tier].state]))
         gauges.append(("admit_ratio", (("tier", str(tier)),), admit))

@@ -25,10 +25,15 @@ class PodPut:
 
 @dataclass(frozen=True, slots=True)
 class LimitsRequestsMemory:
-    """The last requests by pod name, and the newest generation of this service."""
+    """The last requests by pod name, and the newest generation of this service.
+
+    `has_failed`: at least half of the last tick's PUTs failed. One failed pod is not a failure of the
+    control loop.
+    """
 
     puts: Mapping[str, PodPut] = field(default_factory=lambda: MappingProxyType({}))
     generation: int = 0
+    has_failed: bool = False
 
 
 def next_generation(generation: int, now: float) -> int:
@@ -42,14 +47,10 @@ def next_generation(generation: int, now: float) -> int:
 
 def after_outcomes(
     memory: LimitsRequestsMemory, outcomes: Sequence[PutOutcome]
-) -> tuple[LimitsRequestsMemory, int]:
-    """Return the memory with the results of the last tick's PUTs, and the number of failures to count.
-
-    A tick counts as one failure if at least half of its PUTs failed: one failed pod is not a failure of
-    the control loop.
-    """
+) -> LimitsRequestsMemory:
+    """Return the memory with the results of the last tick's PUTs."""
     if not outcomes:
-        return memory, 0
+        return replace(memory, has_failed=False) if memory.has_failed else memory
     puts = dict(memory.puts)
     newest = memory.generation
     failed = 0
@@ -61,8 +62,7 @@ def after_outcomes(
             puts[outcome.pod] = replace(
                 put, confirmed=outcome.succeeded, failed=not outcome.succeeded
             )
-    counts = 1 if 2 * failed >= len(outcomes) and failed else 0
-    return LimitsRequestsMemory(puts, newest), counts
+    return LimitsRequestsMemory(puts, newest, failed > 0 and 2 * failed >= len(outcomes))
 
 
 def _is_due(

@@ -12,18 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleetkeeper.api import rfc3339
-from fleetkeeper.autoscale.capacity.forecast import Forecast
-from fleetkeeper.autoscale.capacity.step_time_model import StepModel
-from fleetkeeper.autoscale.capacity.supply import ColdStart
-from fleetkeeper.autoscale.capacity.targets import Targets
+from fleetkeeper.autoscale.capacity.estimate import Estimate
 from fleetkeeper.autoscale.constants import CONTROL_OPEN_S, DECISIONS_KEPT
 from fleetkeeper.autoscale.limits_requests import LimitsRequestsMemory
-from fleetkeeper.autoscale.rules.batch import BatchMemory
+from fleetkeeper.autoscale.rules.batch.values import BatchMemory
+from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.canary import Canary
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
 from fleetkeeper.autoscale.rules.fragmentation import FragmentationMemory
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, TierBreaker
-from fleetkeeper.autoscale.rules.replicas import ReplicasMemory
+from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper.autoscale.types import BreakerState, Limits
@@ -53,15 +51,11 @@ class ControlMemory:
     """
 
     signals: SignalsMemory = field(default_factory=SignalsMemory)
-    model: StepModel = field(default_factory=StepModel)
-    targets: Targets | None = None
-    forecast: Forecast = field(default_factory=Forecast)
-    cold_start: ColdStart = field(default_factory=ColdStart)
+    estimate: Estimate = field(default_factory=Estimate)
+    breakers: Breakers = field(default_factory=Breakers)
     batch: BatchMemory = field(default_factory=BatchMemory)
     canary: Canary | None = None
     replicas: ReplicasMemory = field(default_factory=ReplicasMemory)
-    load: LoadBreaker = field(default_factory=LoadBreaker)
-    control: ControlBreaker = field(default_factory=ControlBreaker)
     limits_requests: LimitsRequestsMemory = field(default_factory=LimitsRequestsMemory)
     remedy: Remedy | None = None
     replaced_at: float = 0.0
@@ -69,7 +63,6 @@ class ControlMemory:
     fragmentation: FragmentationMemory = field(default_factory=FragmentationMemory)
     allocation_late_since: float | None = None
     asked_at: float | None = None
-    source: SourceBreaker = field(default_factory=SourceBreaker)
     shown_scaling: Shown = field(default_factory=Shown)
     shown_batching: Shown = field(default_factory=Shown)
     peak_percent: int = 0
@@ -160,13 +153,15 @@ def memory_from_status(
     scaling = _section(status, "scaling")
     return ControlMemory(
         batch=BatchMemory(limits=limits, changed=now),
-        load=LoadBreaker(
-            _tier(load, "realtime", 1.0, now),
-            _tier(load, "standard", 1.0, now),
-            _tier(load, "batch", 0.0, now),
+        breakers=Breakers(
+            LoadBreaker(
+                _tier(load, "realtime", 1.0, now),
+                _tier(load, "standard", 1.0, now),
+                _tier(load, "batch", 0.0, now),
+            ),
+            control,
+            _source(breaker, now),
         ),
-        control=control,
-        source=_source(breaker, now),
         remedy=_remedy(status, generation, cap_percent),
         fragmentation=FragmentationMemory(restarted=now),
         shown_scaling=_shown(scaling, str(scaling.get("desired", ""))),

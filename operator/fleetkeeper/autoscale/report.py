@@ -194,26 +194,30 @@ def _batching(decision: ControlDecision, memory: ControlMemory) -> BatchingRepor
 
 
 def _safe_limits_cause(decision: ControlDecision) -> str:
-    acts = decision.settings.breakers_act and not decision.control.is_closed
-    return decision.control.detail if acts else ""
+    acts = decision.settings.breakers_act and not decision.breakers.control.is_closed
+    return decision.breakers.control.detail if acts else ""
 
 
 def _shed_tiers(decision: ControlDecision) -> tuple[str, ...]:
-    tiers = decision.load.by_tier() if decision.settings.gates else {}
+    tiers = decision.breakers.load.by_tier() if decision.settings.gates else {}
     return tuple(str(tier) for tier, breaker in tiers.items() if not breaker.is_closed)
 
 
 def _breaker(decision: ControlDecision) -> BreakerReport:
-    tiers = decision.load.by_tier()
-    source = decision.source
+    tiers = decision.breakers.load.by_tier()
+    source = decision.breakers.source
     silent = "Prometheus returns no fresh samples" if source.is_open else ""
     since, reason, message = max(
-        (decision.control.since, decision.control.reason, decision.control.detail),
+        (
+            decision.breakers.control.since,
+            decision.breakers.control.reason,
+            decision.breakers.control.detail,
+        ),
         (source.since, PROMETHEUS_LOST if silent else "", silent),
         *((t.since, OVERLOAD if t.reason else "", t.reason) for t in tiers.values()),
     )
     return BreakerReport(
-        str(decision.control.state),
+        str(decision.breakers.control.state),
         str(source.state),
         {str(tier): str(breaker.state) for tier, breaker in tiers.items()},
         reason,

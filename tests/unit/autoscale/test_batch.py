@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 
 from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.autoscale.capacity.targets import Targets
-from fleetkeeper.autoscale.rules.batch import (
-    BatchMemory,
-    BatchView,
-    decide_limits,
-    direction,
-    first_limits,
-    start_up,
-    step_up_possible,
-)
+from fleetkeeper.autoscale.rules.batch.decide import decide_limits, direction
+from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
+from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, first_limits, start_up
 from fleetkeeper.autoscale.rules.canary import Canary, concluded, judge_canary, needs_canary
 from fleetkeeper.autoscale.rules.objectives import (
     has_room,

@@ -13,7 +13,6 @@ from statistics import fmean
 
 import pytest
 
-from fleetkeeper.autoscale.rules.control_breaker import WORSE_AFTER_CHANGE
 from fleetkeeper.autoscale.signals.samples import Tier
 from fleetkeeper.autoscale.types import BreakerState, ControlSettings
 from fleetkeeper.simulate.closed_loop import Record, Scenario, run
@@ -219,9 +218,9 @@ def test_a_metrics_outage_of_fifteen_minutes_lowers_nothing() -> None:
     )
     during = [tick for tick in record.ticks if 600 <= tick.time < 1500]
     assert all(b.replicas >= a.replicas for a, b in pairwise(during))
-    opened = next(t.time for t in during if t.decision.control.state is BreakerState.OPEN)
+    opened = next(t.time for t in during if t.decision.breakers.control.state is BreakerState.OPEN)
     assert opened - 600 <= 90
-    assert record.ticks[-1].decision.control.state is BreakerState.CLOSED
+    assert record.ticks[-1].decision.breakers.control.state is BreakerState.CLOSED
     assert record.ticks[-1].replicas < 4
     assert_safe(record)
 
@@ -246,7 +245,7 @@ def test_with_prometheus_gone_the_pods_are_read_and_decisions_go_on() -> None:
     assert all(b.replicas >= a.replicas for a, b in pairwise(during))
     told = [message for time, message in record.events if 300 <= time < 330]
     assert any("Prometheus" in message for message in told)
-    assert all(tick.decision.control.state is BreakerState.CLOSED for tick in during)
+    assert all(tick.decision.breakers.control.state is BreakerState.CLOSED for tick in during)
 
 
 def test_without_any_prometheus_an_idle_fleet_goes_to_its_minimum() -> None:
@@ -265,7 +264,7 @@ def test_without_any_prometheus_an_idle_fleet_goes_to_its_minimum() -> None:
     lowered = [time for time, by in record.replica_changes() if by < 0]
     assert record.ticks[-1].replicas == 1
     assert lowered[0] >= 210 + SETTINGS.scale_down_delay_s
-    assert all(tick.decision.control.state is BreakerState.CLOSED for tick in record.ticks)
+    assert all(tick.decision.breakers.control.state is BreakerState.CLOSED for tick in record.ticks)
     assert not [text for _, text in record.events if "Prometheus" in text]
     assert_safe(record)
 
@@ -293,7 +292,7 @@ def test_pods_that_never_come_are_not_ordered_twice() -> None:
     record = overloaded(1500)
     assert record.most_replicas <= SETTINGS.max_replicas
     assert record.ticks[-1].ready == 2
-    surge = [tick.decision.load for tick in record.ticks if tick.time >= 300]
+    surge = [tick.decision.breakers.load for tick in record.ticks if tick.time >= 300]
     opened = [
         next(n for n, load in enumerate(surge) if load.by_tier()[tier].state is BreakerState.OPEN)
         for tier in (Tier.BATCH, Tier.STANDARD)
@@ -308,7 +307,9 @@ def test_pods_that_never_come_are_not_ordered_twice() -> None:
 def test_a_raise_that_made_it_worse_is_taken_back_in_an_overload(seed: int) -> None:
     """Two replicas at their limit: wider steps were too wide; start-up values would be far wider."""
     record = overloaded(1200, seed)
-    worse = [tick for tick in record.ticks if tick.decision.control.reason == WORSE_AFTER_CHANGE]
+    worse = [
+        tick for tick in record.ticks if tick.decision.breakers.control.reason == "WorseAfterChange"
+    ]
     assert worse
     assert all(tick.tokens < SETTINGS.max_tokens for tick in worse)
     surge = [tick for tick in record.ticks if tick.time >= 420]
@@ -332,11 +333,13 @@ def test_engines_that_refuse_puts_open_the_control_breaker_and_it_recovers() -> 
             slice_s=0.5,
         )
     )
-    states = {tick.decision.control.state for tick in record.ticks if 300 <= tick.time < 900}
+    states = {
+        tick.decision.breakers.control.state for tick in record.ticks if 300 <= tick.time < 900
+    }
     assert BreakerState.OPEN in states
-    assert record.ticks[-1].decision.control.state is BreakerState.CLOSED
+    assert record.ticks[-1].decision.breakers.control.state is BreakerState.CLOSED
     for before, after in pairwise(record.ticks):
-        if not after.decision.control.is_closed:
+        if not after.decision.breakers.control.is_closed:
             assert after.replicas >= before.replicas
 
 
@@ -358,10 +361,10 @@ def test_two_breakers_at_once() -> None:
     )
     blind = [tick for tick in record.ticks if 580 <= tick.time < 650]
     assert all(tick.decision.admission.admit == (1.0, 1.0, 1.0) for tick in blind)
-    assert any(tick.decision.control.state is BreakerState.OPEN for tick in blind)
+    assert any(tick.decision.breakers.control.state is BreakerState.OPEN for tick in blind)
     last = record.ticks[-1].decision
-    assert last.control.state is BreakerState.CLOSED
-    assert last.load.is_closed
+    assert last.breakers.control.state is BreakerState.CLOSED
+    assert last.breakers.load.is_closed
     assert_safe(record)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.autoscale.rules.batch import BatchMemory, BeforeRaise
+from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BeforeRaise
 from fleetkeeper.autoscale.rules.evidence import _worse
 from fleetkeeper.autoscale.signals.samples import Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals

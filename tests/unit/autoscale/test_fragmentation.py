@@ -435,14 +435,14 @@ def test_no_restart_while_a_breaker_is_not_closed(which: str, acts: bool) -> Non
     for _ in range(60):
         memory = fleet.loop.memory
         if which == "load":
-            memory = replace(memory, load=LoadBreaker(batch=OPEN_TIER))
+            breakers = replace(memory.breakers, load=LoadBreaker(batch=OPEN_TIER))
         else:
             state = BreakerState.OPEN if which == "control" else BreakerState.HALF_OPEN
             opened = ControlBreaker(state, fleet.loop.now, "Oscillating", "test", 120.0)
-            memory = replace(memory, control=opened)
-        fleet.loop.memory = memory
+            breakers = replace(memory.breakers, control=opened)
+        fleet.loop.memory = replace(memory, breakers=breakers)
         decision, _ = fleet.tick()
-        is_open = not (decision.load.is_closed and decision.control.is_closed)
+        is_open = not (decision.breakers.load.is_closed and decision.breakers.control.is_closed)
         seen += is_open
         assert not (is_open and decision.replace_pods)
     assert seen > 50
@@ -635,8 +635,8 @@ def test_no_restart_on_missing_data_or_of_the_last_replica_in_random_hours(seed:
             assert len(fresh) == 1
             assert now - began >= FRAGMENTED_EVERY_S
             assert decision.signals.coverage == 1.0
-            assert decision.load.is_closed
-            assert decision.control.is_closed
+            assert decision.breakers.load.is_closed
+            assert decision.breakers.control.is_closed
             name = f"chat-{made}"
             stay = [pod for pod in fleet.loop.pods if pod.name != fresh[0][1]]
             fleet.loop.pods = (*stay, pod_view(name, age_s=-120.0, now=now))

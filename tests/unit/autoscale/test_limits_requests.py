@@ -163,7 +163,7 @@ def confirmed(
     """The memory after all answered alike."""
     return after_outcomes(
         memory, [PutOutcome(o.pod, o.generation, succeeded, newest) for o in requests]
-    )[0]
+    )
 
 
 def test_new_values_go_to_all_pods_with_one_generation() -> None:
@@ -224,12 +224,15 @@ def test_generations_survive_a_restart(held: int, now: float, want_generation: i
 
 
 @pytest.mark.parametrize(
-    ("failed", "of", "counts"), [(0, 4, 0), (1, 4, 0), (2, 4, 1), (4, 4, 1), (1, 1, 1), (1, 3, 0)]
+    ("failed", "of", "counts"),
+    [(0, 4, False), (1, 4, False), (2, 4, True), (4, 4, True), (1, 1, True), (1, 3, False)],
 )
-def test_half_of_a_ticks_puts_must_fail_to_count(failed: int, of: int, counts: int) -> None:
+def test_half_of_a_ticks_puts_must_fail_to_count(failed: int, of: int, counts: bool) -> None:
     """One dead pod is the pod's trouble."""
     outcomes = [PutOutcome(f"p{i}", 1, i >= failed) for i in range(of)]
-    assert after_outcomes(LimitsRequestsMemory(), outcomes)[1] == counts
+    memory = after_outcomes(LimitsRequestsMemory(), outcomes)
+    assert memory.has_failed is counts
+    assert not after_outcomes(memory, ()).has_failed
 
 
 def test_limits_not_read_are_late_only_where_the_engine_works() -> None:

@@ -23,13 +23,13 @@ from fleetkeeper.autoscale.capacity.supply import (
     measured_cold_start,
     supply_of,
 )
+from fleetkeeper.autoscale.rules.replica_view import ReplicaView
 from fleetkeeper.autoscale.rules.replicas import (
-    ReplicasMemory,
-    ReplicaView,
     decide_replicas,
     most_replicas_now,
     with_recommendation,
 )
+from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Source
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlSettings, Decision, Grade, PodView

@@ -22,7 +22,7 @@ from fleetkeeper.autoscale.memory import (
 )
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
-from fleetkeeper.autoscale.rules.replicas import ReplicasMemory
+from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
 from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.signals.samples import Gauges, PodSample, Source
@@ -91,14 +91,14 @@ def test_signals_lost_for_three_ticks_open_the_control_breaker(silence: str) -> 
     states = []
     for _ in range(24):
         decision = loop.tick(silent_samples(loop, silence, lost_at))
-        states.append(decision.control.state)
+        states.append(decision.breakers.control.state)
         assert decision.replicas.value == 2
     if silence != "half":
         assert BreakerState.OPEN in states
         assert decision.in_force == Limits(256, 8192)
     for _ in range(80):
         decision = loop.tick(loop.samples())
-    assert decision.control.state is BreakerState.CLOSED
+    assert decision.breakers.control.state is BreakerState.CLOSED
 
 
 def test_a_new_leader_is_not_blind_before_it_had_time_to_look() -> None:
@@ -107,7 +107,7 @@ def test_a_new_leader_is_not_blind_before_it_had_time_to_look() -> None:
     opened = None
     while opened is None and loop.now < NOW + 300:
         decision = loop.tick()
-        if decision.control.state is BreakerState.OPEN:
+        if decision.breakers.control.state is BreakerState.OPEN:
             opened = loop.now - 5 - NOW
     assert opened == 40.0
 
@@ -328,8 +328,8 @@ def test_failed_puts_open_the_control_breaker() -> None:
     for _ in range(20):
         decision = loop.tick(loop.samples(), put_outcomes=outcomes)
         outcomes = tuple(PutOutcome(put.pod, put.generation, False) for put in decision.puts)
-    assert decision.control.state is BreakerState.OPEN
-    assert decision.control.reason == "ActuatorFailed"
+    assert decision.breakers.control.state is BreakerState.OPEN
+    assert decision.breakers.control.reason == "ActuatorFailed"
 
 
 @pytest.mark.parametrize(("fallback", "want"), [(None, 2), (1, 2), (5, 5), (99, 8)])
@@ -341,7 +341,7 @@ def test_fallback_replicas_while_the_control_breaker_is_open(
     loop.steady(6)
     for _ in range(30):
         decision = loop.tick()
-    assert decision.control.state is BreakerState.OPEN
+    assert decision.breakers.control.state is BreakerState.OPEN
     assert decision.replicas.value == want
 
 
@@ -352,7 +352,7 @@ def test_disabled_breakers_only_report() -> None:
     held = loop.tick(loop.samples()).in_force
     for _ in range(30):
         decision = loop.tick()
-    assert decision.control.state is BreakerState.OPEN
+    assert decision.breakers.control.state is BreakerState.OPEN
     assert decision.in_force == held
     assert decision.admission.admit == (1.0, 1.0, 1.0)
 
@@ -366,7 +366,7 @@ def test_the_lost_prometheus_is_told_while_pods_are_read_directly() -> None:
         direct = [replace(row, source=Source.DIRECT) for row in loop.samples()]
         decision = loop.tick(direct if i < 20 else loop.samples(), prometheus_lost=i < 20)
         told += [event.reason for event in decision.events]
-        assert decision.control.state is BreakerState.CLOSED
+        assert decision.breakers.control.state is BreakerState.CLOSED
         report = reported(loop, decision)
         assert condition(report, ConditionType.METRICS_AVAILABLE)[0] == "True"
         shown = reported_status(report.report)["breaker"]["source"]
@@ -435,9 +435,11 @@ def test_one_slow_answer_of_prometheus_is_told_to_nobody() -> None:
 def test_a_lost_prometheus_stays_lost_over_a_restart() -> None:
     """Nobody is told the same twice; the first answer closes it."""
     held = memory_from_status({"breaker": {"control": "Closed", "source": "Open"}}, 1, 80, 1000.0)
-    assert held.source.is_open
-    assert decide_source_breaker(held.source, lost=True, now=1005.0) is held.source
-    assert not decide_source_breaker(held.source, lost=False, now=1010.0).is_open
+    assert held.breakers.source.is_open
+    assert (
+        decide_source_breaker(held.breakers.source, lost=True, now=1005.0) is held.breakers.source
+    )
+    assert not decide_source_breaker(held.breakers.source, lost=False, now=1010.0).is_open
 
 
 def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> None:
@@ -571,12 +573,12 @@ def test_memory_is_rebuilt_from_the_status() -> None:
     assert rebuilt.batch.limits == loop.memory.batch.limits
     assert rebuilt.changes == loop.memory.changes
     assert rebuilt.shown_scaling == loop.memory.shown_scaling
-    assert rebuilt.control.is_closed
+    assert rebuilt.breakers.control.is_closed
     status["breaker"] = {"control": "HalfOpen", "reason": "Oscillating", "load": {"batch": "Open"}}
     rebuilt = memory_from_status(status, 1, 80, NOW)
-    assert rebuilt.control.state is BreakerState.OPEN
-    assert rebuilt.control.last_good == loop.memory.batch.limits
-    assert rebuilt.load.batch.state is BreakerState.OPEN
+    assert rebuilt.breakers.control.state is BreakerState.OPEN
+    assert rebuilt.breakers.control.last_good == loop.memory.batch.limits
+    assert rebuilt.breakers.load.batch.state is BreakerState.OPEN
 
 
 @pytest.mark.parametrize(
@@ -592,7 +594,7 @@ def test_the_cause_of_an_open_control_breaker_is_the_one_that_the_status_explain
 ) -> None:
     """The status explains the breaker that changed last."""
     breaker = {"control": "Open", "source": "Closed", "reason": reason, "message": message}
-    assert memory_from_status({"breaker": breaker}, 1, 80, NOW).control.detail == cause
+    assert memory_from_status({"breaker": breaker}, 1, 80, NOW).breakers.control.detail == cause
 
 
 def test_a_remedy_survives_a_restart_of_the_operator_not_of_the_spec() -> None:
@@ -660,7 +662,7 @@ def test_young_and_missing_pods_hold_the_number() -> None:
     loop = Loop(pods=(pod_view("chat-0", age_s=5), pod_view("chat-1", age_s=5)))
     for _ in range(10):
         decision = loop.tick(loop.samples())
-    assert decision.control == ControlBreaker() or decision.control.is_closed
+    assert decision.breakers.control == ControlBreaker() or decision.breakers.control.is_closed
     assert decision.replicas.value == 2
 
 

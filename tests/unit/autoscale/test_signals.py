@@ -502,7 +502,7 @@ def test_another_objective_is_no_reset_and_attainment_is_counted_anew(
         for window in signals.windows:
             assert window.batch_attainment == pytest.approx(within / 25.0)
     assert 2 <= len(signals.windows) <= 4
-    assert not loop.memory.control.lost
+    assert not loop.memory.breakers.control.lost
 
 
 def test_a_pod_read_at_another_edge_is_no_reset() -> None:

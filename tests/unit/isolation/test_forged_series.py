@@ -141,7 +141,7 @@ async def test_nobody_is_turned_away_because_prometheus_calls_a_fleet_overloaded
     fleet = Fleet(said=OVERLOADED, true={})
     decisions = await fleet.ticks(60)
     assert fleet.direct_reads > 0
-    assert all(decision.load.is_closed for decision in decisions)
+    assert all(decision.breakers.load.is_closed for decision in decisions)
     assert all(decision.admission.admit == (1.0, 1.0, 1.0) for decision in decisions)
 
 
@@ -149,7 +149,9 @@ async def test_a_true_overload_is_acted_on_within_half_a_minute() -> None:
     """Three readings of the pods are enough."""
     fleet = Fleet(said=OVERLOADED, true=OVERLOADED)
     decisions = await fleet.ticks(24)
-    opened = [number for number, decision in enumerate(decisions) if not decision.load.is_closed]
+    opened = [
+        number for number, decision in enumerate(decisions) if not decision.breakers.load.is_closed
+    ]
     assert opened
     assert opened[0] * 5.0 <= 30.0
     assert all(decisions[number].signals.is_direct for number in opened)
@@ -161,8 +163,8 @@ async def test_pods_with_two_series_are_read_directly_and_count_as_measured() ->
     decisions = await fleet.ticks(12)
     signals = decisions[-1].signals
     assert (signals.source, signals.reporting_pods) == (Source.DIRECT, 4)
-    assert decisions[-1].prometheus_disputed
-    assert not decisions[-1].source.is_silent
+    assert decisions[-1].state.inputs.prometheus_disputed
+    assert not decisions[-1].breakers.source.is_silent
     assert fleet.direct_reads == 12, "once a tick, at the time that Prometheus is asked"
 
 
@@ -171,7 +173,7 @@ async def test_a_dispute_without_direct_reads_holds() -> None:
     fleet = Fleet(said=IDLE, true=BUSY, disputed=True, can_read=False)
     decisions = await fleet.ticks(60)
     assert min(decision.want.replicas for decision in decisions) == 4
-    assert all(decision.load.is_closed for decision in decisions)
+    assert all(decision.breakers.load.is_closed for decision in decisions)
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def test_a_step_neither_stops_control_nor_moves_a_number(machine: Machine, step_
             continue
         puts += len(decision.puts)
         assert decision.signals.grade is Grade.FRESH, tick
-        assert decision.control.is_closed
-        assert decision.load.is_closed
+        assert decision.breakers.control.is_closed
+        assert decision.breakers.load.is_closed
         assert decision.replicas.value >= len(pods)
     assert puts > 0, "no lease was renewed after the step"
 

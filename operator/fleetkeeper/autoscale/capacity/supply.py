@@ -29,9 +29,9 @@ class ColdStart:
 class Supply:
     """Pods by state. `overdue`: pending for more than two cold starts; these do not count as supply."""
 
-    ready: int
-    pending: int
-    overdue: int
+    ready: int = 0
+    pending: int = 0
+    overdue: int = 0
 
 
 def measured_cold_start(cold_start: ColdStart, pods: Sequence[PodView]) -> ColdStart:

@@ -16,7 +16,8 @@ from fleetkeeper.autoscale.constants import (
     CANARY_WINDOWS,
     MIN_STEPS,
 )
-from fleetkeeper.autoscale.rules.batch import BatchMemory, direction
+from fleetkeeper.autoscale.rules.batch.decide import direction
+from fleetkeeper.autoscale.rules.batch.values import BatchMemory
 from fleetkeeper.autoscale.signals.windows import PodWindow, Window
 from fleetkeeper.autoscale.types import Decision, Limits, decide, no_change
 

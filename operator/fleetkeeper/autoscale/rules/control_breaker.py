@@ -105,85 +105,65 @@ class ControlBreaker:
         return self.state is BreakerState.HALF_OPEN and self.good >= COMPARE_TICKS
 
 
-@dataclass(frozen=True, slots=True)
-class _CauseInputs:
-    """Inputs of a cause."""
-
-    breaker: ControlBreaker
-    evidence: Evidence
-    now: float
+Cause = tuple[str, str]
+"""Why signals or actuators are unreliable: reason and detail."""
 
 
-WORSE_AFTER_CHANGE = "WorseAfterChange"
-
-Cause = Callable[[_CauseInputs], tuple[str, str] | None]
-
-
-def _lost(inputs: _CauseInputs) -> tuple[str, str] | None:
-    if inputs.breaker.lost < LOST_TICKS:
+def _lost(breaker: ControlBreaker, _: Evidence, __: float) -> Cause | None:
+    if breaker.lost < LOST_TICKS:
         return None
-    return "SignalsLost", f"no signals for {inputs.breaker.lost} ticks"
+    return "SignalsLost", f"no signals for {breaker.lost} ticks"
 
 
-def _failed(inputs: _CauseInputs) -> tuple[str, str] | None:
-    if len(inputs.breaker.failures) < FAILURES:
+def _failed(breaker: ControlBreaker, _: Evidence, __: float) -> Cause | None:
+    count = len(breaker.failures)
+    if count < FAILURES:
         return None
-    return (
-        "ActuatorFailed",
-        f"{len(inputs.breaker.failures)} failed writes in {FAILURES_S / 60:.0f} minutes",
-    )
+    return "ActuatorFailed", f"{count} failed writes in {FAILURES_S / 60:.0f} minutes"
 
 
-def _ineffective(inputs: _CauseInputs) -> tuple[str, str] | None:
-    if inputs.evidence.limits_late_s > NOT_IN_EFFECT_S:
-        return (
-            "LimitsNotInEffect",
-            f"batch limits are not in effect after {inputs.evidence.limits_late_s:.0f} s",
-        )
-    if inputs.evidence.replicas_late_s > REPLICAS_NOT_IN_EFFECT_S:
-        return "ReplicasNotInEffect", (
-            f"allocated replicas are not in effect after {inputs.evidence.replicas_late_s:.0f} s"
-        )
+def _ineffective(_: ControlBreaker, evidence: Evidence, __: float) -> Cause | None:
+    if evidence.limits_late_s > NOT_IN_EFFECT_S:
+        detail = f"batch limits are not in effect after {evidence.limits_late_s:.0f} s"
+        return "LimitsNotInEffect", detail
+    if evidence.replicas_late_s > REPLICAS_NOT_IN_EFFECT_S:
+        detail = f"allocated replicas are not in effect after {evidence.replicas_late_s:.0f} s"
+        return "ReplicasNotInEffect", detail
     return None
 
 
-def _oscillates(inputs: _CauseInputs) -> tuple[str, str] | None:
-    after = max(inputs.breaker.ignore_before, inputs.now - DIRECTION_S)
-    turns = sum(1 for turn in inputs.evidence.turns if turn > after)
+def _oscillates(breaker: ControlBreaker, evidence: Evidence, now: float) -> Cause | None:
+    after = max(breaker.ignore_before, now - DIRECTION_S)
+    turns = sum(1 for turn in evidence.turns if turn > after)
     if turns < DIRECTION_CHANGES:
         return None
-    return "Oscillating", (
-        f"batch limits changed direction {turns} times in {DIRECTION_S / 60:.0f} minutes"
-    )
+    detail = f"batch limits changed direction {turns} times in {DIRECTION_S / 60:.0f} minutes"
+    return "Oscillating", detail
 
 
-def _worse(inputs: _CauseInputs) -> tuple[str, str] | None:
-    worse = inputs.evidence.worse
+def _worse(_: ControlBreaker, evidence: Evidence, __: float) -> Cause | None:
+    worse = evidence.worse
     if worse is None or not worse.is_much:
         return None
-    return WORSE_AFTER_CHANGE, (
-        f"SLO attainment fell {100 * worse.by:.1f} points after a limit increase"
-    )
+    detail = f"SLO attainment fell {100 * worse.by:.1f} points after a limit increase"
+    return "WorseAfterChange", detail
 
 
-def _model_off(inputs: _CauseInputs) -> tuple[str, str] | None:
-    if inputs.evidence.model_off_windows < MODEL_OFF_WINDOWS:
+def _model_off(_: ControlBreaker, evidence: Evidence, __: float) -> Cause | None:
+    if evidence.model_off_windows < MODEL_OFF_WINDOWS:
         return None
     return "StepTimeModelInaccurate", "the step-time model is off by more than 50%"
 
 
-CAUSES: tuple[Cause, ...] = (_lost, _failed, _ineffective, _oscillates, _worse, _model_off)
+CAUSES: tuple[Callable[[ControlBreaker, Evidence, float], Cause | None], ...] = (
+    _lost,
+    _failed,
+    _ineffective,
+    _oscillates,
+    _worse,
+    _model_off,
+)
 """In order; the first that applies is the reason."""
-
-
-def cause_of(breaker: ControlBreaker, evidence: Evidence, now: float) -> tuple[str, str] | None:
-    """Return the reason and detail why signals or actuators are unreliable, or None."""
-    inputs = _CauseInputs(breaker, evidence, now)
-    for cause in CAUSES:
-        found = cause(inputs)
-        if found is not None:
-            return found
-    return None
 
 
 def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> ControlBreaker:
@@ -222,7 +202,7 @@ def decide_control_breaker(
 ) -> ControlBreaker:
     """Return the breaker after one tick."""
     breaker = _counted(breaker, evidence, now)
-    cause = cause_of(breaker, evidence, now)
+    cause = next((found for rule in CAUSES if (found := rule(breaker, evidence, now))), None)
     if breaker.state is BreakerState.OPEN:
         return _tried(breaker, now)
     if breaker.state is BreakerState.HALF_OPEN:
@@ -234,7 +214,7 @@ def decide_control_breaker(
 
 
 def _tested(
-    breaker: ControlBreaker, evidence: Evidence, cause: tuple[str, str] | None, now: float
+    breaker: ControlBreaker, evidence: Evidence, cause: Cause | None, now: float
 ) -> ControlBreaker:
     """Handle half-open: open again on a cause, for twice as long; close after enough good ticks."""
     if cause is not None:
@@ -261,9 +241,7 @@ def _tried(breaker: ControlBreaker, now: float) -> ControlBreaker:
     )
 
 
-def _open(
-    breaker: ControlBreaker, cause: tuple[str, str], now: float, wait_s: float
-) -> ControlBreaker:
+def _open(breaker: ControlBreaker, cause: Cause, now: float, wait_s: float) -> ControlBreaker:
     reason, detail = cause
     return replace(
         breaker,

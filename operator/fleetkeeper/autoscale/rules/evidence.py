@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fleetkeeper.autoscale.capacity.step_time_model import StepModel
 from fleetkeeper.autoscale.constants import RATE_S
-from fleetkeeper.autoscale.limits_requests import LimitsRequestsMemory, late_s
+from fleetkeeper.autoscale.limits_requests import late_s
 from fleetkeeper.autoscale.memory import ControlMemory
-from fleetkeeper.autoscale.rules.batch import BatchMemory
+from fleetkeeper.autoscale.rules.batch.values import BatchMemory
 from fleetkeeper.autoscale.rules.control_breaker import Evidence, Worse
 from fleetkeeper.autoscale.rules.objectives import judged_since, running_per_pod, wait_is_broken
 from fleetkeeper.autoscale.signals.pod_history import is_warmed_up
@@ -16,26 +16,15 @@ from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, Limits
 
 
-@dataclass(frozen=True, slots=True)
-class Acts:
-    """Results of the loop's actions: requests sent, failures to count, since when replicas are late."""
-
-    limits_requests: LimitsRequestsMemory
-    failed: int
-    late_since: float | None
-
-
 def evidence_of(
-    acts: Acts,
     inputs: ControlInputs,
     signals: Signals,
-    memory: ControlMemory,
     model: StepModel,
-    *,
+    memory: ControlMemory,
     now: float,
 ) -> Evidence:
-    """Return the evidence of one tick."""
-    settings = inputs.settings
+    """Return the evidence of one tick. The memory holds the results of the last tick's actions."""
+    settings, late_since = inputs.settings, memory.allocation_late_since
     busy = [pod for pod, running in signals.running_by_pod if running > 0]
     window = signals.windows[-1] if signals.windows else None
     attained = (
@@ -46,14 +35,14 @@ def evidence_of(
     )
     limits_late_s = 0.0
     if busy and settings.tunes_limits and signals.live_limits:
-        limits_late_s = late_s(acts.limits_requests, signals.generation_by_pod, busy, now)
+        limits_late_s = late_s(memory.limits_requests, signals.generation_by_pod, busy, now)
     return Evidence(
         signals_known=signals.known,
         signals_expected=now - inputs.started >= RATE_S
         and any(is_warmed_up(pod, now) for pod in inputs.pods),
-        failed_acts=acts.failed,
+        failed_acts=memory.limits_requests.has_failed + inputs.failed_writes,
         limits_late_s=limits_late_s,
-        replicas_late_s=0.0 if acts.late_since is None else now - acts.late_since,
+        replicas_late_s=0.0 if late_since is None else now - late_since,
         turns=tuple(time for time, _ in memory.batch.turns),
         worse=_worse(memory.batch, signals, settings),
         model_off_windows=model.off_windows,

@@ -161,11 +161,6 @@ def _tested(breaker: TierBreaker, view: _TierView, now: float) -> TierBreaker:
     return replace(breaker, clean=breaker.clean + 1, admit=min(1.0, 2 * breaker.admit))
 
 
-def asks_pods(breaker: LoadBreaker) -> bool:
-    """Return whether to read the pods directly, because requests are shed or may be soon."""
-    return breaker != LoadBreaker()
-
-
 def decide_load_breaker(
     signals: Signals,
     settings: ControlSettings,

@@ -1,0 +1,50 @@
+"""The estimate of a service's fleet: the step-time model and its targets, pods by state, the forecast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fleetkeeper.autoscale.capacity.forecast import Forecast, smoothed
+from fleetkeeper.autoscale.capacity.step_time_model import StepModel, learned
+from fleetkeeper.autoscale.capacity.supply import ColdStart, Supply, measured_cold_start, supply_of
+from fleetkeeper.autoscale.capacity.targets import Targets, decide_targets
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.types import ControlInputs, Grade, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The estimate after one tick.
+
+    `capacity`: sequences that a replica can run: C* if the model knows it, else the limit in force; 0 if
+    neither is known.
+    """
+
+    model: StepModel = field(default_factory=StepModel)
+    targets: Targets | None = None
+    cold_start: ColdStart = field(default_factory=ColdStart)
+    forecast: Forecast = field(default_factory=Forecast)
+    supply: Supply = field(default_factory=Supply)
+    capacity: float = 0.0
+
+
+def updated_estimate(
+    before: Estimate, inputs: ControlInputs, signals: Signals, limits: Limits | None, now: float
+) -> Estimate:
+    """Return the estimate after one tick. The model and its targets change once per window.
+
+    `limits`: those in force (None: never set). Without traffic the targets stay.
+    """
+    model, targets, forecast = before.model, before.targets, before.forecast
+    if signals.window is not None:
+        model = learned(model, signals.window, now)
+        found = decide_targets(model, signals, inputs.settings)
+        targets = targets if found is None and signals.served_per_s == 0 else found
+    if signals.grade is Grade.FRESH and signals.coverage >= 1.0:
+        forecast = smoothed(forecast, signals.arrivals_per_s)
+    cold_start = measured_cold_start(before.cold_start, inputs.pods)
+    supply = supply_of(inputs.pods, cold_start.seconds, now)
+    capacity = float(limits.sequences) if limits is not None else 0.0
+    if targets is not None:
+        capacity = targets.capacity
+    return Estimate(model, targets, cold_start, forecast, supply, capacity)

@@ -1,0 +1,118 @@
+"""Decide the batch limits: an ordered chain of small rules, of which the first that applies decides.
+
+Protection comes first (KV cache, batch time), then the step-time model, then room for more. Limits
+stay within [floor, start-up value]. Without a model the chain follows measurements in the manner of
+AIMD: up by 10%, down by 20%.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleetkeeper.api.types import BatchingMode
+from fleetkeeper.autoscale.constants import DIRECTION_S
+from fleetkeeper.autoscale.rules.batch.cuts import relieve_cap, relieve_kv, shorten
+from fleetkeeper.autoscale.rules.batch.follow import follow_down, follow_up
+from fleetkeeper.autoscale.rules.batch.raises import give_back, lengthen, widen_for_queue
+from fleetkeeper.autoscale.rules.batch.values import (
+    BatchMemory,
+    BatchView,
+    BeforeRaise,
+    Move,
+    Rule,
+    clamped,
+    first_limits,
+    start_up,
+)
+from fleetkeeper.autoscale.types import Decision, Limits, decide, no_change
+
+RULES: tuple[Rule, ...] = (
+    relieve_kv,
+    relieve_cap,
+    shorten,
+    follow_down,
+    give_back,
+    follow_up,
+    widen_for_queue,
+    lengthen,
+)
+"""In order; the first that changes the limits decides."""
+
+
+def decide_limits(
+    view: BatchView, memory: BatchMemory, now: float
+) -> tuple[Decision[Limits], BatchMemory]:
+    """Return the limits for all pods and the new memory. Limits are unchanged if signals are stale."""
+    settings = view.settings
+    if memory.replicas_wait_ticks:
+        memory = replace(memory, replicas_wait_ticks=memory.replicas_wait_ticks - 1)
+    if settings.batching_mode is BatchingMode.FIXED:
+        limits = start_up(settings)
+        why = "limits are fixed by spec.batching.mode"
+        return decide(limits, "Fixed", why), replace(memory, limits=limits)
+    if memory.limits is None:
+        limits = first_limits(settings)
+        first = replace(memory, limits=limits, changed=now)
+        why = "no step-time model yet: limits start at the geometric mean of floor and ceiling"
+        return decide(limits, "Starting", why), first
+    current = clamped(memory.limits, settings)
+    if current != memory.limits:
+        memory = replace(memory, limits=current)
+    if not view.signals.known:
+        return no_change(
+            current, "SignalsStale", "no fresh samples, so limits are unchanged"
+        ), memory
+    for rule in RULES:
+        move = rule(view, memory, current, now)
+        if move is not None:
+            wanted = clamped(move.limits, settings)
+            if wanted != current:
+                return _moved(view, replace(move, limits=wanted), current, now)
+    return decide(current, "Steady", "no change is needed or possible"), memory
+
+
+def direction(before: Limits, after: Limits) -> int:
+    """Return -1 if either limit was lowered, else +1."""
+    return -1 if after.sequences < before.sequences or after.tokens < before.tokens else 1
+
+
+def _turns(
+    memory: BatchMemory, before: Limits, after: Limits, now: float
+) -> tuple[tuple[tuple[float, int], ...], tuple[int, int]]:
+    """Return the changes of direction including this one, and the last directions of both limits.
+
+    Following the model for the first time corrects a guess and does not count as a change of direction.
+    """
+    turns = [turn for turn in memory.turns if now - turn[0] <= DIRECTION_S]
+    directions = []
+    moves = (after.sequences - before.sequences, after.tokens - before.tokens)
+    for moved, last in zip(moves, memory.last_directions, strict=True):
+        turned = (moved > 0) - (moved < 0)
+        if turned and last and turned != last and memory.followed is not None:
+            turns.append((now, turned))
+        directions.append(turned or last)
+    return tuple(turns), (directions[0], directions[1])
+
+
+def _moved(
+    view: BatchView, move: Move, current: Limits, now: float
+) -> tuple[Decision[Limits], BatchMemory]:
+    turned = direction(current, move.limits)
+    memory = move.memory
+    windows = view.signals.windows
+    attained = windows[-1].batch_attainment if windows else None
+    before = None
+    if turned > 0 and attained is not None:
+        before = BeforeRaise(current, attained, view.signals.queue_wait_s)
+    turns, directions = _turns(memory, current, move.limits, now)
+    memory = replace(
+        memory,
+        limits=move.limits,
+        changed=now,
+        raised=now if turned > 0 else memory.raised,
+        before_raise=before,
+        turns=turns,
+        last_directions=directions,
+    )
+    decision = decide(move.limits, move.reason, move.detail)
+    return decision, memory

@@ -1,0 +1,101 @@
+"""Values of the batch rules: their inputs, their memory, and the change that a rule decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleetkeeper.autoscale.capacity.targets import Targets, notch_down
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.types import ControlSettings, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """Inputs of the rules.
+
+    `pending`: replicas that are starting. `may_raise`: the control breaker is closed and no canary runs.
+    `gated`: the load breaker is not closed. `model_frozen`: limits must not follow the model now.
+
+    While replicas are pending, limits are not lowered below the running sequences. They may rise as
+    usual: a cold start takes minutes, and a larger batch helps now.
+    """
+
+    signals: Signals
+    settings: ControlSettings
+    targets: Targets | None = None
+    pending: int = 0
+    may_raise: bool = True
+    gated: bool = False
+    model_frozen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeRaise:
+    """The state before the last raise: the limits, and batch time attainment and queue wait under them."""
+
+    limits: Limits
+    attained: float
+    queue_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMemory:
+    """The memory of the rules.
+
+    `limits`: in force for all pods (None: never set). `changed`, `raised`: times of the last change and
+    raise. `followed`: the model's targets that were followed last. `before_cut`: sequences to return to
+    after a cut for KV cache pressure. `replicas_wait_ticks`: ticks in which no scale-up is recommended,
+    because a raise may be enough. `before_raise`: the state with which a raise is compared.
+    `rest_until`: no raise before this time, after a canary failed. `turns`: (time, +1 or -1) of
+    changes of direction over 15 minutes, for each limit separately. `last_directions`: of sequences and
+    of tokens.
+    """
+
+    limits: Limits | None = None
+    changed: float = 0.0
+    raised: float = 0.0
+    followed: Limits | None = None
+    before_cut: int | None = None
+    replicas_wait_ticks: int = 0
+    before_raise: BeforeRaise | None = None
+    rest_until: float = 0.0
+    turns: tuple[tuple[float, int], ...] = ()
+    last_directions: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The change that a rule decides."""
+
+    limits: Limits
+    reason: str
+    detail: str
+    memory: BatchMemory
+
+
+Rule = Callable[[BatchView, BatchMemory, Limits, float], Move | None]
+
+
+def start_up(settings: ControlSettings) -> Limits:
+    """Return the limits with which the engine starts; live limits never exceed them."""
+    return Limits(settings.max_sequences, settings.max_tokens)
+
+
+def first_limits(settings: ControlSettings) -> Limits:
+    """Return the first limits, without a model: the geometric mean of floor and ceiling.
+
+    Example: 4..256 sequences start at 32, 256..8192 tokens at 1024 (1448 rounded down to a notch).
+    """
+    sequences = round(math.sqrt(settings.min_sequences * settings.max_sequences))
+    tokens = notch_down(math.sqrt(settings.min_tokens * settings.max_tokens), settings)
+    return clamped(Limits(sequences, tokens), settings)
+
+
+def clamped(limits: Limits, settings: ControlSettings) -> Limits:
+    """Return the limits clamped to [floor, start-up value]; applied after every change."""
+    return Limits(
+        min(settings.max_sequences, max(settings.min_sequences, limits.sequences)),
+        min(settings.max_tokens, max(settings.min_tokens, limits.tokens)),
+    )

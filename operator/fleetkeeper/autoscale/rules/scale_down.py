@@ -1,0 +1,217 @@
+"""Scale-down of replicas: complete and fresh samples, closed breakers, an empty queue, enough capacity.
+
+Each requirement is a check of its own, and the first that fails is the decision's reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fleetkeeper.autoscale.constants import (
+    CARRY_KV_RATIO,
+    CARRY_RATIO,
+    DIRECT_WHOLE_S,
+    DOWN_EVERY_REPLICA_S,
+    DOWN_SHARE,
+    TOO_FEW_KEPT_S,
+)
+from fleetkeeper.autoscale.rules.replica_view import ReplicaView
+from fleetkeeper.autoscale.signals.samples import Source
+from fleetkeeper.autoscale.types import Decision, Grade, decide, no_change
+
+UNCHECKED: Final = "replicas must be read directly before one is removed"
+"""Why a scale-down that rests on Prometheus alone has to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class TooFew:
+    """A number of replicas that was too small: it served `served_per_s` requests/s while others waited."""
+
+    replicas: int
+    served_per_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasMemory:
+    """The memory of the replica rules.
+
+    `recommendations`: (slot start, highest recommendation) over the stabilization window
+    (`scale_down_delay_s`). `since`: start of the observation. `recent_replicas`: (time, live replicas)
+    over the last minute, for the bound on steps up. `lowered`, `raised`: times of the last changes.
+    `direct_since`: since when every pod was read directly, without a gap and with Prometheus not lost.
+    `too_few`: the last number of replicas that was not enough.
+    """
+
+    recommendations: tuple[tuple[float, int], ...] = ()
+    since: float | None = None
+    recent_replicas: tuple[tuple[float, int], ...] = ()
+    lowered: float = 0.0
+    raised: float = 0.0
+    direct_since: float | None = None
+    too_few: TooFew | None = None
+
+
+def _unknown(view: ReplicaView) -> str:
+    if view.signals.grade is not Grade.FRESH:
+        return f"signals are {view.signals.grade.lower()}"
+    if view.signals.coverage < 1.0:
+        return f"only {view.signals.reporting_pods} of {view.signals.ready_pods} ready pods report"
+    return ""
+
+
+def _overdue(view: ReplicaView) -> str:
+    count = view.signals.overdue_pods
+    return f"samples of {count} replicas are overdue" if count else ""
+
+
+def with_direct_reads(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasMemory:
+    """Return the memory, noting whether every ready pod has fresh samples that were read directly."""
+    if view.checks_directly:
+        direct = view.signals.is_direct
+    else:
+        direct = view.signals.source is Source.DIRECT and not view.prometheus_lost
+    whole = direct and not _unknown(view) and not _overdue(view)
+    held = memory.direct_since
+    since = (now if held is None else held) if whole else None
+    return memory if since == held else replace(memory, direct_since=since)
+
+
+def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
+    """Return why the source of the samples does not allow a scale-down, or an empty string.
+
+    Direct reads allow none while Prometheus is lost, nor before they were complete for long enough.
+    Prometheus alone allows none if the pods can be read directly: another workload could export series
+    in their name.
+    """
+    if view.checks_directly:
+        since = memory.direct_since
+        return "" if since is not None and now - since >= DIRECT_WHOLE_S else UNCHECKED
+    if view.signals.source is not Source.DIRECT:
+        return ""
+    if view.prometheus_lost:
+        return "Prometheus returns no fresh samples"
+    needed_s = max(DIRECT_WHOLE_S, view.settings.scale_down_delay_s)
+    if memory.direct_since is not None and now - memory.direct_since >= needed_s:
+        return ""
+    return f"every replica must be read directly for {needed_s:.0f} s without a gap first"
+
+
+def would_lower(decision: Decision[int], replicas: int) -> bool:
+    """Return whether this is a scale-down, or one that only the pace or a missing direct read delays."""
+    is_next = decision.reason == "ScaleDownRateLimited" or decision.detail == UNCHECKED
+    return is_next or (decision.reason == "LoadFell" and decision.value < replicas)
+
+
+def with_too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasMemory:
+    """Return the memory with the rate that the fleet serves at its batch limit while requests wait.
+
+    This measurement complements the step-time model, which does not see that steps of a pod with a
+    throttled CPU take longer.
+    """
+    served = view.signals.served_per_s
+    full = view.wait_broken and view.batch_at_limit and view.ready > 0 and served > 0
+    if not full or view.hung or _unknown(view) or _overdue(view):
+        return memory
+    held = memory.too_few
+    if held is not None and held.replicas == view.ready and now - held.at < TOO_FEW_KEPT_S:
+        served = max(served, held.served_per_s)
+    return replace(memory, too_few=TooFew(view.ready, served, now))
+
+
+def too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
+    """Return why one replica less was measured to be too few for this load, or an empty string."""
+    held, left = memory.too_few, view.replicas - 1
+    if held is None or left < 1 or now - held.at >= TOO_FEW_KEPT_S:
+        return ""
+    carried = held.served_per_s * left / held.replicas
+    if view.signals.arrivals_per_s <= CARRY_RATIO * carried:
+        return ""
+    return (
+        f"{held.replicas} replicas served only {held.served_per_s:.1f} requests/s while others waited; "
+        f"{view.signals.arrivals_per_s:.1f} requests/s arrive now"
+    )
+
+
+def _pending(view: ReplicaView) -> str:
+    count = view.pending + view.overdue
+    return f"{count} pods are starting" if count or view.ready < view.replicas else ""
+
+
+def _queue(view: ReplicaView) -> str:
+    return f"{view.signals.waiting:.0f} requests are waiting" if view.signals.waiting > 0 else ""
+
+
+def _breakers(view: ReplicaView) -> str:
+    return "" if view.breakers_closed else "a circuit breaker is not closed"
+
+
+def _hung(view: ReplicaView) -> str:
+    return f"{view.hung} engines are hung" if view.hung else ""
+
+
+def _carry(view: ReplicaView) -> str:
+    left = view.replicas - 1
+    if left < 1 or view.signals.idle:
+        return ""
+    if view.capacity <= 0:
+        return "the capacity of a replica is not known yet"
+    if view.signals.gauges.running / left > CARRY_RATIO * view.capacity:
+        return f"{left} replicas would run above 85% of their capacity"
+    if view.signals.kv_ratio * view.replicas / left > CARRY_KV_RATIO:
+        return f"the KV cache of {left} replicas would be more than 80% full"
+    return ""
+
+
+OBJECTIONS: tuple[Callable[[ReplicaView], str], ...] = (
+    _unknown,
+    _overdue,
+    _breakers,
+    _pending,
+    _hung,
+    _queue,
+    _carry,
+)
+"""Checks that block a scale-down, in order; each returns its reason or an empty string."""
+
+
+def scale_down_blocker(view: ReplicaView) -> str:
+    """Return the first reason that blocks a scale-down; empty if the other replicas have the capacity."""
+    return next((why for check in OBJECTIONS if (why := check(view))), "")
+
+
+def bounded(count: int, view: ReplicaView) -> int:
+    """Return the count within minReplicas and maxReplicas."""
+    settings = view.settings
+    return min(settings.max_replicas, max(settings.min_replicas, count))
+
+
+def scale_down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int]:
+    """Decide one step down to the highest recommendation of the stabilization window."""
+    delay_s = view.settings.scale_down_delay_s
+    steady = decide(view.replicas, "Steady", "no change is needed")
+    recommendation = max((count for _, count in memory.recommendations), default=view.replicas)
+    target = bounded(recommendation, view)
+    if target >= view.replicas:
+        is_model_alone = view.needed_down is not None and view.needed_down < view.replicas
+        why = too_few(view, memory, now) if is_model_alone else ""
+        return no_change(view.replicas, "ScaleDownBlocked", why) if why else steady
+    if memory.since is None or now - memory.since < delay_s:
+        why = f"observed for less than spec.scaling.scaleDownDelaySeconds ({delay_s:.0f} s)"
+        return no_change(view.replicas, "ScaleDownDelay", why)
+    for why in (*(check(view) for check in OBJECTIONS), _fallback_source(view, memory, now)):
+        if why:
+            return no_change(view.replicas, "ScaleDownBlocked", why)
+    if now - max(memory.lowered, memory.raised) < DOWN_EVERY_REPLICA_S:
+        return no_change(
+            view.replicas, "ScaleDownRateLimited", "at most one scale-down step per minute"
+        )
+    step = max(1, math.floor(DOWN_SHARE * view.replicas))
+    return decide(
+        max(target, view.replicas - step),
+        "LoadFell",
+        f"{target} replicas were enough for the last {delay_s:.0f} s",
+    )

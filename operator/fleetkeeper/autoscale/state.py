@@ -1,0 +1,36 @@
+"""The state of one tick of one service before limits and replicas are decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleetkeeper.autoscale.capacity.estimate import Estimate
+from fleetkeeper.autoscale.rules.breakers import Breakers
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TickState:
+    """What the rules for limits and replicas read."""
+
+    inputs: ControlInputs
+    signals: Signals
+    estimate: Estimate
+    breakers: Breakers
+
+    @property
+    def settings(self) -> ControlSettings:
+        """The settings of the service."""
+        return self.inputs.settings
+
+    @property
+    def breakers_closed(self) -> bool:
+        """Return whether no breaker acts; breakers that only report count as closed."""
+        is_closed = self.breakers.load.is_closed and self.breakers.control.is_closed
+        return is_closed or not self.settings.breakers_act
+
+    @property
+    def keeps_safe_limits(self) -> bool:
+        """Return whether the control breaker keeps safe values in force."""
+        return self.settings.breakers_act and not self.breakers.control.is_closed
