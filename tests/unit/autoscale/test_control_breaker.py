@@ -1,0 +1,168 @@
+"""The control breaker: every cause, the trial, and that every state is left again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetkeeper.autoscale.rules.control_breaker import (
+    ControlBreaker,
+    Evidence,
+    Worse,
+    decide_control_breaker,
+)
+from fleetkeeper.autoscale.types import BreakerState, Limits
+from tests.support.control_cases import NOW
+from tests.support.lanes import examples
+
+CLOSED, OPEN, HALF = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
+GOOD = Evidence(limits=Limits(64, 2048))
+
+
+CAUSES = [
+    ("SignalsLost", [replace(GOOD, signals_known=False)] * 3),
+    ("ActuatorFailed", [replace(GOOD, failed_acts=1)] * 3),
+    ("LimitsNotInEffect", [replace(GOOD, limits_late_s=121.0)]),
+    ("ReplicasNotInEffect", [replace(GOOD, replicas_late_s=121.0)]),
+    ("Oscillating", [replace(GOOD, turns=(NOW - 400, NOW - 300, NOW - 200, NOW - 100))]),
+    ("WorseAfterChange", [replace(GOOD, worse=Worse(0.05))]),
+    ("StepTimeModelInaccurate", [replace(GOOD, model_off_windows=5)]),
+]
+
+
+def ticked(
+    evidence: list[Evidence], breaker: ControlBreaker | None = None, now: float = NOW
+) -> ControlBreaker:
+    """The control breaker after ticks of 5 s."""
+    held = breaker or ControlBreaker()
+    for row in evidence:
+        held = decide_control_breaker(held, row, now)
+        now += 5
+    return held
+
+
+@pytest.mark.parametrize(("reason", "evidence"), CAUSES, ids=[row[0] for row in CAUSES])
+def test_each_cause_opens_the_control_breaker(reason: str, evidence: list[Evidence]) -> None:
+    """And is its reason."""
+    breaker = ticked(evidence)
+    assert breaker.state is OPEN
+    assert breaker.reason == reason
+    assert breaker.detail
+
+
+def test_a_raise_that_made_things_worse_is_taken_back() -> None:
+    """What held until the raise is better known than limits of long ago and than start-up values."""
+    long_ago, kept = Limits(16, 256), Limits(48, 512)
+    worse = replace(GOOD, worse=Worse(0.3, kept))
+    assert ticked([worse]).last_good == kept
+    assert ticked([worse], ControlBreaker(last_good=long_ago)).last_good == kept
+    missed_before = replace(GOOD, worse=Worse(0.3))
+    assert ticked([missed_before], ControlBreaker(last_good=long_ago)).last_good == long_ago
+    assert ticked([missed_before]).last_good is None
+    hardly_worse = replace(GOOD, worse=Worse(0.04, kept))
+    assert ticked([hardly_worse]).last_good is None
+    failing = replace(worse, failed_acts=1)
+    assert ticked([replace(GOOD, failed_acts=1)] * 2 + [failing]).reason == "ActuatorFailed"
+    assert ticked([replace(GOOD, failed_acts=1)] * 2 + [failing]).last_good == kept
+
+
+NOT_CAUSES = [
+    ("two blind ticks", [replace(GOOD, signals_known=False)] * 2),
+    (
+        "blind, then not",
+        [replace(GOOD, signals_known=False)] * 2
+        + [GOOD]
+        + [replace(GOOD, signals_known=False)] * 2,
+    ),
+    ("nobody should report", [replace(GOOD, signals_known=False, signals_expected=False)] * 50),
+    ("two failures", [replace(GOOD, failed_acts=1)] * 2),
+    ("failures far apart", ([replace(GOOD, failed_acts=1)] + [GOOD] * 35) * 4),
+    ("late, not long", [replace(GOOD, limits_late_s=120.0)] * 5),
+    ("three turns", [replace(GOOD, turns=(NOW, NOW, NOW))]),
+    ("old turns", [replace(GOOD, turns=(NOW - 1000, NOW - 950, NOW - 920, NOW - 901))]),
+    ("a little worse", [replace(GOOD, worse=Worse(0.04))]),
+    ("better", [replace(GOOD, worse=Worse(-0.5))]),
+    ("off for a while", [replace(GOOD, model_off_windows=4)]),
+]
+
+
+@pytest.mark.parametrize(("case", "evidence"), NOT_CAUSES, ids=[row[0] for row in NOT_CAUSES])
+def test_less_does_not_open_it(case: str, evidence: list[Evidence]) -> None:
+    """Just below each threshold."""
+    assert ticked(evidence).state is CLOSED
+
+
+@pytest.mark.parametrize(("reason", "evidence"), CAUSES, ids=[row[0] for row in CAUSES])
+def test_it_recovers_from_every_cause(reason: str, evidence: list[Evidence]) -> None:
+    """120 s open, 3 ticks of comparing, 5 good ticks of probing, closed."""
+    breaker, now, probed = ticked(evidence), NOW + 5 * len(evidence), False
+    states = []
+    for _ in range(40):
+        breaker = decide_control_breaker(breaker, GOOD, now)
+        states.append(breaker.state)
+        probed = probed or breaker.probes
+        now += 5
+    assert states[0] is OPEN
+    assert HALF in states
+    assert states[-1] is CLOSED
+    assert probed
+    assert states.count(HALF) == 3 + 5
+
+
+def test_it_stays_open_while_there_is_nothing_to_see() -> None:
+    """Signals lost for an hour: open, not half-open, for an hour."""
+    blind = replace(GOOD, signals_known=False)
+    breaker = ticked([blind] * 720)
+    assert breaker.state is OPEN
+
+
+def test_a_bad_trial_opens_it_for_twice_as_long() -> None:
+    """120, 240, 480, 960, 1800 s."""
+    breaker, now, waits = ticked(CAUSES[2][1]), NOW + 5, []
+    for _ in range(6):
+        waits.append(breaker.wait_s)
+        while breaker.state is OPEN:
+            breaker = decide_control_breaker(breaker, GOOD, now)
+            now += 5
+        breaker = decide_control_breaker(breaker, replace(GOOD, limits_late_s=500.0), now)
+        now += 5
+    assert waits == [120, 240, 480, 960, 1800, 1800]
+
+
+def test_limits_attained_for_ten_minutes_are_the_last_known_good() -> None:
+    """And not before; a change of limits begins anew."""
+    good = replace(GOOD, attained=True)
+    breaker = ticked([good] * 119)
+    assert breaker.last_good is None
+    breaker = ticked([good] * 5, breaker, NOW + 5 * 119)
+    assert breaker.last_good == Limits(64, 2048)
+    other = replace(good, limits=Limits(70, 2048))
+    assert ticked([other] * 60, breaker, NOW + 700).last_good == Limits(64, 2048)
+
+
+evidences = st.builds(
+    Evidence,
+    signals_known=st.booleans(),
+    signals_expected=st.booleans(),
+    failed_acts=st.integers(0, 3),
+    limits_late_s=st.floats(0, 300),
+    replicas_late_s=st.floats(0, 300),
+    worse=st.none() | st.builds(Worse, st.floats(-1, 1)),
+    model_off_windows=st.integers(0, 6),
+    attained=st.booleans(),
+    limits=st.just(Limits(64, 2048)),
+)
+
+
+@given(st.lists(evidences, min_size=1, max_size=120))
+@examples(100)
+def test_every_control_state_is_left_again(rows: list[Evidence]) -> None:
+    """After any history, good evidence closes it within the longest wait and eight ticks."""
+    breaker, now = ticked(rows), NOW + 5 * len(rows)
+    for _ in range(1800 // 5 + 20):
+        breaker = decide_control_breaker(breaker, GOOD, now)
+        now += 5
+    assert breaker.state is CLOSED

@@ -1,0 +1,221 @@
+"""Scale-down: one step at a time, and only on complete and fresh data."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from fleetkeeper.autoscale.rules.replica_view import ReplicaView
+from fleetkeeper.autoscale.rules.replicas import (
+    decide_replicas,
+)
+from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Source
+from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.types import Decision, Grade
+from tests.support.control_cases import NOW
+from tests.support.replica_cases import BROKEN, OBSERVED, SETTINGS, WAITS, decided, signals, view
+
+
+def test_ageing_signals_may_only_raise() -> None:
+    """Up on a minute-old sample, never down."""
+    old = replace(WAITS, grade=Grade.AGEING)
+    assert decided(view(**BROKEN, signals=old)).value == 6
+    assert decided(view(signals=replace(signals(), grade=Grade.AGEING))).value == 4
+
+
+def test_down_one_pod_after_the_delay() -> None:
+    """Everything known and calm."""
+    decision = decided(view())
+    assert decision.valid
+    assert (decision.value, decision.reason) == (3, "LoadFell")
+
+
+OBJECTIONS = [
+    ("stale", {"signals": Signals()}),
+    ("ageing", {"signals": signals(grade=Grade.AGEING)}),
+    ("not all report", {"signals": signals(coverage=0.75, reporting_pods=3)}),
+    ("direct source not watched", {"signals": signals(source=Source.DIRECT)}),
+    ("a scrape is overdue", {"signals": signals(overdue_pods=1)}),
+    ("breaker", {"breakers_closed": False}),
+    ("pending", {"ready": 3, "pending": 1}),
+    ("overdue", {"ready": 3, "overdue": 1}),
+    ("fewer ready than ordered", {"ready": 3}),
+    ("hung", {"hung": 1}),
+    ("queue", {"signals": signals(waiting=1.0)}),
+    ("n-1 would be too full", {"signals": signals(gauges=Gauges(running=0.86 * 3 * 32))}),
+    ("n-1 would fill the cache", {"signals": signals(kv_ratio=0.61)}),
+    ("capacity not known", {"capacity": 0.0}),
+    ("need not known", {"needed_down": None, "needed_up": None}),
+    ("more is needed", {"needed_down": 4}),
+    ("floor of the breaker", {"floor": 4}),
+]
+
+
+@pytest.mark.parametrize(("case", "change"), OBJECTIONS, ids=[row[0] for row in OBJECTIONS])
+def test_no_way_down_when(case: str, change: dict[str, object]) -> None:
+    """Each objection alone holds the number."""
+    assert decided(view(**change)).value == 4
+
+
+@pytest.mark.parametrize(
+    ("since_s", "change", "goes"),
+    [
+        (600, {}, True),
+        (599, {}, False),
+        (9999, {"prometheus_lost": True}, False),
+        (9999, {"signals": signals(source=Source.DIRECT, coverage=0.75, reporting_pods=3)}, False),
+        (9999, {"signals": signals(source=Source.DIRECT, overdue_pods=1)}, False),
+        (9999, {"signals": signals(source=Source.DIRECT, grade=Grade.AGEING)}, False),
+        (9999, {"signals": signals()}, True),
+    ],
+)
+def test_direct_readings_lower_once_they_were_whole_for_the_delay(
+    since_s: float, change: dict[str, object], goes: bool
+) -> None:
+    """Without a Prometheus every pod must have been read, fresh, all along; with one that is missed none goes."""
+    direct = replace(view(signals=signals(source=Source.DIRECT)), **change)  # type: ignore[arg-type]
+    memory = replace(OBSERVED, direct_since=NOW - since_s)
+    assert (decided(direct, memory).value == 3) is goes
+
+
+def test_one_gap_in_direct_readings_starts_their_time_anew() -> None:
+    """A pod that was silent for one tick, or a Prometheus that was missed for one."""
+    whole = view(signals=signals(source=Source.DIRECT))
+    for gap in (
+        replace(whole, signals=signals(source=Source.DIRECT, coverage=0.75)),
+        replace(whole, signals=Signals()),
+        replace(whole, prometheus_lost=True),
+    ):
+        memory = replace(OBSERVED, direct_since=NOW - 9999)
+        _, memory = decide_replicas(gap, memory, NOW)
+        assert memory.direct_since is None
+        _, memory = decide_replicas(whole, memory, NOW + 5)
+        assert memory.direct_since == NOW + 5
+        assert decide_replicas(whole, memory, NOW + 300)[0].value == 4
+
+
+@pytest.mark.parametrize(
+    ("memory", "why"),
+    [
+        (ReplicasMemory(), "not observed yet"),
+        (replace(OBSERVED, since=NOW - 599), "one second too short"),
+        (replace(OBSERVED, recommendations=((NOW - 300, 4),)), "four were needed five minutes ago"),
+        (replace(OBSERVED, lowered=NOW - 59), "one went 59 s ago"),
+        (replace(OBSERVED, raised=NOW - 59), "one came 59 s ago"),
+    ],
+)
+def test_no_way_down_yet(memory: ReplicasMemory, why: str) -> None:
+    """The highest recommendation of the delay, one step a minute."""
+    assert decided(view(), memory).value == 4
+
+
+@pytest.mark.parametrize(("replicas", "step"), [(4, 1), (10, 1), (19, 1), (20, 2), (55, 5)])
+def test_large_fleets_lose_a_tenth_at_a_time(replicas: int, step: int) -> None:
+    """One pod, or 10%."""
+    wide = replace(SETTINGS, max_replicas=100)
+    seen = view(
+        settings=wide,
+        replicas=replicas,
+        ready=replicas,
+        signals=signals(gauges=Gauges(running=4), ready_pods=replicas, reporting_pods=replicas),
+    )
+    assert decided(seen).value == replicas - step
+
+
+def test_idle_goes_to_the_minimum_one_by_one() -> None:
+    """And not below."""
+    idle = signals(rates=Counters(), gauges=Gauges())
+    memory, now, count, seen = ReplicasMemory(), NOW, 4, []
+    for _ in range(400):
+        held = view(
+            signals=replace(idle, ready_pods=count, reporting_pods=count),
+            replicas=count,
+            ready=count,
+            needed_up=0,
+            needed_down=0,
+        )
+        decision, memory = decide_replicas(held, memory, now)
+        if decision.value != count:
+            seen.append((now, decision.value))
+        count = decision.value
+        now += 5
+    assert [value for _, value in seen] == [3, 2, 1]
+    assert seen[0][0] - NOW >= 600
+    assert all(b - a >= 60 for (a, _), (b, _) in itertools.pairwise(seen))
+
+
+def test_an_outage_restarts_the_delay() -> None:
+    """Ticks without knowledge count as full."""
+    memory, now = OBSERVED, NOW
+    for _ in range(60):
+        _, memory = decide_replicas(view(signals=Signals()), memory, now)
+        now += 5
+    waited = 0.0
+    while decide_replicas(view(), memory, now)[0].value == 4:
+        _, memory = decide_replicas(view(), memory, now)
+        now += 5
+        waited += 5
+        assert waited < 2000
+    assert waited >= 540
+
+
+def _over_time(
+    seen: ReplicaView, memory: ReplicasMemory, seconds: int, now: float
+) -> tuple[list[Decision[int]], ReplicasMemory, float]:
+    made = []
+    for _ in range(seconds // 5):
+        decision, memory = decide_replicas(seen, memory, now)
+        made.append(decision)
+        now += 5.0
+    return made, memory, now
+
+
+def test_what_was_seen_while_prometheus_was_missed_lowers_nothing_when_it_is_back() -> None:
+    """The delay begins anew: a recommendation of those minutes rests on another kind of evidence."""
+    delay = replace(SETTINGS, scale_down_delay_s=60.0)
+    lost = view(settings=delay, prometheus_lost=True, signals=signals(source=Source.DIRECT))
+    back = view(settings=delay)
+    made, memory, now = _over_time(lost, ReplicasMemory(), 300, NOW)
+    assert {decision.value for decision in made} == {4}
+    made, _, _ = _over_time(back, memory, 120, now)
+    first = next(place for place, decision in enumerate(made) if decision.value < 4)
+    assert 60 <= first * 5 <= 75
+
+
+def test_what_was_too_little_is_not_tried_again_at_the_same_load() -> None:
+    """Whatever the model says: 2 replicas that served 8 requests/s while others waited do not carry 10."""
+    delay = replace(SETTINGS, scale_down_delay_s=60.0)
+    waits = view(
+        settings=delay,
+        replicas=2,
+        ready=2,
+        wait_broken=True,
+        batch_at_limit=True,
+        signals=signals(rates=Counters(arrivals_standard=10, wait_count_standard=8)),
+    )
+    decision, memory = decide_replicas(waits, OBSERVED, NOW)
+    assert decision.value > 2
+    calm = view(
+        settings=delay,
+        replicas=3,
+        ready=3,
+        signals=signals(rates=Counters(arrivals_standard=10, wait_count_standard=10)),
+    )
+    made, after, now = _over_time(calm, memory, 1200, NOW + 5)
+    assert {decision.value for decision in made} == {3}
+    assert made[-1].reason == "ScaleDownBlocked"
+    assert all(figure in made[-1].detail for figure in ("2 replicas", "8.0 requests/s", "10.0"))
+    less = view(
+        settings=delay,
+        replicas=3,
+        ready=3,
+        signals=signals(rates=Counters(arrivals_standard=5, wait_count_standard=5)),
+    )
+    made, _, _ = _over_time(less, after, 120, now)
+    first = next(place for place, decision in enumerate(made) if decision.value < 3)
+    assert 60 <= first * 5 <= 75, "with less load it goes when the delay has passed since then"
+    made, _, _ = _over_time(calm, after, 1200, now)
+    assert made[-1].value == 2, "and after half an hour it may be tried again"
