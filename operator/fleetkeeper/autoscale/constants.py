@@ -26,7 +26,7 @@ OVERDUE_S: Final = 2.5
 """... plus half a tick of jitter. While a pod is overdue, no replica is removed."""
 FUTURE_S: Final = 5.0
 """A sample may be this far ahead of the operator's clock (skew between nodes), else it is rejected."""
-YOUNG_S: Final = 60.0
+WARM_UP_S: Final = 60.0
 """Warm-up of a pod: its first minute (graph capture, cold caches) says nothing about its speed."""
 RESET_S: Final = 60.0
 """A pod whose counters went backward (engine restarted) is left out for as long as a warm-up."""

@@ -13,12 +13,12 @@ from fleetkeeper.common.values import Event, Remedy
 NORMAL = "Normal"
 WARNING = "Warning"
 
-_TIER_WORDS = {
+_TIER_TEXTS = {
     BreakerState.OPEN: "sheds requests",
     BreakerState.HALF_OPEN: "admits some requests again",
     BreakerState.CLOSED: "admits all requests again",
 }
-_ADVISED_WORDS = {
+_ADVISED_TEXTS = {
     BreakerState.OPEN: "would shed requests",
     BreakerState.HALF_OPEN: "would admit some requests again",
     BreakerState.CLOSED: "would admit all requests again",
@@ -78,7 +78,7 @@ def load_breaker_events(
     """
     if before is after:
         return ()
-    words = _TIER_WORDS if acts else _ADVISED_WORDS
+    texts = _TIER_TEXTS if acts else _ADVISED_TEXTS
     events = []
     old = before.by_tier()
     for tier, breaker in after.by_tier().items():
@@ -90,7 +90,7 @@ def load_breaker_events(
             Event(
                 WARNING if opened else NORMAL,
                 "LoadBreakerOpen" if opened else f"LoadBreaker{breaker.state}",
-                f"Tier {tier} {words[breaker.state]}{why}",
+                f"Tier {tier} {texts[breaker.state]}{why}",
             )
         )
     return tuple(events)
@@ -115,8 +115,8 @@ def restart_events(restart: Decision[tuple[str, ...]], *, acts: bool) -> tuple[E
     """
     if not restart.valid:
         return ()
-    words = "is drained and restarted" if acts else "would be drained and restarted"
+    texts = "is drained and restarted" if acts else "would be drained and restarted"
     return tuple(
-        Event(NORMAL, restart.reason, f"Pod {pod} {words}: {restart.detail}")
+        Event(NORMAL, restart.reason, f"Pod {pod} {texts}: {restart.detail}")
         for pod in restart.value
     )

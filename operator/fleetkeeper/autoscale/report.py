@@ -42,24 +42,24 @@ STANDING = frozenset(
 """Reasons that are reported although no value changed; all others only explain the last change."""
 
 
-def _shown(held: Shown, value: str, decision: Decision[Any], now: float) -> Shown:
+def _shown(before: Shown, value: str, decision: Decision[Any], now: float) -> Shown:
     """Return the shown value: renewed when the value changes or a standing reason starts or ends."""
-    if value != held.value or not held.reason:
+    if value != before.value or not before.reason:
         return Shown(value, decision.reason, _capital(decision.detail), now)
-    stands, stood = decision.reason in STANDING, held.reason in STANDING
-    if (stands and decision.reason != held.reason) or (stood and not stands):
-        return Shown(value, decision.reason, _capital(decision.detail), held.since)
-    return held
+    stands, stood_before = decision.reason in STANDING, before.reason in STANDING
+    if (stands and decision.reason != before.reason) or (stood_before and not stands):
+        return Shown(value, decision.reason, _capital(decision.detail), before.since)
+    return before
 
 
-def _why(decision: ControlDecision, held: Shown, desired: int) -> Decision[int]:
+def _why(decision: ControlDecision, before: Shown, desired: int) -> Decision[int]:
     """Return the decision that explains `desired`, or `ExternallyChanged` if this process did not change it.
 
     The live number can change without a decision of this process: the previous leader ended before it
     reported its allocation, or another client changed the Deployment.
     """
     made = desired != decision.live_replicas or decision.settings.pinned_replicas is not None
-    if made or held.value in {"", str(desired)}:
+    if made or before.value in {"", str(desired)}:
         return decision.replicas
     found = f"the engine Deployment already had {desired} replicas"
     return replace(decision.replicas, reason="ExternallyChanged", detail=found)
@@ -226,9 +226,9 @@ def _breaker(decision: ControlDecision) -> BreakerReport:
     )
 
 
-def _shown_breaker(held: BreakerReport | None, found: BreakerReport) -> BreakerReport:
+def _shown_breaker(before: BreakerReport | None, found: BreakerReport) -> BreakerReport:
     """Return the breakers' report, renewed only when one of them changes its state.
 
     So a restart of the operator, which resets every waiting time, does not change reason and time.
     """
-    return held if held is not None and held.states == found.states else found
+    return before if before is not None and before.states == found.states else found

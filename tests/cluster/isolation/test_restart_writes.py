@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import EVENT
-from fleetkeeper.autoscale.constants import YOUNG_S
+from fleetkeeper.autoscale.constants import WARM_UP_S
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports
 from tests.support.operator_world import (
@@ -64,7 +64,7 @@ def _pods(world: World) -> list[Live]:
 def _is_grown(pod: Live) -> bool:
     ready = condition(pod, "Ready")
     since = datetime.fromisoformat(ready["lastTransitionTime"])
-    return (datetime.now(UTC) - since).total_seconds() > YOUNG_S
+    return (datetime.now(UTC) - since).total_seconds() > WARM_UP_S
 
 
 async def told(world: World) -> Counter[tuple[str, str]]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper.autoscale.constants import LOAD_OPEN_S, YOUNG_S
+from fleetkeeper.autoscale.constants import LOAD_OPEN_S, WARM_UP_S
 from fleetkeeper.autoscale.rules.load_breaker import (
     LoadBreaker,
     admission_of,
@@ -128,7 +128,7 @@ def test_young_replicas_alone_do_not_open_the_gates() -> None:
     for now, breaker in states:
         for tier, of_tier in breaker.by_tier().items():
             if tier != Tier.REALTIME:
-                is_due = now - opened[tier] >= LOAD_OPEN_S[0] + YOUNG_S
+                is_due = now - opened[tier] >= LOAD_OPEN_S[0] + WARM_UP_S
                 assert of_tier.state is (CLOSED if is_due else OPEN)
     assert held.is_closed
     assert states[-1][1] is states[-2][1], "nothing moves once it is closed"

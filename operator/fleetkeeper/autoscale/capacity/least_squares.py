@@ -115,17 +115,19 @@ def _noise(fit: Fit, mean_y: float, sxx: Matrix, sxy: Vector, syy: float) -> flo
     return max(floor, fit.noise + 0.1 * (min(residual, 4 * fit.noise) - fit.noise))
 
 
-def _observed(held: Vector, p: Matrix, x: Vector, y: float, noise: float) -> tuple[Vector, Matrix]:
+def _observed(
+    coefficients: Vector, p: Matrix, x: Vector, y: float, noise: float
+) -> tuple[Vector, Matrix]:
     """Return coefficients and covariance after one step, with forgetting along `x` only."""
     px = [sum([a * b for a, b in zip(row, x, strict=True)]) for row in p]
     spread = sum([a * b for a, b in zip(x, px, strict=True)])
     if spread <= 0.0:
-        return held, p
+        return coefficients, p
     gain = 1.0 / (noise + spread)
-    error = y - sum([c * a for c, a in zip(held, x, strict=True)])
+    error = y - sum([c * a for c, a in zip(coefficients, x, strict=True)])
     shrink = gain - (1.0 / FORGETTING - 1.0) * (noise * gain) / spread
     return (
-        tuple([c + g * gain * error for c, g in zip(held, px, strict=True)]),
+        tuple([c + g * gain * error for c, g in zip(coefficients, px, strict=True)]),
         tuple(
             [
                 tuple([v - shrink * a * b for v, b in zip(row, px, strict=True)])

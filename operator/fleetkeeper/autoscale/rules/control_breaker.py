@@ -53,7 +53,7 @@ class Evidence:
 
     `signals_expected`: there are warmed-up pods that should report, and this process has led for as long
     as rates need. `failed_acts`: failed writes or PUTs of the last tick. `limits_late_s`,
-    `replicas_late_s`: how long limits or replicas have not been in effect. `turns`: times at which
+    `replicas_late_s`: how long limits or replicas have not been in effect. `reversals`: times at which
     limits changed direction. `worse`: the effect of the last raise (None: not judged).
     `model_off_windows`: windows in a row in which a proven model was wrong. `attained`: whether both
     objectives are attained under `limits`.
@@ -64,7 +64,7 @@ class Evidence:
     failed_acts: int = 0
     limits_late_s: float = 0.0
     replicas_late_s: float = 0.0
-    turns: tuple[float, ...] = ()
+    reversals: tuple[float, ...] = ()
     worse: Worse | None = None
     model_off_windows: int = 0
     attained: bool = False
@@ -134,10 +134,10 @@ def _ineffective(_: ControlBreaker, evidence: Evidence, __: float) -> Cause | No
 
 def _oscillates(breaker: ControlBreaker, evidence: Evidence, now: float) -> Cause | None:
     after = max(breaker.ignore_before, now - DIRECTION_S)
-    turns = sum(1 for turn in evidence.turns if turn > after)
-    if turns < DIRECTION_CHANGES:
+    reversals = sum(1 for time in evidence.reversals if time > after)
+    if reversals < DIRECTION_CHANGES:
         return None
-    detail = f"batch limits changed direction {turns} times in {DIRECTION_S / 60:.0f} minutes"
+    detail = f"batch limits changed direction {reversals} times in {DIRECTION_S / 60:.0f} minutes"
     return "Oscillating", detail
 
 
@@ -184,8 +184,8 @@ def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> Control
     if evidence.worse is not None and evidence.worse.is_much:
         # The limits before the raise are known best: they were in force until then.
         good = evidence.worse.kept or good
-    held = (breaker.lost, breaker.failures, breaker.attained_since, breaker.attained_limits)
-    if held == (lost, failures, since, limits) and good == breaker.last_good:
+    before = (breaker.lost, breaker.failures, breaker.attained_since, breaker.attained_limits)
+    if before == (lost, failures, since, limits) and good == breaker.last_good:
         return breaker
     return replace(
         breaker,

@@ -43,7 +43,7 @@ def evidence_of(
         failed_acts=memory.limits_requests.has_failed + inputs.failed_writes,
         limits_late_s=limits_late_s,
         replicas_late_s=0.0 if late_since is None else now - late_since,
-        turns=tuple(time for time, _ in memory.batch.turns),
+        reversals=tuple(time for time, _ in memory.batch.reversals),
         worse=_worse(memory.batch, signals, settings),
         model_off_windows=model.off_windows,
         attained=attained,

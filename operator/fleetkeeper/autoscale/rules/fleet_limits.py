@@ -51,22 +51,24 @@ def safe_limits(control: ControlBreaker, settings: ControlSettings) -> Limits:
     return clamped(control.last_good, settings) if control.last_good else start_up(settings)
 
 
-def notch_towards(held: Limits, wanted: Limits, settings: ControlSettings) -> Limits:
-    """Return the limits one notch from `held` toward `wanted`: tokens first, else sequences by a tenth."""
-    if wanted.tokens != held.tokens:
-        by = 1 if wanted.tokens > held.tokens else -1
-        return replace(held, tokens=moved_notch(held.tokens, by, settings))
-    if wanted.sequences > held.sequences:
+def notch_towards(limits: Limits, wanted: Limits, settings: ControlSettings) -> Limits:
+    """Return the limits one notch from `limits` toward `wanted`: tokens first, else sequences by a tenth."""
+    if wanted.tokens != limits.tokens:
+        by = 1 if wanted.tokens > limits.tokens else -1
+        return replace(limits, tokens=moved_notch(limits.tokens, by, settings))
+    if wanted.sequences > limits.sequences:
         return clamped(
-            replace(held, sequences=min(wanted.sequences, round(held.sequences * UP_FACTOR) + 1)),
+            replace(
+                limits, sequences=min(wanted.sequences, round(limits.sequences * UP_FACTOR) + 1)
+            ),
             settings,
         )
-    if wanted.sequences < held.sequences:
+    if wanted.sequences < limits.sequences:
         return clamped(
-            replace(held, sequences=max(wanted.sequences, int(held.sequences * DOWN_FACTOR))),
+            replace(limits, sequences=max(wanted.sequences, int(limits.sequences * DOWN_FACTOR))),
             settings,
         )
-    return held
+    return limits
 
 
 def _under_control_breaker(
@@ -76,7 +78,7 @@ def _under_control_breaker(
     settings = state.settings
     safe = safe_limits(state.breakers.control, settings)
     changed = now if memory.limits != safe else memory.changed
-    after = BatchMemory(limits=safe, changed=changed, turns=memory.turns)
+    after = BatchMemory(limits=safe, changed=changed, reversals=memory.reversals)
     why = f"{state.breakers.control.detail}: {'last known good' if state.breakers.control.last_good else 'start-up'} limits"
     decision = decide(safe, "ControlBreakerOpen", why)
     if not state.breakers.control.probes:

@@ -36,7 +36,7 @@ from fleetkeeper.autoscale.constants import (
     STANDARD_AFTER_BATCH_S,
     STANDARD_OPEN,
     STANDARD_OPEN_TICKS,
-    YOUNG_S,
+    WARM_UP_S,
 )
 from fleetkeeper.autoscale.signals.samples import Tier
 from fleetkeeper.autoscale.signals.service_signals import Signals
@@ -121,8 +121,8 @@ def rejected_ratio(served_per_s: float, offered_per_s: float) -> float:
     return min(REJECT_MAX, max(0.0, 1.0 - SERVED_FACTOR * served_per_s / offered_per_s))
 
 
-def _towards(held: float, wanted: float) -> float:
-    return max(held - REJECT_STEP, min(held + REJECT_STEP, wanted))
+def _towards(current: float, wanted: float) -> float:
+    return max(current - REJECT_STEP, min(current + REJECT_STEP, wanted))
 
 
 def _opened(view: _TierView, now: float, wait_s: float) -> TierBreaker:
@@ -193,10 +193,10 @@ def decide_load_breaker(
         _batch_view(signals, settings, x, enough=enough, clean=clean),
     )
     may_close = signals.is_direct or not checks_directly
-    held = (breaker.realtime, breaker.standard, breaker.batch)
+    tiers = (breaker.realtime, breaker.standard, breaker.batch)
     realtime, standard, batch = (
         _stepped(tier, replace(view, may_close=may_close), now)
-        for tier, view in zip(held, views, strict=True)
+        for tier, view in zip(tiers, views, strict=True)
     )
     return LoadBreaker(realtime, standard, batch)
 
@@ -211,12 +211,16 @@ def _blind(signals: Signals, breaker: LoadBreaker, now: float) -> LoadBreaker:
     if breaker.is_closed or not warming_up:
         return breaker if breaker.is_closed else LoadBreaker()
 
-    def held(tier: TierBreaker) -> TierBreaker:
-        is_due = now - tier.since >= tier.wait_s + YOUNG_S
+    def after_warm_up(tier: TierBreaker) -> TierBreaker:
+        is_due = now - tier.since >= tier.wait_s + WARM_UP_S
         closes = is_due and tier.state is not BreakerState.CLOSED
         return TierBreaker(since=now) if closes else tier
 
-    return LoadBreaker(held(breaker.realtime), held(breaker.standard), held(breaker.batch))
+    return LoadBreaker(
+        after_warm_up(breaker.realtime),
+        after_warm_up(breaker.standard),
+        after_warm_up(breaker.batch),
+    )
 
 
 def _ageing(breaker: LoadBreaker) -> LoadBreaker:

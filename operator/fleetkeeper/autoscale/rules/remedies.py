@@ -33,17 +33,19 @@ def decide_memory_remedy(
     Start-up sequences are halved twice if the floor allows it, then the cap is lowered by 5 points.
     Example: 256 sequences at 80%: 128, 64, then 75%, then 70%, then a person has to act.
     """
-    held = remedy_in_force(remedy, settings)
-    since = held.since if held is not None else 0.0
+    current = remedy_in_force(remedy, settings)
+    since = current.since if current is not None else 0.0
     hit = [pod.name for pod in pods if pod.name in out_of_memory_pods and pod.created > since]
     if not hit:
-        return no_change(held, "NoRemedy", "no engine ran out of memory")
-    attempts = held.attempts if held is not None else 0
-    sequences = held.max_sequences if held is not None else settings.max_sequences
-    cap = held.cap_percent if held is not None else settings.cap_percent
+        return no_change(current, "NoRemedy", "no engine ran out of memory")
+    attempts = current.attempts if current is not None else 0
+    sequences = current.max_sequences if current is not None else settings.max_sequences
+    cap = current.cap_percent if current is not None else settings.cap_percent
     if attempts >= REMEDY_STEPS:
         return no_change(
-            held, "RemediesExhausted", f"pod {hit[0]} ran out of memory after {attempts} remedies"
+            current,
+            "RemediesExhausted",
+            f"pod {hit[0]} ran out of memory after {attempts} remedies",
         )
     if attempts < REMEDY_STEPS // 2 and sequences // 2 >= settings.min_sequences:
         sequences //= 2
@@ -53,7 +55,7 @@ def decide_memory_remedy(
         what = f"the memory cap is now {cap}%"
     else:
         return no_change(
-            held, "RemediesExhausted", f"pod {hit[0]} ran out of memory at the lowest cap"
+            current, "RemediesExhausted", f"pod {hit[0]} ran out of memory at the lowest cap"
         )
     step = Remedy(OUT_OF_MEMORY, sequences, cap, attempts + 1, settings.generation, now)
     return decide(step, OUT_OF_MEMORY, f"pod {hit[0]} ran out of accelerator memory: {what}")

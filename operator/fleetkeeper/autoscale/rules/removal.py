@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fleetkeeper.autoscale.constants import FRAGMENTED_RATIO
-from fleetkeeper.autoscale.signals.hangs import SAYS_HUNG
+from fleetkeeper.autoscale.signals.hangs import HUNG
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.common.values import Event
 
@@ -36,5 +36,5 @@ class Removal:
         if sample is None:
             return False
         if self.cause is Cause.HUNG:
-            return sample.gauges.hung == SAYS_HUNG
+            return sample.gauges.hung == HUNG
         return FRAGMENTED_RATIO < sample.gauges.memory_fragmentation_ratio <= 1.0

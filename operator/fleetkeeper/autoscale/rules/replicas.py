@@ -28,9 +28,9 @@ def with_recommendation(
     slot_s = max(1.0, delay_s / RECOMMENDATION_SLOTS)
     start = math.floor(now / slot_s) * slot_s
     kept = [
-        held
-        for held in memory.recommendations
-        if held[0] > now - delay_s - slot_s and held[0] < start
+        slot
+        for slot in memory.recommendations
+        if slot[0] > now - delay_s - slot_s and slot[0] < start
     ]
     last = max((w for s, w in memory.recommendations if s >= start), default=recommendation)
     since = now if memory.since is None else memory.since
@@ -134,7 +134,7 @@ def decide_replicas(
     least = view.replicas if too_few(view, memory, now) else view.floor
     recommendation = view.replicas if known is None else max(known, least, view.floor)
     memory = with_recommendation(memory, recommendation, settings.scale_down_delay_s, now)
-    recent_replicas = tuple(held for held in memory.recent_replicas if now - held[0] < UP_SPAN_S)
+    recent_replicas = tuple(seen for seen in memory.recent_replicas if now - seen[0] < UP_SPAN_S)
     memory = replace(memory, recent_replicas=(*recent_replicas, (now, view.replicas)))
     decision = _up(view, memory, now)
     if decision is not None:

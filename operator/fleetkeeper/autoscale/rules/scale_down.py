@@ -75,9 +75,9 @@ def with_direct_reads(view: ReplicaView, memory: ReplicasMemory, now: float) -> 
     else:
         direct = view.signals.source is Source.DIRECT and not view.prometheus_lost
     whole = direct and not _unknown(view) and not _overdue(view)
-    held = memory.direct_since
-    since = (now if held is None else held) if whole else None
-    return memory if since == held else replace(memory, direct_since=since)
+    before = memory.direct_since
+    since = (now if before is None else before) if whole else None
+    return memory if since == before else replace(memory, direct_since=since)
 
 
 def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
@@ -116,22 +116,22 @@ def with_too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> Repli
     full = view.wait_broken and view.batch_at_limit and view.ready > 0 and served > 0
     if not full or view.hung or _unknown(view) or _overdue(view):
         return memory
-    held = memory.too_few
-    if held is not None and held.replicas == view.ready and now - held.at < TOO_FEW_KEPT_S:
-        served = max(served, held.served_per_s)
+    before = memory.too_few
+    if before is not None and before.replicas == view.ready and now - before.at < TOO_FEW_KEPT_S:
+        served = max(served, before.served_per_s)
     return replace(memory, too_few=TooFew(view.ready, served, now))
 
 
 def too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
     """Return why one replica less was measured to be too few for this load, or an empty string."""
-    held, left = memory.too_few, view.replicas - 1
-    if held is None or left < 1 or now - held.at >= TOO_FEW_KEPT_S:
+    before, left = memory.too_few, view.replicas - 1
+    if before is None or left < 1 or now - before.at >= TOO_FEW_KEPT_S:
         return ""
-    carried = held.served_per_s * left / held.replicas
+    carried = before.served_per_s * left / before.replicas
     if view.signals.arrivals_per_s <= CARRY_RATIO * carried:
         return ""
     return (
-        f"{held.replicas} replicas served only {held.served_per_s:.1f} requests/s while others waited; "
+        f"{before.replicas} replicas served only {before.served_per_s:.1f} requests/s while others waited; "
         f"{view.signals.arrivals_per_s:.1f} requests/s arrive now"
     )
 

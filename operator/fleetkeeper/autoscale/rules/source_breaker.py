@@ -34,14 +34,14 @@ class SourceBreaker:
         return self.state is BreakerState.OPEN
 
 
-def decide_source_breaker(held: SourceBreaker, *, lost: bool, now: float) -> SourceBreaker:
+def decide_source_breaker(breaker: SourceBreaker, *, lost: bool, now: float) -> SourceBreaker:
     """Return the breaker after one tick: open from the third lost tick on, closed by the first answer."""
     if not lost:
-        if held.is_open:
+        if breaker.is_open:
             return SourceBreaker(since=now)
-        return replace(held, lost=0) if held.lost else held
-    if held.is_open:
-        return held
-    if held.lost + 1 >= LOST_TICKS:
-        return SourceBreaker(BreakerState.OPEN, now, held.lost + 1)
-    return replace(held, lost=held.lost + 1)
+        return replace(breaker, lost=0) if breaker.lost else breaker
+    if breaker.is_open:
+        return breaker
+    if breaker.lost + 1 >= LOST_TICKS:
+        return SourceBreaker(BreakerState.OPEN, now, breaker.lost + 1)
+    return replace(breaker, lost=breaker.lost + 1)

@@ -16,7 +16,7 @@ from fleetkeeper.autoscale.constants import FRESH_S, FUTURE_S, HANG_S
 from fleetkeeper.autoscale.signals.samples import PodSample, why_impossible
 from fleetkeeper.autoscale.types import PodView
 
-SAYS_HUNG: Final = 1.0
+HUNG: Final = 1.0
 
 
 class HangRun(NamedTuple):
@@ -34,7 +34,7 @@ class HangRun(NamedTuple):
 def hang_runs(
     samples: Sequence[PodSample],
     pods: Sequence[PodView],
-    held: Mapping[str, HangRun],
+    before: Mapping[str, HangRun],
     now: float,
 ) -> dict[str, HangRun]:
     """Return the runs of all pods whose fresh sample reports a hung engine.
@@ -45,14 +45,14 @@ def hang_runs(
     present = {pod.name for pod in pods if not pod.deleting}
     runs = {}
     for sample in samples:
-        if sample.pod in present and _says_hung(sample, now):
-            run = held.get(sample.pod)
-            goes_on = run is not None and sample.time >= run.newest
-            since = run.since if run is not None and goes_on else sample.time
+        if sample.pod in present and _reports_hung(sample, now):
+            run = before.get(sample.pod)
+            continues = run is not None and sample.time >= run.newest
+            since = run.since if run is not None and continues else sample.time
             runs[sample.pod] = HangRun(since, sample.time)
     return runs
 
 
-def _says_hung(sample: PodSample, now: float) -> bool:
+def _reports_hung(sample: PodSample, now: float) -> bool:
     fresh = -FUTURE_S <= now - sample.time <= FRESH_S
-    return sample.gauges.hung == SAYS_HUNG and fresh and not why_impossible(sample, math.inf, None)
+    return sample.gauges.hung == HUNG and fresh and not why_impossible(sample, math.inf, None)

@@ -84,9 +84,9 @@ def observe_service(
 def _is_rejudged(tracks: Mapping[str, PodTrack], memory: SignalsMemory) -> bool:
     """Return whether a pod's samples use other bucket boundaries than before: the objectives changed."""
     return any(
-        track is not held and held.history and track.edges != held.edges
+        track is not before and before.history and track.edges != before.edges
         for name, track in tracks.items()
-        if (held := memory.tracks.get(name)) is not None
+        if (before := memory.tracks.get(name)) is not None
     )
 
 

@@ -17,8 +17,8 @@ from fleetkeeper.autoscale.constants import (
     REJECTIONS_STALE,
     RESET_S,
     TICK_S,
+    WARM_UP_S,
     WINDOW_S,
-    YOUNG_S,
 )
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import (
@@ -100,13 +100,13 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
             sample.edges,
         )
     oldest = sample.time - RATE_S - TICK_S / 2
-    history = (*(held for held in track.history if held.time >= oldest), sample)
+    history = (*(row for row in track.history if row.time >= oldest), sample)
     if sample.source is Source.DIRECT:
-        history = _own_words(history)
+        history = _direct_rows(history)
     return PodTrack(track.pod, history, track.mark or sample, out_until=track.out_until)
 
 
-def _own_words(history: tuple[PodSample, ...]) -> tuple[PodSample, ...]:
+def _direct_rows(history: tuple[PodSample, ...]) -> tuple[PodSample, ...]:
     """Return only the direct samples once they span a window, else all.
 
     Two sources may disagree about a pod, and a rate between their samples would be meaningless.
@@ -123,8 +123,8 @@ def _recounted(track: PodTrack, sample: PodSample) -> PodTrack:
     """
     within = {name: getattr(sample.counters, name) for name in WITHIN}
     history = tuple(
-        replace(held, counters=held.counters._replace(**within), edges=sample.edges)
-        for held in track.history
+        replace(row, counters=row.counters._replace(**within), edges=sample.edges)
+        for row in track.history
     )
     return replace(track, history=history, mark=None)
 
@@ -166,7 +166,7 @@ def is_warmed_up(pod: PodView, now: float) -> bool:
     if not pod.ready or pod.deleting or pod.ready_since is None:
         return False
     age_s = age_of(pod.ready_since, now)
-    return age_s is None or age_s >= YOUNG_S
+    return age_s is None or age_s >= WARM_UP_S
 
 
 def age_of(moment: float, now: float) -> float | None:

@@ -132,13 +132,13 @@ class PodSeries:
         if name in BUCKETS and not self._is_edge(name, labels.get("le", "")):
             return
         record, index = place
-        held = self._records.get(record)
-        if held is None:
-            held = self._records[record] = [0.0] * len(StepSums._fields)
+        sums = self._records.get(record)
+        if sums is None:
+            sums = self._records[record] = [0.0] * len(StepSums._fields)
         if name == "fleetkeeper_live_limits_supported":
-            held[index] = value
+            sums[index] = value
         else:
-            held[index] += value
+            sums[index] += value
         self._names.add(name)
 
     def _is_edge(self, name: str, le: str) -> bool:

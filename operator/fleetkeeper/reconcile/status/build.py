@@ -150,11 +150,11 @@ def status_summary(assessment: Assessment, status: Status) -> Status:
     wanted = assessment.replicas.value if assessment.replicas else assessment.facts.live_replicas
     return {
         "ready": f"{assessment.facts.ready_replicas}/{wanted if wanted is not None else 0}",
-        "breaker": _breaker_in_words(status.get("breaker")),
+        "breaker": _breaker_summary(status.get("breaker")),
     }
 
 
-def _breaker_in_words(breaker: object) -> str:
+def _breaker_summary(breaker: object) -> str:
     """Return the breakers that are not closed: "control open", "batch open", "prometheus lost".
 
     If all are closed, the text is "closed".
@@ -163,9 +163,9 @@ def _breaker_in_words(breaker: object) -> str:
         return "closed"
     load = breaker.get("load")
     states = {"control": breaker.get("control"), **(load if isinstance(load, Mapping) else {})}
-    words = {"Open": "open", "HalfOpen": "half-open"}
+    texts = {"Open": "open", "HalfOpen": "half-open"}
     reported = [
-        f"{name} {words[str(state)]}" for name, state in states.items() if str(state) in words
+        f"{name} {texts[str(state)]}" for name, state in states.items() if str(state) in texts
     ]
     if str(breaker.get("source")) == "Open":
         reported.append("prometheus lost")

@@ -10,7 +10,7 @@ from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_c
 from fleetkeeper.api.types import ScalingMode
 from fleetkeeper.common.values import ScalingReport
 from fleetkeeper.reconcile.status.assessment import Assessment
-from fleetkeeper.reconcile.status.value import Value, false, kept, limit_in_words, parsed, true
+from fleetkeeper.reconcile.status.value import Value, false, gpu_limit_message, kept, parsed, true
 
 _PINNED = "Autoscaling is off: spec.replicas is set. To remove it:"
 """Followed by a command, which with the longest names leaves 61 characters for this text."""
@@ -52,7 +52,7 @@ def scaling_limited(assessment: Assessment) -> Value:
     if service is None or replicas is None:
         return kept(assessment, ConditionType.SCALING_LIMITED, Reason.PENDING)
     if replicas.limited_by:
-        return true(Reason.GPU_BUDGET, limit_in_words(replicas))
+        return true(Reason.GPU_BUDGET, gpu_limit_message(replicas))
     if service.spec.scaling.mode is ScalingMode.EXTERNAL:
         return false(Reason.EXTERNAL)
     if service.spec.replicas is not None:

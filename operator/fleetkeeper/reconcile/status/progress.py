@@ -6,7 +6,14 @@ from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.types import OnFailure
 from fleetkeeper.reconcile.observe.pod_problems import Problem, say
 from fleetkeeper.reconcile.status.assessment import Assessment
-from fleetkeeper.reconcile.status.value import Value, because, false, limit_in_words, paused, true
+from fleetkeeper.reconcile.status.value import (
+    Value,
+    because,
+    false,
+    gpu_limit_message,
+    paused,
+    true,
+)
 
 
 def progressing(assessment: Assessment) -> Value:
@@ -98,7 +105,7 @@ def limited_by_gpus(assessment: Assessment) -> Value | None:
     replicas = assessment.replicas
     if replicas is None or not replicas.limited_by:
         return None
-    return false(Reason.GPU_BUDGET, limit_in_words(replicas))
+    return false(Reason.GPU_BUDGET, gpu_limit_message(replicas))
 
 
 def without_gpus(assessment: Assessment) -> Value | None:

@@ -70,7 +70,7 @@ def paused() -> Value:
     return false(Reason.PAUSED, text)
 
 
-def limit_in_words(replicas: ReplicaDecision) -> str:
+def gpu_limit_message(replicas: ReplicaDecision) -> str:
     """Return which GPU budget limits the replicas, and what to do."""
     advice = "Request fewer replicas, free GPUs, or raise the GPU budget."
     return say(replicas.limit_in_words[:1].upper() + replicas.limit_in_words[1:], "", advice)

@@ -76,22 +76,22 @@ def direction(before: Limits, after: Limits) -> int:
     return -1 if after.sequences < before.sequences or after.tokens < before.tokens else 1
 
 
-def _turns(
+def _reversals(
     memory: BatchMemory, before: Limits, after: Limits, now: float
 ) -> tuple[tuple[tuple[float, int], ...], tuple[int, int]]:
     """Return the changes of direction including this one, and the last directions of both limits.
 
     Following the model for the first time corrects a guess and does not count as a change of direction.
     """
-    turns = [turn for turn in memory.turns if now - turn[0] <= DIRECTION_S]
+    reversals = [item for item in memory.reversals if now - item[0] <= DIRECTION_S]
     directions = []
     moves = (after.sequences - before.sequences, after.tokens - before.tokens)
     for moved, last in zip(moves, memory.last_directions, strict=True):
         turned = (moved > 0) - (moved < 0)
         if turned and last and turned != last and memory.followed is not None:
-            turns.append((now, turned))
+            reversals.append((now, turned))
         directions.append(turned or last)
-    return tuple(turns), (directions[0], directions[1])
+    return tuple(reversals), (directions[0], directions[1])
 
 
 def _moved(
@@ -104,14 +104,14 @@ def _moved(
     before = None
     if turned > 0 and attained is not None:
         before = BeforeRaise(current, attained, view.signals.queue_wait_s)
-    turns, directions = _turns(memory, current, move.limits, now)
+    reversals, directions = _reversals(memory, current, move.limits, now)
     memory = replace(
         memory,
         limits=move.limits,
         changed=now,
         raised=now if turned > 0 else memory.raised,
         before_raise=before,
-        turns=turns,
+        reversals=reversals,
         last_directions=directions,
     )
     decision = decide(move.limits, move.reason, move.detail)
