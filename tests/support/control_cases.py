@@ -26,7 +26,7 @@ NOW = 1_000_000.0
 def pod_view(
     name: str = "chat-0", *, age_s: float = 3600.0, ready: bool = True, now: float = NOW
 ) -> PodView:
-    """A pod created 60 s before it turned ready `age_s` ago."""
+    """A pod created 60 s before it became ready `age_s` ago."""
     return PodView(
         name,
         f"uid-{name}",
@@ -65,7 +65,7 @@ def sample(
     **per_second: float,
 ) -> PodSample:
     """A sample of a steady pod at `time`."""
-    held = gauges or Gauges(
+    gauges = gauges or Gauges(
         running=20.0,
         limit_sequences=32.0,
         limit_tokens=1024.0,
@@ -74,7 +74,7 @@ def sample(
         memory_used_ratio=0.7,
         memory_peak_ratio=0.75,
     )
-    return PodSample(pod, time, steady_counters(time - origin, **per_second), held)
+    return PodSample(pod, time, steady_counters(time - origin, **per_second), gauges)
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Loop:
             self.pods = tuple(pod_view(f"chat-{i}") for i in range(self.replicas))
 
     def tick(self, samples: Sequence[PodSample] = (), **inputs: object) -> ControlDecision:
-        """One tick of 5 s; replicas follow the decision where the loop orders."""
+        """Decide one tick of 5 s."""
         base = ControlInputs(
             "team-a", "chat", self.settings, self.replicas, self.started, self.pods, tuple(samples)
         )
@@ -126,7 +126,7 @@ class Loop:
 
 
 def reported_status(report: ControlReport | None) -> dict[str, Any]:
-    """What a report becomes in the status of an available service, with the conditions on its facts."""
+    """The report in the status of an available service, with the conditions on its facts."""
     assert report is not None
     assert report.scaling is not None
     assessment = Assessment(1, {}, Facts(None, None, (), None, (), ()), control=report)

@@ -38,7 +38,7 @@ RESTING = settle(new_world(routing={"policy": "None"}))
 ROUTED = settle(new_world())
 
 
-def told(world: World, kind: str) -> dict[str, Any]:
+def condition_of(world: World, kind: str) -> dict[str, Any]:
     """A condition of the status as it would stand after the next plan."""
     world = replace(world, status_written=None, children_written=None)
     plan = plan_of(world)
@@ -90,7 +90,7 @@ def forbidden_pods(message: str) -> World:
 
 
 def foreign_deployment() -> World:
-    """A new service under whose name somebody else's Deployment stands."""
+    """A new service with the name of an existing foreign Deployment."""
     return replace(new_world(), children={ENGINE: Child(Kind.DEPLOYMENT, "chat", "u", "1", "d")})
 
 

@@ -40,9 +40,9 @@ from tests.support.lanes import examples
 )
 def test_marks_lie_above_the_objective(percent: int, low: float, high: float) -> None:
     """2 and 4.5 points above it, capped at 99.9%."""
-    held = ControlSettings(attainment_ratio=percent / 100)
-    assert low_mark(held) == pytest.approx(low)
-    assert high_mark(held) == pytest.approx(high)
+    settings = ControlSettings(attainment_ratio=percent / 100)
+    assert low_mark(settings) == pytest.approx(low)
+    assert high_mark(settings) == pytest.approx(high)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_queue_wait_is_broken_by_wait_or_attainment(
     wait_s: float, waited: float, broken: bool
 ) -> None:
     """The oldest wait speaks when nothing is scheduled and the histogram is silent."""
-    held = signals(queue_wait_s=wait_s, windows=(window(waited=waited),))
-    assert wait_is_broken(held, SETTINGS) is broken
+    seen = signals(queue_wait_s=wait_s, windows=(window(waited=waited),))
+    assert wait_is_broken(seen, SETTINGS) is broken
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_the_loop_begins_at_the_geometric_middle(
     low: int, high: int, low_tokens: int, high_tokens: int, want: Limits
 ) -> None:
     """Of floor and ceiling, tokens on a notch."""
-    held = ControlSettings(
+    settings = ControlSettings(
         min_sequences=low, max_sequences=high, min_tokens=low_tokens, max_tokens=high_tokens
     )
-    assert first_limits(held) == want
+    assert first_limits(settings) == want
 
 
 def test_fixed_keeps_start_up_values() -> None:
@@ -124,8 +124,8 @@ def test_fixed_keeps_start_up_values() -> None:
     assert decided(BatchView(signals(), fixed)) == (start_up(fixed), "Fixed")
 
 
-def test_stale_signals_hold() -> None:
-    """A hold is not a decision to change, and keeps what is in force."""
+def test_stale_signals_change_no_limit() -> None:
+    """An unchanged decision keeps the limits in force."""
     decision, memory = decide_limits(BatchView(Signals(), SETTINGS), MEMORY, NOW)
     assert not decision.valid
     assert decision.value == HELD
@@ -173,9 +173,9 @@ ratios = st.floats(0, 1)
 )
 @examples(150)
 def test_limits_never_leave_their_bounds(rows: list[tuple], low: int, high: int) -> None:  # type: ignore[type-arg]
-    """Whatever is measured: within [floor, start-up], at most one change in 10 s down, 30 s up."""
+    """For any measurements: within [floor, start-up], at most one change in 10 s down, 30 s up."""
     bounds = ControlSettings(min_sequences=low, max_sequences=high, min_tokens=256, max_tokens=4096)
-    memory, now, held = BatchMemory(), NOW, None
+    memory, now, before_change = BatchMemory(), NOW, None
     changes: list[tuple[float, int]] = []
     for attained, wait_s, step_s, kv, running, pending, may_raise, preemptions in rows:
         now += 5.0
@@ -196,9 +196,9 @@ def test_limits_never_leave_their_bounds(rows: list[tuple], low: int, high: int)
         limits = decision.value
         assert low <= limits.sequences <= high
         assert 256 <= limits.tokens <= 4096
-        if held is not None and limits != held:
-            changes.append((now, direction(held, limits)))
+        if before_change is not None and limits != before_change:
+            changes.append((now, direction(before_change, limits)))
             assert may_raise or changes[-1][1] < 0
-        held = limits
-    for (before, _), (after, turned) in itertools.pairwise(changes):
-        assert after - before >= (30.0 if turned > 0 else 10.0)
+        before_change = limits
+    for (before, _), (after, by) in itertools.pairwise(changes):
+        assert after - before >= (30.0 if by > 0 else 10.0)

@@ -59,13 +59,13 @@ def test_preemptions_and_a_full_cache_cut_to_eight_tenths_of_what_runs(
     assert decided(view)[0].sequences == want
 
 
-def test_a_cut_is_taken_back_by_five_percent_in_thirty_seconds() -> None:
+def test_a_cut_is_reverted_by_five_percent_in_thirty_seconds() -> None:
     """Until the value before the cut is reached."""
-    held = signals(kv_ratio_max=0.7)
+    view = BatchView(signals(kv_ratio_max=0.7), SETTINGS)
     memory = BatchMemory(limits=Limits(40, 2048), changed=NOW - 60, before_cut=64)
     now, seen = NOW, [40]
     for _ in range(400):
-        decision, memory = decide_limits(BatchView(held, SETTINGS), memory, now)
+        decision, memory = decide_limits(view, memory, now)
         if decision.value.sequences != seen[-1]:
             seen.append(decision.value.sequences)
         now += 5

@@ -16,7 +16,7 @@ from tests.support.control_cases import NOW
 
 
 def test_the_model_is_followed_at_once_when_first_known() -> None:
-    """We began at a guess."""
+    """The first limits are a guess."""
     view = BatchView(signals(), SETTINGS, Targets(4096, 100, 110, 5.0))
     limits, reason = decided(view, replace(MEMORY, changed=NOW - 5))
     assert (limits, reason) == (Limits(110, 4096), "FollowsStepTimeModel")
@@ -51,7 +51,7 @@ def test_one_move_with_the_model_leaves_half_of_the_sequences() -> None:
 
 
 def test_the_model_may_lower_the_first_guess_at_once() -> None:
-    """The loop began ten seconds ago, at the middle of floor and ceiling."""
+    """The first limits, ten seconds old, are the mean of floor and ceiling."""
     began = BatchMemory(limits=HELD, changed=NOW - 10)
     view = BatchView(signals(), SETTINGS, Targets(2048, 40, 40, 5.0))
     assert decided(view, began) == (Limits(40, 2048), "FollowsStepTimeModel")
@@ -68,7 +68,7 @@ def test_tokens_follow_the_model_while_sequences_wait() -> None:
     ("batch_time_s", "queue_wait_s", "moves"),
     [(0.03, 2.0, True), (0.036, 2.0, False), (0.03, 0.1, False)],
 )
-def test_the_model_is_followed_up_while_requests_are_refused_for_want_of_places(
+def test_the_model_is_followed_up_while_requests_are_shed(
     batch_time_s: float, queue_wait_s: float, moves: bool
 ) -> None:
     """An open load breaker keeps limits from rising, unless a wider batch is what would close it."""

@@ -18,20 +18,20 @@ ROOM = {"queue_wait_s": 0.8, "batch_time_s": 0.045, "windows": windows(0.999, 0.
 
 
 def test_room_and_waiting_requests_give_one_notch_more() -> None:
-    """10% more sequences where the limit is what holds requests back."""
+    """10% more sequences where the limit makes requests wait."""
     assert decided(BatchView(signals(**ROOM), SETTINGS)) == (Limits(70, 2048), "BatchTimeHeadroom")
 
 
 def test_tokens_grow_where_sequences_are_not_the_limit() -> None:
     """40 of 64 sequences run, requests wait: prefill is what they wait for."""
-    held = signals(**ROOM, gauges=Gauges(running=80.0))
-    assert decided(BatchView(held, SETTINGS)) == (Limits(64, 3072), "BatchTimeHeadroom")
+    seen = signals(**ROOM, gauges=Gauges(running=80.0))
+    assert decided(BatchView(seen, SETTINGS)) == (Limits(64, 3072), "BatchTimeHeadroom")
 
 
 @pytest.mark.parametrize(
     ("case", "change", "memory"),
     [
-        ("nobody waits", {"signals": signals(**{**ROOM, "queue_wait_s": 0.1})}, MEMORY),
+        ("no request waits", {"signals": signals(**{**ROOM, "queue_wait_s": 0.1})}, MEMORY),
         ("the control breaker is open", {"may_raise": False}, MEMORY),
         ("requests are refused for overload", {"gated": True}, MEMORY),
         (
@@ -82,7 +82,7 @@ def test_short_steps_and_a_full_batch_grow_by_a_quarter() -> None:
     assert memory.replicas_wait_ticks == 3
 
 
-def test_a_batch_that_is_simply_too_small_grows_while_requests_are_refused() -> None:
+def test_a_batch_that_is_too_small_grows_while_requests_are_shed() -> None:
     """The load breaker opens before the objective breaks: it must not keep up the cause of it."""
     view = BatchView(signals(queue_wait_s=0.8, batch_time_s=0.02), SETTINGS, gated=True)
     assert decided(view) == (Limits(80, 2048), "BatchTimeHeadroom")
@@ -93,6 +93,6 @@ def test_a_batch_that_is_simply_too_small_grows_while_requests_are_refused() -> 
 @pytest.mark.parametrize("kv", [0.86, 0.93])
 def test_a_full_cache_is_not_widened(kv: float) -> None:
     """W high, B low, KV high: M down only if preempting or about to."""
-    held = signals(queue_wait_s=0.8, batch_time_s=0.02, kv_ratio_max=kv)
-    limits, _ = decided(BatchView(held, SETTINGS))
+    seen = signals(queue_wait_s=0.8, batch_time_s=0.02, kv_ratio_max=kv)
+    limits, _ = decided(BatchView(seen, SETTINGS))
     assert limits.sequences == (64 if kv < 0.92 else 48)

@@ -30,7 +30,7 @@ def test_only_raises_of_three_pods_need_a_canary(
 
 
 def canary_windows(own: float, others: float, count: int = 2, start: float = NOW) -> list[Window]:
-    """Windows since the canary began."""
+    """Windows since the start of the canary."""
     rows = []
     for i in range(count):
         pods = (
@@ -53,7 +53,7 @@ def canary_windows(own: float, others: float, count: int = 2, start: float = NOW
         (0.0, 0.98, False),
     ],
 )
-def test_a_canary_is_taken_back_when_it_falls_five_points_below(
+def test_a_canary_is_reverted_when_it_falls_five_points_below(
     own: float, others: float, good: bool
 ) -> None:
     """Against the other pods, in the same windows."""

@@ -23,7 +23,7 @@ SETTINGS = ControlSettings(max_replicas=12, scale_down_delay_s=300.0)
 
 
 def turns(record: Record) -> int:
-    """Changes of direction of the ordered replicas and of the limits, each on its own."""
+    """Changes of direction of the allocated replicas and of the limits, counted separately."""
 
     def count(values: list[int]) -> int:
         moves = [b - a for a, b in pairwise(values) if a != b]
@@ -38,7 +38,7 @@ def turns(record: Record) -> int:
 
 
 def assert_safe(record: Record, settings: ControlSettings = SETTINGS) -> None:
-    """What holds in every scenario: bounds, and down one step a minute at most."""
+    """Check what every scenario guarantees: bounds, and at most one step down per minute."""
     lowered = [time for time, by in record.replica_changes() if by < 0]
     for tick in record.ticks:
         assert settings.min_replicas <= tick.replicas <= settings.max_replicas
@@ -200,7 +200,7 @@ def test_idle_goes_to_the_minimum_and_stays() -> None:
 
 @pytest.mark.slow
 def test_a_metrics_outage_of_fifteen_minutes_lowers_nothing() -> None:
-    """Load falls while nothing is seen: held, breaker open within 30 s and told; then down as usual."""
+    """Load falls without signals: replicas stay, the breaker opens within 30 s with an event; then down as usual."""
 
     def rate(t: float) -> float:
         return 16.0 if t < 600 else 2.0
@@ -243,8 +243,8 @@ def test_with_prometheus_gone_the_pods_are_read_and_decisions_go_on() -> None:
     during = [tick for tick in record.ticks if 300 <= tick.time < 900]
     assert during[-1].replicas > during[0].replicas
     assert all(b.replicas >= a.replicas for a, b in pairwise(during))
-    told = [message for time, message in record.events if 300 <= time < 330]
-    assert any("Prometheus" in message for message in told)
+    recorded = [message for time, message in record.events if 300 <= time < 330]
+    assert any("Prometheus" in message for message in recorded)
     assert all(tick.decision.breakers.control.state is BreakerState.CLOSED for tick in during)
 
 
@@ -287,8 +287,8 @@ def overloaded(seconds: float, seed: int = 1) -> Record:
 
 
 @pytest.mark.slow
-def test_pods_that_never_come_are_not_ordered_twice() -> None:
-    """The order is bounded; meanwhile tiers are refused in their order, and realtime never."""
+def test_pods_that_never_come_are_not_requested_twice() -> None:
+    """The allocation is bounded. Meanwhile tiers are shed, batch first and realtime never."""
     record = overloaded(1500)
     assert record.most_replicas <= SETTINGS.max_replicas
     assert record.ticks[-1].ready == 2

@@ -37,11 +37,11 @@ def ticked(
     evidence: list[Evidence], breaker: ControlBreaker | None = None, now: float = NOW
 ) -> ControlBreaker:
     """The control breaker after ticks of 5 s."""
-    held = breaker or ControlBreaker()
+    current = breaker or ControlBreaker()
     for row in evidence:
-        held = decide_control_breaker(held, row, now)
+        current = decide_control_breaker(current, row, now)
         now += 5
-    return held
+    return current
 
 
 @pytest.mark.parametrize(("reason", "evidence"), CAUSES, ids=[row[0] for row in CAUSES])
@@ -54,7 +54,7 @@ def test_each_cause_opens_the_control_breaker(reason: str, evidence: list[Eviden
 
 
 def test_a_raise_that_made_things_worse_is_taken_back() -> None:
-    """What held until the raise is better known than limits of long ago and than start-up values."""
+    """The limits before the raise are better known than older ones and than start-up values."""
     long_ago, kept = Limits(16, 256), Limits(48, 512)
     worse = replace(GOOD, worse=Worse(0.3, kept))
     assert ticked([worse]).last_good == kept
@@ -77,12 +77,12 @@ NOT_CAUSES = [
         + [GOOD]
         + [replace(GOOD, signals_known=False)] * 2,
     ),
-    ("nobody should report", [replace(GOOD, signals_known=False, signals_expected=False)] * 50),
+    ("no pod should report", [replace(GOOD, signals_known=False, signals_expected=False)] * 50),
     ("two failures", [replace(GOOD, failed_acts=1)] * 2),
     ("failures far apart", ([replace(GOOD, failed_acts=1)] + [GOOD] * 35) * 4),
     ("late, not long", [replace(GOOD, limits_late_s=120.0)] * 5),
-    ("three turns", [replace(GOOD, reversals=(NOW, NOW, NOW))]),
-    ("old turns", [replace(GOOD, reversals=(NOW - 1000, NOW - 950, NOW - 920, NOW - 901))]),
+    ("three reversals", [replace(GOOD, reversals=(NOW, NOW, NOW))]),
+    ("old reversals", [replace(GOOD, reversals=(NOW - 1000, NOW - 950, NOW - 920, NOW - 901))]),
     ("a little worse", [replace(GOOD, worse=Worse(0.04))]),
     ("better", [replace(GOOD, worse=Worse(-0.5))]),
     ("off for a while", [replace(GOOD, model_off_windows=4)]),

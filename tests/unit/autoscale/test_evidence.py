@@ -1,4 +1,4 @@
-"""What a raise of ours did: judged over two windows, and whether it is one to take back."""
+"""The effect of a raise: judged over two windows, and reverted if it only did harm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MORE = replace(WIDER, limits=Limits(125, 512))
 
 
 @pytest.mark.parametrize("memory", [WIDER, MORE], ids=["wider steps", "more sequences"])
-def test_a_raise_that_only_did_harm_is_one_to_take_back(memory: BatchMemory) -> None:
+def test_a_raise_that_only_did_harm_is_reverted(memory: BatchMemory) -> None:
     """Attainment 0.99 before, 0.7 after, and requests wait longer."""
     worse = _worse(memory, SIGNALS, SETTINGS)
     assert worse is not None
@@ -47,7 +47,7 @@ def test_a_raise_that_only_did_harm_is_one_to_take_back(memory: BatchMemory) -> 
 @pytest.mark.parametrize(
     ("memory", "signals"),
     [
-        pytest.param(MORE, replace(SIGNALS, gauges=Gauges(running=200)), id="nobody used it"),
+        pytest.param(MORE, replace(SIGNALS, gauges=Gauges(running=200)), id="it was not used"),
         pytest.param(
             replace(WIDER, before_raise=BeforeRaise(BEFORE, 0.99, 11.0)),
             SIGNALS,
@@ -60,8 +60,8 @@ def test_a_raise_that_only_did_harm_is_one_to_take_back(memory: BatchMemory) -> 
         ),
     ],
 )
-def test_another_is_told_but_not_taken_back(memory: BatchMemory, signals: Signals) -> None:
-    """The breaker opens all the same; which limits hold then is as after any other cause."""
+def test_another_raise_is_reported_but_not_reverted(memory: BatchMemory, signals: Signals) -> None:
+    """The breaker opens, with the same limits as after any other cause."""
     worse = _worse(memory, signals, SETTINGS)
     assert worse is not None
     assert worse.by > 0.2

@@ -58,25 +58,23 @@ def test_hostile_numbers_are_rejected(
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e300])
 def test_no_counter_may_be_hostile(field: str, value: float) -> None:
     """Every counter is checked."""
-    held = sample(NOW)
-    assert why_impossible(
-        replace(held, counters=held.counters._replace(**{field: value})), 1.0, None
-    )
+    row = sample(NOW)
+    assert why_impossible(replace(row, counters=row.counters._replace(**{field: value})), 1.0, None)
 
 
 @pytest.mark.parametrize("field", Gauges._fields)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e300])
 def test_no_gauge_may_be_hostile(field: str, value: float) -> None:
     """Every gauge is checked."""
-    held = sample(NOW)
-    assert why_impossible(replace(held, gauges=held.gauges._replace(**{field: value})), 1.0, None)
+    row = sample(NOW)
+    assert why_impossible(replace(row, gauges=row.gauges._replace(**{field: value})), 1.0, None)
 
 
 def test_kv_slightly_above_capacity_is_rounding() -> None:
     """Up to 5% above capacity is believed."""
-    held = sample(NOW)
-    gauges = held.gauges._replace(kv_capacity_tokens=100.0, kv_resident_tokens=105.0)
-    assert not why_impossible(replace(held, gauges=gauges), 1.0, None)
+    row = sample(NOW)
+    gauges = row.gauges._replace(kv_capacity_tokens=100.0, kv_resident_tokens=105.0)
+    assert not why_impossible(replace(row, gauges=gauges), 1.0, None)
 
 
 def test_steps_ten_times_longer_than_the_slowest_are_rejected() -> None:
@@ -162,7 +160,7 @@ numbers = st.floats(allow_nan=True, allow_infinity=True)
 @given(st.lists(st.tuples(numbers, numbers, numbers, numbers), min_size=1, max_size=12))
 @examples(300)
 def test_no_sequence_of_samples_gives_a_hostile_signal(rows: list[tuple[float, ...]]) -> None:
-    """Whatever a pod says, every signal is a finite number that is not negative."""
+    """For any samples, every signal is a finite number that is not negative."""
     views = (pod_view("chat-0"), pod_view("chat-1"))
     memory = SignalsMemory()
     for i, (time, counter, gauge, other) in enumerate(rows):
@@ -180,7 +178,7 @@ def test_no_sequence_of_samples_gives_a_hostile_signal(rows: list[tuple[float, .
             ),
         )
         signals, memory = observe_service([good, bad], views, memory, now)
-        told = [
+        values = [
             *signals.rates,
             *signals.gauges,
             signals.queue_wait_s,
@@ -190,4 +188,4 @@ def test_no_sequence_of_samples_gives_a_hostile_signal(rows: list[tuple[float, .
             signals.coverage,
             signals.prompt_tokens,
         ]
-        assert all(math.isfinite(value) and value >= 0 for value in told)
+        assert all(math.isfinite(value) and value >= 0 for value in values)

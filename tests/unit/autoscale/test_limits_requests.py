@@ -73,7 +73,7 @@ BATCH = want("batch", 4, 1, tier=Tier.BATCH, breach=99.0)
 def test_scarce_accelerators(wants: list[Want], total: int | None, out: dict[str, int]) -> None:
     """Realtime, standard, batch; then the largest breach; then the name; minimums first.
 
-    What is no longer wanted still runs, so it is nobody else's yet.
+    Replicas that are no longer wanted still run, so their GPUs are not free yet.
     """
     if wants and wants[0].gpus_per_replica == 4:
         assert granted(wants, total) == {"a": 3, "b": 1} or granted(wants, total) == out
@@ -111,10 +111,10 @@ wants_strategy = st.lists(
 
 @given(wants_strategy, st.none() | st.integers(0, 60), st.integers(0, 30), st.randoms())
 @examples(200)
-def test_orders_never_exceed_wants_or_budgets(
+def test_allocations_never_exceed_wants_or_budgets(
     wants: list[Want], total: int | None, own: int, random: Random
 ) -> None:
-    """What runs stays, nobody gets more than wanted, nothing is added above a budget, sequence does not matter."""
+    """Running replicas stay, no service gets more than it wants, no budget is exceeded, and the sequence does not matter."""
     budget = Budget(total, {"a": own})
     requests = arbitrate(wants, budget)
     shuffled = list(wants)
@@ -122,11 +122,11 @@ def test_orders_never_exceed_wants_or_budgets(
     assert arbitrate(shuffled, budget) == requests
     kept = {w.key: min(w.replicas, w.supplied) for w in wants}
     added = 0
-    for held in wants:
-        request = requests[held.key]
-        assert kept[held.key] <= request.replicas <= held.replicas
-        assert bool(request.limited_by) is (request.replicas < held.replicas)
-        added += max(0, request.replicas - held.supplied) * held.gpus_per_replica
+    for want in wants:
+        request = requests[want.key]
+        assert kept[want.key] <= request.replicas <= want.replicas
+        assert bool(request.limited_by) is (request.replicas < want.replicas)
+        added += max(0, request.replicas - want.supplied) * want.gpus_per_replica
     running = sum(w.supplied * w.gpus_per_replica for w in wants)
     if total is not None and added:
         assert running + added <= total
@@ -136,7 +136,7 @@ def test_orders_never_exceed_wants_or_budgets(
 @examples(100)
 def test_a_larger_budget_never_gives_fewer_in_all(wants: list[Want], total: int, more: int) -> None:
     """Monotone in the budget, for services of one accelerator a replica."""
-    plain = [replace(held, gpus_per_replica=1) for held in wants]
+    plain = [replace(want, gpus_per_replica=1) for want in wants]
     small = sum(request.replicas for request in arbitrate(plain, Budget(total)).values())
     large = sum(request.replicas for request in arbitrate(plain, Budget(total + more)).values())
     assert large >= small
@@ -205,7 +205,7 @@ def test_failures_are_tried_again_after_ten_seconds() -> None:
 
 
 def test_a_newer_generation_in_a_pod_is_passed() -> None:
-    """409 names it; the next order is above."""
+    """A 409 response names it, and the next request is above."""
     requests, memory = sent(LimitsRequestsMemory(), NOW)
     newest = requests[0].generation + 1000
     memory = confirmed(memory, requests, succeeded=False, newest=newest)
@@ -215,12 +215,12 @@ def test_a_newer_generation_in_a_pod_is_passed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "now", "want_generation"),
+    ("before", "now", "want_generation"),
     [(0, NOW, int(NOW)), (int(NOW), NOW, int(NOW) + 1), (2 * int(NOW), NOW, 2 * int(NOW) + 1)],
 )
-def test_generations_survive_a_restart(held: int, now: float, want_generation: int) -> None:
+def test_generations_survive_a_restart(before: int, now: float, want_generation: int) -> None:
     """A new process, knowing nothing, begins at the clock: above all that was sent before."""
-    assert next_generation(held, now) == want_generation
+    assert next_generation(before, now) == want_generation
 
 
 @pytest.mark.parametrize(
@@ -279,11 +279,11 @@ def test_out_of_memory_halves_twice_then_lowers_the_cap_then_asks_a_person() -> 
 )
 def test_remedies_are_bounded(low: int, high: int, cap: int, want_steps: int) -> None:
     """At most four, never below the floor or 10%."""
-    held = ControlSettings(min_sequences=low, max_sequences=high, cap_percent=cap)
+    settings = ControlSettings(min_sequences=low, max_sequences=high, cap_percent=cap)
     remedy, steps, now = None, 0, NOW
     for _ in range(10):
         crashed = replace(pod_view("chat-0"), created=now)
-        decision = decide_memory_remedy(remedy, held, (crashed,), ("chat-0",), now + 60)
+        decision = decide_memory_remedy(remedy, settings, (crashed,), ("chat-0",), now + 60)
         steps += decision.valid
         remedy = decision.value
         now += 300
@@ -322,7 +322,7 @@ def test_hung_engines_are_replaced_one_at_a_time(
     chosen: tuple[str, ...],
     chosen_after_a: tuple[str, ...],
 ) -> None:
-    """Two minutes apart, in turns."""
+    """Two minutes apart, round-robin."""
     assert decide_replacements(hung, NOW - ago_s, NOW).value == chosen
     assert decide_replacements(hung, NOW - ago_s, NOW, last="a").value == chosen_after_a
     assert decide_replacements(hung, NOW - ago_s, NOW, paused=True).value == ()

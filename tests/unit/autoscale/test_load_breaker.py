@@ -57,10 +57,10 @@ def played(
     xs: list[float], breaker: LoadBreaker | None = None, now: float = NOW, **changes: float
 ) -> list[LoadBreaker]:
     """The breaker after each tick."""
-    held, out = breaker or LoadBreaker(), []
+    current, out = breaker or LoadBreaker(), []
     for x in xs:
-        held = decide_load_breaker(loaded(x, **changes), SETTINGS, 100.0, held, now)
-        out.append(held)
+        current = decide_load_breaker(loaded(x, **changes), SETTINGS, 100.0, current, now)
+        out.append(current)
         now += 5.0
     return out
 
@@ -78,8 +78,8 @@ def played(
 )
 def test_pressure_is_the_worst_of_four(change: dict[str, float], want: float) -> None:
     """W, B, KV and Q against capacity."""
-    held = Signals(Grade.FRESH, 1.0, 2, 2)
-    assert pressure(replace(held, **change), SETTINGS, 100.0) == pytest.approx(want)  # type: ignore[arg-type]
+    seen = Signals(Grade.FRESH, 1.0, 2, 2)
+    assert pressure(replace(seen, **change), SETTINGS, 100.0) == pytest.approx(want)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -111,26 +111,26 @@ def test_preemptions_open_batch_at_once() -> None:
 
 
 def test_a_breaker_that_sees_nothing_closes() -> None:
-    """Live traffic is not turned away because a scrape failed."""
-    held = played([3.0] * 14)[-1]
+    """Live traffic is not shed because a scrape failed."""
+    current = played([3.0] * 14)[-1]
     silent = Signals(ready_pods=2, warmed_up_pods=2)
-    assert decide_load_breaker(silent, SETTINGS, 100.0, held, NOW + 75).is_closed
+    assert decide_load_breaker(silent, SETTINGS, 100.0, current, NOW + 75).is_closed
 
 
-def test_young_replicas_alone_do_not_open_the_gates() -> None:
+def test_replicas_that_are_warming_up_keep_the_breaker_as_it_is() -> None:
     """They are judged within a minute: until then tiers stay as they were, and not for longer than their time."""
-    held = played([3.0] * 14)[-1]
-    opened = {tier: breaker.since for tier, breaker in held.by_tier().items()}
+    current = played([3.0] * 14)[-1]
+    opened = {tier: breaker.since for tier, breaker in current.by_tier().items()}
     warming_up, states = Signals(ready_pods=1), []
     for second in range(70, 400, 5):
-        held = decide_load_breaker(warming_up, SETTINGS, 100.0, held, NOW + second)
-        states.append((NOW + second, held))
+        current = decide_load_breaker(warming_up, SETTINGS, 100.0, current, NOW + second)
+        states.append((NOW + second, current))
     for now, breaker in states:
         for tier, of_tier in breaker.by_tier().items():
             if tier != Tier.REALTIME:
                 is_due = now - opened[tier] >= LOAD_OPEN_S[0] + WARM_UP_S
                 assert of_tier.state is (CLOSED if is_due else OPEN)
-    assert held.is_closed
+    assert current.is_closed
     assert states[-1][1] is states[-2][1], "nothing moves once it is closed"
 
 
@@ -155,16 +155,14 @@ def test_standard_never_opens_between() -> None:
     ("served", "offered"),
     [pytest.param(10.0, 4.0, id="the queue moves"), pytest.param(0.8, 0.6, id="hardly any come")],
 )
-def test_standard_opens_only_where_it_would_turn_something_away(
-    served: float, offered: float
-) -> None:
-    """After a surge the last of the queue tell of long waits, while nothing needs to be refused."""
+def test_standard_opens_only_where_it_would_shed_something(served: float, offered: float) -> None:
+    """After a surge the last requests of the queue have waited long, while nothing needs to be shed."""
     after = played([10.0] * 20, served=served, offered=offered)
     assert after[-1].batch.state is OPEN
     assert all(b.standard.state is CLOSED and b.standard.admit == 1.0 for b in after)
 
 
-def test_standard_is_tried_again_once_nothing_would_be_turned_away() -> None:
+def test_standard_is_tried_again_once_nothing_would_be_shed() -> None:
     """Its waits may still be long then: they are those of the queue that is being worked off."""
     opened = played([3.0] * 14)[-1]
     assert opened.standard.state is OPEN
@@ -229,7 +227,7 @@ def test_fewer_than_twenty_requests_are_not_judged() -> None:
 
 
 def test_silence_closes_the_load_breaker() -> None:
-    """Live traffic is never turned away for want of metrics."""
+    """Live traffic is never shed because metrics are missing."""
     opened = played([3.0] * 14)[-1]
     blind = decide_load_breaker(Signals(), SETTINGS, 100.0, opened, NOW + 100)
     assert blind.is_closed

@@ -22,13 +22,14 @@ from tests.support.service_reports import reported
 
 
 def test_a_lost_prometheus_stays_lost_over_a_restart() -> None:
-    """Nobody is told the same twice; the first answer closes it."""
-    held = memory_from_status({"breaker": {"control": "Closed", "source": "Open"}}, 1, 80, 1000.0)
-    assert held.breakers.source.is_open
+    """No second event is recorded, and the first answer closes it."""
+    memory = memory_from_status({"breaker": {"control": "Closed", "source": "Open"}}, 1, 80, 1000.0)
+    assert memory.breakers.source.is_open
     assert (
-        decide_source_breaker(held.breakers.source, lost=True, now=1005.0) is held.breakers.source
+        decide_source_breaker(memory.breakers.source, lost=True, now=1005.0)
+        is memory.breakers.source
     )
-    assert not decide_source_breaker(held.breakers.source, lost=False, now=1010.0).is_open
+    assert not decide_source_breaker(memory.breakers.source, lost=False, now=1010.0).is_open
 
 
 def test_memory_is_rebuilt_from_the_status() -> None:
@@ -91,7 +92,7 @@ HOSTILE_STATUS = [
 
 @pytest.mark.parametrize("status", HOSTILE_STATUS, ids=str)
 def test_a_malformed_status_counts_as_absent(status: dict[str, object]) -> None:
-    """Somebody edited it; nothing fails, and the loop runs on it."""
+    """A user edited the status: nothing fails, and the loop runs on."""
     memory = memory_from_status(status, 1, 80, NOW)
     loop = Loop(memory=memory)
     assert loop.steady(3).replicas.value == 2
@@ -114,5 +115,5 @@ def test_the_memory_is_small() -> None:
 
 
 def memory_size(memory: ControlMemory) -> int:
-    """Its length in words, as a measure."""
+    """The length of its text, as a measure."""
     return len(repr(memory))

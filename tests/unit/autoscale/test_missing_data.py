@@ -41,7 +41,7 @@ def test_signals_lost_for_three_ticks_open_the_control_breaker(silence: str) -> 
     assert decision.breakers.control.state is BreakerState.CLOSED
 
 
-def test_a_new_leader_is_not_blind_before_it_had_time_to_look() -> None:
+def test_a_new_leader_has_time_to_measure_before_signals_count_as_lost() -> None:
     """Half a minute without signals after a start opens nothing; after that three ticks do."""
     loop = Loop(started=NOW)
     opened = None
@@ -150,7 +150,7 @@ def silent_rows(loop: Loop, kind: str, rows: list[PodSample]) -> list[PodSample]
 
 
 def test_no_scale_down_for_one_delay_after_the_operators_start() -> None:
-    """Also when the memory before the restart said otherwise."""
+    """Also if the memory before the restart allows one."""
     settings = ControlSettings(scale_down_delay_s=300.0)
     loop = Loop(settings=settings, replicas=3, started=NOW)
     loop.memory = replace(loop.memory, replicas=ReplicasMemory(((NOW - 200, 1),), since=NOW - 9999))
@@ -164,7 +164,7 @@ def test_no_scale_down_for_one_delay_after_the_operators_start() -> None:
     assert first is None or first >= 300
 
 
-def test_young_and_missing_pods_hold_the_number() -> None:
+def test_pods_that_are_warming_up_or_missing_keep_the_number() -> None:
     """A fleet whose pods all just became ready is not judged, and not taken for lost."""
     loop = Loop(pods=(pod_view("chat-0", age_s=5), pod_view("chat-1", age_s=5)))
     for _ in range(10):

@@ -67,7 +67,7 @@ def sums_of(rows: list[tuple[float, float, float, float]]) -> StepSums:
             k * y,
             y * y,
         )
-        total = [held + more for held, more in zip(total, products, strict=True)]
+        total = [before + more for before, more in zip(total, products, strict=True)]
     return StepSums._make(total)
 
 
@@ -187,7 +187,7 @@ def test_an_outlier_is_refused_and_a_lasting_change_is_learned() -> None:
 
 
 def test_a_model_that_misses_by_half_is_counted() -> None:
-    """Five windows in a row are what the control breaker looks at."""
+    """The control breaker opens after five windows in a row."""
     truth = CALIBRATED["8B on H100"]
     slow = StepTime(
         *(3 * value for value in (truth.t0_s, truth.w_s, truth.g_s, truth.b_s, truth.c_s))
@@ -199,7 +199,7 @@ def test_a_model_that_misses_by_half_is_counted() -> None:
 
 
 def test_a_model_learned_from_warm_up_steps_is_doubted_not_called_off() -> None:
-    """The first windows are ten times too slow: no target follows them, the breaker hears nothing, and it learns."""
+    """The first windows are ten times too slow: no target follows them, the breaker stays closed, and the model learns."""
     truth = CALIBRATED["8B on H100"]
     warm_up = StepTime(
         *(10 * value for value in (truth.t0_s, truth.w_s, truth.g_s, truth.b_s, truth.c_s))

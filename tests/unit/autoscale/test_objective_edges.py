@@ -43,7 +43,7 @@ def test_an_objective_below_the_first_edge_is_judged_at_it() -> None:
 
 
 def test_edges_equal_the_engines_contract() -> None:
-    """The engine's table and ours are one."""
+    """The engine and the operator have the same table."""
     table = json.loads((ROOT / "engine_image/contract/metrics.json").read_text())
     edges = {row["name"]: tuple(row["edges"]) for row in table["metrics"] if "edges" in row}
     assert edges["fleetkeeper_queue_wait_seconds"] == QUEUE_WAIT_EDGES_S
@@ -71,9 +71,9 @@ def test_another_objective_is_no_reset_and_attainment_is_counted_anew(
         return [replace(row, edges=edges) for row in loop.samples(None, **per_second)]
 
     for _ in range(12):
-        held = loop.tick(rows(BEFORE, batch_time_within=10.0, wait_within_standard=2.0)).signals
-    assert len(held.windows) >= 4
-    rates = held.rates.steps
+        signals = loop.tick(rows(BEFORE, batch_time_within=10.0, wait_within_standard=2.0)).signals
+    assert len(signals.windows) >= 4
+    rates = signals.rates.steps
     changed = loop.tick(rows(after, batch_time_within=within, wait_within_standard=4.0)).signals
     assert changed.rejudged
     assert changed.grade is Grade.FRESH
@@ -90,7 +90,7 @@ def test_another_objective_is_no_reset_and_attainment_is_counted_anew(
 
 
 def test_a_pod_read_at_another_edge_is_no_reset() -> None:
-    """Through the reader that both sources share: the narrower bucket holds less, and nothing is left out."""
+    """Through the reader of both sources: the narrower bucket counts fewer, and nothing is left out."""
     narrow = Edges(BEFORE.queue_wait_s / 2, BEFORE.batch_time_s / 2)
     track = PodTrack("chat-0")
     for time, edges in ((NOW, BEFORE), (NOW + 5, BEFORE), (NOW + 10, narrow), (NOW + 15, narrow)):

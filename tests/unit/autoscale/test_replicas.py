@@ -109,8 +109,8 @@ def test_up_is_blocked_while_the_newest_revision_cannot_start() -> None:
 @pytest.mark.parametrize(("pinned", "live"), [(0, 4), (3, 4), (9, 1), (1000, 4)])
 def test_a_pin_wins(pinned: int, live: int) -> None:
     """spec.replicas in every mode, also outside min and max."""
-    held = replace(SETTINGS, pinned_replicas=pinned)
-    assert decided(view(settings=held, replicas=live)).value == pinned
+    settings = replace(SETTINGS, pinned_replicas=pinned)
+    assert decided(view(settings=settings, replicas=live)).value == pinned
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_a_pin_wins(pinned: int, live: int) -> None:
 )
 def test_bounds_are_kept_also_without_signals(live: int, low: int, high: int, want: int) -> None:
     """Below the minimum at once; above the maximum once something is known."""
-    held = ControlSettings(min_replicas=low, max_replicas=high)
-    seen = view(settings=held, replicas=live, ready=live, needed_up=live, needed_down=live)
+    settings = ControlSettings(min_replicas=low, max_replicas=high)
+    seen = view(settings=settings, replicas=live, ready=live, needed_up=live, needed_down=live)
     assert decided(seen).value == want
 
 
@@ -142,13 +142,13 @@ def test_bounds_are_kept_also_without_signals(live: int, low: int, high: int, wa
 )
 @examples(150)
 def test_replicas_stay_in_bounds_and_go_down_slowly(rows: list[tuple], low: int, high: int) -> None:  # type: ignore[type-arg]
-    """Whatever is measured: within [min, max]; down a step a minute and only after the delay."""
-    held = ControlSettings(min_replicas=low, max_replicas=high, scale_down_delay_s=60.0)
+    """For any measurements: within [min, max]; down a step a minute and only after the delay."""
+    settings = ControlSettings(min_replicas=low, max_replicas=high, scale_down_delay_s=60.0)
     memory, now, count = ReplicasMemory(), NOW, low
     lowered: list[float] = []
     for up, down, broken, at_limit, grade, pending, coverage in rows:
         seen = view(
-            settings=held,
+            settings=settings,
             replicas=count,
             ready=max(0, count - pending),
             pending=pending,

@@ -24,21 +24,21 @@ from tests.support.control_cases import NOW, Loop, pod_view, reported_status
 from tests.support.service_reports import condition, reported
 
 
-def test_the_lost_prometheus_is_told_while_pods_are_read_directly() -> None:
-    """Decisions go on, nothing is lowered, and both changes are told once."""
+def test_the_lost_prometheus_is_reported_while_pods_are_read_directly() -> None:
+    """Decisions continue, nothing is lowered, and both changes have one event."""
     loop = Loop()
     loop.steady(10)
-    told = []
+    recorded = []
     for i in range(40):
         direct = [replace(row, source=Source.DIRECT) for row in loop.samples()]
         decision = loop.tick(direct if i < 20 else loop.samples(), prometheus_lost=i < 20)
-        told += [event.reason for event in decision.events]
+        recorded += [event.reason for event in decision.events]
         assert decision.breakers.control.state is BreakerState.CLOSED
         report = reported(loop, decision)
         assert condition(report, ConditionType.METRICS_AVAILABLE)[0] == "True"
         shown = reported_status(report.report)["breaker"]["source"]
         assert shown == ("Open" if LOST_TICKS - 1 <= i < 20 else "Closed")
-    assert told == ["PrometheusLost", "PrometheusBack"]
+    assert recorded == ["PrometheusLost", "PrometheusBack"]
 
 
 @pytest.mark.parametrize(
@@ -46,23 +46,25 @@ def test_the_lost_prometheus_is_told_while_pods_are_read_directly() -> None:
     [
         ("never", Reason.NO_METRICS, "no usable samples"),
         ("stopped", Reason.STALE_METRICS, "older than a minute"),
-        ("young", Reason.NO_METRICS, "ready for a minute"),
+        ("warming up", Reason.NO_METRICS, "ready for a minute"),
         ("one of three", Reason.TOO_FEW_REPORT, "Fewer than half"),
         ("none ready", Reason.NO_METRICS, "No replica is ready"),
     ],
 )
-def test_why_nothing_is_known_is_told_apart(spoil: str, reason: Reason, message: str) -> None:
+def test_each_cause_of_unknown_signals_has_its_reason(
+    spoil: str, reason: Reason, message: str
+) -> None:
     """Never came, stopped coming, too early, too few: each has its own remedy."""
-    age_s = 5.0 if spoil == "young" else 3600.0
+    age_s = 5.0 if spoil == "warming up" else 3600.0
     names = ("chat-0", "chat-1", "chat-2")
     pods = tuple(pod_view(name, age_s=age_s, ready=spoil != "none ready") for name in names)
     loop = Loop(pods=pods, replicas=3)
     if spoil == "stopped":
         loop.steady(6)
-    for _ in range(11 if spoil == "young" else 14):
-        rows = loop.samples() if spoil in {"young", "one of three"} else []
+    for _ in range(11 if spoil == "warming up" else 14):
+        rows = loop.samples() if spoil in {"warming up", "one of three"} else []
         decision = loop.tick(rows[:1] if spoil == "one of three" else rows)
-    if spoil == "young":
+    if spoil == "warming up":
         loop.now = NOW + 50.0
         decision = loop.tick(loop.samples())
     got = condition(reported(loop, decision), ConditionType.METRICS_AVAILABLE)
@@ -78,7 +80,7 @@ def test_why_nothing_is_known_is_told_apart(spoil: str, reason: Reason, message:
         (Source.DIRECT, True, {"Prometheus", "read directly", "none is removed"}),
     ],
 )
-def test_where_signals_come_from_is_told(source: Source, lost: bool, words: set[str]) -> None:
+def test_the_source_of_signals_is_reported(source: Source, lost: bool, words: set[str]) -> None:
     """In MetricsAvailable."""
     loop = Loop()
     for _ in range(6):
@@ -90,7 +92,7 @@ def test_where_signals_come_from_is_told(source: Source, lost: bool, words: set[
     assert ("Prometheus" in got[2]) == (lost or source is Source.PROMETHEUS)
 
 
-def test_one_slow_answer_of_prometheus_is_told_to_nobody() -> None:
+def test_one_slow_answer_of_prometheus_records_no_event() -> None:
     """Two silent ticks are no loss: a thousand services would post a thousand events."""
     loop = Loop()
     loop.steady(10)
@@ -99,7 +101,7 @@ def test_one_slow_answer_of_prometheus_is_told_to_nobody() -> None:
         assert decision.events == ()
 
 
-def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> None:
+def test_an_allocation_has_its_reason_and_no_event_of_its_own() -> None:
     """Queue wait 1.9 s, objective 0.5 s, batch at its limit; the event is the planner's, once it has written it."""
     loop = Loop()
     reported(loop, loop.steady(20, batch_time_within=24.5))
@@ -111,22 +113,22 @@ def test_an_order_of_replicas_carries_its_reason_and_no_event_of_its_own() -> No
         kv_capacity_tokens=4e5,
         kv_resident_tokens=1e5,
     )
-    told: list[str] = []
+    recorded: list[str] = []
     for _ in range(6):
         decision = loop.tick(loop.samples(gauges=waiting, batch_time_within=24.5))
         report = reported(loop, decision)
         assert not [text for text in report.events if "Replicas" in text.message]
         if report.allocation is not None and report.allocation.replicas > loop.replicas:
             assert report.allocation.reason == "QueueWaitAboveTarget"
-            told.append(report.allocation.message)
+            recorded.append(report.allocation.message)
             loop.replicas = report.allocation.replicas
-    assert told[0].startswith("Queue wait")
-    assert all(figure in told[0] for figure in ("1.9 s", "0.5 s"))
+    assert recorded[0].startswith("Queue wait")
+    assert all(figure in recorded[0] for figure in ("1.9 s", "0.5 s"))
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_a_number_that_was_found_is_not_laid_to_this_decision(seen: bool) -> None:
-    """A leader ended between its order of 2 -> 3 and its status: the next one says what it met."""
+def test_a_number_that_was_found_is_reported_as_externally_changed(seen: bool) -> None:
+    """A leader ended between its allocation 2 -> 3 and its status: the next one reports the number that it found."""
     before = Loop()
     status = reported_status(reported(before, before.steady(20)).report)
     assert status["scaling"]["desired"] == 2
@@ -142,17 +144,17 @@ def test_a_number_that_was_found_is_not_laid_to_this_decision(seen: bool) -> Non
     }
     assert reported_status(report.report)["scaling"]["reason"] == "ExternallyChanged"
     assert "3 replicas" in reported_status(report.report)["scaling"]["message"]
-    told = reported_status(report.report)["decisions"]
+    recorded = reported_status(report.report)["decisions"]
     for _ in range(3):
         report = reported(loop, loop.tick(loop.samples() if seen else []))
-        assert reported_status(report.report)["decisions"] == told
+        assert reported_status(report.report)["decisions"] == recorded
     assert reported_status(report.report)["scaling"]["reason"] == (
         "ExternallyChanged" if seen else "SignalsStale"
     )
 
 
-def test_an_order_that_is_taken_back_unserved_is_told_as_found() -> None:
-    """2 -> 3 was told, but the workload has 2 and nothing is wanted any more."""
+def test_an_allocation_that_was_never_written_is_reported_as_externally_changed() -> None:
+    """2 -> 3 was reported, but the Deployment has 2 and nothing is wanted anymore."""
     loop = Loop()
     decision = loop.steady(20)
     wanted = replace(decision, replicas=replace(decision.replicas, value=3, valid=True))
@@ -194,7 +196,7 @@ def test_budget_and_bounds_are_named_in_scaling_limited() -> None:
     assert condition(free, ConditionType.SCALING_LIMITED)[0] == "False"
 
 
-def test_missing_metrics_turn_metrics_compatible_false() -> None:
+def test_missing_metrics_set_metrics_compatible_to_false() -> None:
     """And are named."""
     loop = Loop()
     for _ in range(5):
@@ -206,7 +208,7 @@ def test_missing_metrics_turn_metrics_compatible_false() -> None:
 
 
 @pytest.mark.parametrize(("peak", "status"), [(0.75, "True"), (0.80, "True"), (0.83, "False")])
-def test_memory_above_the_cap_is_told_with_pod_and_share(peak: float, status: str) -> None:
+def test_memory_above_the_cap_is_reported_with_pod_and_share(peak: float, status: str) -> None:
     """From the measured peak."""
     loop = Loop()
     gauges = Gauges(

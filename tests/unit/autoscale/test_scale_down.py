@@ -42,7 +42,7 @@ OBJECTIONS = [
     ("breaker", {"breakers_closed": False}),
     ("pending", {"ready": 3, "pending": 1}),
     ("overdue", {"ready": 3, "overdue": 1}),
-    ("fewer ready than ordered", {"ready": 3}),
+    ("fewer ready than replicas", {"ready": 3}),
     ("hung", {"hung": 1}),
     ("queue", {"signals": signals(waiting=1.0)}),
     ("n-1 would be too full", {"signals": signals(gauges=Gauges(running=0.86 * 3 * 32))}),
@@ -56,7 +56,7 @@ OBJECTIONS = [
 
 @pytest.mark.parametrize(("case", "change"), OBJECTIONS, ids=[row[0] for row in OBJECTIONS])
 def test_no_way_down_when(case: str, change: dict[str, object]) -> None:
-    """Each objection alone holds the number."""
+    """Each objection alone keeps the number."""
     assert decided(view(**change)).value == 4
 
 
@@ -130,14 +130,14 @@ def test_idle_goes_to_the_minimum_one_by_one() -> None:
     idle = signals(rates=Counters(), gauges=Gauges())
     memory, now, count, seen = ReplicasMemory(), NOW, 4, []
     for _ in range(400):
-        held = view(
+        inputs = view(
             signals=replace(idle, ready_pods=count, reporting_pods=count),
             replicas=count,
             ready=count,
             needed_up=0,
             needed_down=0,
         )
-        decision, memory = decide_replicas(held, memory, now)
+        decision, memory = decide_replicas(inputs, memory, now)
         if decision.value != count:
             seen.append((now, decision.value))
         count = decision.value
@@ -186,7 +186,7 @@ def test_what_was_seen_while_prometheus_was_missed_lowers_nothing_when_it_is_bac
 
 
 def test_what_was_too_little_is_not_tried_again_at_the_same_load() -> None:
-    """Whatever the model says: 2 replicas that served 8 requests/s while others waited do not carry 10."""
+    """For any model: 2 replicas that served 8 requests/s while others waited do not carry 10."""
     delay = replace(SETTINGS, scale_down_delay_s=60.0)
     waits = view(
         settings=delay,

@@ -26,7 +26,7 @@ def test_same_inputs_same_answer() -> None:
     assert one.memory == two.memory
 
 
-def test_nothing_is_known_at_first_and_everything_is_held() -> None:
+def test_nothing_is_known_at_first_and_nothing_changes() -> None:
     """No sample yet: no zero, no change."""
     decision = Loop().tick()
     assert not decision.replicas.valid
@@ -35,7 +35,7 @@ def test_nothing_is_known_at_first_and_everything_is_held() -> None:
 
 
 def test_a_calm_service_is_left_alone() -> None:
-    """An hour of steady load within the objectives: no change of replicas, one order of limits a pod, then leases."""
+    """An hour of steady load within the objectives: no change of replicas, one limits request a pod, then lease renewals."""
     loop = Loop()
     puts = 0
     for _ in range(720):
@@ -54,7 +54,7 @@ def test_a_calm_service_is_left_alone() -> None:
         (ScalingMode.AUTO, None, True),
     ],
 )
-def test_modes_that_do_not_act_give_no_order(
+def test_modes_that_do_not_act_allocate_nothing(
     mode: ScalingMode, pinned: int | None, paused: bool
 ) -> None:
     """Computed and reported, nothing done."""
@@ -81,7 +81,7 @@ OVERLOADED = Gauges(
 )
 
 
-def test_fixed_orders_the_start_up_limits_at_once_whatever_held_before() -> None:
+def test_fixed_sends_the_start_up_limits_at_once() -> None:
     """Limits of a lease do not linger; under load admission goes along with the same limits."""
     loop = Loop(settings=ControlSettings(batching_mode=BatchingMode.FIXED))
     first = loop.tick(loop.samples()).puts
@@ -94,20 +94,20 @@ def test_fixed_orders_the_start_up_limits_at_once_whatever_held_before() -> None
 
 
 def test_advisory_sends_nothing_also_when_the_load_breaker_opens() -> None:
-    """It is computed and reported as what would be; no engine hears of it, nothing is called degraded."""
+    """It is computed and reported, nothing is sent to an engine, and the service is not degraded."""
     loop = Loop(settings=ControlSettings(batching_mode=BatchingMode.ADVISORY))
     loop.steady(10)
-    told: list[str] = []
+    recorded: list[str] = []
     for _ in range(20):
         decision = loop.tick(loop.samples(gauges=OVERLOADED))
-        told += [event.message for event in decision.events]
+        recorded += [event.message for event in decision.events]
         assert decision.puts == ()
         assert decision.admission.admit == (1.0, 1.0, 1.0)
     report = reported(loop, decision)
     assert reported_status(report.report)["breaker"]["load"]["batch"] == "Open"
     assert condition(report, ConditionType.DEGRADED)[0] == "False"
-    assert any("batch would shed" in text for text in told)
-    assert not any("sheds" in text for text in told)
+    assert any("batch would shed" in text for text in recorded)
+    assert not any("sheds" in text for text in recorded)
 
 
 def test_engines_without_live_limits_are_steered_by_replicas_only() -> None:
@@ -170,11 +170,11 @@ def test_disabled_breakers_only_report() -> None:
     """States are shown, nothing is refused, limits are not reset."""
     loop = Loop(settings=ControlSettings(breakers_act=False))
     loop.steady(10)
-    held = loop.tick(loop.samples()).in_force
+    before = loop.tick(loop.samples()).in_force
     for _ in range(30):
         decision = loop.tick()
     assert decision.breakers.control.state is BreakerState.OPEN
-    assert decision.in_force == held
+    assert decision.in_force == before
     assert decision.admission.admit == (1.0, 1.0, 1.0)
 
 
@@ -190,9 +190,9 @@ def test_settings_of_a_parsed_service() -> None:
         },
     }
     spec = parse_service(manifest).spec
-    held = settings_of(spec, 4)
-    assert held.queue_wait_objective_s == 0.25
-    assert held.attainment_ratio == 0.9
-    assert held.scaling_mode is ScalingMode.AUTO
-    assert held.max_sequences == 256
+    settings = settings_of(spec, 4)
+    assert settings.queue_wait_objective_s == 0.25
+    assert settings.attainment_ratio == 0.9
+    assert settings.scaling_mode is ScalingMode.AUTO
+    assert settings.max_sequences == 256
     assert settings_of(spec, 4, max_sequences=64, cap_percent=75).max_sequences == 64

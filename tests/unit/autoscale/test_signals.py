@@ -61,7 +61,7 @@ def test_rates_come_from_successive_samples() -> None:
 
 
 def test_one_sample_is_not_a_rate() -> None:
-    """A single scrape says nothing about pace: the service is not known yet."""
+    """A single scrape has no rate: the service is not known yet."""
     assert observed([NOW]).grade is Grade.STALE
 
 
@@ -75,8 +75,8 @@ def test_sums_grow_with_pods(pods: int) -> None:
 
 
 @pytest.mark.parametrize("age_s", [0.0, 30.0, 59.0])
-def test_young_pods_are_not_used(age_s: float) -> None:
-    """A pod's first minute tells nothing about its pace."""
+def test_pods_that_are_warming_up_are_not_used(age_s: float) -> None:
+    """A pod's first minute is not representative."""
     views = (pod_view("chat-0", age_s=age_s, now=NOW), pod_view("chat-1"))
     memory, signals = SignalsMemory(), Signals()
     for i in range(-3, 1):
@@ -115,14 +115,14 @@ def test_half_of_the_pods_must_report(silent: int) -> None:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_an_engine_that_says_it_hangs_is_left_out_and_replaced(paused: bool) -> None:
+def test_an_engine_that_reports_that_it_is_hung_is_left_out_and_replaced(paused: bool) -> None:
     """Its pod is named, left out of the means, counted as seen, and replaced unless the service is paused."""
     loop = Loop(replicas=2, settings=replace(ControlSettings(), paused=paused))
     gauges = Gauges(waiting_standard=3.0, running=5.0, limit_sequences=32.0, hung=1.0)
     decision, replaced = None, list[str]()
     for _ in range(14):
-        stuck = PodSample("chat-1", loop.now, Counters(steps=41.0), gauges)
-        decision = loop.tick([sample(loop.now), stuck])
+        hung = PodSample("chat-1", loop.now, Counters(steps=41.0), gauges)
+        decision = loop.tick([sample(loop.now), hung])
         replaced += decision.replace_pods
     assert decision is not None
     assert decision.signals.hung_pods == ("chat-1",)
@@ -160,7 +160,7 @@ def test_idle_is_known_not_missing() -> None:
 
 
 def test_missing_metrics_are_named_and_their_pod_not_used() -> None:
-    """A renamed metric blinds nobody silently."""
+    """A renamed metric is always reported."""
     loop = Loop(replicas=1)
     for _ in range(4):
         rows = [replace(row, missing=("fleetkeeper_steps_total",)) for row in loop.samples()]

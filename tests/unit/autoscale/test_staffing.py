@@ -159,9 +159,9 @@ def test_the_emptiest_goes_first() -> None:
     pods = (
         pod_view("busy"),
         pod_view("idle"),
-        pod_view("idle-young", age_s=100),
+        pod_view("idle-new", age_s=100),
         pod_view("pending", ready=False),
     )
-    running = [("busy", 30.0), ("idle", 1.0), ("idle-young", 1.0)]
-    assert emptiest(pods, running, 3) == ("pending", "idle-young", "idle")
+    running = [("busy", 30.0), ("idle", 1.0), ("idle-new", 1.0)]
+    assert emptiest(pods, running, 3) == ("pending", "idle-new", "idle")
     assert emptiest(pods, running, 0) == ()

@@ -1,4 +1,4 @@
-"""What a tick costs: from Prometheus' JSON to decisions, as CPU of this process, with room for a slow machine."""
+"""The cost of a tick: from Prometheus' JSON to decisions, as CPU of this process, with room for a slow machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROOM = 3.0
 
 
 def scraped(now: float) -> str:
-    """What Prometheus would answer: the series of one pod, under every pod's name."""
+    """Prometheus' response: the series of one pod, under every pod's name."""
     shape = sample(now)
     series = list(metrics_series(shape, EDGES))
     rows: list[dict[str, Any]] = [
@@ -98,7 +98,7 @@ def test_a_tick_costs_a_fraction_of_a_core() -> None:
 
 
 def test_a_sample_survives_the_way_through_json() -> None:
-    """What the engine shows is what decisions see."""
+    """Decisions see the series that the engine exports."""
     row = samples_of(scraped(NOW), NOW)["team", "s0-0"]
     shape = sample(NOW)
     assert row.counters == shape.counters

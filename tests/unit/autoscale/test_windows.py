@@ -55,7 +55,7 @@ def test_windows_need_20_requests_or_100_steps(
 
 
 def test_each_class_of_steps_is_summed_though_a_scrape_brings_one_of_them() -> None:
-    """Decode and prefill sums come in turn, a class a tick: every window holds ten seconds of both."""
+    """Decode and prefill sums alternate, one class a tick: every window holds ten seconds of both."""
     views, memory, windows = (pod_view("chat-0"),), SignalsMemory(), []
     for tick in range(13):
         now = NOW + 5 * tick

@@ -41,7 +41,7 @@ from tests.support.status_cases import (
     REACHED,
     RESTING,
     ROUTED,
-    told,
+    condition_of,
     with_pod,
 )
 
@@ -53,15 +53,15 @@ CONTROL = (
 
 
 def test_every_reason_for_not_ready_is_reached() -> None:
-    """The table holds all that the API promises."""
+    """The table has every reason that the API documents."""
     assert set(REACHED) >= NOT_READY_REASONS | {Reason.INVALID_SPEC}
 
 
 @pytest.mark.parametrize("reason", REACHED)
-def test_each_reason_is_told_in_available_and_ready(reason: Reason) -> None:
-    """One cause, one reason, at the first look after it shows, with what to do."""
+def test_each_reason_is_reported_in_available_and_ready(reason: Reason) -> None:
+    """One cause, one reason, in the first reconcile, with what to do."""
     for kind in ("Available", "Ready"):
-        condition = told(REACHED[reason], kind)
+        condition = condition_of(REACHED[reason], kind)
         assert (condition["status"], condition["reason"]) == ("False", reason)
         assert len(condition["message"]) <= MESSAGE_MAX_LENGTH
 
@@ -80,14 +80,14 @@ STALLS = (
 
 
 @pytest.mark.parametrize("reason", STALLS)
-def test_what_time_does_not_heal_is_stalled_and_not_reconciling(reason: Reason) -> None:
+def test_permanent_problems_are_stalled_and_not_reconciling(reason: Reason) -> None:
     """GitOps tools read Stalled as failed; both at once would contradict one another."""
-    assert told(REACHED[reason], "Stalled")["reason"] == reason
+    assert condition_of(REACHED[reason], "Stalled")["reason"] == reason
     kinds = {item["type"] for item in (plan_of(REACHED[reason]).status or {})["conditions"]}
     assert "Reconciling" not in kinds
 
 
-def test_an_event_tells_of_a_secret_that_a_pod_waits_for() -> None:
+def test_an_event_names_the_secret_that_a_pod_waits_for() -> None:
     """The plan asks for the pod's events, and the next one knows."""
     world = with_pod({"waiting_reason": "ContainerCreating"})
     world = replace(world, now=world.now + 30)
@@ -112,7 +112,7 @@ BLOCKS: dict[str, Callable[[World], World]] = {
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_what_keeps_us_from_knowing_never_touches_what_runs(block: str) -> None:
+def test_a_spec_that_cannot_be_used_never_changes_running_children(block: str) -> None:
     """No write to any child, not even a repair; the old replicas serve and the status remembers."""
     world = BLOCKS[block](RESTING)
     world = edited(world, ENGINE, digest="edited", desired_replicas=1)
@@ -121,28 +121,28 @@ def test_what_keeps_us_from_knowing_never_touches_what_runs(block: str) -> None:
     assert plan.status is not None
     assert plan.status["engine"] == RESTING.status["engine"]
     assert plan.status["lastGood"]["templateHash"] == RESTING.engine.template_hash
-    assert told(world, "Available")["status"] == "True"
-    assert told(world, "Stalled")["status"] == "True"
+    assert condition_of(world, "Available")["status"] == "True"
+    assert condition_of(world, "Stalled")["status"] == "True"
     assert plan_of(act(world, plan)).is_empty
 
 
-def test_an_unreadable_spec_tells_its_first_mistake_and_how_many_more() -> None:
-    """All mistakes are found at once; a message holds one and the count."""
+def test_an_unreadable_spec_reports_its_first_mistake_and_the_number_of_others() -> None:
+    """All mistakes are found at once; a message has one and the count."""
     world = new_world(model={"source": "nowhere"}, replicas=-1, scaling={"minReplicas": 0})
-    message = told(world, "Stalled")["message"]
+    message = condition_of(world, "Stalled")["message"]
     assert message.startswith("spec.")
     assert "2 more" in message
 
 
 def test_ready_before_stays_ready_when_the_crd_is_too_old() -> None:
-    """An operator upgraded before its CRDs does not turn a whole fleet red in Ready."""
+    """An operator upgraded before its CRDs does not set Ready to False in a whole fleet."""
     world = settle(replace(RESTING, crd_missing=("spec.breaker",)))
     assert world.condition("Ready") == ("True", "EnoughReplicasReady")
     assert world.condition("Stalled") == ("True", "CRDTooOld")
     assert settle(replace(world, crd_missing=())).condition("Stalled") is None
 
 
-def test_all_conditions_stand_from_the_first_look() -> None:
+def test_all_conditions_are_set_from_the_first_reconcile() -> None:
     """Each type once, in a fixed order; those of the control loop Unknown; the special ones only when True."""
     status = plan_of(replace(RESTING, resource=service(routing={"policy": "None"}))).status
     assert status is not None
@@ -156,9 +156,11 @@ def test_all_conditions_stand_from_the_first_look() -> None:
 
 
 def test_a_service_without_its_router_does_not_answer() -> None:
-    """Engines ready, no router: Available is False and says which."""
+    """Engines ready, no router: Available is False with that reason."""
     alone = tuple(pod for pod in ROUTED.pods if pod.component == "engine")
-    assert told(replace(ROUTED, pods=alone), "Available")["reason"] == Reason.NO_READY_ROUTER
+    assert (
+        condition_of(replace(ROUTED, pods=alone), "Available")["reason"] == Reason.NO_READY_ROUTER
+    )
     broken = Pod(
         "chat-fk-router-1",
         "r",
@@ -170,7 +172,10 @@ def test_a_service_without_its_router_does_not_answer() -> None:
         scheduled=True,
         containers=(Container("router", waiting_reason="ErrImagePull"),),
     )
-    assert told(replace(ROUTED, pods=(*alone, broken)), "Available")["reason"] == Reason.IMAGE_PULL
+    assert (
+        condition_of(replace(ROUTED, pods=(*alone, broken)), "Available")["reason"]
+        == Reason.IMAGE_PULL
+    )
 
 
 def test_a_ready_replica_that_keeps_ending_degrades_the_service() -> None:
@@ -178,21 +183,24 @@ def test_a_ready_replica_that_keeps_ending_degrades_the_service() -> None:
     end = Termination(72, "Error", "", RESTING.now - 60)
     container = Container("engine", ready=True, restarts=5, last_terminated=end)
     pods = tuple(replace(pod, containers=(container,)) for pod in RESTING.pods)
-    assert told(replace(RESTING, pods=pods), "Degraded")["reason"] == Reason.SOME_REPLICAS_FAILING
+    assert (
+        condition_of(replace(RESTING, pods=pods), "Degraded")["reason"]
+        == Reason.SOME_REPLICAS_FAILING
+    )
 
 
 def test_replicas_out_of_service_by_their_own_readiness_degrade_the_service() -> None:
-    """They run and were ready: the others serve, and a person hears which do not."""
+    """They run and were ready: the others serve, and the condition names those that do not."""
     world = settle(with_spec(RESTING, replicas=2))
     out = replace(world.pods[0], ready=False, ready_since=None, ejected_since=world.now - 30)
-    found = told(replace(world, pods=(out, *world.pods[1:])), "Degraded")
+    found = condition_of(replace(world, pods=(out, *world.pods[1:])), "Degraded")
     assert (found["status"], found["reason"]) == ("True", Reason.PODS_EJECTED)
     assert out.name in found["message"]
-    assert told(world, "Degraded")["status"] == "False"
+    assert condition_of(world, "Degraded")["status"] == "False"
 
 
 def test_scaling_never_reconciles() -> None:
-    """Replicas that come by an order are no generation to roll out."""
+    """Replicas that the control loop adds are no generation to roll out."""
     world = replace(RESTING, allocation=ReplicaAllocation(3, "QueueWaitAboveTarget", "more"))
     for _ in range(4):
         world = live(world, 3)

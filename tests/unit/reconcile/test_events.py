@@ -22,45 +22,45 @@ from tests.support.status_cases import (
 )
 
 
-def test_warnings_are_told_once_and_calm_reasons_never() -> None:
+def test_warnings_are_recorded_once_and_calm_reasons_never() -> None:
     """An event for a change, none while it lasts; being stopped or starting is no warning."""
     world = replace(new_world(), next_behaviour=Behaviour.BAD_IMAGE)
     seen: list[str] = []
     for _ in range(60):
         plan = plan_of(world)
-        seen += [f"{notice.type} {notice.reason}" for notice in plan.events]
+        seen += [f"{event.type} {event.reason}" for event in plan.events]
         world = step(act(world, plan), 5)
     assert seen.count("Warning ImagePull") == 2, "once when it shows, once when it is final"
     stopped = plan_of(with_spec(RESTING, replicas=0)).events
-    assert all(notice.type == "Normal" for notice in stopped)
+    assert all(event.type == "Normal" for event in stopped)
 
 
-def test_events_speak_plainly() -> None:
-    """What was made, what was brought back, what went, what turned ready."""
+def test_events_name_created_restored_and_removed_children() -> None:
+    """Each kind of change has its own event."""
     plan = plan_of(new_world(routing={"policy": "None"}))
-    assert [notice.reason for notice in plan.events] == ["Created"]
+    assert [event.reason for event in plan.events] == ["Created"]
     assert plan.events[0].message.endswith("and 2 more")
     (repaired,) = plan_of(edited(RESTING, ENGINE, digest="edited")).events
     assert repaired.reason == "Repaired"
     assert "Deployment chat" in repaired.message
     removed = plan_of(with_spec(ROUTED, routing={"policy": "None"})).events
-    assert "Removed" in {notice.reason for notice in removed}
+    assert "Removed" in {event.reason for event in removed}
 
 
-def notices_of_ready(world: World, look_every_s: float = 1.0) -> list[str]:
-    """What the look that turns the service ready tells."""
+def ready_events(world: World, every_s: float = 1.0) -> list[str]:
+    """The events of the reconcile that finds the service ready."""
     while world.condition("Ready") != ("True", "AllReplicasReady"):
         plan = plan_of(world)
-        told = [notice.reason for notice in plan.events if plan.status is not None]
-        world = step(act(world, plan), look_every_s)
-    return told
+        reasons = [event.reason for event in plan.events if plan.status is not None]
+        world = step(act(world, plan), every_s)
+    return reasons
 
 
 def test_a_service_that_is_up_in_seconds_posts_one_event() -> None:
-    """Its creation; that it turned ready is news only where it was told not to be."""
+    """Its creation. Ready has an event only if the status had reported Ready=False."""
     quick = new_world(routing={"policy": "None"})
-    assert notices_of_ready(quick, look_every_s=10.0) == []
-    assert notices_of_ready(quick) == ["Ready"], "its start was told first"
+    assert ready_events(quick, every_s=10.0) == []
+    assert ready_events(quick) == ["Ready"], "its start was reported first"
     slow = live(replace(quick, gpus=0), 30)
     assert slow.condition("Ready") == ("False", "InsufficientGPU")
-    assert notices_of_ready(replace(slow, gpus=8)) == ["Ready"]
+    assert ready_events(replace(slow, gpus=8)) == ["Ready"]

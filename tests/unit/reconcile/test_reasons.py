@@ -157,7 +157,7 @@ CAUSES: dict[str, tuple[Pod, Reason, str]] = {
         Reason.HOST_OUT_OF_MEMORY,
         "resources.memory",
     ),
-    "killed while its line says unknown": (
+    "killed while its line has the class Unknown": (
         ended(137, line("Unknown"), reason="OOMKilled"),
         Reason.HOST_OUT_OF_MEMORY,
         "resources.memory",
@@ -188,7 +188,7 @@ def test_each_cause_has_its_reason_and_its_advice(cause: str) -> None:
 
 
 def test_a_container_that_the_kernel_killed_is_not_explained_by_its_last_log_line() -> None:
-    """It had no time for a last word: without one Kubernetes gives the log's end, which tells of other things."""
+    """It wrote no termination message: Kubernetes then returns the end of the log, which is about other things."""
     pod = ended(137, "INFO Avg prompt throughput: 7.8 tokens/s", reason="OOMKilled")
     problem = problem_of_pod(pod)
     assert problem is not None
@@ -204,8 +204,8 @@ def test_the_tables_are_those_of_the_engine_contract() -> None:
     assert {death["code"]: ENGINE_CLASSES[death["class"]] for death in deaths} == dict(EXIT_CODES)
 
 
-def test_a_mounted_secret_that_is_missing_is_told_by_its_event() -> None:
-    """The pod's status only says ContainerCreating; the Warning event names the Secret."""
+def test_a_mounted_secret_that_is_missing_is_found_by_its_event() -> None:
+    """The pod's status is only ContainerCreating; the Warning event names the Secret."""
     pod = with_container(waiting_reason="ContainerCreating")
     text = 'MountVolume.SetUp failed for volume "token" : secret "hf" not found'
     problem = problem_of_pod(pod, [ObjectEvent("pod-a", "FailedMount", text, 2_000.0)])
@@ -214,7 +214,7 @@ def test_a_mounted_secret_that_is_missing_is_told_by_its_event() -> None:
     assert "Secret hf does not exist" in problem.message
 
 
-def test_a_volume_that_cannot_be_mounted_is_told_by_its_event() -> None:
+def test_a_volume_that_cannot_be_mounted_is_found_by_its_event() -> None:
     """Any other failed mount is a missing volume; events of other pods do not count."""
     pod = with_container(waiting_reason="ContainerCreating")
     event = ObjectEvent("pod-a", "FailedAttachVolume", "disk is attached elsewhere", 2_000.0)
@@ -225,7 +225,7 @@ def test_a_volume_that_cannot_be_mounted_is_told_by_its_event() -> None:
 
 
 def test_events_are_asked_for_only_while_the_pod_is_set_up_for_too_long() -> None:
-    """Reading events costs a request: not for a young pod, nor for one whose engine runs."""
+    """Reading events costs a request: not for a new pod, nor for one whose engine runs."""
     setting_up = with_container(waiting_reason="ContainerCreating")
     assert not needs_events(setting_up, CREATED + 19)
     assert needs_events(setting_up, CREATED + 20)
@@ -248,7 +248,7 @@ def test_a_pod_that_loads_its_model_has_no_problem() -> None:
 
 @pytest.mark.parametrize("pod", [pod for pod, _, _ in CAUSES.values()])
 def test_a_ready_pod_has_no_problem(pod: Pod) -> None:
-    """Whatever it went through before."""
+    """For any state before."""
     assert problem_of_pod(replace(pod, ready=True)) is None
 
 
@@ -312,7 +312,7 @@ def test_a_ready_pod_that_keeps_ending_is_noticed_for_ten_minutes() -> None:
         ),
     ],
 )
-def test_refused_creations_are_told_apart_without_the_generated_name(
+def test_refused_creations_are_distinguished_without_the_generated_name(
     message: str, reason: Reason
 ) -> None:
     """Quota or policy; every attempt has another pod name, which would be another message."""

@@ -33,7 +33,7 @@ from tests.support.status_cases import (
     REACHED,
     RESTING,
     ROUTED,
-    told,
+    condition_of,
 )
 
 
@@ -41,33 +41,33 @@ def test_a_time_moves_only_when_a_status_flips() -> None:
     """Another reason is not another time."""
     world = live(replace(new_world(routing={"policy": "None"}), gpus=0), 20)
     assert world.condition("Ready") == ("False", "InsufficientGPU")
-    since = told(world, "Ready")["lastTransitionTime"]
+    since = condition_of(world, "Ready")["lastTransitionTime"]
     pulling = (Container("engine", waiting_reason="ErrImagePull"),)
     pods = tuple(replace(pod, scheduled=True, containers=pulling) for pod in world.pods)
     failing = replace(world, pods=pods, now=world.now + 100)
-    assert told(failing, "Ready")["reason"] == Reason.IMAGE_PULL
-    assert told(failing, "Ready")["lastTransitionTime"] == since
+    assert condition_of(failing, "Ready")["reason"] == Reason.IMAGE_PULL
+    assert condition_of(failing, "Ready")["lastTransitionTime"] == since
     ready = settle(replace(world, gpus=1))
-    assert told(ready, "Ready")["lastTransitionTime"] > since
+    assert condition_of(ready, "Ready")["lastTransitionTime"] > since
 
 
 @pytest.mark.parametrize("seconds", [1, 59, 3_600, 86_400 * 30])
-def test_no_clock_enters_the_status(seconds: int) -> None:
-    """However much later the same world is looked at: nothing to write."""
+def test_the_status_does_not_depend_on_the_time(seconds: int) -> None:
+    """The same world at any later time: nothing to write."""
     assert plan_of(replace(RESTING, now=RESTING.now + seconds)).is_empty
     assert plan_of(replace(ROUTED, now=ROUTED.now + seconds)).is_empty
 
 
 @pytest.mark.parametrize("world", [*REACHED.values(), RESTING, ROUTED], ids=lambda _: "")
 def test_every_status_fits_the_schema_of_the_crd(world: World) -> None:
-    """What the API server would prune would be written for ever."""
+    """Fields that the API server prunes would be written again and again."""
     status = plan_of(world).status or world.status
     read = InferenceServiceStatus.model_validate_json(json.dumps(status))
     assert read.to_manifest() == status
 
 
 def test_numbers_are_written_at_most_once_in_ten_seconds() -> None:
-    """A ready replica more is a number; it can wait, and the plan says how long."""
+    """One more ready replica is a number: it can wait, and the plan has the time."""
     numbers = {**RESTING.status, "readyReplicas": 2}
     assert write_of(numbers, written=-4) == (None, 6.0)
     assert write_of(numbers, written=-10) == (numbers, None)
@@ -77,7 +77,7 @@ def test_numbers_are_written_at_most_once_in_ten_seconds() -> None:
 def write_of(
     desired: Manifest, *, written: float | None, children_written: float | None = None
 ) -> tuple[Manifest | None, float | None]:
-    """What is decided at time 0 over the resting service's status."""
+    """The decision at time 0 over the resting service's status."""
     return decide_status_write(
         desired, RESTING.status, written=written, children_written=children_written, now=0.0
     )
@@ -92,8 +92,8 @@ def moving(**parts: Any) -> Manifest:
     return {**RESTING.status, "conditions": conditions, **parts}
 
 
-def test_a_movement_that_we_began_is_told_after_three_seconds_or_when_it_is_over() -> None:
-    """One status tells a short movement; a long one is told while it lasts."""
+def test_progress_after_an_own_write_is_reported_after_three_seconds_or_when_it_is_over() -> None:
+    """Short progress needs one status; long progress is reported while it lasts."""
     assert write_of(moving(), written=None, children_written=-1) == (None, 2.0)
     assert write_of(moving(), written=None, children_written=-3) == (moving(), None)
     over = {**RESTING.status, "replicas": 2}
@@ -101,7 +101,7 @@ def test_a_movement_that_we_began_is_told_after_three_seconds_or_when_it_is_over
 
 
 def test_a_first_router_that_comes_after_the_engines_is_part_of_the_start() -> None:
-    """The engines are complete, so nothing progresses; the router follows, and one status tells it."""
+    """The engines are complete, so nothing progresses; the router follows, and one status reports both."""
     waits = [
         {**item, "status": "False", "reason": "NoReadyRouter"}
         if item["type"] in {"Available", "Ready"}
@@ -113,24 +113,24 @@ def test_a_first_router_that_comes_after_the_engines_is_part_of_the_start() -> N
     assert write_of(status, written=None, children_written=None) == (status, None)
 
 
-def test_what_later_looks_rest_on_never_waits_for_a_movement() -> None:
+def test_the_inputs_of_later_reconciles_are_written_at_once() -> None:
     """A crash in these three seconds would restart the engines on the profile before."""
     changed = moving(engine={**RESTING.status["engine"], "profile": "cuda-0.33.0-1"})
     assert write_of(changed, written=None, children_written=-1) == (changed, None)
 
 
-def test_trouble_never_waits_for_a_movement() -> None:
-    """Stalled and Degraded are told in the look that finds them."""
+def test_problems_are_written_at_once() -> None:
+    """Stalled and Degraded are written in the reconcile that finds them."""
     world = REACHED[Reason.ADMISSION_DENIED]
     assert plan_of(replace(world, children_written=world.now)).status is not None
 
 
 def test_a_condition_that_changes_is_written_at_once() -> None:
-    """What people and tools wait for does not wait."""
+    """Users and tools wait for conditions."""
     world = replace(RESTING, status_written=RESTING.now, pods=())
     status = plan_of(world).status
     assert status is not None
-    assert told(world, "Ready")["status"] == "False"
+    assert condition_of(world, "Ready")["status"] == "False"
 
 
 def test_content_that_is_equal_is_not_written() -> None:
@@ -138,8 +138,8 @@ def test_content_that_is_equal_is_not_written() -> None:
     assert write_of(RESTING.status, written=None) == (None, None)
 
 
-def test_a_resource_without_metadata_or_status_is_told_and_never_breaks() -> None:
-    """Whatever a store returns: a plan, no exception."""
+def test_a_resource_without_metadata_or_status_has_a_plan() -> None:
+    """Any object leads to a plan, never to an exception."""
     resources: tuple[Manifest, ...] = (
         {},
         {"metadata": {"name": "chat"}},

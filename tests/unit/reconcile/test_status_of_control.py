@@ -35,11 +35,11 @@ from tests.support.plan_world import (
 )
 from tests.support.status_cases import (
     RESTING,
-    told,
+    condition_of,
 )
 
 
-def test_summary_tells_ready_and_breaker_for_the_columns() -> None:
+def test_the_summary_has_ready_and_breaker_for_the_columns() -> None:
     """READY and BREAKER of `kubectl get fis`."""
     assert RESTING.status["summary"] == {"ready": "1/1", "breaker": "closed"}
     breaker = BreakerReport("Closed", "Closed", {"realtime": "Closed", "batch": "Open"})
@@ -54,8 +54,8 @@ def test_summary_tells_ready_and_breaker_for_the_columns() -> None:
     assert status["summary"]["breaker"] == "prometheus lost"
 
 
-def test_the_control_loops_word_stands_in_the_status() -> None:
-    """Its pieces whole, its conditions with our times; without a word they stay as they were."""
+def test_the_report_of_the_control_loop_is_in_the_status() -> None:
+    """Its parts complete, its conditions with times; without a report they stay as they were."""
     report = ControlReport(
         batching=BatchingReport(96, 4096, 1, "BatchTimeHeadroom", "m", RESTING.now),
         memory=MemoryReport(80, 74),
@@ -98,14 +98,14 @@ BY_CONTROL: dict[Reason, ControlReport] = {
 
 
 @pytest.mark.parametrize(
-    ("by_control", "told_first"),
+    ("by_control", "reported_first"),
     [
         (Reason.LOAD_BREAKER_OPEN, Reason.SOME_REPLICAS_FAILING),
         (Reason.CONTROL_BREAKER_OPEN, Reason.CONTROL_BREAKER_OPEN),
     ],
 )
-def test_a_failing_replica_is_told_before_the_overload_that_it_causes(
-    by_control: Reason, told_first: Reason
+def test_a_failing_replica_is_reported_before_the_overload_that_it_causes(
+    by_control: Reason, reported_first: Reason
 ) -> None:
     """With an event, at once: not only when the breaker has closed again."""
     end = Termination(75, "Error", "", RESTING.now - 5)
@@ -118,18 +118,20 @@ def test_a_failing_replica_is_told_before_the_overload_that_it_causes(
         control_report=BY_CONTROL[by_control],
         status_written=None,
     )
-    assert told(world, "Degraded")["reason"] == told_first
-    events = [notice.reason for notice in plan_of(world).events]
-    assert (Reason.SOME_REPLICAS_FAILING in events) is (told_first is Reason.SOME_REPLICAS_FAILING)
+    assert condition_of(world, "Degraded")["reason"] == reported_first
+    events = [event.reason for event in plan_of(world).events]
+    assert (Reason.SOME_REPLICAS_FAILING in events) is (
+        reported_first is Reason.SOME_REPLICAS_FAILING
+    )
 
 
 @pytest.mark.parametrize("reason", BY_CONTROL)
-def test_what_the_control_loop_tells_as_it_happens_is_not_told_again(reason: Reason) -> None:
+def test_problems_with_events_of_the_control_loop_get_no_second_event(reason: Reason) -> None:
     """Its breakers, remedies and replacements have events of its own: the condition follows without one."""
     world = replace(RESTING, control_report=BY_CONTROL[reason], status_written=None)
     plan = plan_of(world)
     assert plan.status is not None
-    assert told(world, "Degraded")["reason"] == reason
+    assert condition_of(world, "Degraded")["reason"] == reason
     assert plan.events == ()
     assert set(BY_CONTROL) == REPORTED_BY_CONTROL_LOOP
 
@@ -141,8 +143,8 @@ def test_a_new_process_keeps_the_conditions_whose_facts_it_does_not_know_yet() -
     before = settle(replace(RESTING, control_report=report))
     unknown = ControlReport(memory=MemoryReport(80, 91), safe_limits_cause=CAUSE_UNKNOWN)
     assert settle(replace(before, control_report=unknown)).status == before.status
-    assert "chat-1" in told(before, "MemoryWithinCap")["message"]
-    assert "No signals" in told(before, "Degraded")["message"]
+    assert "chat-1" in condition_of(before, "MemoryWithinCap")["message"]
+    assert "No signals" in condition_of(before, "Degraded")["message"]
     known = ControlReport(memory=MemoryReport(80, 91, ""))
     after = settle(replace(before, control_report=known))
     assert after.condition("MemoryWithinCap") == ("True", "WithinCap")
@@ -164,7 +166,7 @@ def test_scaling_limited_follows_from_the_facts_of_the_control_loop(
     """For a pinned service the pin decides, whatever the control loop reports."""
     report = ControlReport(scaling=ScalingReport(1, "Steady", "m", START, **limit))
     world = replace(RESTING, control_report=report)
-    assert told(world, "ScalingLimited")["reason"] == reason
-    assert figure in told(world, "ScalingLimited")["message"]
+    assert condition_of(world, "ScalingLimited")["reason"] == reason
+    assert figure in condition_of(world, "ScalingLimited")["message"]
     pinned = settle(replace(with_spec(RESTING, replicas=1), control_report=report))
     assert pinned.condition("ScalingLimited") == ("True", "ReplicasPinned")
