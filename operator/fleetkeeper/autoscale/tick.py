@@ -12,14 +12,13 @@ from dataclasses import replace
 
 from fleetkeeper.autoscale.arbitrate import want_of
 from fleetkeeper.autoscale.capacity.estimate import Estimate, updated_estimate
-from fleetkeeper.autoscale.constants import ASKED_KEPT_S
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.events import tick_events
 from fleetkeeper.autoscale.limits_requests import after_outcomes, due_requests
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.control_breaker import decide_control_breaker
-from fleetkeeper.autoscale.rules.evidence import evidence_of, judged_once
+from fleetkeeper.autoscale.rules.evidence import evidence_of
 from fleetkeeper.autoscale.rules.fleet_limits import (
     decide_admission,
     decide_fleet_limits,
@@ -32,11 +31,12 @@ from fleetkeeper.autoscale.rules.fragmentation import (
     fragmentation_readings,
     watched,
 )
-from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, decide_load_breaker
+from fleetkeeper.autoscale.rules.load_breaker import decide_load_breaker
+from fleetkeeper.autoscale.rules.objectives import judged_since
 from fleetkeeper.autoscale.rules.remedies import decide_memory_remedy, decide_replacements
 from fleetkeeper.autoscale.rules.replica_view import ReplicaView, replica_view
 from fleetkeeper.autoscale.rules.replicas import decide_replicas
-from fleetkeeper.autoscale.rules.scale_down import scale_down_blocker, would_lower
+from fleetkeeper.autoscale.rules.scale_down import reads_asked_at, scale_down_blocker
 from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
 from fleetkeeper.autoscale.signals.observe import observe_service
 from fleetkeeper.autoscale.signals.pod_history import PodTrack
@@ -84,7 +84,7 @@ def decide_service(
         replacing=remedy.valid or replacement.valid,
     )
 
-    asked_at = _asked_at(inputs, breakers.load, replicas, memory.asked_at, now)
+    asked_at = reads_asked_at(memory.asked_at, inputs, replicas, breakers.load, now)
     decision = ControlDecision(
         state=state,
         limits=limits,
@@ -107,7 +107,7 @@ def decide_service(
         signals=signals_memory,
         estimate=estimate,
         breakers=breakers,
-        batch=judged_once(batch, memory.batch, signals),
+        batch=batch,
         canary=canary,
         limits_requests=requested,
         replicas=replicas_memory,
@@ -122,9 +122,11 @@ def _after_last_tick(
 ) -> ControlMemory:
     """Return the memory with the results of the last tick's actions."""
     batch, late_since = memory.batch, memory.allocation_late_since
-    if signals.rejudged:
-        # Attainment before and after the raise refers to different objectives and cannot be compared.
-        batch = replace(batch, before_raise=None)
+    if batch.before_raise is not None:
+        # A raise is judged once, over two windows, and not across a change of the objectives.
+        is_judged = len(judged_since(memory.signals.windows, batch.raised)) >= 2
+        if is_judged or signals.rejudged:
+            batch = replace(batch, before_raise=None)
     allocated = inputs.allocated_replicas
     if allocated is None or allocated == inputs.replicas or not inputs.settings.tunes_replicas:
         late_since = None
@@ -187,18 +189,3 @@ def _decide_restart(
         now,
     )
     return restart, fragmentation, max((reading.ratio for reading in readings), default=0.0)
-
-
-def _asked_at(
-    inputs: ControlInputs,
-    load: LoadBreaker,
-    replicas: Decision[int],
-    asked_at: float | None,
-    now: float,
-) -> float | None:
-    """Return when pods last had to be read directly before a reduction; None: not recently."""
-    if not inputs.checks_directly:
-        return None
-    if would_lower(replicas, inputs.replicas) or load != LoadBreaker():
-        return now
-    return asked_at if asked_at is not None and now - asked_at < ASKED_KEPT_S else None

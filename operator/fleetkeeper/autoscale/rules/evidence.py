@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fleetkeeper.autoscale.capacity.step_time_model import StepModel
 from fleetkeeper.autoscale.constants import RATE_S
 from fleetkeeper.autoscale.limits_requests import late_s
@@ -43,7 +41,7 @@ def evidence_of(
         failed_acts=memory.limits_requests.has_failed + inputs.failed_writes,
         limits_late_s=limits_late_s,
         replicas_late_s=0.0 if late_since is None else now - late_since,
-        reversals=tuple(time for time, _ in memory.batch.reversals),
+        reversals=memory.batch.reversals,
         worse=_worse(memory.batch, signals, settings),
         model_off_windows=model.off_windows,
         attained=attained,
@@ -73,12 +71,3 @@ def _was_used(batch: BatchMemory, signals: Signals, before: Limits) -> bool:
     """Return whether a raise can have made steps longer; additional sequences that never ran cannot."""
     wider = batch.limits is not None and batch.limits.tokens > before.tokens
     return wider or running_per_pod(signals) > before.sequences
-
-
-def judged_once(batch: BatchMemory, before: BatchMemory, signals: Signals) -> BatchMemory:
-    """Return the batch memory without the state before a raise, once two windows have judged the raise."""
-    if batch.before_raise is None or batch.raised != before.raised:
-        return batch
-    if len(judged_since(signals.windows, batch.raised)) < 2:
-        return batch
-    return replace(batch, before_raise=None)

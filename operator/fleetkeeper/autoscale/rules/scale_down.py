@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fleetkeeper.autoscale.constants import (
+    ASKED_KEPT_S,
     CARRY_KV_RATIO,
     CARRY_RATIO,
     DIRECT_WHOLE_S,
@@ -18,9 +19,10 @@ from fleetkeeper.autoscale.constants import (
     DOWN_SHARE,
     TOO_FEW_KEPT_S,
 )
+from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
 from fleetkeeper.autoscale.rules.replica_view import ReplicaView
 from fleetkeeper.autoscale.signals.samples import Source
-from fleetkeeper.autoscale.types import Decision, Grade, decide, no_change
+from fleetkeeper.autoscale.types import ControlInputs, Decision, Grade, decide, no_change
 
 UNCHECKED: Final = "replicas must be read directly before one is removed"
 """Why a scale-down that rests on Prometheus alone has to wait."""
@@ -100,10 +102,24 @@ def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> s
     return f"every replica must be read directly for {needed_s:.0f} s without a gap first"
 
 
-def would_lower(decision: Decision[int], replicas: int) -> bool:
-    """Return whether this is a scale-down, or one that only the pace or a missing direct read delays."""
-    is_next = decision.reason == "ScaleDownRateLimited" or decision.detail == UNCHECKED
-    return is_next or (decision.reason == "LoadFell" and decision.value < replicas)
+def reads_asked_at(
+    asked_at: float | None,
+    inputs: ControlInputs,
+    replicas: Decision[int],
+    load: LoadBreaker,
+    now: float,
+) -> float | None:
+    """Return when pods last had to be read directly, because replicas or admission may be reduced.
+
+    None: not recently. A scale-down counts, also one that only the pace or a missing direct read delays.
+    """
+    if not inputs.checks_directly:
+        return None
+    lowers = replicas.reason == "LoadFell" and replicas.value < inputs.replicas
+    is_next = replicas.reason == "ScaleDownRateLimited" or replicas.detail == UNCHECKED
+    if lowers or is_next or load != LoadBreaker():
+        return now
+    return asked_at if asked_at is not None and now - asked_at < ASKED_KEPT_S else None
 
 
 def with_too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasMemory:

@@ -78,41 +78,40 @@ def direction(before: Limits, after: Limits) -> int:
 
 def _reversals(
     memory: BatchMemory, before: Limits, after: Limits, now: float
-) -> tuple[tuple[tuple[float, int], ...], tuple[int, int]]:
+) -> tuple[tuple[float, ...], tuple[int, int]]:
     """Return the changes of direction including this one, and the last directions of both limits.
 
     Following the model for the first time corrects a guess and does not count as a change of direction.
     """
-    reversals = [item for item in memory.reversals if now - item[0] <= DIRECTION_S]
+    reversals = [time for time in memory.reversals if now - time <= DIRECTION_S]
     directions = []
     moves = (after.sequences - before.sequences, after.tokens - before.tokens)
-    for moved, last in zip(moves, memory.last_directions, strict=True):
-        turned = (moved > 0) - (moved < 0)
-        if turned and last and turned != last and memory.followed is not None:
-            reversals.append((now, turned))
-        directions.append(turned or last)
+    for move, last in zip(moves, memory.last_directions, strict=True):
+        sign = (move > 0) - (move < 0)
+        if sign and last and sign != last and memory.followed is not None:
+            reversals.append(now)
+        directions.append(sign or last)
     return tuple(reversals), (directions[0], directions[1])
 
 
 def _moved(
     view: BatchView, move: Move, current: Limits, now: float
 ) -> tuple[Decision[Limits], BatchMemory]:
-    turned = direction(current, move.limits)
-    memory = move.memory
-    windows = view.signals.windows
+    """Return the decision of a rule, and the memory after it."""
+    memory, windows = move.memory, view.signals.windows
+    is_raise = direction(current, move.limits) > 0
     attained = windows[-1].batch_attainment if windows else None
     before = None
-    if turned > 0 and attained is not None:
+    if is_raise and attained is not None:
         before = BeforeRaise(current, attained, view.signals.queue_wait_s)
     reversals, directions = _reversals(memory, current, move.limits, now)
     memory = replace(
         memory,
         limits=move.limits,
         changed=now,
-        raised=now if turned > 0 else memory.raised,
+        raised=now if is_raise else memory.raised,
         before_raise=before,
         reversals=reversals,
         last_directions=directions,
     )
-    decision = decide(move.limits, move.reason, move.detail)
-    return decision, memory
+    return decide(move.limits, move.reason, move.detail), memory

@@ -48,8 +48,8 @@ class BatchMemory:
     raise. `followed`: the model's targets that were followed last. `before_cut`: sequences to return to
     after a cut for KV cache pressure. `replicas_wait_ticks`: ticks in which no scale-up is recommended,
     because a raise may be enough. `before_raise`: the state with which a raise is compared.
-    `rest_until`: no raise before this time, after a canary failed. `reversals`: (time, +1 or -1) of
-    changes of direction over 15 minutes, for each limit separately. `last_directions`: of sequences and
+    `rest_until`: no raise before this time, after a canary failed. `reversals`: times of
+    changes of direction over 15 minutes, counted for each limit. `last_directions`: of sequences and
     of tokens.
     """
 
@@ -61,7 +61,7 @@ class BatchMemory:
     replicas_wait_ticks: int = 0
     before_raise: BeforeRaise | None = None
     rest_until: float = 0.0
-    reversals: tuple[tuple[float, int], ...] = ()
+    reversals: tuple[float, ...] = ()
     last_directions: tuple[int, int] = (0, 0)
 
 
