@@ -219,3 +219,11 @@ def test_what_was_too_little_is_not_tried_again_at_the_same_load() -> None:
     assert 60 <= first * 5 <= 75, "with less load it goes when the delay has passed since then"
     made, _, _ = _over_time(calm, after, 1200, now)
     assert made[-1].value == 2, "and after half an hour it may be tried again"
+
+
+@pytest.mark.parametrize(
+    ("change", "starting"), [({"ready": 3}, 1), ({"ready": 2, "pending": 1, "overdue": 1}, 2)]
+)
+def test_the_number_of_pods_that_start_is_never_zero(change: dict[str, int], starting: int) -> None:
+    """A replica without a pod yet counts as starting."""
+    assert decided(view(**change)).detail == f"{starting} pods are starting"

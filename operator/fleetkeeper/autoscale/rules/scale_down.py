@@ -153,8 +153,8 @@ def too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
 
 
 def _pending(view: ReplicaView) -> str:
-    count = view.pending + view.overdue
-    return f"{count} pods are starting" if count or view.ready < view.replicas else ""
+    count = view.pending + view.overdue or view.replicas - view.ready
+    return f"{count} pods are starting" if count > 0 else ""
 
 
 def _queue(view: ReplicaView) -> str:
