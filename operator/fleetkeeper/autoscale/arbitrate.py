@@ -35,7 +35,6 @@ class Want:
     gpus_per_replica: int = 1
     tier: Tier = Tier.STANDARD
     breach: float = 0.0
-    reason: str = ""
 
     @property
     def key(self) -> ServiceKey:
@@ -72,7 +71,6 @@ def want_of(inputs: ControlInputs, signals: Signals, replicas: Decision[int]) ->
             signals.queue_wait_s / settings.queue_wait_objective_s,
             signals.batch_time_s / settings.batch_time_objective_s,
         ),
-        reason=replicas.reason,
     )
 
 

@@ -71,11 +71,6 @@ class ControlMemory:
     changes: tuple[Change, ...] = ()
 
 
-def with_change(memory: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
-    """Return the last ten changes including this one, oldest first."""
-    return (*memory, change)[-DECISIONS_KEPT:]
-
-
 def _section(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = status.get(name)
     return value if isinstance(value, Mapping) else {}

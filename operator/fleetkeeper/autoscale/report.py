@@ -8,6 +8,7 @@ from typing import Any
 from fleetkeeper.api.types import ScalingMode
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.conditions import metrics_conditions
+from fleetkeeper.autoscale.constants import DECISIONS_KEPT
 from fleetkeeper.autoscale.decision import ControlDecision, TickResult
 from fleetkeeper.autoscale.gauges import gauges_of
 from fleetkeeper.autoscale.memory import (
@@ -15,7 +16,6 @@ from fleetkeeper.autoscale.memory import (
     PROMETHEUS_LOST,
     ControlMemory,
     Shown,
-    with_change,
 )
 from fleetkeeper.autoscale.types import Decision
 from fleetkeeper.common.values import (
@@ -23,7 +23,6 @@ from fleetkeeper.common.values import (
     BreakerReport,
     Change,
     ControlReport,
-    Event,
     MemoryReport,
     ReplicaAllocation,
     ScalingReport,
@@ -142,27 +141,24 @@ def _over_cap_pod(decision: ControlDecision, memory: ControlMemory) -> str | Non
 def _changes(
     decision: ControlDecision, memory: ControlMemory, scaling: Shown, batching: Shown, now: float
 ) -> tuple[Change, ...]:
-    """Return the last decisions, including those of this tick."""
-    changes = memory.changes
-    for what, before, after in (
-        ("replicas", memory.shown_scaling, scaling),
-        ("limits", memory.shown_batching, batching),
-    ):
-        if before.value == after.value or not before.value:
-            continue
-        change = Change(now, what, before.value, after.value, after.reason)
-        changes = with_change(changes, change)
-    if decision.settings.restarts and decision.restart.valid:
-        for pod in decision.restart.value:
-            changes = with_change(changes, Change(now, "restart", "", pod, decision.restart.reason))
-    for event in decision.events:
-        if "Breaker" in event.reason:
-            changes = with_change(changes, _breaker_change(event, now))
-    return changes
-
-
-def _breaker_change(event: Event, now: float) -> Change:
-    return Change(now, "breaker", "", event.message[:120], event.reason)
+    """Return the last decisions, including those of this tick, oldest first."""
+    changes = [
+        Change(now, what, before.value, after.value, after.reason)
+        for what, before, after in (
+            ("replicas", memory.shown_scaling, scaling),
+            ("limits", memory.shown_batching, batching),
+        )
+        if before.value and before.value != after.value
+    ]
+    restart = decision.restart
+    if restart.valid and decision.settings.restarts:
+        changes += [Change(now, "restart", "", pod, restart.reason) for pod in restart.value]
+    changes += [
+        Change(now, "breaker", "", event.message[:120], event.reason)
+        for event in decision.events
+        if "Breaker" in event.reason
+    ]
+    return (*memory.changes, *changes)[-DECISIONS_KEPT:]
 
 
 def _scaling(

@@ -12,7 +12,7 @@ from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 
 @dataclass(frozen=True, slots=True)
 class TickState:
-    """What the rules for limits and replicas read."""
+    """The inputs of the rules for limits and replicas."""
 
     inputs: ControlInputs
     signals: Signals

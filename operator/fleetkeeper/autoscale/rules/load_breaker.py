@@ -210,17 +210,10 @@ def _blind(signals: Signals, breaker: LoadBreaker, now: float) -> LoadBreaker:
     warming_up = signals.ready_pods > 0 and signals.warmed_up_pods == 0
     if breaker.is_closed or not warming_up:
         return breaker if breaker.is_closed else LoadBreaker()
-
-    def after_warm_up(tier: TierBreaker) -> TierBreaker:
-        is_due = now - tier.since >= tier.wait_s + WARM_UP_S
-        closes = is_due and tier.state is not BreakerState.CLOSED
-        return TierBreaker(since=now) if closes else tier
-
-    return LoadBreaker(
-        after_warm_up(breaker.realtime),
-        after_warm_up(breaker.standard),
-        after_warm_up(breaker.batch),
-    )
+    tiers = (breaker.realtime, breaker.standard, breaker.batch)
+    is_due = [not tier.is_closed and now - tier.since >= tier.wait_s + WARM_UP_S for tier in tiers]
+    closed = TierBreaker(since=now)
+    return LoadBreaker(*(closed if due else t for t, due in zip(tiers, is_due, strict=True)))
 
 
 def _ageing(breaker: LoadBreaker) -> LoadBreaker:
@@ -265,7 +258,7 @@ def _standard_view(
     batch, rates = breaker.batch, signals.rates
     after_batch = (
         batch.state is BreakerState.OPEN and now - batch.since >= STANDARD_AFTER_BATCH_S
-    ) or breaker.standard.state is not BreakerState.CLOSED
+    ) or not breaker.standard.is_closed
     wanted = 1.0 - rejected_ratio(rates.wait_count_standard, rates.arrivals_standard)
     return _TierView(
         over=x > STANDARD_OPEN and enough and after_batch and wanted < 1.0,
@@ -294,9 +287,8 @@ def admission_of(breaker: LoadBreaker, settings: ControlSettings) -> Admission:
 
     While batch is not closed, that share is its floor, or what the half-open breaker admits.
     """
-    closed = breaker.batch.state is BreakerState.CLOSED
     share = settings.batch_share_ratio
-    if not closed:
+    if not breaker.batch.is_closed:
         tried = breaker.batch.admit if breaker.batch.state is BreakerState.HALF_OPEN else 0.0
         share = min(share, max(settings.batch_floor_ratio, tried))
     admit = (

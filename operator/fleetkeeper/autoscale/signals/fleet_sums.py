@@ -48,7 +48,6 @@ def with_sums(signals: Signals, tracks: Sequence[PodTrack], tokens: TokenUse) ->
         memory_used_ratio=max(t.history[-1].gauges.memory_used_ratio for t in tracks),
         memory_peak_ratio=peak,
         memory_peak_pod=peak_pod,
-        limit_sequences=min(g.limit_sequences for g in per_pod),
         live_limits=all(g.live_limits > 0 for g in per_pod),
         running_by_pod=tuple((t.pod, g.running) for t, g in zip(tracks, per_pod, strict=True)),
         generation_by_pod=tuple(

@@ -67,8 +67,7 @@ def observe_service(
         ready_pods=ready,
         hung_pods=tuple(sorted(hangs)),
         long_hung_pods=tuple(sorted([name for name, run in hangs.items() if run.is_long])),
-        rejections=tuple([(track.pod, track.rejection) for track in known if track.rejected]),
-        missing=tuple(sorted({n for t in known if t.history for n in t.history[-1].missing})),
+        missing=tuple(sorted({n for t in known if t.newest for n in t.newest.missing})),
         windows=memory.windows,
         window=window,
         overdue_pods=sum([is_overdue(tracks[name], now) for name in usable]),
@@ -125,7 +124,7 @@ def _windows(
         return replace(memory, tracks=tracks), None
     window = close_window(tracks, usable)
     marked = {
-        name: PodTrack(name, t.history, t.newest, t.rejected, t.rejection, t.out_until)
+        name: PodTrack(name, t.history, t.newest, t.rejected, t.out_until)
         for name, t in tracks.items()
     }
     if window is None:

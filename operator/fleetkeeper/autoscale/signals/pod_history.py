@@ -36,15 +36,13 @@ class PodTrack:
     """A pod's accepted samples, oldest first, over at most RATE_S (plus half a tick).
 
     `mark`: the sample at which the current window began. `rejected`: impossible samples in a row.
-    `rejection`: why the last one is impossible. `out_until`: when a pod whose counters were reset is used
-    again.
+    `out_until`: when a pod whose counters were reset is used again.
     """
 
     pod: str
     history: tuple[PodSample, ...] = ()
     mark: PodSample | None = None
     rejected: int = 0
-    rejection: str = ""
     out_until: float = 0.0
 
     @property
@@ -74,7 +72,7 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
     if newest is not None and sample.time <= newest.time:
         return track
     if sample.time > now + FUTURE_S:
-        return _refuse(track, "the timestamp is in the future")
+        return replace(track, rejected=track.rejected + 1)
     before = track
     if newest is not None and sample.edges != newest.edges:
         track = _recounted(track, sample)
@@ -84,9 +82,8 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
     limit_s = float("inf")
     if slowest_step_s > 0:
         limit_s = max(BATCH_TIME_BELIEVED_S, BATCH_TIME_OUTLIER * slowest_step_s)
-    problem = why_impossible(sample, limit_s, newest)
-    if problem:
-        return _refuse(before, problem)
+    if why_impossible(sample, limit_s, newest):
+        return replace(before, rejected=before.rejected + 1)
     if newest is not None and (sample.decode is None or sample.prefill is None):
         sample = PodSample(
             sample.pod,
@@ -127,10 +124,6 @@ def _recounted(track: PodTrack, sample: PodSample) -> PodTrack:
         for row in track.history
     )
     return replace(track, history=history, mark=None)
-
-
-def _refuse(track: PodTrack, problem: str) -> PodTrack:
-    return replace(track, rejected=track.rejected + 1, rejection=problem)
 
 
 def grade_of(track: PodTrack | None, now: float) -> Grade:

@@ -71,13 +71,11 @@ class Signals:
     memory_used_ratio: float = 0.0
     memory_peak_ratio: float = 0.0
     memory_peak_pod: str = ""
-    limit_sequences: float = 0.0
     live_limits: bool = True
     hung_pods: tuple[str, ...] = ()
     long_hung_pods: tuple[str, ...] = ()
     running_by_pod: tuple[tuple[str, float], ...] = ()
     generation_by_pod: tuple[tuple[str, float], ...] = ()
-    rejections: tuple[tuple[str, str], ...] = ()
     missing: tuple[str, ...] = ()
     windows: tuple[Window, ...] = ()
     window: Window | None = None
