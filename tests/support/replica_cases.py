@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from fleetkeeper.autoscale.capacity.supply import Supply
 from fleetkeeper.autoscale.rules.replica_view import ReplicaView
 from fleetkeeper.autoscale.rules.replicas import (
     decide_replicas,
@@ -11,7 +13,7 @@ from fleetkeeper.autoscale.rules.replicas import (
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
-from fleetkeeper.autoscale.types import ControlSettings, Decision, Grade
+from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, Decision, Grade
 from tests.support.control_cases import NOW
 
 SETTINGS = ControlSettings(min_replicas=1, max_replicas=10, scale_down_delay_s=600.0)
@@ -36,19 +38,26 @@ def signals(**changes: object) -> Signals:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def view(**changes: object) -> ReplicaView:
-    """Four ready replicas of capacity 32, for which two would do."""
+INPUTS = ControlInputs("team-a", "chat", SETTINGS, replicas=4, started=0.0)
+
+
+def view(**changes: Any) -> ReplicaView:
+    """Four ready replicas of capacity 32, for which two would do. Changes of its inputs, supply or own fields."""
+    inputs, supply, own = (
+        {name: changes.pop(name) for name in kind.__dataclass_fields__ if name in changes}
+        for kind in (ControlInputs, Supply, ReplicaView)
+    )
+    assert not changes
     base = ReplicaView(
+        replace(INPUTS, **inputs),
         signals(),
-        SETTINGS,
-        replicas=4,
-        ready=4,
+        replace(Supply(ready=4), **supply),
         needed_up=2,
         needed_down=2,
         capacity=32.0,
         model_trusted=True,
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **own)
 
 
 def decided(seen: ReplicaView, memory: ReplicasMemory = OBSERVED) -> Decision[int]:

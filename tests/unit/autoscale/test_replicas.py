@@ -100,7 +100,9 @@ def test_up(case: str, change: dict[str, object], want: int, reason: str) -> Non
 
 def test_up_is_blocked_while_the_newest_revision_cannot_start() -> None:
     """More pods of it would only take more accelerators."""
-    decision = decided(view(**BROKEN, up_blocked="no replica of revision 3 is ready: ImagePull"))
+    decision = decided(
+        view(**BROKEN, scale_up_blocked="no replica of revision 3 is ready: ImagePull")
+    )
     assert not decision.valid
     assert decision.value == 4
     assert decision.reason == "ScaleUpBlocked"

@@ -76,7 +76,7 @@ def test_direct_readings_lower_once_they_were_whole_for_the_delay(
     since_s: float, change: dict[str, object], goes: bool
 ) -> None:
     """Without a Prometheus every pod must have been read, fresh, all along; with one that is missed none goes."""
-    direct = replace(view(signals=signals(source=Source.DIRECT)), **change)  # type: ignore[arg-type]
+    direct = view(**{"signals": signals(source=Source.DIRECT), **change})
     memory = replace(OBSERVED, direct_since=NOW - since_s)
     assert (decided(direct, memory).value == 3) is goes
 
@@ -87,7 +87,7 @@ def test_one_gap_in_direct_readings_starts_their_time_anew() -> None:
     for gap in (
         replace(whole, signals=signals(source=Source.DIRECT, coverage=0.75)),
         replace(whole, signals=Signals()),
-        replace(whole, prometheus_lost=True),
+        replace(whole, inputs=replace(whole.inputs, prometheus_lost=True)),
     ):
         memory = replace(OBSERVED, direct_since=NOW - 9999)
         _, memory = decide_replicas(gap, memory, NOW)

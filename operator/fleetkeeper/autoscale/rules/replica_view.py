@@ -10,38 +10,30 @@ from dataclasses import dataclass
 
 from fleetkeeper.autoscale.capacity.forecast import expected_per_s
 from fleetkeeper.autoscale.capacity.staffing import Load, backlog_counts, headroom, needed_replicas
-from fleetkeeper.autoscale.capacity.supply import hung_in_supply
+from fleetkeeper.autoscale.capacity.supply import Supply, hung_in_supply
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory
 from fleetkeeper.autoscale.rules.fleet_limits import batch_view
 from fleetkeeper.autoscale.rules.objectives import is_slow, judged_since, wait_is_broken
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.state import TickState
-from fleetkeeper.autoscale.types import BreakerState, ControlSettings, Limits
+from fleetkeeper.autoscale.types import BreakerState, ControlInputs, ControlSettings, Limits
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
     """Inputs of the replica rules.
 
-    `replicas`: the live Deployment's number. `ready`, `pending`: pods (pending for at most two cold
-    starts). `overdue`: pods pending for longer, which do not count as supply. `needed_up` counts pods
-    that do not report as idle, `needed_down` counts them as full; None: not known. `capacity`: sequences
-    that a replica can run within the objectives. `batch_at_limit`: batch limits cannot be raised.
-    `demand`: batch limits are at their floor and batch time is still too long. `raise_first`: batch
-    limits were just raised, which may be enough. `floor`: the number below which the control breaker
-    allows no scale-down. `up_blocked`: why more replicas would not help, else empty.
-    `prometheus_lost`: Prometheus is configured but has no fresh samples. `checks_directly`: samples
-    come from Prometheus and can be checked against the pods. `started`: when this process became the
-    leader.
+    `needed_up` counts pods that do not report as idle, `needed_down` counts them as full; None: not known.
+    `capacity`: sequences that a replica can run within the objectives. `batch_at_limit`: batch limits
+    cannot be raised. `demand`: batch limits are at their floor and batch time is still too long.
+    `raise_first`: batch limits were just raised, which may be enough. `floor`: the number below which the
+    control breaker allows no scale-down. `hung`: hung pods that the supply counts.
     """
 
+    inputs: ControlInputs
     signals: Signals
-    settings: ControlSettings
-    replicas: int
-    ready: int
-    pending: int = 0
-    overdue: int = 0
+    supply: Supply
     needed_up: int | None = None
     needed_down: int | None = None
     capacity: float = 0.0
@@ -52,23 +44,25 @@ class ReplicaView:
     raise_first: bool = False
     breakers_closed: bool = True
     floor: int = 0
-    up_blocked: str = ""
     hung: int = 0
-    prometheus_lost: bool = False
-    checks_directly: bool = False
-    started: float = 0.0
+
+    @property
+    def settings(self) -> ControlSettings:
+        """The settings of the service."""
+        return self.inputs.settings
+
+    @property
+    def replicas(self) -> int:
+        """The live Deployment's number of replicas."""
+        return self.inputs.replicas
 
 
 def replica_view(
     state: TickState, memory: BatchMemory, in_force: Limits, now: float
 ) -> ReplicaView:
     """Return the inputs of the replica rules. The capacity comes from the model if limits follow it."""
-    inputs, signals, settings, estimate = (
-        state.inputs,
-        state.signals,
-        state.settings,
-        state.estimate,
-    )
+    inputs, settings = state.inputs, state.settings
+    signals, estimate = state.signals, state.estimate
     needed_up, needed_down = _needed(state, in_force)
     follows_model = memory.followed is not None or not settings.tunes_limits
     hung = 0
@@ -76,12 +70,9 @@ def replica_view(
         cold_start_s = estimate.cold_start.seconds
         hung = hung_in_supply(inputs.pods, signals.hung_pods, cold_start_s, now)
     return ReplicaView(
-        signals=signals,
-        settings=settings,
-        replicas=inputs.replicas,
-        ready=estimate.supply.ready,
-        pending=estimate.supply.pending,
-        overdue=estimate.supply.overdue,
+        inputs,
+        signals,
+        estimate.supply,
         needed_up=needed_up,
         needed_down=needed_down,
         capacity=min(estimate.capacity, float(in_force.sequences)),
@@ -92,11 +83,7 @@ def replica_view(
         raise_first=memory.replicas_wait_ticks > 0,
         breakers_closed=state.breakers_closed,
         floor=_fallback_floor(state),
-        up_blocked=inputs.scale_up_blocked,
         hung=hung,
-        prometheus_lost=inputs.prometheus_lost,
-        checks_directly=inputs.checks_directly,
-        started=inputs.started,
     )
 
 

@@ -57,7 +57,7 @@ def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
     objective does.
     """
     signals, settings = view.signals, view.settings
-    supply = view.ready + view.pending - view.hung
+    supply = view.supply.ready + view.supply.pending - view.hung
     needed = view.needed_up or 0
     against = f"queue wait is {signals.queue_wait_s:.1f} s (objective {settings.queue_wait_objective_s:g} s)"
     if view.demand:
@@ -70,7 +70,7 @@ def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
             ),
         )
     if view.wait_broken and view.batch_at_limit:
-        if view.pending:
+        if view.supply.pending:
             return (needed if view.model_trusted else 0), "QueueWaitAboveTarget", against
         return (
             max(needed, supply + 1),
@@ -92,12 +92,12 @@ def _up(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int] 
     wanted, reason, detail = _wanted_up(view)
     if wanted <= 0 or view.raise_first:
         return None
-    overdue = view.overdue
+    overdue = view.supply.overdue
     target = bounded(min(wanted + overdue, most_replicas_now(memory, view.replicas, now)), view)
     if target <= view.replicas:
         return None
-    if view.up_blocked:
-        return no_change(view.replicas, "ScaleUpBlocked", view.up_blocked)
+    if view.inputs.scale_up_blocked:
+        return no_change(view.replicas, "ScaleUpBlocked", view.inputs.scale_up_blocked)
     if overdue:
         detail += f"; {overdue} pods have been starting for more than two cold starts"
     return decide(target, reason, detail)
@@ -108,7 +108,7 @@ def decide_replicas(
 ) -> tuple[Decision[int], ReplicasMemory]:
     """Return the recommended number and the new memory. Missing data never leads to a scale-down."""
     settings = view.settings
-    if memory.since is not None and memory.since < view.started:
+    if memory.since is not None and memory.since < view.inputs.started:
         # A new leader restarts the observation.
         memory = replace(memory, since=None, recommendations=(), direct_since=None)
     memory = with_direct_reads(view, memory, now)
@@ -127,7 +127,7 @@ def decide_replicas(
         ), memory
     memory = with_too_few(view, memory, now)
     # While Prometheus is lost nothing is lowered, and its return does not lower on what was seen then.
-    is_believed = view.signals.grade is Grade.FRESH and not view.prometheus_lost
+    is_believed = view.signals.grade is Grade.FRESH and not view.inputs.prometheus_lost
     known = view.needed_down if is_believed else None
     # A number that was too small for this load is not recommended: the stabilization window starts
     # when the load falls.

@@ -72,10 +72,10 @@ def _overdue(view: ReplicaView) -> str:
 
 def with_direct_reads(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasMemory:
     """Return the memory, noting whether every ready pod has fresh samples that were read directly."""
-    if view.checks_directly:
+    if view.inputs.checks_directly:
         direct = view.signals.is_direct
     else:
-        direct = view.signals.source is Source.DIRECT and not view.prometheus_lost
+        direct = view.signals.source is Source.DIRECT and not view.inputs.prometheus_lost
     whole = direct and not _unknown(view) and not _overdue(view)
     before = memory.direct_since
     since = (now if before is None else before) if whole else None
@@ -89,12 +89,12 @@ def _fallback_source(view: ReplicaView, memory: ReplicasMemory, now: float) -> s
     Prometheus alone allows none if the pods can be read directly: another workload could export series
     in their name.
     """
-    if view.checks_directly:
+    if view.inputs.checks_directly:
         since = memory.direct_since
         return "" if since is not None and now - since >= DIRECT_WHOLE_S else UNCHECKED
     if view.signals.source is not Source.DIRECT:
         return ""
-    if view.prometheus_lost:
+    if view.inputs.prometheus_lost:
         return "Prometheus returns no fresh samples"
     needed_s = max(DIRECT_WHOLE_S, view.settings.scale_down_delay_s)
     if memory.direct_since is not None and now - memory.direct_since >= needed_s:
@@ -129,13 +129,17 @@ def with_too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> Repli
     throttled CPU take longer.
     """
     served = view.signals.served_per_s
-    full = view.wait_broken and view.batch_at_limit and view.ready > 0 and served > 0
+    full = view.wait_broken and view.batch_at_limit and view.supply.ready > 0 and served > 0
     if not full or view.hung or _unknown(view) or _overdue(view):
         return memory
     before = memory.too_few
-    if before is not None and before.replicas == view.ready and now - before.at < TOO_FEW_KEPT_S:
+    if (
+        before is not None
+        and before.replicas == view.supply.ready
+        and now - before.at < TOO_FEW_KEPT_S
+    ):
         served = max(served, before.served_per_s)
-    return replace(memory, too_few=TooFew(view.ready, served, now))
+    return replace(memory, too_few=TooFew(view.supply.ready, served, now))
 
 
 def too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
@@ -153,7 +157,7 @@ def too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
 
 
 def _pending(view: ReplicaView) -> str:
-    count = view.pending + view.overdue or view.replicas - view.ready
+    count = view.supply.pending + view.supply.overdue or view.replicas - view.supply.ready
     return f"{count} pods are starting" if count > 0 else ""
 
 
