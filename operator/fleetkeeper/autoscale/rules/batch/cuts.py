@@ -16,12 +16,12 @@ from fleetkeeper.autoscale.constants import (
     PREEMPTIONS_PER_S,
     UP_EVERY_S,
 )
-from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Move
+from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Step
 from fleetkeeper.autoscale.rules.objectives import is_slow, judged_since, running_per_pod
-from fleetkeeper.autoscale.types import Limits
+from fleetkeeper.autoscale.types import Limits, decide
 
 
-def relieve_kv(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Move | None:
+def relieve_kv(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
     """Cut sequences to 0.8 of those that run if requests are preempted or the KV cache is nearly full.
 
     While replicas are pending, sequences are cut to those that run.
@@ -37,15 +37,14 @@ def relieve_kv(view: BatchView, memory: BatchMemory, limits: Limits, now: float)
     sequences = math.floor((1.0 if view.pending else KV_CUT_FACTOR) * running)
     if sequences < 1 or sequences >= limits.sequences:
         return None
-    return Move(
+    return decide(
         replace(limits, sequences=sequences),
         "KVCachePressure",
         f"KV cache is {signals.kv_ratio_max:.0%} full, with {signals.preemptions_per_pod_s:.2f} preemptions/s per pod",
-        replace(memory, before_cut=max(limits.sequences, memory.before_cut or 0)),
-    )
+    ), replace(memory, before_cut=max(limits.sequences, memory.before_cut or 0))
 
 
-def relieve_cap(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Move | None:
+def relieve_cap(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
     """Lower sequences if memory use is above the cap, at most every 30 s."""
     cap = view.settings.cap_percent / 100
     if view.signals.memory_used_ratio <= cap or now - memory.changed < UP_EVERY_S:
@@ -54,15 +53,14 @@ def relieve_cap(view: BatchView, memory: BatchMemory, limits: Limits, now: float
     sequences = math.floor(OVER_CAP_FACTOR * min(limits.sequences, max(running, 1.0)))
     if sequences >= limits.sequences or limits.sequences <= view.settings.min_sequences:
         return None
-    return Move(
+    return decide(
         replace(limits, sequences=sequences),
         "MemoryAboveCap",
         f"memory use is {view.signals.memory_used_ratio:.0%}, above the cap of {cap:.0%}",
-        memory,
-    )
+    ), memory
 
 
-def shorten(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Move | None:
+def shorten(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
     """Go one notch down, tokens first, if batch time attainment is low in 2 of 3 windows."""
     windows = judged_since(view.signals.windows, memory.changed)
     if not is_slow(windows, view.settings) or now - memory.changed < DOWN_EVERY_S:
@@ -72,11 +70,11 @@ def shorten(view: BatchView, memory: BatchMemory, limits: Limits, now: float) ->
     detail = f"{attained:.1%} of steps are within {objective_ms:.0f} ms"
     fewer = moved_notch(limits.tokens, -1, view.settings)
     if fewer < limits.tokens and view.signals.rates.prompt_tokens > 0:
-        return Move(replace(limits, tokens=fewer), "BatchTimeAboveTarget", detail, memory)
+        return decide(replace(limits, tokens=fewer), "BatchTimeAboveTarget", detail), memory
     factor = DOWN_FACTOR if view.targets else CUT_FACTOR
     least = math.ceil(running_per_pod(view.signals)) if view.pending else 1
     base = min(limits.sequences, max(math.ceil(running_per_pod(view.signals)), 1))
     sequences = max(least, math.floor(factor * base))
     if sequences >= limits.sequences:
         return None
-    return Move(replace(limits, sequences=sequences), "BatchTimeAboveTarget", detail, memory)
+    return decide(replace(limits, sequences=sequences), "BatchTimeAboveTarget", detail), memory

@@ -18,7 +18,6 @@ from fleetkeeper.autoscale.rules.batch.values import (
     BatchMemory,
     BatchView,
     BeforeRaise,
-    Move,
     Rule,
     clamped,
     first_limits,
@@ -63,11 +62,11 @@ def decide_limits(
             current, "SignalsStale", "no fresh samples, so limits are unchanged"
         ), memory
     for rule in RULES:
-        move = rule(view, memory, current, now)
-        if move is not None:
-            wanted = clamped(move.limits, settings)
-            if wanted != current:
-                return _moved(view, replace(move, limits=wanted), current, now)
+        step = rule(view, memory, current, now)
+        wanted = clamped(step[0].value, settings) if step else current
+        if step and wanted != current:
+            decision, after = step
+            return replace(decision, value=wanted), _moved(view, after, current, wanted, now)
     return decide(current, "Steady", "no change is needed or possible"), memory
 
 
@@ -95,23 +94,22 @@ def _reversals(
 
 
 def _moved(
-    view: BatchView, move: Move, current: Limits, now: float
-) -> tuple[Decision[Limits], BatchMemory]:
-    """Return the decision of a rule, and the memory after it."""
-    memory, windows = move.memory, view.signals.windows
-    is_raise = direction(current, move.limits) > 0
+    view: BatchView, memory: BatchMemory, current: Limits, wanted: Limits, now: float
+) -> BatchMemory:
+    """Return the memory after the limits change from `current` to `wanted`."""
+    windows = view.signals.windows
+    is_raise = direction(current, wanted) > 0
     attained = windows[-1].batch_attainment if windows else None
     before = None
     if is_raise and attained is not None:
         before = BeforeRaise(current, attained, view.signals.queue_wait_s)
-    reversals, directions = _reversals(memory, current, move.limits, now)
-    memory = replace(
+    reversals, directions = _reversals(memory, current, wanted, now)
+    return replace(
         memory,
-        limits=move.limits,
+        limits=wanted,
         changed=now,
         raised=now if is_raise else memory.raised,
         before_raise=before,
         reversals=reversals,
         last_directions=directions,
     )
-    return decide(move.limits, move.reason, move.detail), memory

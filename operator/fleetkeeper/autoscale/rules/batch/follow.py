@@ -13,24 +13,24 @@ from fleetkeeper.autoscale.constants import (
     UP_EVERY_S,
 )
 from fleetkeeper.autoscale.rules.batch.raises import queue_wants_more, raise_allowed
-from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Move, clamped
+from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Step, clamped
 from fleetkeeper.autoscale.rules.objectives import running_per_pod
-from fleetkeeper.autoscale.types import ControlSettings, Limits
+from fleetkeeper.autoscale.types import ControlSettings, Limits, decide
 
 
-def follow_down(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Move | None:
+def follow_down(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
     """Follow the model's targets down, also the first time that they are known."""
     return _follow(view, memory, limits, now, down=True)
 
 
-def follow_up(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Move | None:
+def follow_up(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
     """Follow the model's targets up where a raise is allowed."""
     return _follow(view, memory, limits, now, down=False)
 
 
 def _follow(
     view: BatchView, memory: BatchMemory, limits: Limits, now: float, *, down: bool
-) -> Move | None:
+) -> Step | None:
     targets = view.targets
     if targets is None or view.model_frozen or memory.before_cut is not None:
         return None
@@ -50,7 +50,7 @@ def _follow(
         share = wanted.sequences / aim.sequences
         followed = replace(followed, sequences=math.ceil(targets.sequences * share))
     detail = f"the step-time model predicts a capacity of {targets.capacity:.0f} sequences at {0.9 * view.settings.batch_time_objective_s * 1e3:.0f} ms"
-    return Move(wanted, "FollowsStepTimeModel", detail, replace(memory, followed=followed))
+    return decide(wanted, "FollowsStepTimeModel", detail), replace(memory, followed=followed)
 
 
 def _least_followed(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> int:

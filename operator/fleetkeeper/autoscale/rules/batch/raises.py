@@ -15,7 +15,7 @@ from fleetkeeper.autoscale.constants import (
     UP_FACTOR,
     USED_RATIO,
 )
-from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Move
+from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Step
 from fleetkeeper.autoscale.rules.objectives import (
     has_room,
     is_full,
@@ -23,7 +23,7 @@ from fleetkeeper.autoscale.rules.objectives import (
     running_per_pod,
     wait_is_broken,
 )
-from fleetkeeper.autoscale.types import Limits
+from fleetkeeper.autoscale.types import Limits, decide
 
 
 def queue_wants_more(view: BatchView) -> bool:
@@ -56,7 +56,7 @@ def raise_allowed(
     )
 
 
-def give_back(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Move | None:
+def give_back(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
     """Restore sequences after a cut for KV cache pressure: 5% every 30 s while the cache has room."""
     if memory.before_cut is None or view.signals.kv_ratio_max >= KV_LOW_RATIO:
         return None
@@ -68,17 +68,16 @@ def give_back(view: BatchView, memory: BatchMemory, limits: Limits, now: float) 
         memory.before_cut, max(limits.sequences + 1, round(limits.sequences * KV_BACK_FACTOR))
     )
     left = None if sequences >= memory.before_cut else memory.before_cut
-    return Move(
+    return decide(
         replace(limits, sequences=sequences),
         "KVCacheHeadroom",
         f"KV cache is only {view.signals.kv_ratio_max:.0%} full",
-        replace(memory, before_cut=left),
-    )
+    ), replace(memory, before_cut=left)
 
 
 def widen_for_queue(
     view: BatchView, memory: BatchMemory, limits: Limits, now: float
-) -> Move | None:
+) -> Step | None:
     """Raise sequences by 25% if requests wait, steps are short, KV cache is free and the limit is reached.
 
     Steps are short if the mean batch time is below 0.7 of its objective. No scale-up is recommended for
@@ -93,12 +92,11 @@ def widen_for_queue(
     if not raise_allowed(view, memory, now, despite_gate=True):
         return None
     sequences = max(limits.sequences + 1, round(limits.sequences * QUEUE_UP_FACTOR))
-    return Move(
+    return decide(
         replace(limits, sequences=min(sequences, ceiling_sequences(view))),
         "BatchTimeHeadroom",
         f"queue wait is {signals.queue_wait_s:.2f} s although steps take only {signals.batch_time_s * 1e3:.0f} ms",
-        replace(memory, replicas_wait_ticks=QUEUE_UP_TICKS + 1),
-    )
+    ), replace(memory, replicas_wait_ticks=QUEUE_UP_TICKS + 1)
 
 
 def ceiling_sequences(view: BatchView) -> int:
@@ -113,7 +111,7 @@ def ceiling_sequences(view: BatchView) -> int:
     )
 
 
-def lengthen(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Move | None:
+def lengthen(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
     """Go one notch up if batch time attainment left room for four windows and requests wait."""
     windows = judged_since(view.signals.windows, memory.changed)
     if not has_room(windows, view.settings) or not wait_is_broken(view.signals, view.settings):
@@ -124,10 +122,10 @@ def lengthen(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -
     top = ceiling_sequences(view)
     if is_full(view.signals, limits.sequences) and limits.sequences < top:
         sequences = min(top, max(limits.sequences + 1, round(limits.sequences * UP_FACTOR)))
-        return Move(replace(limits, sequences=sequences), "BatchTimeHeadroom", detail, memory)
+        return decide(replace(limits, sequences=sequences), "BatchTimeHeadroom", detail), memory
     more = moved_notch(limits.tokens, 1, view.settings)
     if more > limits.tokens:
-        return Move(replace(limits, tokens=more), "BatchTimeHeadroom", detail, memory)
+        return decide(replace(limits, tokens=more), "BatchTimeHeadroom", detail), memory
     return None
 
 

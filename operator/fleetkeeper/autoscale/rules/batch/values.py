@@ -1,4 +1,4 @@
-"""Values of the batch rules: their inputs, their memory, and the change that a rule decides."""
+"""Values of the batch rules: their inputs, their memory, and the step of a rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fleetkeeper.autoscale.capacity.targets import Targets, notch_down
 from fleetkeeper.autoscale.signals.service_signals import Signals
-from fleetkeeper.autoscale.types import ControlSettings, Limits
+from fleetkeeper.autoscale.types import ControlSettings, Decision, Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,10 @@ class BatchMemory:
     last_directions: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """The change that a rule decides."""
+Step = tuple[Decision[Limits], BatchMemory]
+"""The limits that a rule decides, and the memory after it."""
 
-    limits: Limits
-    reason: str
-    detail: str
-    memory: BatchMemory
-
-
-Rule = Callable[[BatchView, BatchMemory, Limits, float], Move | None]
+Rule = Callable[[BatchView, BatchMemory, Limits, float], Step | None]
 
 
 def start_up(settings: ControlSettings) -> Limits:
