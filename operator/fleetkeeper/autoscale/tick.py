@@ -2,7 +2,7 @@
 
 decide_service(inputs, memory, now) -> (ControlDecision, ControlMemory)
 arbitrate(recommendations of all services, budget) -> allocations
-build_report(decision, allocation, memory, now) -> (ControlReport, ControlMemory)      (report.py)
+build_report(decision, allocation, memory, now) -> (TickResult, ControlMemory)      (report.py)
 """
 
 from __future__ import annotations
