@@ -202,8 +202,7 @@ class World:
             ),
             engines=self,
             replace_pod=self._replace,
-            post_event=self._event,
-            post_fleet_event=self._fleet_event,
+            recorder=self,
             metrics=self.metrics,
             defects=Defects(
                 OperatorMetrics().defects, monotonic=time.monotonic, changed=self.queue.add
@@ -235,11 +234,13 @@ class World:
     async def _replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
         raise AssertionError(f"{key}: {pod.name} was to be replaced: {removal.why}")
 
-    async def _event(self, key: Key, event: Event) -> None:
+    def record(self, key: Key, event: Event) -> None:
+        """Count an event."""
         del key, event
         self.events += 1
 
-    async def _fleet_event(self, event: Event) -> None:
+    def record_fleet(self, event: Event) -> None:
+        """Count an event about the fleet."""
         del event
         self.events += 1
 
@@ -297,7 +298,8 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
             late.append(time.monotonic() - began - 0.01)
 
     others = [
-        asyncio.create_task(part) for part in (world.reconcile(), world.loop.outbox.run(), lag())
+        asyncio.create_task(part)
+        for part in (world.reconcile(), world.loop.dispatcher.run(), lag())
     ]
     for number in range(ticks + WARM_TICKS):
         if number == WARM_TICKS:

@@ -281,7 +281,7 @@ class Controller:
         if plan.status is not None:
             self._metrics.decisions.labels("status").inc()
         if plan.events:
-            self._metrics.decisions.labels("notice").inc(len(plan.events))
+            self._metrics.decisions.labels("event").inc(len(plan.events))
         return plan
 
     async def _read_what_is_wanted(

@@ -73,14 +73,14 @@ class Executor:
         metrics: OperatorMetrics,
         *,
         now: Callable[[], float],
-        board: EventRecorder,
+        recorder: EventRecorder,
     ) -> None:
         self._client = client
         self._writer = writer
         self._cache = cache
         self._metrics = metrics
         self._now = now
-        self._board = board
+        self._recorder = recorder
 
     async def carry_out(
         self,
@@ -114,7 +114,7 @@ class Executor:
             await self._write_status(key, resource, plan.status, outcome)
         if not outcome.stopped:
             for event in plan.events:
-                self._board.record(key, resource, event)
+                self._recorder.record(key, event)
         return outcome
 
     async def _check_service_names(
