@@ -24,7 +24,8 @@ from typing import Any
 
 import aiohttp
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient, load_configuration
+from fleetkeeper.adapters.kubernetes.client import KubernetesClient
+from fleetkeeper.adapters.kubernetes.credentials import load_configuration
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import (
     CHILDREN,

@@ -8,11 +8,8 @@ from typing import Final
 import structlog
 
 from fleetkeeper.adapters.clock import ClockApart
-from fleetkeeper.adapters.kubernetes.client import (
-    KubernetesClient,
-    NoCredentials,
-    load_configuration,
-)
+from fleetkeeper.adapters.kubernetes.client import KubernetesClient
+from fleetkeeper.adapters.kubernetes.credentials import NoCredentials, load_configuration
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.adapters.kubernetes.writes import WriteHook, no_hook

@@ -20,7 +20,6 @@ from fleetkeeper.adapters.engine import (
     address_of,
     limits_body,
 )
-from fleetkeeper.adapters.exposition import parse_sample
 from fleetkeeper.adapters.keys import public_jwk
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import Source, StepSums
@@ -30,7 +29,7 @@ from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, parse_keys
 from fleetkeeper_engine.supervisor.limits_requests import allowed_ranges, parse_limits_request
 from tests.support.control_cases import NOW, sample
-from tests.support.engine_metrics import metrics_text
+from tests.support.engine_metrics import metrics_text, parse_sample
 
 ROOT = Path(__file__).parents[3]
 EDGES = Edges(0.5, 0.05)

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetkeeper.adapters import engine
 from fleetkeeper.adapters.engine import Engines, Signer
-from fleetkeeper.adapters.exposition import parse_sample
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import Source
 from fleetkeeper.autoscale.types import Admission, Limits, LimitsRequest, PodView
@@ -24,7 +23,7 @@ from fleetkeeper.runtime.autoscaler.readings import Target
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
 from tests.support.control_cases import NOW, sample
-from tests.support.engine_metrics import metrics_text
+from tests.support.engine_metrics import metrics_text, parse_sample
 
 EDGES = Edges(0.5, 0.05)
 GUARD_S = 60.0

@@ -10,8 +10,8 @@ from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.types import Plan, Snapshot
 from fleetkeeper.runtime import controller as module
 from fleetkeeper.runtime.controller import Controller
-from fleetkeeper.runtime.executor import Outcome
 from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.outcome import Outcome
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
 from tests.support.contained import new_defects
@@ -22,8 +22,8 @@ FIRST, SECOND = Key("a", "chat"), Key("b", "chat")
 class Executor:
     """Carries nothing out."""
 
-    async def carry_out(self, *_: Any) -> Outcome:
-        return Outcome()
+    async def carry_out(self, key: Key, *_: Any) -> Outcome:
+        return Outcome(key, {})
 
 
 @pytest.fixture

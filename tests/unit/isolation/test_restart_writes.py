@@ -16,7 +16,7 @@ from fleetkeeper.autoscale.types import LimitsRequest, PutOutcome
 from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.types import Kind, Pod
 from fleetkeeper.runtime.autoscaler.readings import Readings, Target
-from fleetkeeper.runtime.controller import NoControl
+from fleetkeeper.runtime.control_view import NoControl
 from fleetkeeper.runtime.fleet_events import GATHER_S, FleetEvents
 from fleetkeeper.runtime.queue import Key
 from tests.support.isolation_world import NAMESPACE, Operator

@@ -34,7 +34,7 @@ from fleetkeeper.runtime.autoscaler.inputs import is_unseen
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.autoscaler.readings import Readings, Source
 from fleetkeeper.runtime.autoscaler.service_state import PENDING, ServiceStates, ServiceTick
-from fleetkeeper.runtime.controller import ControlView
+from fleetkeeper.runtime.control_view import ControlView
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.fleet_events import FleetEvents
 from fleetkeeper.runtime.queue import Key, KeyedQueue

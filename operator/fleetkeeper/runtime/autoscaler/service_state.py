@@ -21,7 +21,7 @@ from fleetkeeper.runtime.autoscaler.inputs import (
     starting_memory,
 )
 from fleetkeeper.runtime.autoscaler.readings import Target
-from fleetkeeper.runtime.controller import ControlView
+from fleetkeeper.runtime.control_view import ControlView
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 
