@@ -161,11 +161,19 @@ class Engines:
                 why = "no control key" if self._signer is None else "not the leader"
                 return PutOutcome(request.pod, request.generation, False, detail=why)
             headers = {"Authorization": f"Bearer {self._signer.token(request.uid, self._clock())}"}
+            body = bytearray()
             try:
-                status, body = await self._ask(
-                    "PUT", request.ip, headers=headers, json=limits_body(request)
+                status = await self._call(
+                    self._limits_session,
+                    "PUT",
+                    request.ip,
+                    "/v1/limits",
+                    take=body.extend,
+                    limit=ANSWER_BYTES,
+                    headers=headers,
+                    json=limits_body(request),
                 )
-                answer = _object(body)
+                answer = _object(bytes(body))
             except EngineError as error:
                 return PutOutcome(request.pod, request.generation, False, detail=str(error))
         if status == 200:
@@ -242,24 +250,6 @@ class Engines:
             return lines.text()
         except ValueError as error:
             raise EngineError(f"{ip}: {str(error)[:200]}") from error
-
-    async def _ask(
-        self,
-        method: str,
-        ip: str,
-        **kwargs: Any,  # noqa: ANN401 - aiohttp's own keywords
-    ) -> tuple[int, bytes]:
-        body = bytearray()
-        status = await self._call(
-            self._limits_session,
-            method,
-            ip,
-            "/v1/limits",
-            take=body.extend,
-            limit=ANSWER_BYTES,
-            **kwargs,
-        )
-        return status, bytes(body)
 
     async def _call(
         self,
