@@ -38,7 +38,8 @@ from fleetkeeper_local.ports import free_ports
 from fleetkeeper_local.programs import program_path
 from tests.support.engine_metrics import metrics_text
 from tests.support.hostile_engine import Hostility, hostile_answer
-from tests.support.operator_world import HOOKED, PATIENCE_S, OperatorProcess, World
+from tests.support.operator_process import HOOKED, PATIENCE_S, OperatorProcess
+from tests.support.operator_world import World
 
 EDGES: Final = Edges(0.5, 0.05)
 SMALL: Final = Engine(StepTime(0.010, 0.010, 2.0e-5, 5.0e-6, 0.0), max_sequences=8)

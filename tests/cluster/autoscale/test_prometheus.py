@@ -18,7 +18,8 @@ from aiohttp import encode_basic_auth
 
 from fleetkeeper_local.controlplane import ControlPlane
 from tests.support.control_world import PASSWORD, LoopbackEngines, loopback_engines
-from tests.support.operator_world import OperatorProcess, World, condition, operator_world, service
+from tests.support.operator_process import OperatorProcess
+from tests.support.operator_world import World, condition, operator_world, service
 
 CALM_PER_S = 4.0
 BUSY_PER_S = 40.0

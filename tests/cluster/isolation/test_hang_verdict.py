@@ -12,7 +12,8 @@ import pytest_asyncio
 from fleetkeeper.autoscale.constants import HANG_S
 from fleetkeeper_local.controlplane import ControlPlane
 from tests.support.control_world import LoopbackEngines, loopback_engines
-from tests.support.operator_world import PATIENCE_S, World, condition, operator_world, service
+from tests.support.operator_process import PATIENCE_S
+from tests.support.operator_world import World, condition, operator_world, service
 
 KEPT = "pod kept: not confirmed by a direct read"
 
