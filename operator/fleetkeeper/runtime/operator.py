@@ -156,7 +156,7 @@ class Operator:
 
     async def _end(self, work: asyncio.Task[None]) -> None:
         """Stop new reconciles; let those in progress finish, or cancel them after `DRAIN_S`."""
-        log.info("stopping", looks_under_way=self._parts.queue.working)
+        log.info("stopping", reconciles=self._parts.queue.working)
         self._parts.queue.close()
         _, late = await asyncio.wait({work}, timeout=DRAIN_S)
         if late:
