@@ -47,6 +47,7 @@ from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
 from fleetkeeper_local.ports import free_ports
 from fleetkeeper_local.programs import program_path
@@ -193,10 +194,12 @@ class World:
             self._add(f"s{number}", pods)
         self.prometheus = Prometheus(PrometheusSettings(url, deadline_s=deadline_s), time.monotonic)
         self.metrics = ControlMetrics(CollectorRegistry())
+        context = default_context()
         self.loop = ControlLoop(
             cache=self.cache,
             queue=self.queue,
-            context=default_context(),
+            context=context,
+            ledger=GpuLedger(self.cache, context.gpu_budget),
             source=MeasuredSource(
                 self.prometheus, None, may_send=lambda: True, monotonic=time.monotonic
             ),

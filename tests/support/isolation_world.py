@@ -29,6 +29,7 @@ from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.service_feed import ServiceFeed
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
 from tests.support.loop_world import send_requests
@@ -115,6 +116,8 @@ class Operator:
 
     def _build(self) -> None:
         server: Any = self.server
+        context = default_context()
+        ledger = GpuLedger(self.cache, context.gpu_budget)
         self.recorder = EventRecorder(
             server,
             self.cache,
@@ -127,7 +130,8 @@ class Operator:
         self.loop = ControlLoop(
             cache=self.cache,
             queue=self.queue,
-            context=default_context(),
+            context=context,
+            ledger=ledger,
             source=self,
             engines=self,
             replace_pod=PodReplacer(server, self.cache, self.metrics, read_pod=None).replace,
@@ -146,7 +150,8 @@ class Operator:
             ),
             metrics=self.metrics,
             defects=self.defects,
-            context=default_context(),
+            context=context,
+            ledger=ledger,
             now=self.now,
             monotonic=self.now,
             control=self.loop,

@@ -19,6 +19,7 @@ from fleetkeeper.runtime.autoscaler.readings import Readings, Target
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
 
@@ -70,6 +71,7 @@ class World:
             defects=self.defects,
             now=lambda: self.clock,
             monotonic=lambda: self.clock,
+            ledger=GpuLedger(self.cache, self.context.gpu_budget),
         )
 
     async def observe(self, targets: Sequence[Target], now: float) -> Readings:

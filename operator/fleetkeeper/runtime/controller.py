@@ -78,7 +78,7 @@ class Controller:
         now: Callable[[], float],
         monotonic: Callable[[], float],
         control: Control | None = None,
-        ledger: GpuLedger | None = None,
+        ledger: GpuLedger,
     ) -> None:
         self._queue = queue
         self._cache = cache
@@ -90,7 +90,7 @@ class Controller:
         self._now = now
         self._monotonic = monotonic
         self._control: Control = control or NoControl()
-        self._ledger = ledger or GpuLedger(cache, context.gpu_budget)
+        self._ledger = ledger
         self._memory: dict[Key, _Memory] = {}
         self._update_slot = UpdateSlot(cache, defects)
         self.settled_since: float | None = None

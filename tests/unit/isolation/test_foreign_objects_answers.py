@@ -28,6 +28,7 @@ from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
 
@@ -118,6 +119,7 @@ class Scene:
             metrics=self.metrics,
             defects=defects,
             context=default_context(),
+            ledger=GpuLedger(self.cache, default_context().gpu_budget),
             now=lambda: 100.0,
             monotonic=lambda: 0.0,
         )

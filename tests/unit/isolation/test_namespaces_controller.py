@@ -14,6 +14,7 @@ from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.outcome import Outcome
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from tests.support.contained import new_defects
 
 FIRST, SECOND = Key("a", "chat"), Key("b", "chat")
@@ -48,6 +49,7 @@ def controller_of(cache: Cache) -> Controller:
         metrics=OperatorMetrics(),
         defects=new_defects(),
         context=default_context(),
+        ledger=GpuLedger(cache, default_context().gpu_budget),
         now=lambda: 0.0,
         monotonic=lambda: 0.0,
     )

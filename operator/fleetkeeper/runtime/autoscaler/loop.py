@@ -74,7 +74,7 @@ class ControlLoop:
         now: Callable[[], float],
         monotonic: Callable[[], float],
         can_steer: bool = True,
-        ledger: GpuLedger | None = None,
+        ledger: GpuLedger,
     ) -> None:
         """With `can_steer=False` (no control key) limits and restarts are only computed and reported."""
         self._cache = cache
@@ -89,7 +89,7 @@ class ControlLoop:
         self._now = now
         self._monotonic = monotonic
         self._can_steer = can_steer
-        self._ledger = ledger or GpuLedger(cache, context.gpu_budget)
+        self._ledger = ledger
         self._arbiter = Arbiter(self._ledger, defects)
         self._states = ServiceStates(
             cache, floating_revisions=context.floating_revisions, can_steer=can_steer, now=now
