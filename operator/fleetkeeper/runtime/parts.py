@@ -80,7 +80,8 @@ def build_parts(
     cache = Cache(now=clock.now, changed=changed, on_status_change=status_changed)
     defects = Defects(metrics.defects, monotonic=clock.monotonic, changed=queue.add)
     ledger = GpuLedger(cache, context.gpu_budget)
-    lease = _lease(settings, lease_client, clock, metrics)
+    identity = settings.process_identity
+    lease = _lease(settings, identity, lease_client, clock, metrics)
     writer = KubernetesWriter(
         client,
         fence=lease.check if settings.leader.enabled else _no_fence,
@@ -91,7 +92,7 @@ def build_parts(
         cache,
         metrics,
         now=clock.now,
-        instance=settings.process_identity,
+        instance=identity,
         defects=defects,
         lease=Key(settings.operator_namespace, settings.leader.lease_name),
     )
@@ -179,12 +180,16 @@ def build_parts(
 
 
 def _lease(
-    settings: Settings, client: KubernetesClient, clock: SystemClock, metrics: OperatorMetrics
+    settings: Settings,
+    identity: str,
+    client: KubernetesClient,
+    clock: SystemClock,
+    metrics: OperatorMetrics,
 ) -> LeaderLease:
     terms = LeaseTerms(
         namespace=settings.operator_namespace,
         name=settings.leader.lease_name,
-        identity=settings.process_identity,
+        identity=identity,
         duration_s=settings.leader.duration_s,
         renew_deadline_s=settings.leader.renew_deadline_s,
         retry_s=settings.leader.retry_s,
