@@ -47,6 +47,7 @@ from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
 from fleetkeeper_local.ports import free_ports
 from fleetkeeper_local.programs import program_path
@@ -193,17 +194,18 @@ class World:
             self._add(f"s{number}", pods)
         self.prometheus = Prometheus(PrometheusSettings(url, deadline_s=deadline_s), time.monotonic)
         self.metrics = ControlMetrics(CollectorRegistry())
+        context = default_context()
         self.loop = ControlLoop(
             cache=self.cache,
             queue=self.queue,
-            context=default_context(),
+            context=context,
+            ledger=GpuLedger(self.cache, context.gpu_budget),
             source=MeasuredSource(
                 self.prometheus, None, may_send=lambda: True, monotonic=time.monotonic
             ),
             engines=self,
             replace_pod=self._replace,
-            post_event=self._event,
-            post_fleet_event=self._fleet_event,
+            recorder=self,
             metrics=self.metrics,
             defects=Defects(
                 OperatorMetrics().defects, monotonic=time.monotonic, changed=self.queue.add
@@ -235,11 +237,13 @@ class World:
     async def _replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
         raise AssertionError(f"{key}: {pod.name} was to be replaced: {removal.why}")
 
-    async def _event(self, key: Key, event: Event) -> None:
+    def record(self, key: Key, event: Event) -> None:
+        """Count an event."""
         del key, event
         self.events += 1
 
-    async def _fleet_event(self, event: Event) -> None:
+    def record_fleet(self, event: Event) -> None:
+        """Count an event about the fleet."""
         del event
         self.events += 1
 
@@ -297,7 +301,8 @@ async def measure(world: World, ticks: int) -> dict[str, float]:
             late.append(time.monotonic() - began - 0.01)
 
     others = [
-        asyncio.create_task(part) for part in (world.reconcile(), world.loop.outbox.run(), lag())
+        asyncio.create_task(part)
+        for part in (world.reconcile(), world.loop.dispatcher.run(), lag())
     ]
     for number in range(ticks + WARM_TICKS):
         if number == WARM_TICKS:

@@ -50,7 +50,7 @@ async def test_hostile_pods_stop_no_decision_about_others(
     world: World, engines: LoopbackEngines
 ) -> None:
     engines.rate_per_s = {"good": CALM_PER_S, **dict.fromkeys(NAMES.values(), CALM_PER_S)}
-    operator = await world.operator(env=engines.settings()).start().leads()
+    operator = await engines.operator().start().leads()
     await world.create(service("good", **spec(engines, 2)))
     for name in NAMES.values():
         await world.create(service(name, **spec(engines, 1)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fleetkeeper.adapters.exposition import ContractLines, parse_text
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import PodSample, StepSums
 from fleetkeeper.autoscale.signals.series_map import PLACES
@@ -44,3 +45,14 @@ def metrics_text(sample: PodSample, edges: Edges) -> str:
         inside = ",".join(f'{key}="{value}"' for key, value in labels.items())
         lines.append(f"{name}{{{inside}}} {number}" if inside else f"{name} {number}")
     return "\n".join(lines) + "\n"
+
+
+def parse_sample(pod: str, now: float, body: bytes, edges: Edges) -> PodSample | None:
+    """The sample in a whole response, as the operator reads it; None if there is no usable one."""
+    lines = ContractLines()
+    try:
+        lines.feed(body)
+        text = lines.text()
+    except ValueError:
+        return None
+    return parse_text(pod, now, text, edges)

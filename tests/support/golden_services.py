@@ -20,6 +20,7 @@ from fleetkeeper.reconcile.context import (
     NetworkRule,
     PlanContext,
     PodSecurity,
+    RouterSettings,
     default_context,
 )
 from fleetkeeper.reconcile.manifests.children import desired_children
@@ -305,7 +306,7 @@ CASES: dict[str, GoldenCase] = {
     "namespaced-install": GoldenCase(
         _cuda(),
         context=_context(
-            router=replace(default_context().router, role_kind="Role"),
+            router=RouterSettings(role_kind="Role"),
             image_pull_secrets=("fleetkeeper-pull",),
         ),
     ),

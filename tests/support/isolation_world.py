@@ -16,20 +16,23 @@ from fleetkeeper.autoscale.types import LimitsRequest, PutOutcome
 from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.types import Kind, Pod
-from fleetkeeper.runtime.autoscaler.acts import ControlActs
-from fleetkeeper.runtime.autoscaler.loop import ControlLoop, Readings, Target
+from fleetkeeper.runtime.autoscaler.loop import ControlLoop
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
+from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
+from fleetkeeper.runtime.autoscaler.readings import Readings, Target
 from fleetkeeper.runtime.controller import Controller
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor
-from fleetkeeper.runtime.main import ServiceFeed
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.resync import Resync
+from fleetkeeper.runtime.service_feed import ServiceFeed
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
+from tests.support.loop_world import send_requests
 from tests.support.queue_steps import handed_out
 
 Live = dict[str, Any]
@@ -113,19 +116,26 @@ class Operator:
 
     def _build(self) -> None:
         server: Any = self.server
-        shared: Any = {"now": self.now, "instance": "pod-1", "defects": self.defects}
-        lease = Key("fleet", "fleetkeeper")
-        acts = ControlActs(server, self.cache, self.metrics, read_pod=None, lease=lease, **shared)
-        self.board = EventRecorder(server, self.metrics, **shared)
+        context = default_context()
+        ledger = GpuLedger(self.cache, context.gpu_budget)
+        self.recorder = EventRecorder(
+            server,
+            self.cache,
+            self.metrics,
+            now=self.now,
+            instance="pod-1",
+            defects=self.defects,
+            lease=Key("fleet", "fleetkeeper"),
+        )
         self.loop = ControlLoop(
             cache=self.cache,
             queue=self.queue,
-            context=default_context(),
+            context=context,
+            ledger=ledger,
             source=self,
             engines=self,
-            replace_pod=acts.replace_pod,
-            post_event=acts.post_event,
-            post_fleet_event=acts.post_fleet_event,
+            replace_pod=PodReplacer(server, self.cache, self.metrics, read_pod=None).replace,
+            recorder=self.recorder,
             metrics=ControlMetrics(self.metrics.registry),
             defects=self.defects,
             now=self.now,
@@ -136,11 +146,12 @@ class Operator:
             cache=self.cache,
             client=server,
             executor=Executor(
-                server, server, self.cache, self.metrics, now=self.now, board=self.board
+                server, server, self.cache, self.metrics, now=self.now, recorder=self.recorder
             ),
             metrics=self.metrics,
             defects=self.defects,
-            context=default_context(),
+            context=context,
+            ledger=ledger,
             now=self.now,
             monotonic=self.now,
             control=self.loop,
@@ -220,10 +231,10 @@ class Operator:
         await self.resync.once()
         await self.loop.tick()
         for key in self.keys:
-            self.loop.outbox.post(key, Event("Normal", "Tested", "text"))
-        await self.loop.outbox.drain()
+            self.recorder.record(key, Event("Normal", "Tested", "text"))
+        await send_requests(self.loop)
         await self.reconcile_queued()
-        await self.board.drain()
+        await self.recorder.drain()
         self.clock += 5.0
 
     async def reconcile_queued(self) -> None:

@@ -2,9 +2,10 @@
 
 KILL_AT=chat:3:applied sends SIGKILL when the answer to the third write for the service `chat` begins
 to arrive, before it is read. WRITES_FILE names a file that gets a line for each write that is about
-to be sent. PLAN_WAITS shortens waits of the plan, so that a test need not sit them out: a JSON object
-from "module.CONSTANT" below fleetkeeper.reconcile to seconds. WALL_OFF_S sets the machine's wall clock wrong
-by so many seconds, as far as the process sees it. BREAK=controller.decide_plan:bad makes a step below
+to be sent. PLAN_WAITS and LOOP_WAITS shorten waits of the plan and of the control loop, so that a test
+need not sit them out: each is a JSON object from "module.CONSTANT" below fleetkeeper.reconcile or
+fleetkeeper.runtime.autoscaler to seconds. WALL_OFF_S sets the machine's wall clock wrong by so many
+seconds, as far as the process sees it. BREAK=controller.decide_plan:bad makes a step below
 fleetkeeper.runtime fail whenever it is for the service `bad`.
 """
 
@@ -23,7 +24,8 @@ from fleetkeeper.adapters.kubernetes.writes import Write, WriteHook, WritePoint
 from fleetkeeper.events import watch_services
 from fleetkeeper.runtime.logs import configure_logs
 from fleetkeeper.runtime.main import run_operator
-from fleetkeeper.runtime.settings import load_settings, plan_context
+from fleetkeeper.runtime.plan_context import plan_context
+from fleetkeeper.runtime.settings import load_settings
 
 
 def killing_hook() -> WriteHook:
@@ -47,12 +49,14 @@ def killing_hook() -> WriteHook:
 
 
 def shorten_waits() -> None:
-    """Sets what PLAN_WAITS says; a constant that is not there is a mistake of the test."""
-    for path, seconds in json.loads(os.environ.get("PLAN_WAITS") or "{}").items():
-        module_name, _, name = path.rpartition(".")
-        module = import_module(f"fleetkeeper.reconcile.{module_name}")
-        assert 0 < seconds < getattr(module, name), path
-        setattr(module, name, seconds)
+    """Sets what PLAN_WAITS and LOOP_WAITS say; a constant that is missing is a mistake of the test."""
+    packages = {"PLAN_WAITS": "reconcile", "LOOP_WAITS": "runtime.autoscaler"}
+    for variable, package in packages.items():
+        for path, seconds in json.loads(os.environ.get(variable) or "{}").items():
+            module_name, _, name = path.rpartition(".")
+            module = import_module(f"fleetkeeper.{package}.{module_name}")
+            assert 0 < seconds < getattr(module, name), path
+            setattr(module, name, seconds)
 
 
 def set_wall_clock_wrong() -> None:

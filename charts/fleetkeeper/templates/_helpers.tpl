@@ -109,7 +109,6 @@ prometheusCaFile: /etc/fleetkeeper/prometheus-ca/{{ $.Values.prometheus.caSecret
 prometheusTokenFile: /etc/fleetkeeper/prometheus-token/{{ $.Values.prometheus.tokenSecret.key }}
 {{- end }}
 controlEnabled: {{ .Values.control.enabled }}
-tickS: {{ .Values.control.tickSeconds }}
 directReads: {{ .Values.control.directReads }}
 controlKeyFile: /etc/fleetkeeper/control-keys/key.pem
 controlJwksFile: /etc/fleetkeeper/control-keys/jwks.json

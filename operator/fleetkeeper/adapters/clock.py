@@ -47,10 +47,6 @@ class SystemClock:
         """
         return time.monotonic()
 
-    def process_cpu_s(self) -> float:
-        """Return the seconds of CPU time that this process has used."""
-        return time.process_time()
-
     def jitter(self, seconds: float) -> float:
         """Return between half of `seconds` and all of it, so that many waits do not end together."""
         return seconds * (0.5 + random.random() / 2)  # noqa: S311 -- spreads load, guards no secret

@@ -12,7 +12,6 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fleetkeeper.adapters.exposition import ContractLines, parse_text
+from fleetkeeper.adapters.keys import public_jwk
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.types import LimitsRequest, PodView, PutOutcome
@@ -49,26 +49,36 @@ class EngineError(Exception):
     """The lack of a usable answer from an engine; the message says what was wrong."""
 
 
-@dataclass(frozen=True, slots=True)
 class Signer:
-    """A signer of limits requests. `epoch` rises with each leader; engines refuse an older one."""
+    """A signer of limits requests.
 
-    key: Ed25519PrivateKey
-    kid: str
-    epoch: int
-    issuer: str = ISSUER
+    `epoch` rises with each leader; engines refuse an older one. `may_sign` is called just before each
+    request, so that a leader that lost its lease sends no more.
+    """
+
+    def __init__(
+        self,
+        key: Ed25519PrivateKey,
+        *,
+        epoch: Callable[[], int],
+        may_sign: Callable[[], bool],
+    ) -> None:
+        self._key = key
+        self._kid = public_jwk(key.public_key())["kid"]
+        self._epoch = epoch
+        self.may_sign = may_sign
 
     def token(self, audience: str, now: float) -> str:
         """Return a bearer token for one pod (by UID), for one use, valid for at most 60 s."""
         claims = {
-            "iss": self.issuer,
+            "iss": ISSUER,
             "aud": audience,
             "iat": int(now),
             "exp": int(now) + TOKEN_LIFE_S,
             "jti": secrets.token_urlsafe(16),
-            "epoch": self.epoch,
+            "epoch": self._epoch(),
         }
-        return jwt.encode(claims, self.key, algorithm="EdDSA", headers={"kid": self.kid})
+        return jwt.encode(claims, self._key, algorithm="EdDSA", headers={"kid": self._kid})
 
 
 def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
@@ -116,9 +126,19 @@ def address_of(ip: str, path: str, port: int) -> str:
 class Engines:
     """The engines' control ports."""
 
-    def __init__(self, clock: Callable[[], float], *, port: int = CONTROL_PORT) -> None:
-        """Use `clock` for seconds since the epoch; `port` differs only in tests."""
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        signer: Signer | None = None,
+        *,
+        port: int = CONTROL_PORT,
+    ) -> None:
+        """Use `clock` for seconds since the epoch; `port` differs only in tests.
+
+        Without a signer no limits request is sent, and engines keep their start-up limits.
+        """
         self._clock = clock
+        self._signer = signer
         self._port = port
         self._limits_slots = asyncio.Semaphore(LIMITS_IN_FLIGHT)
         self._read_slots = asyncio.Semaphore(READS_IN_FLIGHT)
@@ -131,29 +151,29 @@ class Engines:
         await self._limits_session.close()
         await self._reads.close()
 
-    async def put_limits(
-        self, requests: Sequence[LimitsRequest], signer: Signer, may_send: Callable[[], bool]
-    ) -> tuple[PutOutcome, ...]:
-        """Send limits requests, 64 at a time; return an outcome for each, never raise.
+    async def put_limits(self, requests: Sequence[LimitsRequest]) -> tuple[PutOutcome, ...]:
+        """Send limits requests, 64 at a time; return an outcome for each, never raise."""
+        return tuple(await asyncio.gather(*(self._put(request) for request in requests)))
 
-        `may_send` is called just before each request: a leader that lost its lease sends no more.
-        """
-        return tuple(
-            await asyncio.gather(*(self._put(request, signer, may_send) for request in requests))
-        )
-
-    async def _put(
-        self, request: LimitsRequest, signer: Signer, may_send: Callable[[], bool]
-    ) -> PutOutcome:
+    async def _put(self, request: LimitsRequest) -> PutOutcome:
         async with self._limits_slots:
-            if not may_send():
-                return PutOutcome(request.pod, request.generation, False, detail="not the leader")
-            headers = {"Authorization": f"Bearer {signer.token(request.uid, self._clock())}"}
+            if self._signer is None or not self._signer.may_sign():
+                why = "no control key" if self._signer is None else "not the leader"
+                return PutOutcome(request.pod, request.generation, False, detail=why)
+            headers = {"Authorization": f"Bearer {self._signer.token(request.uid, self._clock())}"}
+            body = bytearray()
             try:
-                status, body = await self._ask(
-                    "PUT", request.ip, headers=headers, json=limits_body(request)
+                status = await self._call(
+                    self._limits_session,
+                    "PUT",
+                    request.ip,
+                    "/v1/limits",
+                    take=body.extend,
+                    limit=ANSWER_BYTES,
+                    headers=headers,
+                    json=limits_body(request),
                 )
-                answer = _object(body)
+                answer = _object(bytes(body))
             except EngineError as error:
                 return PutOutcome(request.pod, request.generation, False, detail=str(error))
         if status == 200:
@@ -230,24 +250,6 @@ class Engines:
             return lines.text()
         except ValueError as error:
             raise EngineError(f"{ip}: {str(error)[:200]}") from error
-
-    async def _ask(
-        self,
-        method: str,
-        ip: str,
-        **kwargs: Any,  # noqa: ANN401 - aiohttp's own keywords
-    ) -> tuple[int, bytes]:
-        body = bytearray()
-        status = await self._call(
-            self._limits_session,
-            method,
-            ip,
-            "/v1/limits",
-            take=body.extend,
-            limit=ANSWER_BYTES,
-            **kwargs,
-        )
-        return status, bytes(body)
 
     async def _call(
         self,

@@ -106,14 +106,3 @@ def parse_text(pod: str, now: float, text: str, edges: Edges) -> PodSample | Non
     if not series or not math.isfinite(now):
         return None
     return sample_of(pod, now, series, edges, Source.DIRECT)
-
-
-def parse_sample(pod: str, now: float, body: bytes, edges: Edges) -> PodSample | None:
-    """Return the sample in a whole response; None if there is no usable one."""
-    lines = ContractLines()
-    try:
-        lines.feed(body)
-        text = lines.text()
-    except ValueError:
-        return None
-    return parse_text(pod, now, text, edges)

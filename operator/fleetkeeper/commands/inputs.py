@@ -52,11 +52,9 @@ def plan_inputs(settings: Path | None) -> PlanContext:
     """Return the operator's context from its settings file, or by default that of the Helm chart."""
     if settings is None:
         return default_context()
-    from fleetkeeper.runtime.settings import (  # noqa: PLC0415 - heavy; only needed with a settings file
-        SettingsError,
-        load_settings,
-        plan_context,
-    )
+    # Heavy; only needed with a settings file.
+    from fleetkeeper.runtime.plan_context import plan_context  # noqa: PLC0415
+    from fleetkeeper.runtime.settings import SettingsError, load_settings  # noqa: PLC0415
 
     try:
         return plan_context(load_settings(settings))

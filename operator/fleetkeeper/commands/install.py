@@ -161,8 +161,8 @@ def _run(task: Callable[[KubernetesClient], Awaitable[T]]) -> T:
     import asyncio  # noqa: PLC0415 - heavy
     import os  # noqa: PLC0415
 
-    from fleetkeeper.adapters.kubernetes.client import (  # noqa: PLC0415
-        KubernetesClient,
+    from fleetkeeper.adapters.kubernetes.client import KubernetesClient  # noqa: PLC0415
+    from fleetkeeper.adapters.kubernetes.credentials import (  # noqa: PLC0415
         NoCredentials,
         load_configuration,
     )

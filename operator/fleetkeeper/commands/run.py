@@ -34,11 +34,8 @@ def run(
     from fleetkeeper.events import watch_services  # noqa: PLC0415
     from fleetkeeper.runtime.logs import configure_logs  # noqa: PLC0415
     from fleetkeeper.runtime.main import run_operator  # noqa: PLC0415
-    from fleetkeeper.runtime.settings import (  # noqa: PLC0415
-        SettingsError,
-        load_settings,
-        plan_context,
-    )
+    from fleetkeeper.runtime.plan_context import plan_context  # noqa: PLC0415
+    from fleetkeeper.runtime.settings import SettingsError, load_settings  # noqa: PLC0415
 
     try:
         settings = load_settings(config)

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.alias_generators import to_camel
 
 from fleetkeeper.api.profile import ProfileCatalog
+from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.common.budget import Budget
 from fleetkeeper.reconcile.profiles import default_catalog
 
@@ -19,52 +23,53 @@ EMPTY_KEYS = '{"keys":[]}'
 """A JWKS without a key: engines serve requests and refuse every limits request."""
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkPeer:
-    """A peer of a network rule: pods selected by labels, or addresses by CIDR.
+class Section(BaseModel):
+    """A group of settings: camelCase in files, snake_case in code, no unknown keys."""
 
-    If `cidr` is set, the labels are ignored. Without namespace labels, the pods are those of the
-    service's own namespace. Without pod labels, they are all pods of the selected namespaces.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True
+    )
+
+
+class NetworkPeer(Section):
+    """A source or destination of network traffic, by labels or by addresses.
+
+    Without namespace labels, the pods are those of the service's own namespace. Without pod labels,
+    they are all pods of the selected namespaces.
     """
 
-    namespace_labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Labels of the namespace, for example kubernetes.io/metadata.name: monitoring."""
-    pod_labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Labels of the pods."""
-    cidr: str = ""
-    """An address range, for example 10.0.0.0/8."""
-    cidr_except: tuple[str, ...] = ()
-    """Ranges within `cidr` that are excluded."""
+    namespace_labels: dict[str, str] = Field(
+        default_factory=dict, description="Labels of the namespace."
+    )
+    pod_labels: dict[str, str] = Field(default_factory=dict, description="Labels of the pods.")
+    cidr: str = Field("", description="Address range. If set, labels are not used.")
+    cidr_except: tuple[str, ...] = Field((), description="Ranges in `cidr` to exclude.")
 
-    def __post_init__(self) -> None:
-        """Refuse a peer without a selector: in a NetworkPolicy it would match every peer.
-
-        Raises:
-            ValueError: the peer has neither labels nor a CIDR.
-        """
+    @model_validator(mode="after")
+    def _selects_something(self) -> Self:
+        """Refuse a peer without a selector: in a NetworkPolicy it would match every peer."""
         if not (self.namespace_labels or self.pod_labels or self.cidr):
             raise ValueError(
                 "a network peer selects nothing: set namespace labels, pod labels or a CIDR"
             )
+        return self
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkRule:
-    """Peers and the ports on which they are reached.
+class NetworkRule(Section):
+    """Peers and their ports. No peers means every address."""
 
-    No peers means every address, no ports means every port.
-    """
-
-    peers: tuple[NetworkPeer, ...]
-    tcp_ports: tuple[int, ...] = ()
-    udp_ports: tuple[int, ...] = ()
+    peers: tuple[NetworkPeer, ...] = Field((), description="Peers; any of them matches.")
+    tcp_ports: tuple[int, ...] = Field(
+        (), description="TCP ports. Without TCP and UDP ports: every port."
+    )
+    udp_ports: tuple[int, ...] = Field((), description="UDP ports.")
 
 
 KUBE_DNS = NetworkRule(
     peers=(
         NetworkPeer(
-            namespace_labels=MappingProxyType({"kubernetes.io/metadata.name": "kube-system"}),
-            pod_labels=MappingProxyType({"k8s-app": "kube-dns"}),
+            namespace_labels={"kubernetes.io/metadata.name": "kube-system"},
+            pod_labels={"k8s-app": "kube-dns"},
         ),
         NetworkPeer(cidr="169.254.20.10/32"),
     ),
@@ -77,32 +82,37 @@ Port 53 of any address would let an engine with a hostile model send data out of
 """
 
 
-@dataclass(frozen=True, slots=True)
-class PodSecurity:
-    """The user and group of the pods. None leaves the choice to the platform (as on OpenShift)."""
+class PodSecurity(Section):
+    """The user and group of engine and router pods. Null on platforms such as OpenShift."""
 
-    user: int | None = 65532
-    """The user ID of engine and router pods."""
-    group: int | None = 65532
-    """The group ID of the pods, and of the files on claims that they write to."""
+    user: int | None = Field(
+        65532, description="User ID of engine and router pods. Null: chosen by the platform."
+    )
+    group: int | None = Field(
+        65532, description="Group ID of engine and router pods. Null: chosen by the platform."
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class RouterSettings:
-    """The settings of the router of each service."""
+class RouterSettings(Section):
+    """The router of each service."""
 
-    image: str = "fleetkeeper-router:0.1.0"
-    """The image that contains vllm-router."""
-    cpu: str = "250m"
-    """The CPU request. There is no limit, because a throttled router delays every request."""
-    memory: str = "1Gi"
-    """The memory request and limit. Idle: 84 MB (measured); each open request adds its prompt."""
-    role_kind: Literal["ClusterRole", "Role"] = "ClusterRole"
-    """The kind of the fixed role that lets a router watch the pods of its own namespace."""
-    role_name: str = "fleetkeeper-router"
-    """The name of that role."""
-    request_timeout_s: int = 3600
-    """The maximum duration of one request, in seconds."""
+    image: str = Field("fleetkeeper-router:0.1.0", description="Image of vllm-router.")
+    # There is no limit, because a throttled router delays every request.
+    cpu: str = Field("250m", description="CPU request.")
+    # Idle: 84 MB (measured); each open request adds its prompt.
+    memory: str = Field("1Gi", description="Memory request and limit.")
+    role_kind: Literal["ClusterRole", "Role"] = Field(
+        "ClusterRole", description="Kind of the fixed role that lets a router watch its pods."
+    )
+    role_name: str = Field("fleetkeeper-router", description="Name of this role.")
+    request_timeout_s: int = Field(3600, ge=1, description="Maximum duration of one request.")
+
+    @field_validator("cpu", "memory")
+    @classmethod
+    def _is_quantity(cls, text: str) -> str:
+        """Refuse an invalid quantity here, and not in the plan of every service."""
+        parse_quantity(text)
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +121,9 @@ class PlanContext:
 
     catalog: ProfileCatalog
     """Engine profiles and aliases."""
-    router: RouterSettings = RouterSettings()
+    router: RouterSettings = field(default_factory=RouterSettings)
     """The router's image, resources and role."""
-    security: PodSecurity = PodSecurity()
+    security: PodSecurity = field(default_factory=PodSecurity)
     """The user and group of the pods."""
     image_pull_secrets: tuple[str, ...] = ()
     """Names of pull Secrets, expected in each service's namespace and listed before its own."""
@@ -173,21 +183,15 @@ def default_context() -> PlanContext:
         catalog=default_catalog(),
         operator_peers=(
             NetworkPeer(
-                namespace_labels=MappingProxyType(
-                    {"kubernetes.io/metadata.name": "fleetkeeper-system"}
-                ),
-                pod_labels=MappingProxyType(
-                    {
-                        "app.kubernetes.io/name": "fleetkeeper",
-                        "app.kubernetes.io/component": "operator",
-                    }
-                ),
+                namespace_labels={"kubernetes.io/metadata.name": "fleetkeeper-system"},
+                pod_labels={
+                    "app.kubernetes.io/name": "fleetkeeper",
+                    "app.kubernetes.io/component": "operator",
+                },
             ),
         ),
         prometheus_peers=(
-            NetworkPeer(
-                namespace_labels=MappingProxyType({"kubernetes.io/metadata.name": "monitoring"})
-            ),
+            NetworkPeer(namespace_labels={"kubernetes.io/metadata.name": "monitoring"}),
         ),
         model_hub_rule=MODEL_HUB,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -15,7 +15,7 @@ from fleetkeeper.adapters.kubernetes.pod_records import event_record
 from fleetkeeper.adapters.kubernetes.reading import as_map, maps
 from fleetkeeper.adapters.kubernetes.resources import EVENT, REPLICA_SET
 from fleetkeeper.api.names import engine_name
-from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation
+from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.status.defect import plan_of_defect
@@ -28,12 +28,15 @@ from fleetkeeper.reconcile.types import (
     Snapshot,
     WriteFailure,
 )
+from fleetkeeper.runtime.control_view import Control, NoControl
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.executor import Executor, Outcome
+from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.outcome import Outcome
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+from fleetkeeper.runtime.update_slot import UpdateSlot
 
 log = structlog.get_logger(__name__)
 
@@ -44,47 +47,6 @@ TEMPLATES_KEPT: Final = 10
 """Pod templates kept per service; that of a ReplicaSet never changes."""
 EVENTS_READ: Final = 50
 POD_TEMPLATE_HASH: Final = "pod-template-hash"
-
-
-@dataclass(frozen=True, slots=True)
-class ControlView:
-    """The control loop's result for a service; see `Snapshot`.
-
-    `is_pending`: the loop has not decided the service yet, and the status stays as it is.
-    """
-
-    allocation: ReplicaAllocation | None = None
-    control_report: ControlReport | None = None
-    pod_load: Mapping[str, float] = field(default_factory=dict)
-    is_pending: bool = False
-
-
-class Control(Protocol):
-    """The part of the control loop that plans need."""
-
-    def view(self, key: Key) -> ControlView:
-        """Return its latest result for this service."""
-
-    def forget(self, key: Key) -> None:
-        """Forget a deleted service."""
-
-    def refused_replicas(self, key: Key) -> None:
-        """Record that the API server refused an allocation of replicas."""
-
-
-class NoControl:
-    """A control loop that allocates and reports nothing."""
-
-    def view(self, key: Key) -> ControlView:
-        """Return an empty result."""
-        del key
-        return ControlView()
-
-    def forget(self, key: Key) -> None:
-        """Do nothing."""
-
-    def refused_replicas(self, key: Key) -> None:
-        """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -116,7 +78,7 @@ class Controller:
         now: Callable[[], float],
         monotonic: Callable[[], float],
         control: Control | None = None,
-        ledger: GpuLedger | None = None,
+        ledger: GpuLedger,
     ) -> None:
         self._queue = queue
         self._cache = cache
@@ -128,9 +90,9 @@ class Controller:
         self._now = now
         self._monotonic = monotonic
         self._control: Control = control or NoControl()
-        self._ledger = ledger or GpuLedger(cache, context.gpu_budget)
+        self._ledger = ledger
         self._memory: dict[Key, _Memory] = {}
-        self._update_slot: Key | None = None
+        self._update_slot = UpdateSlot(cache, defects)
         self.settled_since: float | None = None
         """When the caches became complete."""
         self.crd_missing: tuple[str, ...] = ()
@@ -186,8 +148,7 @@ class Controller:
 
     async def _show_defect(self, key: Key) -> None:
         """Write the defect into the status of a service whose plan fails."""
-        if self._update_slot == key:
-            self._update_slot = None
+        self._update_slot.release(key)
         entry, defect = self._cache.service(key), self._defects.of(key)
         if entry is None or defect is None:
             return
@@ -268,7 +229,7 @@ class Controller:
             pod_load=view.pod_load,
             unreadable=self._cache.unreadable(key),
             crd_missing=self.crd_missing,
-            may_update_engine=self._holds_update_slot(key, resource),
+            may_update_engine=self._update_slot.is_held_by(key, resource),
             defect=self._defects.of(key),
         )
 
@@ -281,7 +242,7 @@ class Controller:
         if plan.status is not None:
             self._metrics.decisions.labels("status").inc()
         if plan.events:
-            self._metrics.decisions.labels("notice").inc(len(plan.events))
+            self._metrics.decisions.labels("event").inc(len(plan.events))
         return plan
 
     async def _read_what_is_wanted(
@@ -345,34 +306,7 @@ class Controller:
         self._control.forget(key)
         self._ledger.forget(key)
         self._defects.forget(key)
-        if self._update_slot == key:
-            self._update_slot = None
-
-    def _holds_update_slot(self, key: Key, resource: Manifest) -> bool:
-        """Return whether this service may update its engine: one at a time, until it is ready."""
-        status = resource.get("status") or {}
-        wants = bool((status.get("engine") or {}).get("updateAvailable"))
-        if self._update_slot is not None and self._cache.is_held(self._update_slot):
-            self._update_slot = None
-        if self._update_slot == key:
-            if not wants and _is_settled(status):
-                self._update_slot = None
-            return True
-        is_free = self._update_slot is None and self._defects.of(key) is None
-        if wants and is_free and _updates_itself(resource) and _is_settled(status):
-            self._update_slot = key
-        return self._update_slot == key
-
-
-def _updates_itself(resource: Manifest) -> bool:
-    rollout = (resource.get("spec") or {}).get("rollout") or {}
-    return bool(rollout.get("engineUpdates") == "Automatic")
-
-
-def _is_settled(status: Manifest) -> bool:
-    """Return whether the service is ready and no operation is in progress."""
-    conditions = {c.get("type"): c.get("status") for c in status.get("conditions") or ()}
-    return conditions.get("Ready") == "True" and conditions.get("Reconciling") != "True"
+        self._update_slot.release(key)
 
 
 def _action_name(action: object) -> str:

@@ -1,7 +1,7 @@
-"""The recorder of Kubernetes Events: all events of the planner and the control loop are posted here.
+"""The recorder of Kubernetes Events, which posts those of the planner and of the control loop.
 
-An event costs the API server as much as a Deployment, and no pod waits for it. So the planner's
-events are posted one at a time, when the queue is idle, or after a few seconds at the latest.
+An event costs the API server as much as a Deployment, and no pod waits for it. So events are posted
+one at a time, when the queue is idle, or after a few seconds at the latest.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,12 +23,16 @@ from fleetkeeper.common.values import Event, Manifest
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.service_entry import ServiceEntry
 
 log = structlog.get_logger(__name__)
 
 
 MAX_WAIT_S: Final = 5.0
 """After this an event is posted even if the queue is busy."""
+MAX_WAITING: Final = 4096
+"""Events that can wait; beyond this the oldest are dropped."""
 DRAIN_S: Final = 2.0
 """Time to post the remaining events when the process ends."""
 
@@ -48,17 +52,22 @@ class EventRecorder:
     def __init__(
         self,
         writer: KubernetesWriter,
+        cache: Cache,
         metrics: OperatorMetrics,
         *,
         now: Callable[[], float],
         instance: str,
         defects: Defects,
+        lease: Key,
     ) -> None:
+        """`lease` is the operator's Lease, on which events about the fleet are posted."""
         self._writer = writer
+        self._cache = cache
         self._metrics = metrics
         self._now = now
         self._instance = instance
         self._defects = defects
+        self._lease = lease
         self._waiting: deque[_Waiting] = deque()
         self._added = asyncio.Event()
 
@@ -66,9 +75,22 @@ class EventRecorder:
         """Return the number of events that wait to be posted."""
         return len(self._waiting)
 
-    def record(self, key: Key, resource: Manifest, event: Event) -> None:
-        """Queue an event, as of now, on the service with the manifest `resource`; `run` posts it."""
-        manifest = event_manifest(key, resource, event, self._now(), self._instance)
+    def record(self, key: Key, event: Event) -> None:
+        """Queue an event, as of now, on a service that still exists; `run` posts it."""
+        with self._defects.contained("event", key):
+            entry = self._cache.service(key)
+            if entry is not None:
+                self._add(key, _service_reference(entry), event)
+
+    def record_fleet(self, event: Event) -> None:
+        """Queue an event about the fleet, as of now, on the operator's Lease."""
+        self._add(self._lease, {"apiVersion": LEASE.api_version, "kind": LEASE.kind}, event)
+
+    def _add(self, key: Key, about: Mapping[str, str], event: Event) -> None:
+        if len(self._waiting) == MAX_WAITING:
+            log.warning("event dropped: queue full", waiting=MAX_WAITING)
+            self._waiting.popleft()
+        manifest = event_manifest(key, about, event, self._now(), self._instance)
         due = asyncio.get_running_loop().time() + MAX_WAIT_S
         self._waiting.append(_Waiting(key, manifest, due))
         self._added.set()
@@ -100,34 +122,17 @@ class EventRecorder:
                     await self._post_first()
 
     async def _post_first(self) -> None:
-        """Post the first event, then remove it.
+        """Post the first event, then remove it, unless it was dropped meanwhile.
 
         If the post is cancelled, the event is sent again; its name prevents a duplicate.
         """
         first = self._waiting[0]
         await self._send(first.key, first.manifest)
-        self._waiting.popleft()
-
-    async def post(self, key: Key, resource: Manifest, event: Event) -> None:
-        """Post one event at once on the service with the manifest `resource`.
-
-        Raises:
-            LeaseLost: this process must not write anymore.
-        """
-        await self._send(key, event_manifest(key, resource, event, self._now(), self._instance))
-
-    async def post_fleet(self, lease: Key, event: Event) -> None:
-        """Post one event about the fleet on the operator's Lease.
-
-        Raises:
-            LeaseLost: this process must not write anymore.
-        """
-        about = {"apiVersion": LEASE.api_version, "kind": LEASE.kind}
-        manifest = _event(lease, about, event, self._now(), self._instance)
-        await self._send(lease, manifest)
+        if self._waiting[0] is first:
+            self._waiting.popleft()
 
     async def _send(self, key: Key, manifest: Manifest) -> None:
-        with self._defects.contained("notice", key):
+        with self._defects.contained("event", key):
             try:
                 await self._writer.post_event(key.namespace, manifest)
             except ApiError as problem:
@@ -135,22 +140,19 @@ class EventRecorder:
                 log.warning("event not posted", service=str(key), error=str(problem))
 
 
-def event_manifest(
-    key: Key, resource: Manifest, event: Event, moment: float, instance: str
-) -> dict[str, Any]:
-    """Return a Kubernetes Event on the InferenceService. Its name makes a repeated post harmless."""
-    about = {
+def _service_reference(entry: ServiceEntry) -> dict[str, str]:
+    return {
         "apiVersion": INFERENCE_SERVICE.api_version,
         "kind": INFERENCE_SERVICE.kind,
-        "uid": resource["metadata"].get("uid", ""),
-        "resourceVersion": resource["metadata"].get("resourceVersion", ""),
+        "uid": entry.uid,
+        "resourceVersion": str(entry.version),
     }
-    return _event(key, about, event, moment, instance)
 
 
-def _event(
-    key: Key, about: dict[str, str], event: Event, moment: float, instance: str
+def event_manifest(
+    key: Key, about: Mapping[str, str], event: Event, moment: float, instance: str
 ) -> dict[str, Any]:
+    """Return a Kubernetes Event on the object `about`. Its name makes a repeated post harmless."""
     stamp = rfc3339.format(moment)
     return {
         "apiVersion": EVENT.api_version,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 import structlog
 
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.errors import ApiError, problem_of
+from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.reading import Unreadable, as_map, maps, text
 from fleetkeeper.adapters.kubernetes.records import Seen, Unread, observe
 from fleetkeeper.adapters.kubernetes.resources import (
@@ -34,32 +33,11 @@ from fleetkeeper.reconcile.types import (
 )
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.outcome import Outcome
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The outcome of a plan.
-
-    `plan_again`: an assumption of the plan was wrong (a child already exists, a write was refused);
-    plan again now. `wait`: the cache is behind the server, or the server is unavailable; retry after
-    a back-off of at least `retry_after_s`. `gone`: the service does not exist.
-    """
-
-    written: int = 0
-    plan_again: bool = False
-    wait: bool = False
-    gone: bool = False
-    retry_after_s: float = 0.0
-    failures: dict[tuple[str, str], WriteFailure] = field(default_factory=dict)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the rest of the plan must not be executed."""
-        return self.plan_again or self.wait or self.gone
 
 
 class Executor:
@@ -73,14 +51,14 @@ class Executor:
         metrics: OperatorMetrics,
         *,
         now: Callable[[], float],
-        board: EventRecorder,
+        recorder: EventRecorder,
     ) -> None:
         self._client = client
         self._writer = writer
         self._cache = cache
         self._metrics = metrics
         self._now = now
-        self._board = board
+        self._recorder = recorder
 
     async def carry_out(
         self,
@@ -98,12 +76,12 @@ class Executor:
         Raises:
             LeaseLost: this process must not write anymore.
         """
-        outcome = Outcome(failures=failures)
+        outcome = Outcome(key, failures)
         first = next((item for item in plan.actions if _makes_pods(item)), None)
         for action in plan.actions:
             if action is first:
                 await self._check_service_names(key, resource, plan.actions, outcome)
-            if _is_creation(action) and _meets_conflict(outcome):
+            if _is_creation(action) and outcome.meets_conflict:
                 continue
             await self._act(key, resource, action, outcome)
             if outcome.wait or outcome.gone:
@@ -114,7 +92,7 @@ class Executor:
             await self._write_status(key, resource, plan.status, outcome)
         if not outcome.stopped:
             for event in plan.events:
-                self._board.record(key, resource, event)
+                self._recorder.record(key, event)
         return outcome
 
     async def _check_service_names(
@@ -126,10 +104,9 @@ class Executor:
                 try:
                     await self._is_taken(key, resource, action, outcome)
                 except ApiError as problem:
-                    self._refused(key, action, problem, outcome)
+                    self._refused(action, problem, outcome)
 
     async def _act(self, key: Key, resource: Manifest, action: Action, outcome: Outcome) -> None:
-        name = (_kind(action), action.name)
         try:
             if isinstance(action, Apply):
                 done = await self._apply(key, resource, action, outcome)
@@ -138,11 +115,10 @@ class Executor:
             else:
                 done = await self._mark(key, action)
         except ApiError as problem:
-            self._refused(key, action, problem, outcome)
+            self._refused(action, problem, outcome)
             return
         if done:
-            outcome.written += 1
-            outcome.failures.pop(name, None)
+            outcome.succeeded(action)
 
     async def _apply(self, key: Key, resource: Manifest, action: Apply, outcome: Outcome) -> bool:
         if action.create_only:
@@ -231,13 +207,12 @@ class Executor:
             unread = found or _unread(key, action)
             self._cache.put_named(key, unread)
             why = f"{action.kind} {action.name} already exists and cannot be read: {unread.why}"
-            self._fail(key, action, WriteProblem.CONFLICT, why, outcome)
+            outcome.fail(action, WriteProblem.CONFLICT, why, self._now())
         elif isinstance(found.record, Child) and _is_ours(found.record, key, resource):
             self._cache.put_named(key, found.record)
             outcome.plan_again = True
         else:
-            problem = ApiError(409, "NameConflict", _foreign(action, live))
-            self._fail(key, action, WriteProblem.CONFLICT, problem.message, outcome)
+            outcome.fail(action, WriteProblem.CONFLICT, _foreign(action, live), self._now())
         return True
 
     async def _exists(self, key: Key, resource: Manifest) -> bool:
@@ -270,45 +245,9 @@ class Executor:
         self._cache.take(POD.kind, live)
         return True
 
-    def _refused(self, key: Key, action: Action, problem: ApiError, outcome: Outcome) -> None:
+    def _refused(self, action: Action, problem: ApiError, outcome: Outcome) -> None:
         self._metrics.errors.labels(problem.reason).inc()
-        if problem.is_stale or (problem.is_absent and not isinstance(action, Apply)):
-            outcome.wait = True
-            return
-        why = problem_of(problem)
-        if why is WriteProblem.UNAVAILABLE:
-            outcome.wait = True
-            outcome.retry_after_s = problem.retry_after_s or 0.0
-            return
-        self._fail(key, action, why, problem.message, outcome)
-
-    def _fail(
-        self, key: Key, action: Action, problem: WriteProblem, message: str, outcome: Outcome
-    ) -> None:
-        kind, now = _kind(action), self._now()
-        before = outcome.failures.get((kind, action.name))
-        failure = WriteFailure(
-            kind=kind,
-            name=action.name,
-            problem=problem,
-            message=message,
-            since=now,
-            tried=now,
-            digest=action.digest if isinstance(action, Apply) else "",
-        )
-        if before is not None and before.problem is problem:
-            failure = replace(failure, since=before.since)
-        else:
-            log.warning(
-                "write refused",
-                service=str(key),
-                kind=kind,
-                child=action.name,
-                problem=problem.value,
-                message=message,
-            )
-        outcome.failures[kind, action.name] = failure
-        outcome.plan_again = True
+        outcome.refused(action, problem, self._now())
 
     async def _write_status(
         self, key: Key, resource: Manifest, status: Manifest, outcome: Outcome
@@ -354,19 +293,6 @@ def _is_creation(action: Action) -> TypeGuard[Apply]:
 
 def _makes_pods(action: Action) -> bool:
     return _is_creation(action) and action.kind is Kind.DEPLOYMENT
-
-
-def _meets_conflict(outcome: Outcome) -> bool:
-    """Return whether a name was found taken in this plan."""
-    return outcome.plan_again and any(
-        failure.problem is WriteProblem.CONFLICT for failure in outcome.failures.values()
-    )
-
-
-def _kind(action: Action) -> str:
-    if isinstance(action, Apply):
-        return action.kind.value
-    return action.kind if isinstance(action, Delete) else POD.kind
 
 
 def _is_ours(child: Child, key: Key, resource: Manifest) -> bool:

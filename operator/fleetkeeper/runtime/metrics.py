@@ -44,7 +44,7 @@ class OperatorMetrics:
         )
         self.decisions = Counter(
             "fleetkeeper_decisions",
-            "Actions decided, by kind: apply, create, delete, mark_pod, status, notice.",
+            "Actions decided, by kind: apply, create, delete, mark_pod, status, event.",
             ("action",),
             registry=self.registry,
         )

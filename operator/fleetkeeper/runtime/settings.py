@@ -10,14 +10,11 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal, Self
 
 import yaml
 from pydantic import (
     AliasChoices,
-    BaseModel,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -34,101 +31,24 @@ from pydantic_settings import (
 from fleetkeeper.adapters.kubernetes.lease import MAX_DURATION_S
 from fleetkeeper.adapters.prometheus.queries import parse_selector
 from fleetkeeper.adapters.prometheus.session import parse_address
-from fleetkeeper.api.profile import ProfileCatalog
-from fleetkeeper.api.quantity import BadQuantity, parse_quantity
 from fleetkeeper.reconcile.context import (
-    EMPTY_KEYS,
     NetworkPeer,
     NetworkRule,
-    PlanContext,
     PodSecurity,
     RouterSettings,
-    default_context,
+    Section,
 )
 
 ENV_CONFIG: Final = "FLEETKEEPER_CONFIG"
 ENV_PREFIX: Final = "FLEETKEEPER_"
 """Prefix of every environment variable."""
-_ROUTER: Final = RouterSettings()
 
 
 class SettingsError(ValueError):
     """Invalid settings; the message names every mistake and its place."""
 
 
-class _Section(BaseModel):
-    """A group of settings: camelCase in files, snake_case in code, no unknown keys."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True
-    )
-
-
-class PeerSettings(_Section):
-    """A source or destination of network traffic, by labels or by addresses."""
-
-    namespace_labels: dict[str, str] = Field(
-        default_factory=dict, description="Labels of the namespace."
-    )
-    pod_labels: dict[str, str] = Field(default_factory=dict, description="Labels of the pods.")
-    cidr: str = Field("", description="Address range. If set, labels are not used.")
-    cidr_except: tuple[str, ...] = Field((), description="Ranges in `cidr` to exclude.")
-
-    def peer(self) -> NetworkPeer:
-        """Return the peer as plans use it."""
-        return NetworkPeer(
-            namespace_labels=MappingProxyType(dict(self.namespace_labels)),
-            pod_labels=MappingProxyType(dict(self.pod_labels)),
-            cidr=self.cidr,
-            cidr_except=self.cidr_except,
-        )
-
-
-class RuleSettings(_Section):
-    """Peers and their ports."""
-
-    peers: tuple[PeerSettings, ...] = Field((), description="Peers; any of them matches.")
-    tcp_ports: tuple[int, ...] = Field(
-        (), description="TCP ports. Without TCP and UDP ports: every port."
-    )
-    udp_ports: tuple[int, ...] = Field((), description="UDP ports.")
-
-    def rule(self) -> NetworkRule:
-        """Return the rule as plans use it."""
-        return NetworkRule(
-            peers=tuple(peer.peer() for peer in self.peers),
-            tcp_ports=self.tcp_ports,
-            udp_ports=self.udp_ports,
-        )
-
-
-class RouterConfig(_Section):
-    """The router of each service."""
-
-    image: str = Field(_ROUTER.image, description="Image of vllm-router.")
-    cpu: str = Field(_ROUTER.cpu, description="CPU request.")
-    memory: str = Field(_ROUTER.memory, description="Memory request and limit.")
-    role_kind: Literal["ClusterRole", "Role"] = Field(
-        "ClusterRole", description="Kind of the fixed role that lets a router watch its pods."
-    )
-    role_name: str = Field(_ROUTER.role_name, description="Name of this role.")
-    request_timeout_s: int = Field(
-        _ROUTER.request_timeout_s, ge=1, description="Maximum duration of one request."
-    )
-
-
-class SecurityConfig(_Section):
-    """The user and group of engine and router pods."""
-
-    user: int | None = Field(
-        65532, description="User ID of engine and router pods. Null: chosen by the platform."
-    )
-    group: int | None = Field(
-        65532, description="Group ID of engine and router pods. Null: chosen by the platform."
-    )
-
-
-class LeaderConfig(_Section):
+class LeaderConfig(Section):
     """Leader election."""
 
     enabled: bool = Field(True, description="Wait for the Lease before the first write.")
@@ -232,9 +152,6 @@ class Settings(BaseSettings):
         True,
         description="Read the metrics ports of replicas directly where Prometheus does not know them. If false, they are never read, and no replica is deleted as hung or fragmented.",
     )
-    tick_s: float = Field(
-        5.0, ge=1.0, le=60.0, description="Time between two control decisions: the scrape interval."
-    )
     control_key_file: Path | None = Field(
         None, description="Private key that signs limits requests to engines."
     )
@@ -244,27 +161,27 @@ class Settings(BaseSettings):
     profiles_file: Path | None = Field(
         None, description="Engine profiles. Null: the built-in profiles."
     )
-    router: RouterConfig = Field(RouterConfig(), description="The router of each service.")
-    security: SecurityConfig = Field(
-        SecurityConfig(), description="User and group of engine and router pods."
+    router: RouterSettings = Field(RouterSettings(), description="The router of each service.")
+    security: PodSecurity = Field(
+        PodSecurity(), description="User and group of engine and router pods."
     )
     image_pull_secrets: tuple[str, ...] = Field(
         (), description="Image pull secrets for Fleetkeeper's own images."
     )
-    operator_peers: tuple[PeerSettings, ...] | None = Field(
+    operator_peers: tuple[NetworkPeer, ...] | None = Field(
         None, description="Peers that may control engines. Null: the operator's own pods."
     )
-    prometheus_peers: tuple[PeerSettings, ...] | None = Field(
+    prometheus_peers: tuple[NetworkPeer, ...] | None = Field(
         None, description="Peers that may scrape metrics. Null: the namespace `monitoring`."
     )
-    dns_rule: RuleSettings | None = Field(
+    dns_rule: NetworkRule | None = Field(
         None, description="DNS servers of pods. Null: kube-dns and NodeLocal DNSCache."
     )
-    api_server_rule: RuleSettings | None = Field(
+    api_server_rule: NetworkRule | None = Field(
         None,
         description="API server, as routers reach it. Null: TCP ports 443 and 6443 of any address.",
     )
-    model_hub_rule: RuleSettings | None = Field(
+    model_hub_rule: NetworkRule | None = Field(
         None,
         description="Hosts from which engines download hf:// models. Null: the internet over HTTPS.",
     )
@@ -366,67 +283,3 @@ def _read(file: Path) -> dict[str, Any]:
         raise SettingsError(f"the settings in {file} must be a map of names to values")
     snake = {to_camel(name): name for name in Settings.model_fields}
     return {snake.get(str(name), str(name)): value for name, value in found.items()}
-
-
-def plan_context(settings: Settings) -> PlanContext:
-    """Return the context of the installation for every plan.
-
-    Raises:
-        SettingsError: a file named in the settings is unusable, or a quantity is invalid.
-    """
-    default = default_context()
-    return PlanContext(
-        catalog=_catalog(settings.profiles_file) or default.catalog,
-        router=_router(settings.router),
-        security=PodSecurity(**settings.security.model_dump()),
-        image_pull_secrets=settings.image_pull_secrets,
-        control_keys=_text(settings.control_jwks_file) or EMPTY_KEYS,
-        operator_namespace=settings.operator_namespace,
-        operator_peers=_peers(settings.operator_peers, default.operator_peers),
-        prometheus_peers=_peers(settings.prometheus_peers, default.prometheus_peers),
-        dns_rule=settings.dns_rule.rule() if settings.dns_rule else default.dns_rule,
-        api_server_rule=settings.api_server_rule.rule() if settings.api_server_rule else None,
-        model_hub_rule=settings.model_hub_rule.rule()
-        if settings.model_hub_rule
-        else default.model_hub_rule,
-        max_accelerators=settings.max_accelerators,
-        max_accelerators_by_namespace=MappingProxyType(
-            dict(settings.max_accelerators_by_namespace)
-        ),
-        floating_revisions=settings.floating_revisions,
-        system_priority_classes=settings.system_priority_classes,
-    )
-
-
-def _router(config: RouterConfig) -> RouterSettings:
-    """Return the router's settings. Check its quantities here, not in the plan of every service."""
-    for name in ("cpu", "memory"):
-        try:
-            parse_quantity(getattr(config, name))
-        except BadQuantity as problem:
-            raise SettingsError(f"router.{name}: {problem}") from problem
-    return RouterSettings(**config.model_dump())
-
-
-def _peers(
-    given: tuple[PeerSettings, ...] | None, default: tuple[NetworkPeer, ...]
-) -> tuple[NetworkPeer, ...]:
-    return default if given is None else tuple(peer.peer() for peer in given)
-
-
-def _text(file: Path | None) -> str:
-    if file is None:
-        return ""
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except OSError as problem:
-        raise SettingsError(f"cannot read {file}: {problem}") from problem
-
-
-def _catalog(file: Path | None) -> ProfileCatalog | None:
-    if file is None:
-        return None
-    try:
-        return ProfileCatalog.model_validate(yaml.safe_load(_text(file)))
-    except (yaml.YAMLError, ValidationError) as problem:
-        raise SettingsError(f"invalid engine profiles in {file}: {problem}") from problem

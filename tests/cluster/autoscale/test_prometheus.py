@@ -18,7 +18,8 @@ from aiohttp import encode_basic_auth
 
 from fleetkeeper_local.controlplane import ControlPlane
 from tests.support.control_world import PASSWORD, LoopbackEngines, loopback_engines
-from tests.support.operator_world import OperatorProcess, World, condition, operator_world, service
+from tests.support.operator_process import OperatorProcess
+from tests.support.operator_world import World, condition, operator_world, service
 
 CALM_PER_S = 4.0
 BUSY_PER_S = 40.0
@@ -67,7 +68,7 @@ class Fleet:
     def __init__(self, world: World, engines: LoopbackEngines) -> None:
         self.world = world
         self.engines = engines
-        self.operator: OperatorProcess = world.operator(env=engines.settings())
+        self.operator: OperatorProcess = engines.operator()
         self.seen: dict[str, list[int]] = {"chat": [], "told": []}
         self.breaker: set[str] = set()
 
@@ -258,7 +259,7 @@ async def kills_lower_nothing(fleet: Fleet) -> None:
         assert fleet.replicas() == before
         newest = max((order.epoch, order.generation) for order in fleet.engines.orders)
         if number == KILLS - 1:
-            fleet.operator = fleet.world.operator("other", env=fleet.operator.env)
+            fleet.operator = fleet.engines.operator("other")
         await fleet.operator.start().leads()
         await fleet.world.until("newer orders", partial(_has_newer, fleet, newest))
     assert fleet.replicas() == before

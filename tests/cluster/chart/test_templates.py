@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from fleetkeeper.reconcile.context import default_context
-from fleetkeeper.runtime.settings import load_settings, plan_context
+from fleetkeeper.runtime.plan_context import plan_context
+from fleetkeeper.runtime.settings import load_settings
 from tests.support.helm_chart import CHART, NAMESPACE, HelmError, helm, only, rendered
 from tests.support.pod_security import violations_of_restricted
 
@@ -25,7 +26,7 @@ PROFILE = {
     "injectedImage": "fleetkeeper-engine:0.2.0",
 }
 VALUE_SETS: dict[str, dict[str, Any]] = {
-    "control-off": {"control": {"enabled": False, "tickSeconds": 10}},
+    "control-off": {"control": {"enabled": False}},
     "prometheus-only": {"control": {"directReads": False}},
     "prometheus-with-credentials": {
         "prometheus": {

@@ -12,7 +12,8 @@ import pytest_asyncio
 from fleetkeeper.autoscale.constants import HANG_S
 from fleetkeeper_local.controlplane import ControlPlane
 from tests.support.control_world import LoopbackEngines, loopback_engines
-from tests.support.operator_world import PATIENCE_S, World, condition, operator_world, service
+from tests.support.operator_process import PATIENCE_S
+from tests.support.operator_world import World, condition, operator_world, service
 
 KEPT = "pod kept: not confirmed by a direct read"
 
@@ -49,7 +50,7 @@ async def test_a_hung_pod_is_replaced_and_one_that_prometheus_alone_calls_hung_i
         "scaling": {"mode": "Advisory", "minReplicas": 2, "maxReplicas": 2},
     }
     engines.rate_per_s = {"hung": 4.0, "slandered": 4.0}
-    operator = await world.operator(env=engines.settings()).start().leads()
+    operator = await engines.operator().start().leads()
     for name in engines.rate_per_s:
         await world.create(service(name, **spec))
     await world.ready(*engines.rate_per_s)

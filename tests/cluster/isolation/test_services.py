@@ -8,7 +8,8 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.controlplane import ControlPlane
-from tests.support.operator_world import HOOKED, World, condition, operator_world, service
+from tests.support.operator_process import HOOKED
+from tests.support.operator_world import World, condition, operator_world, service
 
 
 @pytest_asyncio.fixture

@@ -11,14 +11,8 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.resources import LEASE
 from fleetkeeper.api import rfc3339
 from fleetkeeper_local.controlplane import ControlPlane
-from tests.support.operator_world import (
-    HOOKED,
-    PATIENCE_S,
-    World,
-    condition,
-    operator_world,
-    service,
-)
+from tests.support.operator_process import HOOKED, PATIENCE_S
+from tests.support.operator_world import World, condition, operator_world, service
 
 HOUR_S = 3600.0
 

@@ -22,16 +22,8 @@ from fleetkeeper.reconcile.observe.pod_problems import ADVICE
 from fleetkeeper_engine.exit_codes import DeathClass
 from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
-from tests.support.operator_world import (
-    CRDS,
-    HOOKED,
-    PATIENCE_S,
-    Live,
-    World,
-    condition,
-    operator_world,
-    service,
-)
+from tests.support.operator_process import HOOKED, PATIENCE_S
+from tests.support.operator_world import CRDS, Live, World, condition, operator_world, service
 
 MANUAL = "test.fleetkeeper.io/kubelet"
 """Label of a node that no kubelet keeps, kwok neither: the test says what becomes of its pods."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from fleetkeeper.adapters.kubernetes.client import load_configuration
+from fleetkeeper.adapters.kubernetes.credentials import load_configuration
 from fleetkeeper.adapters.kubernetes.errors import ApiError, BrokenAnswer
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVICE

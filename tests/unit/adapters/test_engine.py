@@ -20,7 +20,6 @@ from fleetkeeper.adapters.engine import (
     address_of,
     limits_body,
 )
-from fleetkeeper.adapters.exposition import parse_sample
 from fleetkeeper.adapters.keys import public_jwk
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import Source, StepSums
@@ -30,13 +29,11 @@ from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, parse_keys
 from fleetkeeper_engine.supervisor.limits_requests import allowed_ranges, parse_limits_request
 from tests.support.control_cases import NOW, sample
-from tests.support.engine_metrics import metrics_text
+from tests.support.engine_metrics import metrics_text, parse_sample
 
 ROOT = Path(__file__).parents[3]
 EDGES = Edges(0.5, 0.05)
 KEY = Ed25519PrivateKey.generate()
-KID = public_jwk(KEY.public_key())["kid"]
-SIGNER = Signer(KEY, KID, epoch=3)
 ORDER = LimitsRequest(
     "chat-0", "uid-0", "127.0.0.1", Limits(64, 2048), Admission((1.0, 0.6, 0.05), 0.05), 120.0, 17
 )
@@ -46,15 +43,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 async def put(handler: Handler, order: LimitsRequest = ORDER, *, may_send: bool = True) -> Any:
     """One order to a port with this handler."""
-    async with serving(handler) as engines:
-        return (await engines.put_limits([order], SIGNER, lambda: may_send))[0]
+    async with serving(handler, may_send=may_send) as engines:
+        return (await engines.put_limits([order]))[0]
 
 
 class serving:  # noqa: N801 - reads as a verb
     """A loopback control port with one handler for everything, and the adapter that calls it."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, *, may_send: bool = True) -> None:
         self._handler = handler
+        self._signer = Signer(KEY, epoch=lambda: 3, may_sign=lambda: may_send)
 
     async def __aenter__(self) -> Engines:
         app = web.Application()
@@ -64,7 +62,7 @@ class serving:  # noqa: N801 - reads as a verb
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         port = self._runner.addresses[0][1]
-        self._engines = Engines(lambda: NOW, port=port)
+        self._engines = Engines(lambda: NOW, self._signer, port=port)
         return self._engines
 
     async def __aexit__(self, *_: object) -> None:
@@ -194,7 +192,7 @@ async def test_at_most_sixty_four_calls_are_under_way() -> None:
         return web.json_response({})
 
     async with serving(handler) as engines:
-        outcomes = await engines.put_limits([ORDER] * 200, SIGNER, lambda: True)
+        outcomes = await engines.put_limits([ORDER] * 200)
     assert all(outcome.succeeded for outcome in outcomes)
     assert 16 < most <= 64
 

@@ -16,19 +16,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetkeeper.adapters import engine
 from fleetkeeper.adapters.engine import Engines, Signer
-from fleetkeeper.adapters.exposition import parse_sample
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import Source
 from fleetkeeper.autoscale.types import Admission, Limits, LimitsRequest, PodView
-from fleetkeeper.runtime.autoscaler.loop import Target
+from fleetkeeper.runtime.autoscaler.readings import Target
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
 from tests.support.control_cases import NOW, sample
-from tests.support.engine_metrics import metrics_text
+from tests.support.engine_metrics import metrics_text, parse_sample
 
 EDGES = Edges(0.5, 0.05)
 GUARD_S = 60.0
-SIGNER = Signer(Ed25519PrivateKey.generate(), "kid", epoch=1)
+SIGNER = Signer(Ed25519PrivateKey.generate(), epoch=lambda: 1, may_sign=lambda: True)
 GOOD = metrics_text(sample(NOW), EDGES).encode()
 BOMB = gzip.compress(b"\n" * (64 << 20))
 
@@ -120,7 +119,7 @@ async def ports() -> AsyncIterator[tuple[Port, Engines]]:
         task.add_done_callback(tasks.discard)
 
     server = await asyncio.start_server(accepted, "0.0.0.0", 0)
-    engines = Engines(lambda: NOW, port=server.sockets[0].getsockname()[1])
+    engines = Engines(lambda: NOW, SIGNER, port=server.sockets[0].getsockname()[1])
     try:
         yield port, engines
     finally:
@@ -162,9 +161,7 @@ async def test_orders_are_answered_while_every_read_hangs(monkeypatch: pytest.Mo
         )
         await port.until_held(16)
         async with asyncio.timeout(GUARD_S):
-            outcomes = await engines.put_limits(
-                [request(n) for n in range(100, 140)], SIGNER, lambda: True
-            )
+            outcomes = await engines.put_limits([request(n) for n in range(100, 140)])
         assert all(outcome.succeeded for outcome in outcomes)
         assert port.given_up == 0
         reads.cancel()
@@ -176,9 +173,7 @@ async def test_reads_are_answered_while_every_order_hangs(monkeypatch: pytest.Mo
     monkeypatch.setattr(engine, "TIMEOUT_S", GUARD_S)
     async with ports() as (port, engines):
         port.hostile = {address(number): port.hold for number in range(40)}
-        requests = asyncio.create_task(
-            engines.put_limits([request(n) for n in range(40)], SIGNER, lambda: True)
-        )
+        requests = asyncio.create_task(engines.put_limits([request(n) for n in range(40)]))
         await port.until_held(16)
         source = MeasuredSource(
             None, engines, may_send=lambda: True, monotonic=lambda: 0.0, deadline_s=GUARD_S
@@ -198,9 +193,7 @@ async def test_forty_pods_that_begin_to_hang_delay_no_order_of_the_same_round(
     monkeypatch.setattr(engine, "TIMEOUT_S", GUARD_S)
     async with ports() as (port, engines):
         port.hostile = {address(number): port.hold for number in range(40)}
-        requests = asyncio.create_task(
-            engines.put_limits([request(n) for n in range(100)], SIGNER, lambda: True)
-        )
+        requests = asyncio.create_task(engines.put_limits([request(n) for n in range(100)]))
         await port.until_answered(60)
         assert port.given_up == 0
         requests.cancel()
@@ -278,7 +271,7 @@ async def test_an_order_is_not_answered_in_megabytes() -> None:
     """64 KiB are plenty for an outcome, and are parsed at once."""
     async with ports() as (port, engines):
         port.hostile = {address(0): answering(b'{"error": "' + b"x" * (1 << 20) + b'"}')}
-        (outcome,) = await engines.put_limits([request(0)], SIGNER, lambda: True)
+        (outcome,) = await engines.put_limits([request(0)])
     assert not outcome.succeeded
     assert "larger" in outcome.detail
 

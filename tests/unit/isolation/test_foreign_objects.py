@@ -21,7 +21,8 @@ from fleetkeeper.api.names import KIND
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.types import Kind, Revision, Workload
 from fleetkeeper.runtime.queue import Key
-from fleetkeeper.runtime.state.cache import NAMED_S, Cache
+from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.named import NAMED_S
 from tests.support.lanes import examples
 from tests.support.plan_world import World, service
 

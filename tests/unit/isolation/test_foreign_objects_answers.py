@@ -21,13 +21,14 @@ from fleetkeeper.autoscale.types import PodView
 from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.types import Apply, Kind, MarkPod, Plan, Revision, WriteProblem
-from fleetkeeper.runtime.autoscaler.acts import ControlActs
+from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
 from fleetkeeper.runtime.controller import Controller, _Memory
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
 
@@ -98,11 +99,17 @@ class Scene:
         self.metrics = OperatorMetrics()
         self.failures: dict[Any, Any] = {}
         defects = new_defects(self.metrics)
-        board = EventRecorder(
-            self.server, self.metrics, now=lambda: 100.0, instance="i", defects=defects
+        recorder = EventRecorder(
+            self.server,
+            self.cache,
+            self.metrics,
+            now=lambda: 100.0,
+            instance="i",
+            defects=defects,
+            lease=Key("fleet", "fleetkeeper"),
         )
         self.executor = Executor(
-            self.server, self.server, self.cache, self.metrics, now=lambda: 100.0, board=board
+            self.server, self.server, self.cache, self.metrics, now=lambda: 100.0, recorder=recorder
         )
         self.controller = Controller(
             queue=KeyedQueue(monotonic=lambda: 0.0, jitter=lambda seconds: seconds),
@@ -112,6 +119,7 @@ class Scene:
             metrics=self.metrics,
             defects=defects,
             context=default_context(),
+            ledger=GpuLedger(self.cache, default_context().gpu_budget),
             now=lambda: 100.0,
             monotonic=lambda: 0.0,
         )
@@ -195,22 +203,13 @@ REMOVAL = Removal(Cause.FRAGMENTED, "why", Event("Normal", "EngineFragmented", "
 async def test_the_control_loop_replaces_no_pod_of_a_service_that_is_partly_unknown() -> None:
     pod = {"metadata": {**META, "name": "p", "labels": {"fleetkeeper.io/service": "chat"}}}
     scene = Scene(pod)
-    acts = ControlActs(
-        scene.server,
-        scene.cache,
-        scene.metrics,
-        read_pod=fragmented,
-        now=lambda: 100.0,
-        instance="i",
-        defects=new_defects(scene.metrics),
-        lease=Key("fleet", "fleetkeeper"),
-    )
+    replacer = PodReplacer(scene.server, scene.cache, scene.metrics, read_pod=fragmented)
     view = PodView("p", "c1", 1.0)
     scene.cache.take("Pod", pod)
-    assert await acts.replace_pod(CHAT, view, REMOVAL)
+    assert await replacer.replace(CHAT, view, REMOVAL)
     assert scene.server.deleted == ["p"]
     scene.cache.take("Pod", {"metadata": {**pod["metadata"], "resourceVersion": "10"}, "status": 1})
-    assert not await acts.replace_pod(CHAT, view, REMOVAL)
+    assert not await replacer.replace(CHAT, view, REMOVAL)
     assert scene.server.deleted == ["p"]
 
 

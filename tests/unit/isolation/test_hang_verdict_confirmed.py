@@ -25,12 +25,11 @@ from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample
 from fleetkeeper.autoscale.types import PodView
 from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.types import Pod
-from fleetkeeper.runtime.autoscaler.acts import ControlActs
+from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
 from fleetkeeper.runtime.autoscaler.sources import read_pod
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
-from tests.support.contained import new_defects
 from tests.support.control_cases import Loop, sample
 from tests.support.engine_metrics import metrics_text
 from tests.support.loopback_api import served
@@ -82,7 +81,7 @@ class World:
         self.cache.put(Seen("Pod", "team-a", "chat-1", 41, "chat", pod))
 
     @asynccontextmanager
-    async def acts(self) -> AsyncIterator[ControlActs]:
+    async def replacer(self) -> AsyncIterator[PodReplacer]:
         """The operator's side."""
 
         async def metrics(_: web.Request) -> web.StreamResponse:
@@ -101,15 +100,11 @@ class World:
         engines = Engines(time.time, port=runner.addresses[0][1])
         try:
             async with served(api) as client:
-                yield ControlActs(
+                yield PodReplacer(
                     KubernetesWriter(client, fence=lambda: None),
                     self.cache,
                     OperatorMetrics(),
                     read_pod=partial(read_pod, engines) if self.direct_reads else None,
-                    now=time.time,
-                    instance="test",
-                    defects=new_defects(),
-                    lease=Key("fleet", "fleetkeeper"),
                 )
         finally:
             await engines.close()
@@ -127,8 +122,8 @@ POD = PodView("chat-1", "uid-1", 1.0, ip="127.0.0.1")
 async def test_a_pod_that_confirms_the_cause_is_deleted(removal: Removal, answer: Answer) -> None:
     """Asked first, deleted then."""
     world = World(answer)
-    async with world.acts() as acts:
-        assert await acts.replace_pod(CHAT, POD, removal)
+    async with world.replacer() as replacer:
+        assert await replacer.replace(CHAT, POD, removal)
     assert world.asked == ["read", "DELETE"]
 
 
@@ -153,8 +148,8 @@ async def test_a_pod_that_does_not_confirm_the_cause_is_kept(case: str) -> None:
     """No answer is no confirmation: the liveness probe decides."""
     removal, answer = KEPT[case]
     world = World(answer)
-    async with world.acts() as acts:
-        assert not await acts.replace_pod(CHAT, POD, removal)
+    async with world.replacer() as replacer:
+        assert not await replacer.replace(CHAT, POD, removal)
     assert world.asked == ["read"]
     assert [pod.deleting for pod in world.cache.pods(CHAT)] == [False]
 
@@ -163,8 +158,8 @@ async def test_a_pod_that_does_not_confirm_the_cause_is_kept(case: str) -> None:
 async def test_a_pod_that_cannot_be_asked_is_kept(case: str) -> None:
     world = World(shown(hung=1.0), direct_reads=case != "reads are off")
     pod = replace(POD, ip={"refused": "127.255.255.254", "no address": ""}.get(case, POD.ip))
-    async with world.acts() as acts:
-        assert not await acts.replace_pod(CHAT, pod, HUNG)
+    async with world.replacer() as replacer:
+        assert not await replacer.replace(CHAT, pod, HUNG)
     assert world.asked == []
 
 
@@ -176,10 +171,10 @@ async def test_what_prometheus_claims_of_a_pod_deletes_nothing(
     world = World(shown(hung=says))
     loop = Loop(replicas=2)
     claimed = Gauges(running=5.0, limit_sequences=32.0, hung=1.0)
-    async with world.acts() as acts:
+    async with world.replacer() as replacer:
         for _ in range(round(HANG_S / 5) + 5):
             rows = [sample(loop.now), PodSample("chat-1", loop.now, Counters(steps=41.0), claimed)]
             for name, removal in loop.tick(rows).replace_pods.items():
                 assert name == "chat-1"
-                await acts.replace_pod(CHAT, POD, removal)
+                await replacer.replace(CHAT, POD, removal)
     assert world.asked == asked

@@ -10,10 +10,11 @@ from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.types import Plan, Snapshot
 from fleetkeeper.runtime import controller as module
 from fleetkeeper.runtime.controller import Controller
-from fleetkeeper.runtime.executor import Outcome
 from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.outcome import Outcome
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from tests.support.contained import new_defects
 
 FIRST, SECOND = Key("a", "chat"), Key("b", "chat")
@@ -22,8 +23,8 @@ FIRST, SECOND = Key("a", "chat"), Key("b", "chat")
 class Executor:
     """Carries nothing out."""
 
-    async def carry_out(self, *_: Any) -> Outcome:
-        return Outcome()
+    async def carry_out(self, key: Key, *_: Any) -> Outcome:
+        return Outcome(key, {})
 
 
 @pytest.fixture
@@ -48,6 +49,7 @@ def controller_of(cache: Cache) -> Controller:
         metrics=OperatorMetrics(),
         defects=new_defects(),
         context=default_context(),
+        ledger=GpuLedger(cache, default_context().gpu_budget),
         now=lambda: 0.0,
         monotonic=lambda: 0.0,
     )

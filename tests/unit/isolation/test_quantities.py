@@ -13,7 +13,7 @@ from fleetkeeper.api.quantity import BadQuantity, canonical_quantity, parse_quan
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.types import Snapshot
-from fleetkeeper.runtime.settings import RouterConfig, Settings, SettingsError, plan_context
+from fleetkeeper.runtime.settings import SettingsError, load_settings
 
 LARGE = ("1e999", "1E+999", "-1e400", "1e0099", "1e999999999")
 FIELDS = ("cpu", "memory", "sharedMemory")
@@ -72,9 +72,8 @@ def test_the_bound_of_a_quantity_stands_in_the_message(field: str, most: str) ->
 def test_a_setting_that_is_no_quantity_ends_the_start_and_not_every_plan(
     name: str, text: str
 ) -> None:
-    settings = Settings(router=RouterConfig(**{name: text}))
     with pytest.raises(SettingsError, match=f"router.{name}: .* such as 32Gi"):
-        plan_context(settings)
+        load_settings(router={name: text})
 
 
 @pytest.mark.parametrize("text", [*LARGE, "1e30"])

@@ -15,11 +15,12 @@ import pytest
 from fleetkeeper.autoscale.types import LimitsRequest, PutOutcome
 from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.types import Kind, Pod
-from fleetkeeper.runtime.autoscaler.loop import Readings, Target
-from fleetkeeper.runtime.controller import NoControl
+from fleetkeeper.runtime.autoscaler.readings import Readings, Target
+from fleetkeeper.runtime.control_view import NoControl
 from fleetkeeper.runtime.fleet_events import GATHER_S, FleetEvents
 from fleetkeeper.runtime.queue import Key
 from tests.support.isolation_world import NAMESPACE, Operator
+from tests.support.loop_world import send_requests
 
 
 class Restartable(Operator):
@@ -83,10 +84,10 @@ class Restartable(Operator):
             self.queue._release_due()
             await self.reconcile_queued()
             await self.loop.tick()
-            await self.loop.outbox.drain()
+            await send_requests(self.loop)
             self.queue._release_due()
             await self.reconcile_queued()
-            await self.board.drain()
+            await self.recorder.drain()
             self.clock += 5.0
 
     async def grown(self) -> Restartable:
@@ -200,7 +201,8 @@ async def test_what_was_gathered_is_told_at_the_end_of_the_process() -> None:
     while operator.condition("chat-00", "Degraded")[1] != "ControlBreakerOpen":
         await operator.live(5.0)
     assert ("fleetkeeper", "ControlBreakerOpen") not in operator.server.events
-    await operator.loop.drain()
+    operator.loop.flush_events()
+    await operator.recorder.drain()
     assert operator.server.events.count(("fleetkeeper", "ControlBreakerOpen")) == 1
 
 
@@ -214,13 +216,13 @@ def test_services_that_follow_wait_for_the_next_event_of_the_fleet() -> None:
     """However slowly an outage spreads, and whatever the words: one event in ten minutes."""
     single: list[tuple[Key, Event]] = []
     fleet: list[Event] = []
-    notices = FleetEvents(lambda key, notice: single.append((key, notice)), fleet.append)
+    events = FleetEvents(lambda key, event: single.append((key, event)), fleet.append)
     lost = Event("Warning", "PrometheusLost", "Prometheus gives no fresh samples: held")
     own = Event("Warning", "EngineHung", "No steps: a-0")
     for second in range(0, 1200, 5):
-        notices.add(Key(NAMESPACE, f"s{second:04}"), lost, float(second))
-        notices.flush(float(second))
-    notices.add(Key(NAMESPACE, "a"), own, 1200.0)
+        events.add(Key(NAMESPACE, f"s{second:04}"), lost, float(second))
+        events.flush(float(second))
+    events.add(Key(NAMESPACE, "a"), own, 1200.0)
     assert single == [(Key(NAMESPACE, "a"), own)]
     assert len(fleet) == 2
     assert fleet[0].reason == "PrometheusLost"
@@ -232,15 +234,15 @@ def test_services_that_follow_wait_for_the_next_event_of_the_fleet() -> None:
 def test_few_services_are_told_one_by_one_and_nothing_is_kept() -> None:
     single: list[tuple[Key, Event]] = []
     fleet: list[Event] = []
-    notices = FleetEvents(lambda key, notice: single.append((key, notice)), fleet.append)
+    events = FleetEvents(lambda key, event: single.append((key, event)), fleet.append)
     lost = Event("Warning", "PrometheusLost", "text")
     keys = [Key(NAMESPACE, name) for name in ("a", "b", "c")]
     for key in keys:
-        notices.add(key, lost, 0.0)
-    notices.flush(GATHER_S - 1.0)
+        events.add(key, lost, 0.0)
+    events.flush(GATHER_S - 1.0)
     assert single == []
-    notices.flush(GATHER_S)
-    notices.flush(GATHER_S + 5.0)
+    events.flush(GATHER_S)
+    events.flush(GATHER_S + 5.0)
     assert single == [(key, lost) for key in keys]
     assert fleet == []
-    assert notices._groups == {}
+    assert events._groups == {}

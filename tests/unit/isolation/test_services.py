@@ -28,14 +28,14 @@ from tests.support.isolation_world import NAMESPACE, Fault, Operator
 
 STEPS = {
     "state.cache.Cache.put_service": {"service_event", "resync"},
-    "autoscaler.loop.parsed_service": {"observe"},
-    "autoscaler.loop.observe_fleet": {"observe"},
-    "autoscaler.loop.read_settings": {"observe"},
+    "autoscaler.service_state.parsed_service": {"observe"},
+    "autoscaler.service_state.observe_fleet": {"observe"},
+    "autoscaler.service_state.read_settings": {"observe"},
     "autoscaler.loop.decide_service": {"decide"},
     "autoscaler.arbiter.arbitrate": {"arbitrate"},
-    "autoscaler.loop.build_report": {"conclude"},
-    "autoscaler.metrics.ControlMetrics.show": {"conclude"},
-    "event_recorder.EventRecorder.post": {"act"},
+    "autoscaler.loop.build_report": {"report"},
+    "autoscaler.metrics.ControlMetrics.show": {"report"},
+    "event_recorder.event_manifest": {"event"},
     "controller.decide_plan": {"reconcile"},
     "controller.Controller._snapshot": {"reconcile"},
     "executor.Executor.carry_out": {"reconcile"},
@@ -112,7 +112,7 @@ async def test_a_lost_lease_and_cancellation_pass_every_step(
 
 
 @pytest.mark.parametrize(
-    ("edge", "where"), [("put_limits", "send_limits"), ("server.post_event", "notice")]
+    ("edge", "where"), [("put_limits", "send_limits"), ("server.post_event", "event")]
 )
 async def test_an_order_or_an_event_that_breaks_its_round_leaves_the_others_to_be_sent(
     edge: str, where: str, monkeypatch: pytest.MonkeyPatch
@@ -123,7 +123,7 @@ async def test_an_order_or_an_event_that_breaks_its_round_leaves_the_others_to_b
     fault = Fault("bad", RuntimeError("no list foresees it"))
     monkeypatch.setattr(target, name, fault.wrap(getattr(target, name)))
     if where == "send_limits":
-        operator.loop.outbox._engines = operator
+        operator.loop.dispatcher._engines = operator
     operator.sent.clear()
     operator.server.events.clear()
     for _ in range(40):  # until leases are renewed

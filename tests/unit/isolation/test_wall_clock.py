@@ -13,7 +13,7 @@ from fleetkeeper.autoscale.signals.pod_history import is_warmed_up
 from fleetkeeper.autoscale.signals.samples import Gauges
 from fleetkeeper.autoscale.signals.series_map import edges_of
 from fleetkeeper.autoscale.types import ControlSettings, Grade
-from fleetkeeper.runtime.autoscaler.loop import Target
+from fleetkeeper.runtime.autoscaler.readings import Target
 from fleetkeeper.runtime.autoscaler.sources import is_lost
 from fleetkeeper.runtime.queue import Key
 from tests.support.control_cases import Loop, pod_view, sample

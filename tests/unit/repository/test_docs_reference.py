@@ -39,6 +39,8 @@ PARTS = [
 EXAMPLES = {
     "prometheusUrl": "http://prometheus.monitoring:9090",
     "prometheusSelector": 'job="engines"',
+    "router.cpu": "2",
+    "router.memory": "2Gi",
 }
 """Texts of settings that do not take every text."""
 

@@ -21,8 +21,9 @@ from fleetkeeper.reconcile.types import (
     WriteProblem,
 )
 from fleetkeeper.runtime.event_recorder import EventRecorder
-from fleetkeeper.runtime.executor import Executor, Outcome
+from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.outcome import Outcome
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 from tests.support.contained import new_defects
@@ -93,12 +94,15 @@ class Scene:
         self.cache = Cache(now=lambda: 100.0, changed=lambda _: None)
         self.metrics = OperatorMetrics()
         self.failures: dict[tuple[str, str], WriteFailure] = {}
-        self.board = EventRecorder(
+        self.cache.put_service(NEW)
+        self.recorder = EventRecorder(
             self.server,  # type: ignore[arg-type]
+            self.cache,
             self.metrics,
             now=lambda: 100.0,
             instance="pod-1",
             defects=new_defects(self.metrics),
+            lease=Key("fleet", "fleetkeeper"),
         )
 
     async def run(self, plan: Plan, resource: Live = NEW) -> Outcome:
@@ -108,7 +112,7 @@ class Scene:
             self.cache,
             self.metrics,
             now=lambda: 100.0,
-            board=self.board,
+            recorder=self.recorder,
         )
         return await executor.carry_out(CHAT, resource, plan, self.failures)
 
@@ -137,7 +141,7 @@ async def test_children_then_the_status_then_notices() -> None:
         ("mark", "p", "u2", -5),
         ("status", "u1", {"replicas": 1}),
     ]
-    await scene.board.drain()
+    await scene.recorder.drain()
     assert scene.server.calls[-1] == ("event", "Scaled")
     assert (outcome.written, outcome.stopped) == (4, False)
 
@@ -292,7 +296,7 @@ async def test_a_status_for_a_service_that_is_gone_ends_the_look() -> None:
     scene.server.objects.clear()
     outcome = await scene.run(Plan(status={"a": 1}, events=(Event("Normal", "X", "x"),)))
     assert (outcome.gone, outcome.wait) == (True, False)
-    assert len(scene.board) == 0
+    assert len(scene.recorder) == 0
 
 
 async def test_a_lost_lease_ends_everything() -> None:

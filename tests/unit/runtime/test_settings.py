@@ -9,7 +9,8 @@ import pytest
 
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.profiles import default_catalog
-from fleetkeeper.runtime.settings import SettingsError, load_settings, plan_context
+from fleetkeeper.runtime.plan_context import plan_context
+from fleetkeeper.runtime.settings import SettingsError, load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlencode
 
 import aiohttp
-from kubernetes.aio import config as kube_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
@@ -42,6 +39,7 @@ from fleetkeeper.adapters.kubernetes.errors import (
 )
 from fleetkeeper.adapters.kubernetes.reading import as_map, maps, stand_in, text
 from fleetkeeper.adapters.kubernetes.resources import Resource
+from fleetkeeper.adapters.kubernetes.slots import RequestSlots
 from fleetkeeper.reconcile.types import WriteProblem
 
 REQUEST_TIMEOUT_S: Final = 4.0
@@ -51,8 +49,6 @@ IN_FLIGHT: Final = 24
 """Concurrent requests. Comparable operators are slow with one worker or 20 requests a second."""
 CONTINUE_LIMIT: Final = 16 * 1024
 RETRIES_429: Final = 3
-DEFAULT_RETRY_AFTER_S: Final = 1.0
-MAX_RETRY_AFTER_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 4.0
 USER_AGENT: Final = "fleetkeeper"
 
@@ -60,50 +56,11 @@ Checkpoint = Callable[[], None]
 """Called just before each sending of a request, retries included; raises to prevent it."""
 
 
-class NoCredentials(RuntimeError):
-    """The lack of a usable kubeconfig or service account."""
-
-
 class AnswerObserver(Protocol):
     """A function that is called when the status line of a response arrived: the server is done."""
 
     def __call__(self) -> None:
         """Handle a response whose headers have arrived, but not its body."""
-
-
-async def load_configuration(kubeconfig: Path | None) -> Configuration:
-    """Return the API server's address and our credentials, from a kubeconfig or the service account.
-
-    Raises:
-        NoCredentials: they cannot be loaded; the message says what was tried.
-    """
-    configuration = Configuration()
-    try:
-        if kubeconfig is not None:
-            await kube_config.load_kube_config(
-                config_file=str(kubeconfig), client_configuration=configuration
-            )
-        else:
-            kube_config.load_incluster_config(client_configuration=configuration)
-    except (kube_config.ConfigException, OSError) as problem:
-        tried = f"kubeconfig {kubeconfig}" if kubeconfig else "the pod's service account"
-        raise NoCredentials(f"cannot use {tried}: {problem}") from problem
-    configuration.connection_pool_maxsize = (
-        0  # watches hold connections; requests have their own limit
-    )
-    configuration.retries = None
-    # Otherwise aiohttp reads ~/.netrc and the environment for every request, each in a thread.
-    configuration.client_session_kwargs = {"trust_env": False}
-    configuration.proxy = configuration.proxy or _proxy_of_environment(configuration.host)
-    return configuration
-
-
-def _proxy_of_environment(server: str) -> str | None:
-    """Return the proxy for the server from HTTPS_PROXY or HTTP_PROXY, unless NO_PROXY excludes it."""
-    address = urlsplit(server)
-    if proxy_bypass(address.netloc):
-        return None
-    return getproxies().get(address.scheme)
 
 
 class KubernetesClient:
@@ -119,9 +76,8 @@ class KubernetesClient:
         """With `retries_429=0` a 429 is raised at once and does not pause other requests."""
         self._api = ApiClient(configuration)
         self._api.user_agent = USER_AGENT
-        self._slots = asyncio.Semaphore(in_flight)
+        self._slots = RequestSlots(in_flight)
         self._retries_429 = retries_429
-        self._paused_until = 0.0
         self.on_date: Callable[[str], None] | None = None
         """Called with the `Date` header of every response: the API server's time."""
 
@@ -152,7 +108,7 @@ class KubernetesClient:
         reset = False
         while True:
             try:
-                async with self._slot():
+                async with self._slots.taken():
                     if before_send is not None:
                         before_send()
                     return await self._once(
@@ -171,30 +127,10 @@ class KubernetesClient:
             except ApiError as problem:
                 if not self._retries_429 or not _is_overload(problem):
                     raise
-                self._pause(problem.retry_after_s)
+                self._slots.pause(problem.retry_after_s)
                 limited += 1
                 if limited > self._retries_429:
                     raise
-
-    @contextlib.asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        """Take one of the slots once no pause is in effect."""
-        while True:
-            await self._pause_over()
-            async with self._slots:
-                if asyncio.get_running_loop().time() >= self._paused_until:
-                    yield
-                    return
-
-    def _pause(self, retry_after_s: float | None) -> None:
-        """Pause all requests of this client that are not sent yet."""
-        pause_s = min(retry_after_s or DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S)
-        until = asyncio.get_running_loop().time() + pause_s
-        self._paused_until = max(self._paused_until, until)
-
-    async def _pause_over(self) -> None:
-        """Wait until the current pause ends; a later 429 may extend it."""
-        await asyncio.sleep(self._paused_until - asyncio.get_running_loop().time())
 
     async def _once(
         self,
@@ -323,7 +259,7 @@ class KubernetesClient:
             params["labelSelector"] = selector
         url = self._url(resource.path(namespace), params)
         answer = None
-        await self._pause_over()
+        await self._slots.pause_over()
         try:
             async with asyncio.timeout(LIST_TIMEOUT_S):
                 answer = await self._api.call_api(

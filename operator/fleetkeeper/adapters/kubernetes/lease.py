@@ -160,20 +160,6 @@ class LeaderLease:
                     raise
             await asyncio.sleep(self._clock.jitter(self._terms.retry_s))
 
-    async def acquire_if_free(self) -> bool:
-        """Take the lease if it is free; return at once whether this process holds it.
-
-        Raises:
-            ApiError: reading or writing the lease is denied (401, 403).
-        """
-        try:
-            found = await self._client.read(LEASE, self._terms.namespace, self._terms.name)
-            return self._is_free(_held(found), 0.0) and await self._take(found)
-        except ApiError as problem:
-            if problem.status in {401, 403}:
-                raise
-            return False
-
     async def keep(self) -> None:
         """Renew the lease until that fails.
 

@@ -4,7 +4,7 @@ One tick for all services:
 
     samples of all pods (from Prometheus; what it does not know, from the pods themselves)
       -> decide_service for each -> arbitrate over all -> build_report for each
-      -> limits and events to the outbox; allocations and status to the next reconcile
+      -> limits to the dispatcher, events to the recorder; allocations and status to the reconciler
 
 This module does not decide. A service whose decision fails keeps its last one; others are not
 affected.
@@ -14,144 +14,46 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
-import structlog
-
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.constants import RATE_S, TICK_S
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.report import build_report
-from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.autoscale.signals.samples import PodSample
-from fleetkeeper.autoscale.signals.series_map import edges_of
 from fleetkeeper.autoscale.tick import decide_service
-from fleetkeeper.autoscale.types import (
-    ControlInputs,
-    ControlSettings,
-    PodView,
-    PutOutcome,
-)
-from fleetkeeper.common.values import Remedy
+from fleetkeeper.autoscale.types import ControlInputs
+from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.runtime.autoscaler.arbiter import Arbiter
-from fleetkeeper.runtime.autoscaler.inputs import (
-    Fleet,
-    is_unseen,
-    observe_fleet,
-    parsed_service,
-    read_settings,
-    starting_memory,
-)
+from fleetkeeper.runtime.autoscaler.dispatcher import Dispatcher, Engines, ReplacePod
+from fleetkeeper.runtime.autoscaler.inputs import is_unseen
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
-from fleetkeeper.runtime.autoscaler.outbox import (
-    Engines,
-    Outbox,
-    PostEvent,
-    PostFleetEvent,
-    ReplacePod,
-)
-from fleetkeeper.runtime.controller import ControlView
+from fleetkeeper.runtime.autoscaler.readings import Readings, Source
+from fleetkeeper.runtime.autoscaler.service_state import PENDING, ServiceStates, ServiceTick
+from fleetkeeper.runtime.control_view import ControlView
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.fleet_events import FleetEvents
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 
-log = structlog.get_logger(__name__)
-
 Item = TypeVar("Item")
 SERVICES_PER_YIELD: Final = 20
 """Services decided between two yields to other tasks: 10 to 20 ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A service whose pods are measured; its objectives decide which bucket edges are read.
+class Recorder(Protocol):
+    """The recorder of events."""
 
-    `directly`: read the pods themselves, because replicas or admission may be reduced.
-    """
+    def record(self, key: Key, event: Event) -> None:
+        """Queue an event on a service."""
 
-    key: Key
-    edges: Edges
-    pods: tuple[PodView, ...]
-    directly: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """Samples by service, and the services for which Prometheus has nothing fresh (`lost`).
-
-    `disputed`: services with pods for which Prometheus has several series where one is expected.
-    `checks`: Prometheus' samples of the other services can be checked against the pods.
-    """
-
-    samples: Mapping[Key, tuple[PodSample, ...]]
-    lost: frozenset[Key] = frozenset()
-    disputed: frozenset[Key] = frozenset()
-    checks: bool = False
-
-    def checks_directly(self, key: Key) -> bool:
-        """Return whether a service's samples are from Prometheus and its pods can confirm them."""
-        return self.checks and key not in self.lost and key not in self.disputed
-
-
-class Source(Protocol):
-    """The source of samples. It does not raise for an outage, but returns what is lost."""
-
-    async def observe(self, targets: Sequence[Target], now: float) -> Readings:
-        """Return the newest samples of the targets' pods."""
-
-
-PENDING: Final = ControlView(is_pending=True)
-
-
-@dataclass(slots=True)
-class _ServiceState:
-    """The loop's state of one service."""
-
-    uid: str
-    version: int
-    service: InferenceService | None
-    memory: ControlMemory
-    view: ControlView = field(default_factory=lambda: PENDING)
-    outcomes: tuple[PutOutcome, ...] = ()
-    doubted: frozenset[str] = frozenset()
-    failed_writes: int = 0
-    asks_pods: bool = False
-    allocated: int | None = None
-    settings: ControlSettings | None = None
-    settings_mark: tuple[int, Remedy | None] | None = None
-
-    def take(self, outcome: PutOutcome) -> None:
-        """Record the outcome of a limits request for the next tick.
-
-        `doubted` are the pods whose last request failed.
-        """
-        self.outcomes = (*self.outcomes, outcome)
-        rest = self.doubted - {outcome.pod}
-        self.doubted = rest if outcome.succeeded else rest | {outcome.pod}
-
-
-@dataclass(frozen=True, slots=True)
-class _ServiceTick:
-    """The state of one service in one tick."""
-
-    key: Key
-    state: _ServiceState
-    settings: ControlSettings
-    fleet: Fleet
-    edges: Edges
-
-    @property
-    def target(self) -> Target:
-        """The measurements that this service needs."""
-        return Target(self.key, self.edges, self.fleet.pods, self.state.asks_pods)
+    def record_fleet(self, event: Event) -> None:
+        """Queue an event about the fleet."""
 
 
 class ControlLoop:
@@ -166,34 +68,32 @@ class ControlLoop:
         source: Source,
         engines: Engines,
         replace_pod: ReplacePod,
-        post_event: PostEvent,
-        post_fleet_event: PostFleetEvent,
+        recorder: Recorder,
         metrics: ControlMetrics,
         defects: Defects,
         now: Callable[[], float],
         monotonic: Callable[[], float],
         can_steer: bool = True,
-        tick_s: float = TICK_S,
-        ledger: GpuLedger | None = None,
+        ledger: GpuLedger,
     ) -> None:
         """With `can_steer=False` (no control key) limits and restarts are only computed and reported."""
         self._cache = cache
         self._queue = queue
-        self._context = context
         self._source = source
-        self.outbox = Outbox(
-            engines, replace_pod, post_event, post_fleet_event, metrics=metrics, defects=defects
+        self.dispatcher = Dispatcher(
+            engines, replace_pod, recorder.record, metrics=metrics, defects=defects, now=now
         )
-        self._events = FleetEvents(self.outbox.post, self.outbox.post_fleet)
+        self._events = FleetEvents(recorder.record, recorder.record_fleet)
         self._metrics = metrics
         self._defects = defects
         self._now = now
         self._monotonic = monotonic
         self._can_steer = can_steer
-        self._tick_s = tick_s
-        self._ledger = ledger or GpuLedger(cache, context.gpu_budget)
+        self._ledger = ledger
         self._arbiter = Arbiter(self._ledger, defects)
-        self._states: dict[Key, _ServiceState] = {}
+        self._states = ServiceStates(
+            cache, floating_revisions=context.floating_revisions, can_steer=can_steer, now=now
+        )
         self._started = now()
 
     # -- for the controller -----------------------------------------------------------------------
@@ -205,7 +105,7 @@ class ControlLoop:
 
     def forget(self, key: Key) -> None:
         """Forget a deleted service."""
-        self._states.pop(key, None)
+        self._states.forget(key)
         self._metrics.forget(key)
 
     def refused_replicas(self, key: Key) -> None:
@@ -224,17 +124,12 @@ class ControlLoop:
         """
         self._started = self._now()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.outbox.run(), name="control outbox")
+            group.create_task(self.dispatcher.run(), name="control requests")
             group.create_task(self._tick_on(), name="control ticks")
 
-    async def drain(self) -> None:
-        """Post the events that still wait at the end of the process: its successor has none of them.
-
-        Raises:
-            LeaseLost: this process must not write anymore.
-        """
+    def flush_events(self) -> None:
+        """Record the events that wait at the end of the process: its successor has none of them."""
         self._events.flush(math.inf)
-        await self.outbox.drain_acts()
 
     async def _tick_on(self) -> None:
         while True:
@@ -243,10 +138,10 @@ class ControlLoop:
                 await self.tick()
             took_s = self._monotonic() - began
             self._metrics.tick_seconds.observe(took_s)
-            await asyncio.sleep(max(0.0, self._tick_s - took_s))
+            await asyncio.sleep(max(0.0, TICK_S - took_s))
 
     async def tick(self) -> None:
-        """Run one tick for all services. The outbox sends the resulting requests later."""
+        """Run one tick for all services. The dispatcher sends the resulting requests later."""
         self._events.flush(self._now())
         service_ticks = [service_tick async for service_tick in self._service_ticks()]
         if not service_ticks:
@@ -269,12 +164,12 @@ class ControlLoop:
                 self._states.get(service_tick.key) is service_tick.state
                 and service_tick.key in allocations
             ):
-                with self._defects.contained("conclude", service_tick.key):
+                with self._defects.contained("report", service_tick.key):
                     self._carry_over(
                         service_tick, allocations[service_tick.key], decision, memory, now
                     )
 
-    def _is_sure(self, service_tick: _ServiceTick, decision: ControlDecision, now: float) -> bool:
+    def _is_sure(self, service_tick: ServiceTick, decision: ControlDecision, now: float) -> bool:
         """Return whether this result replaces the one that the previous process wrote.
 
         Rates need a few samples. Until they are known, or have had time to become known, a missing
@@ -282,61 +177,24 @@ class ControlLoop:
         """
         return (
             not service_tick.state.view.is_pending
-            or not _has_words(service_tick.state.service)
+            or not _has_report(service_tick.state.service)
             or decision.signals.known
             or now - self._started >= RATE_S
             or bool(decision.events)
         )
 
-    async def _service_ticks(self) -> AsyncIterator[_ServiceTick]:
+    async def _service_ticks(self) -> AsyncIterator[ServiceTick]:
         async for key in _yielding(self._cache.services()):
             if self._cache.is_held(key):
                 continue
             service_tick = None
             with self._defects.contained("observe", key):
-                service_tick = self._service_tick(key)
+                service_tick = self._states.service_tick(key)
             if service_tick is not None:
                 yield service_tick
 
-    def _service_tick(self, key: Key) -> _ServiceTick | None:
-        state = self._state(key)
-        if state is None or state.service is None or state.service.deleting:
-            return None
-        fleet = observe_fleet(self._cache, key, self._now())
-        if fleet is None:
-            return None
-        settings = self._settings(state, state.service)
-        return _ServiceTick(key, state, settings, fleet, edges_of(settings))
-
-    def _settings(self, state: _ServiceState, service: InferenceService) -> ControlSettings:
-        """Return the settings of the spec and the remedy in force; parse again if one changed."""
-        mark = (state.version, state.memory.remedy)
-        if state.settings is None or state.settings_mark != mark:
-            settings = read_settings(service, state.memory)
-            if not self._can_steer:
-                settings = replace(settings, batching_mode=BatchingMode.ADVISORY)
-            state.settings, state.settings_mark = settings, mark
-        return state.settings
-
-    def _state(self, key: Key) -> _ServiceState | None:
-        entry = self._cache.service(key)
-        if entry is None:
-            return None
-        state = self._states.get(key)
-        if state is not None and (state.uid, state.version) == (entry.uid, entry.version):
-            return state
-        service = parsed_service(
-            entry.unpack(), floating_revisions=self._context.floating_revisions
-        )
-        if state is None or state.uid != entry.uid or (state.service is None and service):
-            memory = ControlMemory() if service is None else starting_memory(service, self._now())
-            state = self._states[key] = _ServiceState(entry.uid, entry.version, service, memory)
-            return state
-        state.version, state.service = entry.version, service
-        return state
-
     def _decide(
-        self, service_tick: _ServiceTick, readings: Readings, now: float
+        self, service_tick: ServiceTick, readings: Readings, now: float
     ) -> tuple[ControlDecision, ControlMemory]:
         """Decide one service."""
         state, fleet = service_tick.state, service_tick.fleet
@@ -364,7 +222,7 @@ class ControlLoop:
 
     def _carry_over(
         self,
-        service_tick: _ServiceTick,
+        service_tick: ServiceTick,
         allocation: Allocation,
         decision: ControlDecision,
         memory: ControlMemory,
@@ -392,15 +250,13 @@ class ControlLoop:
             self._events.add(service_tick.key, event, now)
         if self._can_steer:
             for put in decision.puts:
-                self.outbox.send(
-                    service_tick.key, put, state.take, doubted=put.pod in state.doubted
-                )
+                self.dispatcher.send(service_tick.key, put, state.take)
         pods = {pod.name: pod for pod in service_tick.fleet.pods}
         for name, removal in decision.replace_pods.items():
-            self.outbox.replace(service_tick.key, pods[name], removal)
+            self.dispatcher.replace(service_tick.key, pods[name], removal)
 
 
-def _has_words(service: InferenceService | None) -> bool:
+def _has_report(service: InferenceService | None) -> bool:
     """Return whether the status holds a report of the control loop."""
     return service is not None and bool(service.status.get("breaker"))
 

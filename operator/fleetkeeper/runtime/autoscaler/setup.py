@@ -5,33 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache as once
 from functools import partial
+from pathlib import Path
+from typing import Final
 
 import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetkeeper.adapters.clock import SystemClock
-from fleetkeeper.adapters.engine import Engines
+from fleetkeeper.adapters.engine import Engines, Signer, read_signing_key
 from fleetkeeper.adapters.kubernetes.lease import LeaderLease
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusSettings
 from fleetkeeper.reconcile.context import PlanContext
-from fleetkeeper.runtime.autoscaler.acts import ControlActs
 from fleetkeeper.runtime.autoscaler.loop import ControlLoop
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
-from fleetkeeper.runtime.autoscaler.sources import (
-    Keyless,
-    MeasuredSource,
-    SignedEngines,
-    read_control_key,
-    read_pod,
-)
+from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
+from fleetkeeper.runtime.autoscaler.sources import MeasuredSource, read_pod
 from fleetkeeper.runtime.defects import Defects
+from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.queue import Key, KeyedQueue
-from fleetkeeper.runtime.settings import Settings
+from fleetkeeper.runtime.queue import KeyedQueue
+from fleetkeeper.runtime.settings import Settings, SettingsError
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 
 log = structlog.get_logger(__name__)
+
+DEADLINE_S: Final = 4.0
+"""Time for all measurements of a tick, which takes 5 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ def build_control(
     queue: KeyedQueue,
     writer: KubernetesWriter,
     lease: LeaderLease,
+    recorder: EventRecorder,
     metrics: OperatorMetrics,
     defects: Defects,
     clock: SystemClock,
@@ -79,23 +81,22 @@ def build_control(
     def epoch() -> int:
         return lease.epoch if has_lease else started()
 
-    key = read_control_key(settings.control_key_file) if settings.control_key_file else None
-    if key is None:
+    signer = None
+    if settings.control_key_file:
+        key = _read_control_key(settings.control_key_file)
+        signer = Signer(key, epoch=epoch, may_sign=may_send)
+    else:
         log.warning("no control key: limits are reported but not applied", setting="controlKeyFile")
     prometheus = _prometheus(settings, clock)
     if prometheus is None:
         how = "pods are read directly" if settings.direct_reads else "nothing is measured"
         log.warning("no Prometheus configured", then=how, setting="prometheusUrl")
-    engines = Engines(clock.now)
-    acts = ControlActs(
+    engines = Engines(clock.now, signer)
+    replacer = PodReplacer(
         writer,
         cache,
         metrics,
         read_pod=partial(read_pod, engines) if settings.direct_reads else None,
-        now=clock.now,
-        instance=settings.process_identity,
-        defects=defects,
-        lease=Key(settings.operator_namespace, settings.leader.lease_name),
     )
     loop = ControlLoop(
         cache=cache,
@@ -106,20 +107,16 @@ def build_control(
             engines if settings.direct_reads else None,
             may_send=may_send,
             monotonic=clock.monotonic,
-            deadline_s=min(4.0, 0.8 * settings.tick_s),
+            deadline_s=DEADLINE_S,
         ),
-        engines=Keyless()
-        if key is None
-        else SignedEngines(engines, key, epoch=epoch, may_send=may_send, now=clock.now),
-        replace_pod=acts.replace_pod,
-        post_event=acts.post_event,
-        post_fleet_event=acts.post_fleet_event,
+        engines=engines,
+        replace_pod=replacer.replace,
+        recorder=recorder,
         metrics=ControlMetrics(metrics.registry),
         defects=defects,
         now=clock.now,
         monotonic=clock.monotonic,
-        can_steer=key is not None,
-        tick_s=settings.tick_s,
+        can_steer=signer is not None,
         ledger=ledger,
     )
     return ControlParts(loop, engines, prometheus)
@@ -135,7 +132,22 @@ def _prometheus(settings: Settings, clock: SystemClock) -> Prometheus | None:
             selector=settings.prometheus_selector,
             ca_file=settings.prometheus_ca_file,
             token_file=settings.prometheus_token_file,
-            deadline_s=min(4.0, 0.8 * settings.tick_s),
+            deadline_s=DEADLINE_S,
         ),
         clock.monotonic,
     )
+
+
+def _read_control_key(file: Path) -> Ed25519PrivateKey:
+    """Return the private key that signs limits requests.
+
+    Raises:
+        SettingsError: The file cannot be read, or is not an Ed25519 private key in PEM.
+    """
+    try:
+        return read_signing_key(file.read_bytes())
+    except (OSError, TypeError, ValueError) as problem:
+        raise SettingsError(
+            f"cannot use the control key in {file}: {problem}. "
+            "Create a key pair with `fleetkeeper keys`."
+        ) from problem

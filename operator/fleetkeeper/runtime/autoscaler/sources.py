@@ -1,17 +1,14 @@
-"""Sources and targets of the control loop: Prometheus, the pods' metrics, and the control ports."""
+"""The source of the control loop's samples: Prometheus, and the pods themselves."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import structlog
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fleetkeeper.adapters.engine import Engines, Signer, read_signing_key
-from fleetkeeper.adapters.keys import public_jwk
+from fleetkeeper.adapters.engine import Engines
 from fleetkeeper.adapters.prometheus import (
     PodKey,
     Prometheus,
@@ -23,18 +20,14 @@ from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.pod_history import age_of
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.signals.series_map import STEP_CLASSES, edges_of
-from fleetkeeper.autoscale.types import ControlSettings, LimitsRequest, PodView, PutOutcome
-from fleetkeeper.runtime.autoscaler.loop import Readings, Target
+from fleetkeeper.autoscale.types import ControlSettings, PodView
+from fleetkeeper.runtime.autoscaler.readings import Readings, Target
 from fleetkeeper.runtime.queue import Key
-from fleetkeeper.runtime.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
 SETTLED_S = 20.0
 """A healthy Prometheus has scraped a pod that was ready for this long (its interval is 5 s)."""
-
-SILENT_KEPT_S = 600.0
-"""How long a pod's failure is remembered. Then the pod is gone, or its next failure is logged again."""
 
 
 class MeasuredSource:
@@ -241,68 +234,3 @@ async def read_pod(engines: Engines, pod: PodView) -> PodSample | None:
         return None
     rows = await engines.scrape_samples([(pod, edges_of(ControlSettings()))])
     return rows.get(pod.uid)
-
-
-class SignedEngines:
-    """The engines' control ports; limits requests are signed with the operator's key.
-
-    `epoch` is called at every tick, because it is known only once this process leads.
-    """
-
-    def __init__(
-        self,
-        engines: Engines,
-        key: Ed25519PrivateKey,
-        *,
-        epoch: Callable[[], int],
-        may_send: Callable[[], bool],
-        now: Callable[[], float],
-    ) -> None:
-        self._engines = engines
-        self._now = now
-        self._key = key
-        self._kid = public_jwk(key.public_key())["kid"]
-        self._epoch = epoch
-        self._may_send = may_send
-        self._silent: dict[str, float] = {}
-
-    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
-        """Send the requests and return an outcome for each; log a pod's first failure only."""
-        signer = Signer(self._key, self._kid, self._epoch())
-        outcomes = await self._engines.put_limits(requests, signer, self._may_send)
-        now = self._now()
-        self._silent = {pod: at for pod, at in self._silent.items() if now - at < SILENT_KEPT_S}
-        for outcome in outcomes:
-            if outcome.succeeded:
-                self._silent.pop(outcome.pod, None)
-                continue
-            if outcome.pod not in self._silent:
-                log.warning("limits request failed", pod=outcome.pod, error=outcome.detail)
-            self._silent[outcome.pod] = now
-        return outcomes
-
-
-class Keyless:
-    """The control ports without a control key: nothing is sent, engines keep their start-up limits."""
-
-    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
-        """Return a failure for each request. Never called: without a key no service is tuned."""
-        return [
-            PutOutcome(request.pod, request.generation, False, detail="no control key")
-            for request in requests
-        ]
-
-
-def read_control_key(file: Path) -> Ed25519PrivateKey:
-    """Return the private key that signs limits requests.
-
-    Raises:
-        SettingsError: The file cannot be read, or is not an Ed25519 private key in PEM.
-    """
-    try:
-        return read_signing_key(file.read_bytes())
-    except (OSError, TypeError, ValueError) as problem:
-        raise SettingsError(
-            f"cannot use the control key in {file}: {problem}. "
-            "Create a key pair with `fleetkeeper keys`."
-        ) from problem

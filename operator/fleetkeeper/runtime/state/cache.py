@@ -6,45 +6,30 @@ after a write sees its result. They arrive in any order; the greater resourceVer
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 import structlog
 
 from fleetkeeper.adapters.kubernetes.reading import Unreadable
 from fleetkeeper.adapters.kubernetes.records import Place, Seen, Unread, observe, place_of
-from fleetkeeper.api.names import FIELD_MANAGER, KIND, engine_name
+from fleetkeeper.api.names import KIND
 from fleetkeeper.common.budget import Holding
-from fleetkeeper.reconcile.types import Child, Kind, Pod, Revision, UnreadableObject, Workload
+from fleetkeeper.reconcile.types import Child, Kind, Pod, Revision, UnreadableObject
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.changes import differs, was_edited
-from fleetkeeper.runtime.state.gpu_shares import GpuShare, count_gpus, share_of
+from fleetkeeper.runtime.state.gpu_shares import count_gpus, share_of
+from fleetkeeper.runtime.state.members import Members
+from fleetkeeper.runtime.state.named import NamedObjects
 from fleetkeeper.runtime.state.service_entry import ServiceEntry, pack_service
+from fleetkeeper.runtime.state.tombstones import Tombstones
 from fleetkeeper.runtime.state.unread import UnreadObjects
 
 log = structlog.get_logger(__name__)
 
-FOREIGN_WRITES_S: Final = 600.0
-"""How long changes of replicas by others are remembered."""
-NAMED_S: Final = 20.0
-"""How long an object that was read by name, and that no watch shows, counts as existing."""
-
-TOMBSTONES: Final = 2000
-"""Number of deleted objects remembered. A write is answered within 4 s, so few are needed."""
-
 Changed = Callable[[Key], None]
-
-
-@dataclass(slots=True)
-class _Members:
-    """The children, ReplicaSets and pods of one service, by (kind, name)."""
-
-    by_name: dict[tuple[str, str], Seen] = field(default_factory=dict)
-    foreign_replica_writes: list[tuple[float, str]] = field(default_factory=list)
-    gpus: GpuShare | None = None
-    """Counted on first use, reset when a member changes."""
 
 
 class Cache:
@@ -61,11 +46,11 @@ class Cache:
         self._changed = changed
         self._on_status_change = on_status_change or changed
         self._services: dict[Key, ServiceEntry] = {}
-        self._members: dict[Key, _Members] = {}
+        self._members: dict[Key, Members] = {}
         self._home: dict[tuple[str, str, str], Key] = {}
-        self._named: dict[Key, dict[tuple[Kind, str], tuple[float, Child | Unread]]] = {}
+        self._named = NamedObjects(now)
         self._same: dict[str, tuple[str, str]] = {}
-        self._gone: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        self._gone = Tombstones()
         self._held: set[str] = set()
         self.gpu_version = 0
         """Incremented whenever `gpu_holdings` may have changed."""
@@ -84,7 +69,7 @@ class Cache:
         entry = self._services.get(key)
         if entry is not None and entry.version >= place.version:
             return
-        if place.version <= self._gone.get((KIND, key.namespace, key.name), -1):
+        if self._gone.covers((KIND, key.namespace, key.name), place.version):
             return
         found = pack_service(live)
         if entry is None or entry.uid != found.uid:
@@ -106,8 +91,8 @@ class Cache:
             return
         del self._services[key]
         self.gpu_version += 1
-        self._named.pop(key, None)
-        self._bury((KIND, key.namespace, key.name), max(entry.version, version or 0))
+        self._named.forget(key)
+        self._gone.bury((KIND, key.namespace, key.name), max(entry.version, version or 0))
         self._changed(key)
 
     def listed_services(
@@ -189,7 +174,7 @@ class Cache:
     def put_unread(self, found: Unread) -> None:
         """Store that an object exists but cannot be read. Its last readable state stays."""
         address = (found.kind, found.namespace, found.name)
-        if found.version <= self._gone.get(address, -1):
+        if self._gone.covers(address, found.version):
             return
         before = self.known(*address)
         if before is not None and before.version >= found.version:
@@ -204,7 +189,7 @@ class Cache:
         moment later, because a starting Deployment changes a dozen times in a row.
         """
         address = (found.kind, found.namespace, found.name)
-        if found.version <= self._gone.get(address, -1):
+        if self._gone.covers(address, found.version):
             return
         home = self._home.get(address)
         key = Key(found.namespace, found.service) if found.service else None
@@ -217,13 +202,13 @@ class Cache:
             self._remove(address, home)
         if key is None:
             return
-        members = self._members.setdefault(key, _Members())
+        members = self._members.setdefault(key, Members())
         members.by_name[found.kind, found.name] = found
         if share_of(before.record if before else None) != share_of(found.record):
             self._recount_gpus(members)
         self._home[address] = key
         if before is not None:
-            self._note_replicas(members, before, found)
+            members.note_replicas(before, found, self._now())
         if before is not None and was_edited(before, found):
             self._changed(key)
         elif before is None or home != key or differs(before, found):
@@ -236,11 +221,11 @@ class Cache:
             self._changed(readable)
         home = self._home.get(address)
         if home is None:
-            self._bury(address, found.version)
+            self._gone.bury(address, found.version)
             return
         if self._members[home].by_name[address[0], address[2]].version > found.version:
             return
-        self._bury(address, found.version)
+        self._gone.bury(address, found.version)
         self._remove(address, home)
 
     def listed(
@@ -259,7 +244,7 @@ class Cache:
 
     def put_named(self, key: Key, child: Child | Unread) -> None:
         """Store an object that was read by name and that no watch shows, for `NAMED_S`."""
-        self._named.setdefault(key, {})[Kind(child.kind), child.name] = (self._now(), child)
+        self._named.put(key, child)
         self._changed(key)
 
     def deleting(self, key: Key, kind: str, name: str) -> None:
@@ -284,7 +269,7 @@ class Cache:
         """Return the watched children, and those read by name within `NAMED_S`."""
         found = {
             (child.kind, child.name): child
-            for child in self._fresh_named(key)
+            for child in self._named.fresh(key)
             if isinstance(child, Child)
         }
         for record in self._records(key):
@@ -298,7 +283,7 @@ class Cache:
         of_itself = (
             [UnreadableObject(KIND, key.name, entry.unread)] if entry and entry.unread else []
         )
-        named = [found for found in self._fresh_named(key) if isinstance(found, Unread)]
+        named = [found for found in self._named.fresh(key) if isinstance(found, Unread)]
         others = [
             UnreadableObject(found.kind, found.name, found.why)
             for found in (*self._unread.of(key), *named)
@@ -310,16 +295,6 @@ class Cache:
         counts = self._unread.counts()
         counts[KIND] = sum(bool(entry.unread) for entry in self._services.values())
         return counts
-
-    def _fresh_named(self, key: Key) -> list[Child | Unread]:
-        named = self._named.get(key)
-        if not named:
-            return []
-        fresh = self._now() - NAMED_S
-        for name, (when, _) in list(named.items()):
-            if when < fresh:
-                del named[name]
-        return [child for _, child in named.values()]
 
     def _as_asked(self, child: Child) -> Child:
         same = self._same.get(child.uid) if self._same else None
@@ -354,32 +329,17 @@ class Cache:
     def foreign_replica_writes(self, key: Key) -> tuple[tuple[float, str], ...]:
         """Return the changes by others to the engine Deployment's replicas in the last 10 minutes."""
         members = self._members.get(key)
-        if members is None or not members.foreign_replica_writes:
-            return ()
-        oldest = self._now() - FOREIGN_WRITES_S
-        members.foreign_replica_writes = [
-            write for write in members.foreign_replica_writes if write[0] >= oldest
-        ]
-        return tuple(members.foreign_replica_writes)
+        return members.foreign_replica_writes(self._now()) if members is not None else ()
 
     # -- internals --------------------------------------------------------------------------------
 
     def _records(self, key: Key) -> Iterator[Child | Revision | Pod]:
         members = self._members.get(key)
-        if members is not None:
-            for found in members.by_name.values():
-                yield found.record
+        return iter(()) if members is None else members.records()
 
-    def _recount_gpus(self, members: _Members) -> None:
+    def _recount_gpus(self, members: Members) -> None:
         members.gpus = None
         self.gpu_version += 1
-
-    def _bury(self, address: tuple[str, str, str], version: int) -> None:
-        """Remember that an object was gone as of `version`: an older response may still arrive."""
-        self._gone[address] = max(version, self._gone.get(address, 0))
-        self._gone.move_to_end(address)
-        if len(self._gone) > TOMBSTONES:
-            self._gone.popitem(last=False)
 
     def _remove(self, address: tuple[str, str, str], home: Key) -> None:
         members = self._members[home]
@@ -390,14 +350,3 @@ class Cache:
         if not members.by_name:
             del self._members[home]
         self._changed(home)
-
-    def _note_replicas(self, members: _Members, before: Seen, after: Seen) -> None:
-        old, new = before.record, after.record
-        if (
-            isinstance(old, Workload)
-            and isinstance(new, Workload)
-            and new.name == engine_name(after.service or "")
-            and new.desired_replicas != old.desired_replicas
-            and new.replicas_manager not in {FIELD_MANAGER, ""}
-        ):
-            members.foreign_replica_writes.append((self._now(), new.replicas_manager))

@@ -11,7 +11,7 @@ import pytest
 from fleetkeeper.api.names import Component, selector
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.common.values import Manifest
-from fleetkeeper.reconcile.context import PlanContext, default_context
+from fleetkeeper.reconcile.context import PlanContext, RouterSettings, default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
 from tests.support.random_specs import service_manifest
 
@@ -102,7 +102,7 @@ def test_the_binding_names_the_fixed_role_and_the_routers_own_account(
 ) -> None:
     """In namespaced mode the chart makes a Role of that name in each namespace."""
     context = default_context()
-    context = replace(context, router=replace(context.router, role_kind=kind))
+    context = replace(context, router=RouterSettings(role_kind=kind))
     binding = _children(context)["RoleBinding/chat-fk-router"]
     assert binding["roleRef"] == {
         "apiGroup": "rbac.authorization.k8s.io",

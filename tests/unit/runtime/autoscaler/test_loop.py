@@ -6,188 +6,24 @@ Source and engines are doubles here, at the network's edge; both run for real in
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 
-from fleetkeeper.adapters.kubernetes.records import Seen
-from fleetkeeper.autoscale.rules.removal import Removal
 from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
 from fleetkeeper.autoscale.tick import decide_service
-from fleetkeeper.autoscale.types import LimitsRequest, PodView, PutOutcome
-from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.context import default_context
-from fleetkeeper.reconcile.types import Container, Kind, Pod, Termination, Workload
-from fleetkeeper.runtime.autoscaler.loop import ControlLoop, Readings, Target
-from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
-from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.queue import Key, KeyedQueue
-from fleetkeeper.runtime.state.cache import Cache
-from tests.support.contained import counted, new_defects
+from fleetkeeper.reconcile.types import Container, Kind, Termination, Workload
+from fleetkeeper.runtime.queue import Key
+from tests.support.contained import counted
 from tests.support.control_cases import reported_status, sample
+from tests.support.loop_world import World, send_requests
 
-START = 1_000_000.0
 CUDA_OUT_OF_MEMORY = 72
 """The exit code of the contract, engine_image/contract/exit-codes.json."""
-SPEC: dict[str, Any] = {
-    "model": {"source": "pvc://models/llama"},
-    "engine": {"profile": "cuda"},
-    "resources": {"accelerator": {"resource": "nvidia.com/gpu", "count": 1}},
-    "scaling": {"minReplicas": 1, "maxReplicas": 8},
-}
-
-
-@dataclass
-class World:
-    """A cache with services, a clock that tests move, and what the loop asked the doubles."""
-
-    clock: float = START
-    samples: dict[Key, tuple[PodSample, ...]] = field(default_factory=dict)
-    lost: frozenset[Key] = frozenset()
-    asked: list[Sequence[Target]] = field(default_factory=list)
-    puts: list[LimitsRequest] = field(default_factory=list)
-    refuses: bool = False
-    confirms: bool = True
-    replaced: list[tuple[Key, str, str]] = field(default_factory=list)
-    events: list[tuple[Key, Event]] = field(default_factory=list)
-    operator_metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
-    context: Any = field(default_factory=default_context)
-
-    def __post_init__(self) -> None:
-        self.queue = KeyedQueue(monotonic=lambda: self.clock, jitter=lambda s: s)
-        self.cache = Cache(now=lambda: self.clock, changed=lambda _key: None)
-        self.registry = self.operator_metrics.registry
-        self.metrics = ControlMetrics(self.registry)
-        self.defects = new_defects(self.operator_metrics, monotonic=lambda: self.clock)
-        self.version = 10
-        self.loop = self.new_leader()
-
-    def new_leader(self) -> ControlLoop:
-        """A loop that knows nothing but the cache, as after a restart."""
-        return ControlLoop(
-            cache=self.cache,
-            queue=self.queue,
-            context=self.context,
-            source=self,
-            engines=self,
-            replace_pod=self._replace,
-            post_event=self._event,
-            post_fleet_event=self._fleet_event,
-            metrics=self.metrics,
-            defects=self.defects,
-            now=lambda: self.clock,
-            monotonic=lambda: self.clock,
-        )
-
-    async def observe(self, targets: Sequence[Target], now: float) -> Readings:
-        """The source."""
-        del now
-        self.asked.append(targets)
-        return Readings(dict(self.samples), self.lost)
-
-    async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
-        """The engines."""
-        self.puts += requests
-        return [PutOutcome(o.pod, o.generation, not self.refuses) for o in requests]
-
-    async def _replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
-        assert removal.why
-        self.replaced.append((key, pod.name, pod.uid))
-        return self.confirms
-
-    async def _event(self, key: Key, event: Event) -> None:
-        self.events.append((key, event))
-
-    async def _fleet_event(self, event: Event) -> None:
-        raise AssertionError(event)
-
-    def add_service(self, name: str = "chat", *, replicas: int = 2, **spec: Any) -> Key:
-        """A service with its Deployment and that many ready pods, an hour old."""
-        key = Key("team-a", name)
-        self.put_service(name, **spec)
-        engine = Workload(
-            Kind.DEPLOYMENT,
-            name,
-            f"d-{name}",
-            "1",
-            "digest",
-            desired_replicas=replicas,
-            template_hash="t1",
-            accelerators=1,
-        )
-        self._put("Deployment", engine, name)
-        for number in range(replicas):
-            self.put_pod(name, f"{name}-{number}")
-        return key
-
-    def put_service(self, name: str = "chat", status: Any = None, **spec: Any) -> None:
-        """The resource, with a new resourceVersion."""
-        self.version += 1
-        self.cache.put_service(
-            {
-                "apiVersion": "fleetkeeper.io/v1alpha1",
-                "kind": "InferenceService",
-                "metadata": {
-                    "namespace": "team-a",
-                    "name": name,
-                    "uid": f"u-{name}",
-                    "generation": 1,
-                    "resourceVersion": str(self.version),
-                },
-                "spec": {**SPEC, **spec},
-                "status": status or {},
-            }
-        )
-
-    def put_pod(self, service: str, name: str, **fields: Any) -> None:
-        """An engine pod, ready for an hour unless told otherwise."""
-        pod = Pod(
-            name=name,
-            uid=f"uid-{name}",
-            service=service,
-            component="engine",
-            revision_uid="r1",
-            template_hash="t1",
-            created=self.clock - 3700.0,
-            phase="Running",
-            ip="127.0.0.1",
-            ready=True,
-            ready_since=self.clock - 3600.0,
-            scheduled=True,
-            accelerators=1,
-        )
-        self._put("Pod", replace(pod, **fields), service)
-
-    def _put(self, kind: str, record: Any, service: str) -> None:
-        self.version += 1
-        self.cache.put(Seen(kind, "team-a", record.name, self.version, service, record))
-
-    async def ticks(self, count: int, **per_second: Any) -> None:
-        """Ticks of 5 s with fresh samples of all ready pods of all services."""
-        for _ in range(count):
-            for key in self.cache.services():
-                self.samples[key] = tuple(
-                    sample(self.clock, pod.name, **per_second)
-                    for pod in self.cache.pods(key)
-                    if pod.ready
-                )
-            await self.loop.tick()
-            await self.loop.outbox.drain()
-            self.clock += 5.0
-
-    async def drained(self) -> set[Key]:
-        """The keys in the queue, taken out."""
-        found = set()
-        while len(self.queue):
-            key = await self.queue.get()
-            assert key is not None
-            found.add(key)
-            self.queue.done(key)
-        return found
 
 
 async def test_every_ready_pod_gets_limits_under_a_lease_at_the_first_tick() -> None:
@@ -244,7 +80,7 @@ async def test_a_lost_source_holds_and_never_lowers() -> None:
     for _ in range(120):
         world.samples.clear()
         await world.loop.tick()
-        await world.loop.outbox.drain()
+        await send_requests(world.loop)
         world.clock += 5.0
         allocation = world.loop.view(key).allocation
         assert allocation is None or allocation.replicas >= 3
@@ -332,7 +168,7 @@ async def test_a_hung_engine_is_replaced_alone_by_its_uid_and_told_once_it_went(
             sample(world.clock, "chat-1"),
         )
         await world.loop.tick()
-        await world.loop.outbox.drain()
+        await send_requests(world.loop)
         world.clock += 5.0
     assert world.replaced == [(key, "chat-0", "uid-chat-0")]
     told = [event.message for _, event in world.events if event.reason == "EngineHung"]
@@ -364,7 +200,7 @@ def fragmented_world(status: Any = None) -> tuple[World, Key]:
 
 @pytest.mark.slow
 async def test_a_fragmented_replica_is_replaced_alone_by_its_uid_and_told_once() -> None:
-    """Through the outbox, an hour after the leader's start; then its successor has an hour."""
+    """Through the dispatcher, an hour after the leader's start; then its successor has an hour."""
     world, key = fragmented_world()
     await world.ticks(700, gauges=FRAGMENTED)
     assert world.replaced == []

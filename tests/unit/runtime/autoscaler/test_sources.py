@@ -12,7 +12,7 @@ from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.signals.series_map import edges_of
 from fleetkeeper.autoscale.types import ControlSettings, PodView
-from fleetkeeper.runtime.autoscaler.loop import Target
+from fleetkeeper.runtime.autoscaler.readings import Target
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
 from tests.support.control_cases import NOW, sample

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fleetkeeper.adapters.kubernetes.records import Seen, seen
 from fleetkeeper.reconcile.types import Child, Kind, Pod, Workload
 from fleetkeeper.runtime.queue import Key
-from fleetkeeper.runtime.state.cache import NAMED_S, Cache
+from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.named import NAMED_S
 
 Live = dict[str, Any]
 CHAT = Key("a", "chat")

@@ -15,11 +15,10 @@ from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
 from fleetkeeper.autoscale.types import PodView
 from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.types import Pod
-from fleetkeeper.runtime.autoscaler.acts import ControlActs
+from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
-from tests.support.contained import new_defects
 from tests.support.control_cases import sample
 from tests.support.loopback_api import served
 
@@ -55,18 +54,9 @@ async def test_a_replaced_pod_is_deleted_by_uid_and_version_with_its_own_grace_p
     cache = cache_with_a_pod()
     async with served(handler) as client:
         writer = KubernetesWriter(client, fence=lambda: None)
-        acts = ControlActs(
-            writer,
-            cache,
-            OperatorMetrics(),
-            lease=Key("fleet", "fleetkeeper"),
-            read_pod=fragmented,
-            now=lambda: 100.0,
-            instance="test",
-            defects=new_defects(),
-        )
-        assert await acts.replace_pod(CHAT, PodView("chat-0", "uid-0", 1.0), REMOVAL) is leaves
-        assert not await acts.replace_pod(CHAT, PodView("chat-9", "uid-9", 1.0), REMOVAL)
+        replacer = PodReplacer(writer, cache, OperatorMetrics(), read_pod=fragmented)
+        assert await replacer.replace(CHAT, PodView("chat-0", "uid-0", 1.0), REMOVAL) is leaves
+        assert not await replacer.replace(CHAT, PodView("chat-9", "uid-9", 1.0), REMOVAL)
     ((method, path, options),) = asked
     assert (method, path) == ("DELETE", "/api/v1/namespaces/team-a/pods/chat-0")
     assert options["preconditions"] == {"uid": "uid-0", "resourceVersion": "41"}

@@ -1,4 +1,4 @@
-"""The control loop's own writes to the cluster: pod replacements and events."""
+"""Replacement of pods that confirm in a direct read why they must be replaced."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.autoscale.rules.removal import Removal
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.types import PodView
-from fleetkeeper.common.values import Event
-from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
@@ -25,8 +22,8 @@ ReadPod = Callable[[PodView], Awaitable[PodSample | None]]
 """Reads one pod's metrics port; returns None if there is no usable answer."""
 
 
-class ControlActs:
-    """Writes that are not part of a reconcile."""
+class PodReplacer:
+    """The deletion of pods that the control loop wants replaced."""
 
     def __init__(
         self,
@@ -35,20 +32,14 @@ class ControlActs:
         metrics: OperatorMetrics,
         *,
         read_pod: ReadPod | None,
-        now: Callable[[], float],
-        instance: str,
-        defects: Defects,
-        lease: Key,
     ) -> None:
         """With `read_pod=None` pods may not be read directly, and none is ever deleted."""
         self._writer = writer
         self._cache = cache
         self._metrics = metrics
         self._read_pod = read_pod
-        self._lease = lease
-        self._board = EventRecorder(writer, metrics, now=now, instance=instance, defects=defects)
 
-    async def replace_pod(self, key: Key, pod: PodView, removal: Removal) -> bool:
+    async def replace(self, key: Key, pod: PodView, removal: Removal) -> bool:
         """Delete exactly this pod in its last seen version; return whether it was deleted.
 
         The pod drains within its own grace period, and its ReplicaSet creates another. It is deleted
@@ -78,14 +69,3 @@ class ControlActs:
         self._cache.deleting(key, POD.kind, pod.name)
         log.info("pod replaced", **about)
         return True
-
-    async def post_event(self, key: Key, event: Event) -> None:
-        """Post an event on the service, if it still exists."""
-        entry = self._cache.service(key)
-        if entry is None:
-            return
-        await self._board.post(key, entry.unpack(), event)
-
-    async def post_fleet_event(self, event: Event) -> None:
-        """Post an event that concerns many services on the operator's Lease."""
-        await self._board.post_fleet(self._lease, event)
