@@ -17,15 +17,12 @@ from fleetkeeper.api import names
 from fleetkeeper.common.budget import UNBOUNDED, Allowance, accelerators_of
 from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation
 from fleetkeeper.reconcile.context import PlanContext, default_context
+from fleetkeeper.reconcile.plan import Apply, Delete, MarkPod, Plan
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.types import (
-    Apply,
     Child,
     Container,
-    Delete,
     Kind,
-    MarkPod,
-    Plan,
     Pod,
     Revision,
     Snapshot,

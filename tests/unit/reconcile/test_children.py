@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.reconcile.types import Apply, Child, Delete, Kind, WriteFailure, WriteProblem
+from fleetkeeper.reconcile.plan import Apply, Delete
+from fleetkeeper.reconcile.types import Child, Kind, WriteFailure, WriteProblem
 from tests.support.plan_world import (
     World,
     act,

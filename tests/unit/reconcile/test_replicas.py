@@ -9,7 +9,8 @@ import pytest
 from fleetkeeper.common.values import ReplicaAllocation
 from fleetkeeper.reconcile.deletion import decide_marks
 from fleetkeeper.reconcile.observe.facts import Facts
-from fleetkeeper.reconcile.types import Apply, Kind, MarkPod, Pod
+from fleetkeeper.reconcile.plan import Apply, MarkPod
+from fleetkeeper.reconcile.types import Kind, Pod
 from tests.support.plan_world import World, edited, live, new_world, plan_of, settle, with_spec
 
 ENGINE = (Kind.DEPLOYMENT, "chat")

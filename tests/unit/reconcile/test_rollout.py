@@ -8,9 +8,10 @@ import pytest
 
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.common.values import ReplicaAllocation
-from fleetkeeper.reconcile.observe.pod_problems import Problem
+from fleetkeeper.reconcile.observe.problem import Problem
+from fleetkeeper.reconcile.plan import Apply
 from fleetkeeper.reconcile.rollout import PATIENCE, decide_verdict
-from fleetkeeper.reconcile.types import Apply, Kind
+from fleetkeeper.reconcile.types import Kind
 from tests.support.plan_world import (
     Behaviour,
     World,

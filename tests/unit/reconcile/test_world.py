@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.common.values import Manifest, ReplicaAllocation
-from fleetkeeper.reconcile.types import Apply, Delete, Kind, Plan
+from fleetkeeper.reconcile.plan import Apply, Delete, Plan
+from fleetkeeper.reconcile.types import Kind
 from tests.support.lanes import examples, keep_first
 from tests.support.plan_world import (
     Behaviour,

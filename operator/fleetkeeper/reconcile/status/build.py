@@ -13,8 +13,8 @@ from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.profile import effective_resources
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.engine_choice import EngineDecision
+from fleetkeeper.reconcile.last_good import LastGood
 from fleetkeeper.reconcile.replicas import ReplicaDecision, Source
-from fleetkeeper.reconcile.rollout import LastGood
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.conditions import decide_conditions
 from fleetkeeper.reconcile.status.control import report_to_status

@@ -20,7 +20,7 @@ from fleetkeeper.api.conditions import (
     previous_condition,
 )
 from fleetkeeper.api.types import OnFailure, ScalingMode
-from fleetkeeper.reconcile.observe.pod_problems import Problem, say
+from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.replicas import ReplicaDecision
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.defect import defect_message
