@@ -31,8 +31,8 @@ class Source(StrEnum):
     """The source of the number of replicas."""
 
     SPEC = "Spec"
-    ALLOCATION = "Order"
-    HOLD = "Hold"
+    ALLOCATION = "Allocation"
+    UNCHANGED = "Unchanged"
     CONTESTED = "Contested"
 
 
@@ -57,8 +57,8 @@ class ReplicaDecision:
     @property
     def rests_on_live_value(self) -> bool:
         """Return True if the number is valid only for the live object that was read."""
-        is_held = self.is_scale_up_blocked or bool(self.limited_by)
-        return self.source in {Source.HOLD, Source.CONTESTED} or is_held
+        is_limited = self.is_scale_up_blocked or bool(self.limited_by)
+        return self.source in {Source.UNCHANGED, Source.CONTESTED} or is_limited
 
     @property
     def limit_in_words(self) -> str:
@@ -75,7 +75,7 @@ def decide_replicas(
     `gpus_per_replica` is the request of the template that is written.
     """
     facts, snapshot = inputs.facts, inputs.snapshot
-    contested_by = contesting_manager(inputs)
+    contested_by = _contesting_manager(inputs)
     live = facts.live_replicas
     value, source, reason, message = _asked(spec, live, snapshot.allocation)
     if contested_by and live is not None and live != value:
@@ -107,14 +107,24 @@ def _asked(
         value = min(max(allocation.replicas, scaling.min_replicas), scaling.max_replicas)
         return value, Source.ALLOCATION, Reason.WITHIN_BOUNDS, allocation.message
     if live is None or live == 0:
-        return scaling.min_replicas, Source.HOLD, Reason.AT_MINIMUM, "start at scaling.minReplicas"
+        return (
+            scaling.min_replicas,
+            Source.UNCHANGED,
+            Reason.AT_MINIMUM,
+            "start at scaling.minReplicas",
+        )
     if scaling.mode is not ScalingMode.AUTO:
-        return live, Source.HOLD, Reason.ADVISORY, "unchanged, because scaling.mode is not Auto"
+        return (
+            live,
+            Source.UNCHANGED,
+            Reason.ADVISORY,
+            "unchanged, because scaling.mode is not Auto",
+        )
     value = min(max(live, scaling.min_replicas), scaling.max_replicas)
     if value != live:
         bound = "scaling.minReplicas" if value > live else "scaling.maxReplicas"
         return value, Source.SPEC, Reason.WITHIN_BOUNDS, f"{bound} is {value}"
-    return value, Source.HOLD, Reason.WITHIN_BOUNDS, "unchanged"
+    return value, Source.UNCHANGED, Reason.WITHIN_BOUNDS, "unchanged"
 
 
 def _pinned(replicas: int, mode: ScalingMode) -> tuple[int, Source, Reason, str]:
@@ -125,7 +135,7 @@ def _pinned(replicas: int, mode: ScalingMode) -> tuple[int, Source, Reason, str]
     return replicas, Source.SPEC, reason, message
 
 
-def contesting_manager(inputs: ReconcileInputs) -> str:
+def _contesting_manager(inputs: ReconcileInputs) -> str:
     """Return the field manager that contests the number of replicas, "" if there is none.
 
     More than 3 changes by others in 10 minutes start a contest. It lasts while the other manager

@@ -134,7 +134,7 @@ def status_scaling(decision: ReplicaDecision, before: object, now: float) -> Sta
     """
     known = before if isinstance(before, Mapping) else {}
     is_same = known.get("desired") == decision.value and "since" in known
-    if is_same and decision.source is Source.HOLD:
+    if is_same and decision.source is Source.UNCHANGED:
         return dict(known)
     reported: Status = {
         "desired": decision.value,
