@@ -22,15 +22,8 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.resources import LEASE
 from fleetkeeper_local.controlplane import ControlPlane
 from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.operator_world import (
-    Live,
-    OperatorProcess,
-    World,
-    condition,
-    is_ready,
-    operator_world,
-    service,
-)
+from tests.support.operator_process import OperatorProcess
+from tests.support.operator_world import Live, World, condition, is_ready, operator_world, service
 
 LONG: Final = os.environ.get("FLEETKEEPER_CAMPAIGN") == "long"
 SEED: Final = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261123"))

@@ -1,31 +1,21 @@
 """A namespace on a real API server with an operator process in it, and ways to wait for events.
 
-The view of the cluster here is a list and a watch of its own, with the administrator's rights: it
-shares no cache, no reflector and no digest with what is tested.
+The tests see the cluster through a list and a watch of their own, with the administrator's rights.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import secrets
-import signal
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient, load_configuration
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import (
     CHILDREN,
     EVENT,
@@ -36,32 +26,17 @@ from fleetkeeper.adapters.kubernetes.resources import (
 )
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper_local.controlplane import ControlPlane
-from fleetkeeper_local.ports import free_ports
-from tests.support.helm_chart import only, rendered
+from tests.support.audit_log import WRITE_VERBS, Request, audited_requests
+from tests.support.cluster_mirror import ClusterMirror
+from tests.support.operator_process import PATIENCE_S, OperatorProcess
+from tests.support.operator_rights import grant_rights, prepare_namespace
 from tests.support.plane_state import mend, state_of
 
-CRDS = Path(__file__).parents[2] / "crds"
-HOOKED = (sys.executable, str(Path(__file__).with_name("operator_entry.py")))
-"""The operator with a hook at its writes, which kills it where KILL_AT says."""
 SEEN: tuple[Resource, ...] = (INFERENCE_SERVICE, *CHILDREN.values(), REPLICA_SET, POD)
-WRITE_VERBS = {"create", "update", "patch", "delete", "deletecollection"}
-PATIENCE_S = 60.0
-"""Of every wait: events end it, so it only bounds how long a failure takes on a busy machine."""
 MARKER_PATH = "/api/v1/namespaces/kube-public/configmaps/fleetkeeper-release"
 """The operator looks there for a cluster-wide release; where there is none, it may not."""
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 Live = dict[str, Any]
-
-
-@lru_cache(maxsize=1)
-def operator_rules() -> list[dict[str, Any]]:
-    """The operator's rights: those that the chart gives it, so that every test is held to them."""
-    objects = rendered()
-    roles = [
-        only(objects, "ClusterRole", "fleetkeeper"),
-        only(objects, "Role", "fleetkeeper-leader"),
-    ]
-    return [rule for role in roles for rule in role["rules"]]
 
 
 def service(name: str = "chat", **spec: Any) -> Live:
@@ -101,133 +76,6 @@ def is_ready(live: Live | None) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request as the audit log has it."""
-
-    verb: str
-    resource: str
-    namespace: str
-    name: str
-    code: int
-
-
-@dataclass
-class OperatorProcess:
-    """One operator process, started and ended as often as a test wants."""
-
-    world: World
-    name: str = "a"
-    env: dict[str, str] = field(default_factory=dict)
-    kubeconfig: Path | None = None
-    command: tuple[str, ...] = (str(Path(sys.executable).with_name("fleetkeeper")), "run")
-    process: subprocess.Popen[bytes] | None = None
-    port: int = 0
-
-    @property
-    def log(self) -> Path:
-        """Everything that it said."""
-        return self.world.directory / f"operator-{self.name}.log"
-
-    def start(self, **env: str) -> OperatorProcess:
-        """Starts it; `env` holds for this start alone."""
-        self.port = free_ports(1)[0]
-        clean = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith("FLEETKEEPER_") or key == "FLEETKEEPER_CACHE"
-        }
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command,
-                env={
-                    **clean,
-                    "KUBECONFIG": str(self.kubeconfig or self.world.operator_kubeconfig),
-                    "POD_UID": self.name,
-                    "FLEETKEEPER_NAMESPACES": json.dumps([self.world.namespace]),
-                    "FLEETKEEPER_OPERATOR_NAMESPACE": self.world.namespace,
-                    "FLEETKEEPER_LISTEN_ADDRESS": "127.0.0.1",
-                    "FLEETKEEPER_LISTEN_PORT": str(self.port),
-                    # Fake pods have addresses and nothing behind them: nothing is to call them.
-                    "FLEETKEEPER_CONTROL_ENABLED": "false",
-                    "FLEETKEEPER_DIRECT_READS": "false",
-                    **self.env,
-                    **env,
-                },
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        return self
-
-    def peak_bytes(self) -> int:
-        """Return the largest resident set that the process has had."""
-        assert self.process is not None
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        row = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return int(row.split()[1]) * 1024
-
-    def tracebacks(self) -> list[str]:
-        """Return the log lines with a traceback, but for those in which kopf reports a broken watch."""
-        return [
-            line
-            for line in self.log.read_text().splitlines()
-            if "Traceback" in line and '"logger": "kopf.' not in line
-        ]
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process is not None and self.process.poll() is None
-
-    def signal(self, number: int) -> None:
-        """Sends it a signal."""
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """kill -9."""
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                self.process.kill()
-            self.process.wait()
-
-    async def ended(self, timeout_s: float = PATIENCE_S) -> int:
-        """Its exit code, once it has ended; -9 after SIGKILL."""
-        assert self.process is not None
-        async with asyncio.timeout(timeout_s):
-            return await asyncio.to_thread(self.process.wait)
-
-    async def stop(self) -> int:
-        """SIGTERM, and its exit code."""
-        self.signal(signal.SIGTERM)
-        return await self.ended()
-
-    async def metric(self, name: str) -> float | None:
-        """A metric without labels, or the sum over its labels; None where nothing listens."""
-        try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.get(f"http://127.0.0.1:{self.port}/metrics") as answer,
-            ):
-                text = await answer.text()
-        except aiohttp.ClientError:
-            return None
-        values = [
-            float(line.rpartition(" ")[2])
-            for line in text.splitlines()
-            if line.startswith((f"{name} ", f"{name}{{"))
-        ]
-        return sum(values) if values else None
-
-    async def leads(self, timeout_s: float = PATIENCE_S) -> OperatorProcess:
-        """Waits until it leads."""
-        async with asyncio.timeout(timeout_s):
-            while await self.metric("fleetkeeper_leader") != 1.0:
-                assert self.alive, self.log.read_text()[-3000:]
-                await asyncio.sleep(0.05)
-        return self
-
-
 class World:
     """One namespace: what is in it now, and what the operator asked of the API server."""
 
@@ -238,9 +86,9 @@ class World:
         self.directory = Path(tempfile.mkdtemp(prefix=f"{namespace}-"))
         self.user = f"operator-{namespace}"
         self.operator_kubeconfig = plane.user_kubeconfig(self.user)
-        self.objects: dict[tuple[str, str], Live] = {}
+        self.mirror = ClusterMirror(client, namespace)
+        self.objects = self.mirror.objects
         self.processes: list[OperatorProcess] = []
-        self._changed = asyncio.Event()
 
     def operator(self, name: str = "a", **options: Any) -> OperatorProcess:
         """A process of the operator, not started yet."""
@@ -279,11 +127,11 @@ class World:
             async with asyncio.timeout(timeout_s):
                 while not holds():
                     mend(self.plane)
-                    self._changed.clear()
+                    self.mirror.changed.clear()
                     with suppress(
                         TimeoutError
                     ):  # what is no event (the end of a process) is seen too
-                        await asyncio.wait_for(self._changed.wait(), 0.2)
+                        await asyncio.wait_for(self.mirror.changed.wait(), 0.2)
         except TimeoutError:
             logs = "\n".join(p.log.read_text()[-3000:] for p in self.processes)
             cluster = await asyncio.to_thread(state_of, self.plane)
@@ -305,37 +153,7 @@ class World:
         """What the operator asked of the API server since a mark; watches, lease and the posting of
         events left out, since they are counted nowhere.
         """
-        with self.plane.audit_log.open("rb") as lines:
-            lines.seek(since)
-            data = lines.read()
-        found = []
-        for line in data.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # the last line may be half written
-            if event["user"].get("username") != self.user or event["stage"] != "ResponseComplete":
-                continue
-            reference = event.get("objectRef") or {}
-            resource = "/".join(
-                part
-                for part in (reference.get("resource", ""), reference.get("subresource", ""))
-                if part
-            )
-            if event["verb"] == "watch" or resource == "leases":
-                continue
-            if not resource:
-                continue  # discovery and OpenAPI
-            found.append(
-                Request(
-                    event["verb"],
-                    resource,
-                    reference.get("namespace", ""),
-                    reference.get("name", ""),
-                    event["responseStatus"]["code"],
-                )
-            )
-        return found
+        return audited_requests(self.plane, self.user, since)
 
     def writes(self, since: int = 0, *, events: bool = False) -> list[Request]:
         """The writes among them."""
@@ -385,7 +203,7 @@ class World:
 
     def share_rights(self, namespace: str) -> None:
         """Create a second namespace in which the operator has the same rights."""
-        _grant(self.plane, namespace, self.user)
+        grant_rights(self.plane, namespace, self.user)
 
     async def create(self, manifest: Live) -> Live:
         """Creates an InferenceService."""
@@ -446,7 +264,7 @@ class World:
         )
         return list(found["items"])
 
-    async def told(self, name: str, kind: str, words: str = "") -> list[Live]:
+    async def wait_for_event(self, name: str, kind: str, words: str = "") -> list[Live]:
         """Wait for an event of this type about a service whose message contains these words.
 
         Events come after what is more urgent.
@@ -465,51 +283,17 @@ class World:
                     return found
                 await asyncio.sleep(0.2)
 
-    # -- inside -----------------------------------------------------------------------------------
-
-    async def mirror(self, resource: Resource, synced: asyncio.Event) -> None:
-        """Keeps `objects` up with one resource, for ever."""
-        while True:
-            with suppress(ApiError, ValueError):  # an object too large for the client comes cut
-                await self._mirror_once(resource, synced)
-            await asyncio.sleep(0.2)
-
-    async def _mirror_once(self, resource: Resource, synced: asyncio.Event) -> None:
-        listed = await self.client.request("GET", resource.path(self.namespace), timeout_s=30)
-        for key in [key for key in self.objects if key[0] == resource.kind]:
-            del self.objects[key]
-        for item in listed["items"]:
-            self.objects[resource.kind, item["metadata"]["name"]] = item
-        synced.set()
-        self._changed.set()
-        async with self.client.watch(
-            resource,
-            self.namespace,
-            resource_version=listed["metadata"]["resourceVersion"],
-            server_timeout_s=600,
-        ) as lines:
-            async for line in lines:
-                event = json.loads(line)
-                live = event["object"]
-                if event["type"] == "ERROR":
-                    return
-                if event["type"] == "DELETED":
-                    self.objects.pop((resource.kind, live["metadata"]["name"]), None)
-                elif event["type"] != "BOOKMARK":
-                    self.objects[resource.kind, live["metadata"]["name"]] = live
-                self._changed.set()
-
 
 @asynccontextmanager
 async def operator_world(plane: ControlPlane, prefix: str) -> AsyncIterator[World]:
     """A fresh namespace with the CRD, fake GPUs and an operator user; everything ends with it."""
     namespace = f"{prefix}-{secrets.token_hex(3)}"
-    _prepare(plane, namespace)
+    prepare_namespace(plane, namespace)
     client = KubernetesClient(await load_configuration(plane.kubeconfig), in_flight=32)
     world = World(plane, namespace, client)
     synced = [asyncio.Event() for _ in SEEN]
     mirrors = [
-        asyncio.create_task(world.mirror(resource, event))
+        asyncio.create_task(world.mirror.keep(resource, event))
         for resource, event in zip(SEEN, synced, strict=True)
     ]
     try:
@@ -524,47 +308,3 @@ async def operator_world(plane: ControlPlane, prefix: str) -> AsyncIterator[Worl
         await asyncio.gather(*mirrors, return_exceptions=True)
         await client.close()
         plane.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
-
-
-def _prepare(plane: ControlPlane, namespace: str) -> None:
-    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
-    nodes = json.loads(plane.kubectl("get", "nodes", "-l", "type=kwok", "-o", "json"))["items"]
-    if len(nodes) < NODES:
-        plane.add_nodes(NODES - len(nodes), gpus=8)
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": "fleetkeeper-test-operator"},
-        "rules": operator_rules(),
-    }
-    router = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": "fleetkeeper-router"},
-        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
-    }
-    for manifest in (role, router):
-        plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
-    _grant(plane, namespace, f"operator-{namespace}")
-
-
-def _grant(plane: ControlPlane, namespace: str, user: str) -> None:
-    """Create the namespace and give the operator's user its rights there."""
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "test-operator", "namespace": namespace},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
-            "name": "fleetkeeper-test-operator",
-        },
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
-    }
-    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-    for manifest in (space, binding):
-        plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
-
-
-NODES = 8
-"""Fake nodes with 8 GPUs each."""

@@ -19,13 +19,8 @@ import yaml
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
 from tests.support.helm_chart import CHART, HelmError, helm, only, rendered
-from tests.support.operator_world import (
-    MARKER_PATH,
-    OperatorProcess,
-    World,
-    operator_world,
-    service,
-)
+from tests.support.operator_process import OperatorProcess
+from tests.support.operator_world import MARKER_PATH, World, operator_world, service
 
 FLEETKEEPER = str(Path(sys.executable).with_name("fleetkeeper"))
 PROFILES = {"cpu-0.32.0-1": None, "cuda-0.32.0-1": None}

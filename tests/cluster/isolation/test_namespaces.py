@@ -16,7 +16,8 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.controlplane import ControlPlane
-from tests.support.operator_world import OperatorProcess, World, operator_world, service
+from tests.support.operator_process import OperatorProcess
+from tests.support.operator_world import World, operator_world, service
 from tests.support.watch_proxy import WatchProxy
 
 PATIENCE_S = 150.0

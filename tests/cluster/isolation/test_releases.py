@@ -12,7 +12,8 @@ import pytest_asyncio
 
 from fleetkeeper_local.controlplane import ControlPlane
 from tests.support.helm_chart import CHART, helm, only, rendered
-from tests.support.operator_world import OperatorProcess, World, operator_world, service
+from tests.support.operator_process import OperatorProcess
+from tests.support.operator_world import World, operator_world, service
 
 SHOWN = {"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
 Install = Callable[..., OperatorProcess]

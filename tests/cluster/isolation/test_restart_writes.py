@@ -13,14 +13,8 @@ from fleetkeeper.adapters.kubernetes.resources import EVENT
 from fleetkeeper.autoscale.constants import YOUNG_S
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports
-from tests.support.operator_world import (
-    Live,
-    OperatorProcess,
-    World,
-    condition,
-    operator_world,
-    service,
-)
+from tests.support.operator_process import OperatorProcess
+from tests.support.operator_world import Live, World, condition, operator_world, service
 
 NAMES = tuple(f"chat-{number:02}" for number in range(10))
 PATIENCE_S = 180.0

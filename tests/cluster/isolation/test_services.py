@@ -8,7 +8,8 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.controlplane import ControlPlane
-from tests.support.operator_world import HOOKED, World, condition, operator_world, service
+from tests.support.operator_process import HOOKED
+from tests.support.operator_world import World, condition, operator_world, service
 
 
 @pytest_asyncio.fixture
@@ -37,7 +38,7 @@ async def test_a_defect_at_one_service_is_shown_there_and_ends_with_its_cause(
     )
     assert condition(world.fis("good"), "Degraded").get("reason") != "InternalError"
     assert (await operator.metric("fleetkeeper_defects_total") or 0.0) >= 1.0
-    told = await world.told("bad", "Warning", message)
+    told = await world.wait_for_event("bad", "Warning", message)
     assert [event["reason"] for event in told] == ["InternalError"]
 
     assert await operator.stop() == 0

@@ -11,14 +11,8 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.resources import LEASE
 from fleetkeeper.api import rfc3339
 from fleetkeeper_local.controlplane import ControlPlane
-from tests.support.operator_world import (
-    HOOKED,
-    PATIENCE_S,
-    World,
-    condition,
-    operator_world,
-    service,
-)
+from tests.support.operator_process import HOOKED, PATIENCE_S
+from tests.support.operator_world import World, condition, operator_world, service
 
 HOUR_S = 3600.0
 
@@ -48,7 +42,7 @@ async def test_times_are_right_and_a_new_revision_gets_its_time(world: World, of
 
     lease = await world.client.read(LEASE, world.namespace, "fleetkeeper")
     assert lease is not None
-    events = await world.told("chat", "Normal")
+    events = await world.wait_for_event("chat", "Normal")
     written = {
         "renewTime": lease["spec"]["renewTime"],
         **{item["type"]: item["lastTransitionTime"] for item in live["status"]["conditions"]},

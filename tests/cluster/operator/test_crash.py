@@ -14,15 +14,8 @@ import pytest_asyncio
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper_local.controlplane import ControlPlane
-from tests.support.operator_world import (
-    HOOKED,
-    Live,
-    OperatorProcess,
-    World,
-    is_ready,
-    operator_world,
-    service,
-)
+from tests.support.operator_process import HOOKED, OperatorProcess
+from tests.support.operator_world import Live, World, is_ready, operator_world, service
 
 POINTS = ("before", "applied", "answered")
 Matrix = list[tuple[int, str]]

@@ -10,14 +10,8 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.controlplane import ControlPlane
-from tests.support.operator_world import (
-    HOOKED,
-    OperatorProcess,
-    World,
-    condition,
-    operator_world,
-    service,
-)
+from tests.support.operator_process import HOOKED, OperatorProcess
+from tests.support.operator_world import World, condition, operator_world, service
 
 GOOD_AFTER_S = 5.0
 """Of this operator; a minute otherwise."""

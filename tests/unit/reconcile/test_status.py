@@ -44,18 +44,16 @@ from fleetkeeper.reconcile.types import (
     WriteFailure,
     WriteProblem,
 )
+from tests.support.plan_cluster import live, settle, step
 from tests.support.plan_world import (
     START,
     Behaviour,
     World,
     act,
     edited,
-    live,
     new_world,
     plan_of,
     service,
-    settle,
-    step,
     with_spec,
 )
 

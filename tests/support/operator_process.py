@@ -1,0 +1,142 @@
+"""One operator process: started, stopped, killed, and asked for its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from fleetkeeper_local.ports import free_ports
+
+if TYPE_CHECKING:
+    from tests.support.operator_world import World
+
+HOOKED = (sys.executable, str(Path(__file__).with_name("operator_entry.py")))
+"""The operator with a hook at its writes, which kills it where KILL_AT says."""
+PATIENCE_S = 60.0
+"""Of every wait: events end it, so it only bounds how long a failure takes on a busy machine."""
+
+
+@dataclass
+class OperatorProcess:
+    """One operator process, started and ended as often as a test wants."""
+
+    world: World
+    name: str = "a"
+    env: dict[str, str] = field(default_factory=dict)
+    kubeconfig: Path | None = None
+    command: tuple[str, ...] = (str(Path(sys.executable).with_name("fleetkeeper")), "run")
+    process: subprocess.Popen[bytes] | None = None
+    port: int = 0
+
+    @property
+    def log(self) -> Path:
+        """Everything that it said."""
+        return self.world.directory / f"operator-{self.name}.log"
+
+    def start(self, **env: str) -> OperatorProcess:
+        """Starts it; `env` holds for this start alone."""
+        self.port = free_ports(1)[0]
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("FLEETKEEPER_") or key == "FLEETKEEPER_CACHE"
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                env={
+                    **clean,
+                    "KUBECONFIG": str(self.kubeconfig or self.world.operator_kubeconfig),
+                    "POD_UID": self.name,
+                    "FLEETKEEPER_NAMESPACES": json.dumps([self.world.namespace]),
+                    "FLEETKEEPER_OPERATOR_NAMESPACE": self.world.namespace,
+                    "FLEETKEEPER_LISTEN_ADDRESS": "127.0.0.1",
+                    "FLEETKEEPER_LISTEN_PORT": str(self.port),
+                    # Fake pods have addresses and nothing behind them: nothing is to call them.
+                    "FLEETKEEPER_CONTROL_ENABLED": "false",
+                    "FLEETKEEPER_DIRECT_READS": "false",
+                    **self.env,
+                    **env,
+                },
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        return self
+
+    def peak_bytes(self) -> int:
+        """Return the largest resident set that the process has had."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        row = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(row.split()[1]) * 1024
+
+    def tracebacks(self) -> list[str]:
+        """Return the log lines with a traceback, but for those in which kopf reports a broken watch."""
+        return [
+            line
+            for line in self.log.read_text().splitlines()
+            if "Traceback" in line and '"logger": "kopf.' not in line
+        ]
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+            self.process.wait()
+
+    async def ended(self, timeout_s: float = PATIENCE_S) -> int:
+        """Its exit code, once it has ended; -9 after SIGKILL."""
+        assert self.process is not None
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.to_thread(self.process.wait)
+
+    async def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        self.signal(signal.SIGTERM)
+        return await self.ended()
+
+    async def metric(self, name: str, *labels: str) -> float | None:
+        """Return the sum of a metric's series with these labels; None if there is none."""
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://127.0.0.1:{self.port}/metrics") as answer,
+            ):
+                text = await answer.text()
+        except aiohttp.ClientError:
+            return None
+        values = [
+            float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line.startswith((f"{name} ", f"{name}{{")) and all(part in line for part in labels)
+        ]
+        return sum(values) if values else None
+
+    async def leads(self, timeout_s: float = PATIENCE_S) -> OperatorProcess:
+        """Waits until it leads."""
+        async with asyncio.timeout(timeout_s):
+            while await self.metric("fleetkeeper_leader") != 1.0:
+                assert self.alive, self.log.read_text()[-3000:]
+                await asyncio.sleep(0.05)
+        return self
