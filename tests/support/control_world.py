@@ -1,9 +1,9 @@
-"""Modelled engines behind fake pods, on loopback addresses, and a real Prometheus that scrapes them.
+"""Simulated engines behind fake pods on loopback addresses, and a real Prometheus that scrapes them.
 
 kwok gives a pod an address of its node's podCIDR. This node's lies in 127.0.0.0/8, so a fake pod's
 control port is a socket of ours: the operator's own calls (limits, direct reads) and Prometheus'
-scrapes reach a modelled engine. No other address is ever given to these pods; `prove_loopback` says so
-before an operator starts.
+scrapes reach a simulated engine. These pods get no other address; `prove_loopback` asserts it before
+an operator starts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SMALL: Final = Engine(StepTime(0.010, 0.010, 2.0e-5, 5.0e-6, 0.0), max_sequences
 """8 sequences at a time, 10 ms a step: with 100 tokens a request, 8 requests a second at most."""
 TOKENS: Final = 100.0
 PASSWORD: Final = "canary-of-prometheus"
-"""In the operator's address of Prometheus; it may stand nowhere else."""
+"""Part of the operator's Prometheus URL; it must appear nowhere else."""
 ADDRESSES: Final = 32
 SLICE_S: Final = 0.2
 
@@ -61,7 +61,7 @@ class ReceivedLimits:
 
 
 class LoopbackEngines(PrometheusProxy):
-    """The engines of all pods on the loopback node, a Prometheus, and a proxy before it."""
+    """The engines of all pods on the loopback node, behind a Prometheus and its proxy."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.directory)
@@ -74,7 +74,7 @@ class LoopbackEngines(PrometheusProxy):
         self.received: list[ReceivedLimits] = []
         self.hides_targets = False
         self.hostile: dict[str, Hostility] = {}
-        """How the pods of a service answer reads of their metrics, where they are hostile."""
+        """How the pods of a hostile service answer reads of their metrics."""
         self.hostile_reads: Counter[str] = Counter()
         self.direct_reads = 0
         self.slandered: set[str] = set()
@@ -87,7 +87,7 @@ class LoopbackEngines(PrometheusProxy):
     # -- what a test asks -------------------------------------------------------------------------
 
     def settings(self) -> dict[str, str]:
-        """The operator's settings for this world."""
+        """Return the operator's settings for this world."""
         directory = self.world.directory
         for name, text in self.keys.files().items():
             self._write(name, text)
@@ -106,11 +106,11 @@ class LoopbackEngines(PrometheusProxy):
 
     @property
     def placement(self) -> dict[str, Any]:
-        """The spec's placement that keeps pods on the loopback node."""
+        """Return the spec's placement that keeps pods on the loopback node."""
         return {"nodeSelector": {LABEL: self.node}}
 
     def pods(self, service: str) -> list[dict[str, Any]]:
-        """A service's pods that have an address."""
+        """Return a service's pods that have an address."""
         return [
             live
             for (kind, _), live in self.world.objects.items()
@@ -121,11 +121,11 @@ class LoopbackEngines(PrometheusProxy):
         ]
 
     def hang(self, pod: dict[str, Any]) -> None:
-        """Lets a pod's engine make no step any more."""
+        """Stop all steps of a pod's engine."""
         self._engine(pod).hangs = True
 
     async def grow(self, service: str, pods: int) -> None:
-        """Waits for so many ready pods and says that they have been ready for ten minutes.
+        """Wait for this number of ready pods and report them as ready for ten minutes.
 
         The control loop does not judge a pod's first minute, and a test need not wait for it.
         """
@@ -153,14 +153,14 @@ class LoopbackEngines(PrometheusProxy):
         )
 
     async def source_state(self, operator: OperatorProcess, service: str) -> float | None:
-        """The operator's gauge of the breaker `source`."""
+        """Return the operator's gauge of the breaker `source`."""
         labels = ('breaker="source"', f'inference_service="{service}"')
         return await operator.metric("fleetkeeper_breaker_state", *labels)
 
     async def until_source(
         self, operator: OperatorProcess, service: str, state: float, timeout_s: float = PATIENCE_S
     ) -> float:
-        """Waits until the gauge has this value; seconds that it took."""
+        """Wait until the gauge has this value; return the seconds that it took."""
         began = time.monotonic()
         async with asyncio.timeout(timeout_s):
             while await self.source_state(operator, service) != state:  # noqa: ASYNC110 - of another process
@@ -170,7 +170,7 @@ class LoopbackEngines(PrometheusProxy):
     # -- inside -----------------------------------------------------------------------------------
 
     async def start(self, plane: ControlPlane) -> None:
-        """The node, the sockets, Prometheus."""
+        """Create the node and start the sockets and Prometheus."""
         plane.kubectl(
             "create",
             "--validate=false",
@@ -193,7 +193,7 @@ class LoopbackEngines(PrometheusProxy):
         await self.start_prometheus()
 
     async def stop(self) -> None:
-        """Ends what was started."""
+        """Stop everything that was started."""
         if self.prometheus is not None and self.prometheus.returncode is None:
             self.signal(signal.SIGCONT)
             self.prometheus.kill()
@@ -202,7 +202,7 @@ class LoopbackEngines(PrometheusProxy):
             await runner.cleanup()
 
     async def play(self) -> None:
-        """Requests arrive and engines work, in real time, for ever.
+        """Let requests arrive and engines work in real time, until cancelled.
 
         Where there is no engine nobody asks, and a pause of the test's own process is no burst.
         """
@@ -242,7 +242,7 @@ class LoopbackEngines(PrometheusProxy):
         return self._engines[uid]
 
     def _pod_at(self, request: web.Request) -> dict[str, Any]:
-        """The pod whose address was called."""
+        """Return the pod whose address was called."""
         assert request.transport is not None
         address = request.transport.get_extra_info("sockname")[0]
         for (kind, _), live in self.world.objects.items():
@@ -272,7 +272,7 @@ class LoopbackEngines(PrometheusProxy):
         return web.Response(text=metrics_text(sample, EDGES))
 
     async def _limits(self, request: web.Request) -> web.Response:
-        """As the supervisor does: only what the operator's key signed for this very pod."""
+        """Accept limits like the supervisor: only those that the operator signed for this pod."""
         pod = self._pod_at(request)
         public = jwt.PyJWKSet.from_json(self.keys.jwks).keys[0]
         claims = jwt.decode(
@@ -290,7 +290,7 @@ class LoopbackEngines(PrometheusProxy):
         return web.json_response({"generation": limits["generation"]})
 
     async def _targets(self, _: web.Request) -> web.Response:
-        """What Prometheus scrapes: every pod that has an address, as the shipped scrape rules label it."""
+        """Return the targets: every pod with an address, labeled like the chart's scrape rules."""
         groups = [
             {
                 "targets": [f"{pod['status']['podIP']}:{CONTROL_PORT}"],
@@ -313,7 +313,7 @@ def _is_ready(pod: dict[str, Any]) -> bool:
 
 @asynccontextmanager
 async def loopback_engines(plane: ControlPlane, world: World) -> AsyncIterator[LoopbackEngines]:
-    """Engines and Prometheus for the services of a world; the node goes with them."""
+    """Yield engines and Prometheus for the services of a world; remove them and the node at the end."""
     engines = LoopbackEngines(world)
     playing = asyncio.create_task(engines.play())
     try:

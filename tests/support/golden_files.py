@@ -21,7 +21,7 @@ BASE = "minimal-cuda"
 
 
 def golden_text(name: str) -> str:
-    """The children as the golden file holds them: those that are as in the base are only named."""
+    """Return the text of a golden file. Children equal to the base case's are only named."""
     children = CASES[name].children()
     base = () if name == BASE else CASES[BASE].children()
     same = [f"{child['kind']}/{child['metadata']['name']}" for child in children if child in base]
@@ -31,7 +31,7 @@ def golden_text(name: str) -> str:
 
 
 def template_hashes(case: GoldenCase) -> dict[str, str]:
-    """The hashes of the pod templates, by component."""
+    """Return the hashes of the pod templates by component."""
     return {
         child["metadata"]["labels"][LABEL_COMPONENT]: child["spec"]["template"]["metadata"][
             "annotations"
@@ -42,13 +42,13 @@ def template_hashes(case: GoldenCase) -> dict[str, str]:
 
 
 def pinned_hashes() -> dict[str, dict[str, str]]:
-    """The hashes that must not change, by case and component."""
+    """Return the hashes that must not change, by case and component."""
     pinned: dict[str, dict[str, str]] = yaml.safe_load(HASHES.read_text())
     return pinned
 
 
 def regenerate(*, accept_restarts: bool) -> list[str]:
-    """Writes the golden files anew; the pinned hashes of known cases only with `accept_restarts`.
+    """Write the golden files; change pinned hashes of known cases only with `accept_restarts`.
 
     Returns the cases whose template hash differs from the pinned one.
     """

@@ -1,4 +1,4 @@
-"""The services whose children are kept as golden files: each a spec, and what else decides them."""
+"""The services whose children are kept as golden files, with their settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _context(**changes: Any) -> PlanContext:
 
 
 def _own_hub() -> PlanContext:
-    """Profiles whose engines download from a hub of the installation's own."""
+    """Return a context whose engines download from the installation's own hub."""
     catalog = default_context().catalog
     profiles = tuple(
         item.model_copy(update={"variables": {"HF_ENDPOINT": "https://hub.example.com"}})
@@ -43,7 +43,7 @@ def _own_hub() -> PlanContext:
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """What the children of one service are built from."""
+    """The inputs from which the children of one service are built."""
 
     spec: Mapping[str, Any]
     replicas: int = 1
@@ -53,11 +53,11 @@ class GoldenCase:
     name: str = "chat"
 
     def service(self) -> InferenceService:
-        """The service."""
+        """Return the service."""
         return parse_service(service_manifest(dict(self.spec), name=self.name))
 
     def children(self, service: InferenceService | None = None) -> tuple[Manifest, ...]:
-        """Its children, or those of another service built the same way."""
+        """Return its children, or those of another service with the same inputs."""
         service = service or self.service()
         profile = self.context.catalog.resolve(service.spec.engine.profile)
         return desired_children(

@@ -17,7 +17,7 @@ NODES = 8
 
 @lru_cache(maxsize=1)
 def operator_rules() -> list[dict[str, Any]]:
-    """The operator's rights: those that the chart gives it, so that every test is held to them."""
+    """Return the rights that the chart gives the operator; every test runs with them."""
     objects = rendered()
     roles = [
         only(objects, "ClusterRole", "fleetkeeper"),

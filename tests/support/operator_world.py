@@ -34,13 +34,13 @@ from tests.support.plane_state import mend, state_of
 
 SEEN: tuple[Resource, ...] = (INFERENCE_SERVICE, *CHILDREN.values(), REPLICA_SET, POD)
 MARKER_PATH = "/api/v1/namespaces/kube-public/configmaps/fleetkeeper-release"
-"""The operator looks there for a cluster-wide release; where there is none, it may not."""
+"""The object in which the operator finds a cluster-wide release."""
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 Live = dict[str, Any]
 
 
 def service(name: str = "chat", **spec: Any) -> Live:
-    """An InferenceService that fits the fake nodes; `spec` replaces whole sections."""
+    """Return an InferenceService that fits the fake nodes; `spec` replaces whole sections."""
     return {
         "apiVersion": INFERENCE_SERVICE.api_version,
         "kind": INFERENCE_SERVICE.kind,
@@ -60,13 +60,13 @@ def service(name: str = "chat", **spec: Any) -> Live:
 
 
 def condition(live: Live | None, kind: str) -> Live:
-    """A condition of an object, empty where it has none."""
+    """Return a condition of an object, {} if it has none."""
     found = ((live or {}).get("status") or {}).get("conditions") or []
     return next((item for item in found if item["type"] == kind), {})
 
 
 def is_ready(live: Live | None) -> bool:
-    """Whether the service is Ready in its current generation."""
+    """Return True if the service is Ready in its current generation."""
     ready = condition(live, "Ready")
     return bool(
         live is not None
@@ -77,7 +77,7 @@ def is_ready(live: Live | None) -> bool:
 
 
 class World:
-    """One namespace: what is in it now, and what the operator asked of the API server."""
+    """One namespace: its present objects, and the operator's requests to the API server."""
 
     def __init__(self, plane: ControlPlane, namespace: str, client: KubernetesClient) -> None:
         self.plane = plane
@@ -91,7 +91,7 @@ class World:
         self.processes: list[OperatorProcess] = []
 
     def operator(self, name: str = "a", **options: Any) -> OperatorProcess:
-        """A process of the operator, not started yet."""
+        """Return a process of the operator that is not started yet."""
         process = OperatorProcess(self, name=name, **options)
         self.processes.append(process)
         return process
@@ -99,15 +99,15 @@ class World:
     # -- seeing -----------------------------------------------------------------------------------
 
     def get(self, kind: str, name: str) -> Live | None:
-        """An object as it is now."""
+        """Return the present state of an object."""
         return self.objects.get((kind, name))
 
     def fis(self, name: str = "chat") -> Live | None:
-        """An InferenceService as it is now."""
+        """Return the present state of an InferenceService."""
         return self.get(INFERENCE_SERVICE.kind, name)
 
     def children(self, name: str = "chat") -> dict[tuple[str, str], Live]:
-        """The children of a service by kind and name."""
+        """Return the children of a service by kind and name."""
         kinds = {kind.value for kind in CHILDREN}
         return {
             key: live
@@ -118,7 +118,7 @@ class World:
     async def until(
         self, what: str, holds: Callable[[], object], timeout_s: float = PATIENCE_S
     ) -> None:
-        """Waits until `holds()` is true, looking at every event.
+        """Wait until `holds()` is true; it is called at every event.
 
         Raises:
             AssertionError: it did not come true in time.
@@ -138,7 +138,7 @@ class World:
             raise AssertionError(f"{what}: not within {timeout_s:g} s\n{logs}\n{cluster}") from None
 
     async def ready(self, *names: str) -> None:
-        """Waits until the services (default: chat) are Ready in their current generation."""
+        """Wait until the services (default: chat) are Ready in their current generation."""
         for name in names or ("chat",):
             await self.until(f"{name} ready", partial(self._is_ready, name))
 
@@ -146,17 +146,15 @@ class World:
         return is_ready(self.fis(name))
 
     def mark(self) -> int:
-        """A place in the audit log."""
+        """Return the present end of the audit log."""
         return self.plane.audit_log.stat().st_size
 
     def requests(self, since: int = 0) -> list[Request]:
-        """What the operator asked of the API server since a mark; watches, lease and the posting of
-        events left out, since they are counted nowhere.
-        """
+        """Return the operator's requests since a mark, without watches, leases and discovery."""
         return audited_requests(self.plane, self.user, since)
 
     def writes(self, since: int = 0, *, events: bool = False) -> list[Request]:
-        """The writes among them."""
+        """Return the writes among them, without those of Events unless `events`."""
         return [
             request
             for request in self.requests(since)
@@ -176,7 +174,7 @@ class World:
         return Counter(write.resource for write in writes if write.code < 300)
 
     async def quiet(self, seconds: float = 2.0) -> None:
-        """Waits until the operator has asked nothing of the API server for so long."""
+        """Wait until the operator has sent no request for this time."""
         loop = asyncio.get_running_loop()
         last, seen = loop.time(), -1
         async with asyncio.timeout(PATIENCE_S * 2):
@@ -190,7 +188,7 @@ class World:
 
     @contextmanager
     def cluster_rights(self) -> Iterator[None]:
-        """Gives the operator its rights in every namespace, for as long as this lasts."""
+        """Give the operator its rights in every namespace within the block."""
         name = f"test-{self.user}"
         self.plane.kubectl(
             *("create", "clusterrolebinding", name, f"--user={self.user}"),
@@ -206,13 +204,13 @@ class World:
         grant_rights(self.plane, namespace, self.user)
 
     async def create(self, manifest: Live) -> Live:
-        """Creates an InferenceService."""
+        """Create an InferenceService."""
         body = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.namespace}}
         path = INFERENCE_SERVICE.path(self.namespace)
         return await self.client.request("POST", path, body=body, timeout_s=30)
 
     async def patch(self, resource: Resource, name: str, patch: Mapping[str, Any]) -> Live:
-        """A merge patch, as a person with kubectl would do it."""
+        """Send a merge patch as a person with kubectl."""
         return await self.client.request(
             "PATCH",
             resource.path(self.namespace, name) + "?fieldManager=kubectl-edit",
@@ -222,7 +220,7 @@ class World:
         )
 
     async def patch_or_create(self, resource: Resource, manifest: Live) -> Live:
-        """A server-side apply by a person."""
+        """Send a server-side apply as a person."""
         return await self.client.request(
             "PATCH",
             resource.path(self.namespace, manifest["metadata"]["name"])
@@ -248,7 +246,7 @@ class World:
         return live
 
     async def delete(self, resource: Resource, name: str) -> None:
-        """Deletes an object; its dependents go in the background."""
+        """Delete an object and, in the background, its dependents."""
         await self.client.request(
             "DELETE",
             resource.path(self.namespace, name),
@@ -257,7 +255,7 @@ class World:
         )
 
     async def events_of(self, name: str = "chat") -> list[Live]:
-        """The Kubernetes events about a service."""
+        """Return the Kubernetes events about a service."""
         selector = f"involvedObject.kind=InferenceService,involvedObject.name={name}"
         found = await self.client.request(
             "GET", EVENT.path(self.namespace), params={"fieldSelector": selector}
@@ -286,7 +284,7 @@ class World:
 
 @asynccontextmanager
 async def operator_world(plane: ControlPlane, prefix: str) -> AsyncIterator[World]:
-    """A fresh namespace with the CRD, fake GPUs and an operator user; everything ends with it."""
+    """Yield a new namespace with the CRD, fake GPUs and an operator user; remove it at the end."""
     namespace = f"{prefix}-{secrets.token_hex(3)}"
     prepare_namespace(plane, namespace)
     client = KubernetesClient(await load_configuration(plane.kubeconfig), in_flight=32)

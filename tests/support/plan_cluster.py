@@ -15,7 +15,7 @@ CRASH_EVERY_S = 20.0
 
 
 def step(world: World, seconds: float) -> World:
-    """Lets the cluster work, then time pass."""
+    """Let the controllers work once, then time pass."""
     for key, child in tuple(world.children.items()):
         if isinstance(child, Workload):
             world = _roll_engine(world, child) if key[1] == "chat" else _roll_router(world, child)
@@ -34,7 +34,7 @@ def _roll_router(world: World, router: Workload) -> World:
 
 
 def _roll_engine(world: World, engine: Workload) -> World:
-    """One pass of a rolling update, as the Deployment controller does it."""
+    """Do one pass of a rolling update like the Deployment controller."""
     world = _with_current_revision(world, engine)
     current = max(world.revisions, key=lambda item: item.number)
     rolling = world.manifests[Kind.DEPLOYMENT, "chat"]["spec"]["strategy"]["rollingUpdate"]
@@ -64,12 +64,12 @@ def _roll_engine(world: World, engine: Workload) -> World:
 
 
 def _rank(pod: Pod) -> tuple[bool, int, float]:
-    """The first goes first: not ready, then the cheapest, then the youngest."""
+    """Return the sort key of removal: unready first, then the lowest cost, then the youngest."""
     return (pod.ready, pod.deletion_cost, -pod.created)
 
 
 def _with_current_revision(world: World, engine: Workload) -> World:
-    """The ReplicaSet of the live template: an old one is used again, else a new one is made."""
+    """Use the ReplicaSet of the live template again, or create it."""
     number = max((item.number for item in world.revisions), default=0)
     found = [item for item in world.revisions if item.template_hash == engine.template_hash]
     if found and found[0].number == number:
@@ -126,7 +126,7 @@ def _new_pod(world: World, name: str, component: str, revision: Revision | None)
 
 
 def _kubelet(world: World) -> Iterator[Pod]:
-    """Every pod as it is now."""
+    """Yield every pod in its present state."""
     free = world.gpus - sum(
         pod.scheduled for pod in world.pods if pod.component == names.Component.ENGINE
     )
@@ -181,7 +181,7 @@ def _behave(world: World, pod: Pod) -> Pod:
 
 
 def live(world: World, seconds: float, tick_s: float = 5.0) -> World:
-    """Planner and cluster work side by side for some time."""
+    """Let planner and cluster work for this time."""
     end = world.now + seconds
     while world.now < end:
         for _ in range(6):
@@ -194,7 +194,7 @@ def live(world: World, seconds: float, tick_s: float = 5.0) -> World:
 
 
 def settle(world: World, at_most_s: float = 2000.0) -> World:
-    """Lives until nothing is written for 80 s and no plan asks to be looked at again.
+    """Live until nothing is written for 80 s and no plan requeues.
 
     A plan that asks for ever (a contest) is at rest after 800 s without a write. Fails if never.
     """

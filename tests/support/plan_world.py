@@ -36,7 +36,7 @@ UID = "uid-of-chat"
 
 
 class Behaviour(StrEnum):
-    """What the pods of a template do."""
+    """The behavior of a template's pods."""
 
     READY = "ready"
     BAD_OPTION = "exits 64"
@@ -47,7 +47,7 @@ class Behaviour(StrEnum):
 
 @dataclass(frozen=True)
 class World:
-    """The cluster around one service. `gpus` is how many pods fit; `history` the plans so far."""
+    """The cluster around one service. `gpus` is the number of pods that fit."""
 
     resource: Manifest
     now: float = START
@@ -77,31 +77,31 @@ class World:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The status as written."""
+        """Return the status as written."""
         found: dict[str, Any] = self.resource.get("status", {})
         return found
 
     @property
     def engine(self) -> Workload:
-        """The engine Deployment."""
+        """Return the engine Deployment."""
         found = self.children[Kind.DEPLOYMENT, self.resource["metadata"]["name"]]
         assert isinstance(found, Workload)
         return found
 
     @property
     def ready(self) -> int:
-        """Ready engine pods."""
+        """Return the number of ready engine pods."""
         return sum(pod.ready for pod in self.pods if pod.component == names.Component.ENGINE)
 
     def condition(self, kind: str) -> tuple[str, str] | None:
-        """(status, reason) of a condition, None when it is absent."""
+        """Return (status, reason) of a condition, None if it is absent."""
         for item in self.status.get("conditions", ()):
             if item["type"] == kind:
                 return item["status"], item["reason"]
         return None
 
     def snapshot(self) -> Snapshot:
-        """What the planner sees."""
+        """Return the planner's snapshot."""
         return Snapshot(
             resource=copy.deepcopy(self.resource),
             children=self.children,
@@ -126,7 +126,7 @@ class World:
 
 
 def service(**spec: Any) -> Manifest:
-    """An InferenceService `chat` in namespace `team-a`, created now, without a status."""
+    """Return an InferenceService `chat` in namespace `team-a`, created now, without a status."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -142,12 +142,12 @@ def service(**spec: Any) -> Manifest:
 
 
 def new_world(**spec: Any) -> World:
-    """A world with a service and nothing else."""
+    """Return a world with a service and nothing else."""
     return World(resource=service(**spec))
 
 
 def with_spec(world: World, **changes: Any) -> World:
-    """Somebody changes the spec: the generation moves when it really differs; None removes a key."""
+    """Change the spec as a user. The generation grows if it differs; None removes a key."""
     spec = {**world.resource["spec"], **changes}
     spec = {key: value for key, value in spec.items() if value is not None}
     if spec == world.resource["spec"]:
@@ -158,7 +158,7 @@ def with_spec(world: World, **changes: Any) -> World:
 
 
 def plan_of(world: World) -> Plan:
-    """What the planner decides now."""
+    """Return the planner's decision."""
     return decide_plan(world.snapshot(), world.context, world.now)
 
 
@@ -166,7 +166,7 @@ def plan_of(world: World) -> Plan:
 
 
 def act(world: World, plan: Plan) -> World:
-    """Carries a plan out; a precondition that does not hold stops it, as a 409 would."""
+    """Execute a plan until a precondition fails, like a 409."""
     for action in plan.actions:
         done = _act(world, action)
         if done is None:
@@ -271,7 +271,7 @@ def _deployment(child: Child, live: Child | None, manifest: Manifest) -> Workloa
 
 
 def without_child(world: World, key: tuple[Kind, str]) -> World:
-    """Somebody deletes a child; the pods of a Deployment go with it."""
+    """Delete a child as a user, with the pods of a Deployment."""
     child = world.children[key]
     children = {name: item for name, item in world.children.items() if name != key}
     revisions = tuple(item for item in world.revisions if item.deployment_uid != child.uid)
@@ -287,6 +287,6 @@ def without_child(world: World, key: tuple[Kind, str]) -> World:
 
 
 def edited(world: World, key: tuple[Kind, str], **changes: Any) -> World:
-    """Somebody edits a child."""
+    """Edit a child as a user."""
     child = replace(world.children[key], resource_version=str(world.serial + 1), **changes)
     return replace(world, children={**world.children, key: child}, serial=world.serial + 1)

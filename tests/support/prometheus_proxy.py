@@ -36,12 +36,12 @@ class PrometheusProxy:
         (self._directory / "prometheus.yaml").write_text(PROMETHEUS % targets_url)
 
     def signal(self, number: int) -> None:
-        """Sends Prometheus a signal."""
+        """Send Prometheus a signal."""
         assert self.prometheus is not None
         self.prometheus.send_signal(number)
 
     async def start_prometheus(self) -> None:
-        """Starts it, with what it stored before if it ran already."""
+        """Start it with the data that it stored before."""
         self.prometheus = await asyncio.create_subprocess_exec(
             str(program_path("prometheus")),
             f"--config.file={self._directory / 'prometheus.yaml'}",
@@ -53,13 +53,13 @@ class PrometheusProxy:
         )
 
     async def stop_prometheus(self) -> None:
-        """Ends it: nothing listens at its address any more."""
+        """Stop it, so that nothing listens at its address."""
         assert self.prometheus is not None
         self.prometheus.terminate()
         await self.prometheus.wait()
 
     async def _proxy(self, request: web.Request) -> web.Response:
-        """Prometheus, or what `fault` says in its place."""
+        """Return Prometheus' answer, or `fault` if it is set."""
         self.authorizations.add(request.headers.get("Authorization", ""))
         if self.fault:
             return web.Response(text=self.fault, content_type="application/json")

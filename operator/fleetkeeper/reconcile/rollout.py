@@ -32,7 +32,7 @@ from fleetkeeper.reconcile.types import Pod
 REPLACE_AFTER_S = 120.0
 """An additional pod that found no accelerator in this time needs an old pod to be removed first."""
 
-WANT_OF_ROOM = frozenset({Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE})
+CAPACITY_REASONS = frozenset({Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE})
 """Problems of a new pod that the removal of an old pod may solve."""
 
 
@@ -185,9 +185,9 @@ def decide_rollout(
 ) -> RolloutDecision:
     """Decide between the wanted template and the last good one."""
     facts, known = inputs.facts, parse_rollback(inputs.status)
-    way_back = _way_back(facts, last_good, wanted_hash)
+    good_revision = _last_good_revision(facts, last_good, wanted_hash)
     if known and known.template_hash == wanted_hash and rules.on_failure is OnFailure.ROLLBACK:
-        return RolloutDecision(known, way_back) if way_back else RolloutDecision()
+        return RolloutDecision(known, good_revision) if good_revision else RolloutDecision()
     current = facts.current
     if current is None or current.template_hash != wanted_hash:
         return RolloutDecision()
@@ -201,13 +201,13 @@ def decide_rollout(
     )
     if failure is None:
         return RolloutDecision(again_after_s=again)
-    if way_back is None or rules.on_failure is OnFailure.HOLD:
+    if good_revision is None or rules.on_failure is OnFailure.HOLD:
         return RolloutDecision(failure=failure)
     rollback = Rollback(inputs.generation, wanted_hash, failure.reason, failure.message)
-    return RolloutDecision(rollback, way_back, is_new=True, failure=failure)
+    return RolloutDecision(rollback, good_revision, is_new=True, failure=failure)
 
 
-def _way_back(facts: Facts, last_good: LastGood | None, wanted_hash: str) -> str | None:
+def _last_good_revision(facts: Facts, last_good: LastGood | None, wanted_hash: str) -> str | None:
     """Return the ReplicaSet of the last good template, None if it is missing or the wanted one."""
     if last_good is None or last_good.template_hash == wanted_hash:
         return None
@@ -225,7 +225,7 @@ def decide_strategy(
     ignored while a surge adds pods of a revision that cannot start: no ready pod is removed for it.
     """
     facts, problems = inputs.facts, dict(inputs.diagnosis.by_pod)
-    if rules.strategy is RolloutStrategy.REPLACE and _surges_in_vain(facts, problems, rules):
+    if rules.strategy is RolloutStrategy.REPLACE and _is_surge_failing(facts, problems, rules):
         return RolloutStrategy.SURGE, None
     if rules.strategy is not RolloutStrategy.AUTO:
         return rules.strategy, None
@@ -244,7 +244,7 @@ def decide_strategy(
     return (RolloutStrategy.SURGE, left) if left > 0 else (RolloutStrategy.REPLACE, None)
 
 
-def _surges_in_vain(facts: Facts, problems: Mapping[str, Problem], rules: Rollout) -> bool:
+def _is_surge_failing(facts: Facts, problems: Mapping[str, Problem], rules: Rollout) -> bool:
     """Return True if the live Deployment surges and new pods fail, but not for lack of room."""
     if facts.engine is None or facts.engine.max_surge == 0 or rules.max_surge == 0:
         return False
@@ -253,7 +253,7 @@ def _surges_in_vain(facts: Facts, problems: Mapping[str, Problem], rules: Rollou
     return (
         _is_rolling(facts)
         and not any(pod.ready for pod in pods)
-        and any(reason not in WANT_OF_ROOM for reason in found)
+        and any(reason not in CAPACITY_REASONS for reason in found)
     )
 
 

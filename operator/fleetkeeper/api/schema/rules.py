@@ -30,7 +30,7 @@ _ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
 
 
 def is_hub_source(source: str) -> bool:
-    """Return whether the source is on Hugging Face."""
+    """Return True if the source is on Hugging Face."""
     return source.startswith("hf://")
 
 
@@ -56,7 +56,7 @@ def _node_values_fit(of: s.NodeRequirement) -> bool:
 
 
 def _names_one_node(of: s.NodeTerm) -> bool:
-    """Return whether all node fields are metadata.name with one value, as Kubernetes requires."""
+    """Return True if all node fields are metadata.name with one value, as Kubernetes requires."""
     return all(
         field.key == "metadata.name"
         and field.operator in {s.NodeSelectorOperator.IN, s.NodeSelectorOperator.NOT_IN}
