@@ -32,14 +32,8 @@ def _deployment(
 ) -> Manifest:
     spec = {"model": {"source": "pvc://models/llama"}, **sections}
     service = parse_service(service_manifest(spec))
-    return desired_engine_deployment(
-        service,
-        CONTEXT.catalog.resolve(profile),
-        CONTEXT,
-        replicas=replicas,
-        tuning=tuning,
-        strategy=strategy,
-    )
+    template = desired_engine_template(service, CONTEXT.catalog.resolve(profile), CONTEXT, tuning)
+    return desired_engine_deployment(service, template, replicas=replicas, strategy=strategy)
 
 
 def _pod(**arguments: Any) -> Manifest:
@@ -298,9 +292,8 @@ def test_old_revisions_are_kept_for_a_return() -> None:
 def test_an_older_template_is_applied_as_it_is() -> None:
     """The Deployment then uses its old ReplicaSet again."""
     service = parse_service(service_manifest({"model": {"source": "pvc://models/llama"}}))
-    profile = CONTEXT.catalog.resolve("cuda")
     old = desired_engine_template(service, CONTEXT.catalog.resolve("cpu"), CONTEXT)
-    rolled_back = desired_engine_deployment(service, profile, CONTEXT, replicas=1, template=old)
+    rolled_back = desired_engine_deployment(service, old, replicas=1)
     assert rolled_back["spec"]["template"] == old
     assert digest_of(rolled_back) != digest_of(_deployment())
 
