@@ -1,9 +1,9 @@
-"""Modelled engines behind fake pods, on loopback addresses, and a real Prometheus that scrapes them.
+"""Simulated engines behind fake pods on loopback addresses, and a real Prometheus that scrapes them.
 
 kwok gives a pod an address of its node's podCIDR. This node's lies in 127.0.0.0/8, so a fake pod's
 control port is a socket of ours: the operator's own calls (limits, direct reads) and Prometheus'
-scrapes reach a modelled engine. No other address is ever given to these pods; `prove_loopback` says so
-before an operator starts.
+scrapes reach a simulated engine. These pods get no other address; `prove_loopback` asserts it before
+an operator starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-import aiohttp
 import jwt
 from aiohttp import web
 
@@ -35,72 +34,61 @@ from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.simulate.engine_model import Engine, EnginePod, Request
 from fleetkeeper_local.controlplane import ControlPlane
 from fleetkeeper_local.ports import free_ports
-from fleetkeeper_local.programs import program_path
 from tests.support.engine_metrics import metrics_text
 from tests.support.hostile_engine import Hostility, hostile_answer
+from tests.support.loopback_node import LABEL, loopback_node, prove_loopback
 from tests.support.operator_process import HOOKED, PATIENCE_S, OperatorProcess
 from tests.support.operator_world import World
+from tests.support.prometheus_proxy import PrometheusProxy
 
 EDGES: Final = Edges(0.5, 0.05)
 SMALL: Final = Engine(StepTime(0.010, 0.010, 2.0e-5, 5.0e-6, 0.0), max_sequences=8)
 """8 sequences at a time, 10 ms a step: with 100 tokens a request, 8 requests a second at most."""
 TOKENS: Final = 100.0
 PASSWORD: Final = "canary-of-prometheus"
-"""In the operator's address of Prometheus; it may stand nowhere else."""
+"""Part of the operator's Prometheus URL; it must appear nowhere else."""
 ADDRESSES: Final = 32
 SHORT_TICKS: Final = {"loop.TICK_S": 1.0, "setup.DEADLINE_S": 0.8}
 SLICE_S: Final = 0.2
-LABEL: Final = "fleetkeeper.test/network"
-
-PROMETHEUS: Final = """
-global: {scrape_interval: 1s, scrape_timeout: 1s}
-scrape_configs:
-- job_name: engines
-  body_size_limit: 4MB
-  http_sd_configs: [{url: "%s/targets", refresh_interval: 1s}]
-"""
 
 
 @dataclass(frozen=True)
-class TakenOrder:
-    """An order that an engine took."""
+class ReceivedLimits:
+    """A limits request that an engine accepted."""
 
     pod: str
     epoch: int
     generation: int
 
 
-class LoopbackEngines:
-    """The engines of all pods on the loopback node, a Prometheus, and a proxy before it."""
+class LoopbackEngines(PrometheusProxy):
+    """The engines of all pods on the loopback node, behind a Prometheus and its proxy."""
 
     def __init__(self, world: World) -> None:
+        super().__init__(world.directory)
         self.world = world
         network = f"{80 + secrets.randbelow(120)}.{secrets.randbelow(250)}"
         self.prefix = f"127.{network}."
         self.node = f"loopback-{world.namespace}"
         self.keys: ControlKeys = new_control_keys()
         self.rate_per_s: dict[str, float] = {}
-        self.orders: list[TakenOrder] = []
-        self.fault = ""
+        self.received: list[ReceivedLimits] = []
         self.hides_targets = False
         self.hostile: dict[str, Hostility] = {}
-        """How the pods of a service answer reads of their metrics, where they are hostile."""
+        """How the pods of a hostile service answer reads of their metrics."""
         self.hostile_reads: Counter[str] = Counter()
         self.direct_reads = 0
-        self.authorizations: set[str] = set()
         self.slandered: set[str] = set()
-        """Pods of which Prometheus is told that they hang."""
+        """Pods for which Prometheus gets a sample that says they hang."""
         self.url = ""
         self._engines: dict[str, EnginePod] = {}
         self._random = Random(1)
         self._runners: list[web.AppRunner] = []
-        self.prometheus: asyncio.subprocess.Process | None = None
-        self._prometheus_url = ""
 
     # -- what a test asks -------------------------------------------------------------------------
 
     def operator(self, name: str = "a") -> OperatorProcess:
-        """A process of the operator for this world, not started yet, with five times shorter ticks."""
+        """Return an operator process for this world, not started yet, with five times shorter ticks."""
         env = {**self._settings(), "LOOP_WAITS": json.dumps(SHORT_TICKS)}
         return self.world.operator(name, command=HOOKED, env=env)
 
@@ -122,11 +110,11 @@ class LoopbackEngines:
 
     @property
     def placement(self) -> dict[str, Any]:
-        """The spec's placement that keeps pods on the loopback node."""
+        """Return the spec's placement that keeps pods on the loopback node."""
         return {"nodeSelector": {LABEL: self.node}}
 
     def pods(self, service: str) -> list[dict[str, Any]]:
-        """A service's pods that have an address."""
+        """Return a service's pods that have an address."""
         return [
             live
             for (kind, _), live in self.world.objects.items()
@@ -137,34 +125,11 @@ class LoopbackEngines:
         ]
 
     def hang(self, pod: dict[str, Any]) -> None:
-        """Lets a pod's engine make no step any more."""
+        """Stop all steps of a pod's engine."""
         self._engine(pod).hangs = True
 
-    def signal(self, number: int) -> None:
-        """Sends Prometheus a signal."""
-        assert self.prometheus is not None
-        self.prometheus.send_signal(number)
-
-    async def start_prometheus(self) -> None:
-        """Starts it, with what it stored before if it ran already."""
-        self.prometheus = await asyncio.create_subprocess_exec(
-            str(program_path("prometheus")),
-            f"--config.file={self.world.directory / 'prometheus.yaml'}",
-            f"--storage.tsdb.path={self.world.directory / 'prometheus'}",
-            f"--web.listen-address={self._prometheus_url.removeprefix('http://')}",
-            "--log.level=error",
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-
-    async def stop_prometheus(self) -> None:
-        """Ends it: nothing listens at its address any more."""
-        assert self.prometheus is not None
-        self.prometheus.terminate()
-        await self.prometheus.wait()
-
     async def grow(self, service: str, pods: int) -> None:
-        """Waits for so many ready pods and says that they have been ready for ten minutes.
+        """Wait for this number of ready pods and report them as ready for ten minutes.
 
         The control loop does not judge a pod's first minute, and a test need not wait for it.
         """
@@ -192,27 +157,14 @@ class LoopbackEngines:
         )
 
     async def source_state(self, operator: OperatorProcess, service: str) -> float | None:
-        """The operator's gauge of the breaker `source`."""
-        wanted = (
-            "fleetkeeper_breaker_state{",
-            'breaker="source"',
-            f'inference_service="{service}"',
-        )
-        try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.get(f"http://127.0.0.1:{operator.port}/metrics") as answer,
-            ):
-                lines = (await answer.text()).splitlines()
-        except aiohttp.ClientError:
-            return None
-        rows = [line for line in lines if all(part in line for part in wanted)]
-        return float(rows[0].rpartition(" ")[2]) if rows else None
+        """Return the operator's gauge of the breaker `source`."""
+        labels = ('breaker="source"', f'inference_service="{service}"')
+        return await operator.metric("fleetkeeper_breaker_state", *labels)
 
     async def until_source(
         self, operator: OperatorProcess, service: str, state: float, timeout_s: float = PATIENCE_S
     ) -> float:
-        """Waits until the gauge has this value; seconds that it took."""
+        """Wait until the gauge has this value; return the seconds that it took."""
         began = time.monotonic()
         async with asyncio.timeout(timeout_s):
             while await self.source_state(operator, service) != state:  # noqa: ASYNC110 - of another process
@@ -222,9 +174,15 @@ class LoopbackEngines:
     # -- inside -----------------------------------------------------------------------------------
 
     async def start(self, plane: ControlPlane) -> None:
-        """The node, the sockets, Prometheus."""
-        plane.kubectl("create", "--validate=false", "-f", "-", input=json.dumps(self._node()))
-        await asyncio.to_thread(self.prove_loopback, plane)
+        """Create the node and start the sockets and Prometheus."""
+        plane.kubectl(
+            "create",
+            "--validate=false",
+            "-f",
+            "-",
+            input=json.dumps(loopback_node(self.node, self.prefix)),
+        )
+        await asyncio.to_thread(prove_loopback, plane, self.world.namespace, self.node, self.prefix)
         engines = web.Application()
         engines.router.add_get("/metrics", self._metrics)
         engines.router.add_put("/v1/limits", self._limits)
@@ -235,12 +193,11 @@ class LoopbackEngines:
         port, own = free_ports(2)
         await self._serve(around, ["127.0.0.1"], port)
         self.url = f"http://127.0.0.1:{port}"
-        self._prometheus_url = f"http://127.0.0.1:{own}"
-        self._write("prometheus.yaml", PROMETHEUS % self.url)
+        self.configure(self.url, own)
         await self.start_prometheus()
 
     async def stop(self) -> None:
-        """Ends what was started."""
+        """Stop everything that was started."""
         if self.prometheus is not None and self.prometheus.returncode is None:
             self.signal(signal.SIGCONT)
             self.prometheus.kill()
@@ -248,26 +205,8 @@ class LoopbackEngines:
         for runner in self._runners:
             await runner.cleanup()
 
-    def prove_loopback(self, plane: ControlPlane) -> None:
-        """A pod of the node has an address of ours: none of these pods is anywhere else."""
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "probe", "namespace": self.world.namespace},
-            "spec": {
-                "nodeSelector": {LABEL: self.node},
-                "containers": [{"name": "probe", "image": "example.invalid/probe:1"}],
-            },
-        }
-        plane.kubectl("create", "-f", "-", input=json.dumps(pod))
-        space = ("-n", self.world.namespace)
-        plane.kubectl(*space, "wait", "--for=condition=Ready", "pod/probe", "--timeout=60s")
-        address = plane.kubectl(*space, "get", "pod", "probe", "-o", "jsonpath={.status.podIP}")
-        assert address.startswith(self.prefix), address
-        plane.kubectl(*space, "delete", "pod", "probe", "--wait=false")
-
     async def play(self) -> None:
-        """Requests arrive and engines work, in real time, for ever.
+        """Let requests arrive and engines work in real time, until cancelled.
 
         Where there is no engine nobody asks, and a pause of the test's own process is no burst.
         """
@@ -288,21 +227,6 @@ class LoopbackEngines:
                     engine.advance(last, now - last)
             last = now
 
-    def _node(self) -> dict[str, Any]:
-        resources = {"cpu": "128", "memory": "2Ti", "pods": "30", "nvidia.com/gpu": "64"}
-        cidr = f"{self.prefix}0/27"
-        return {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {
-                "name": self.node,
-                "annotations": {"kwok.x-k8s.io/node": "fake"},
-                "labels": {LABEL: self.node, "kubernetes.io/hostname": self.node},
-            },
-            "spec": {"podCIDR": cidr, "podCIDRs": [cidr]},
-            "status": {"capacity": resources, "allocatable": resources},
-        }
-
     def _write(self, name: str, text: str) -> Path:
         file = self.world.directory / name
         file.write_text(text)
@@ -322,7 +246,7 @@ class LoopbackEngines:
         return self._engines[uid]
 
     def _pod_at(self, request: web.Request) -> dict[str, Any]:
-        """The pod whose address was called."""
+        """Return the pod whose address was called."""
         assert request.transport is not None
         address = request.transport.get_extra_info("sockname")[0]
         for (kind, _), live in self.world.objects.items():
@@ -352,7 +276,7 @@ class LoopbackEngines:
         return web.Response(text=metrics_text(sample, EDGES))
 
     async def _limits(self, request: web.Request) -> web.Response:
-        """As the supervisor does: only what the operator's key signed for this very pod."""
+        """Accept limits like the supervisor: only those that the operator signed for this pod."""
         pod = self._pod_at(request)
         public = jwt.PyJWKSet.from_json(self.keys.jwks).keys[0]
         claims = jwt.decode(
@@ -362,15 +286,15 @@ class LoopbackEngines:
             audience=pod["metadata"]["uid"],
             issuer="fleetkeeper",
         )
-        order = await request.json()
+        limits = await request.json()
         engine = self._engine(pod)
-        self.orders.append(TakenOrder(engine.name, claims["epoch"], order["generation"]))
-        engine.limit_sequences, engine.limit_tokens = order["sequences"], order["tokens"]
-        engine.generation = float(order["generation"])
-        return web.json_response({"generation": order["generation"]})
+        self.received.append(ReceivedLimits(engine.name, claims["epoch"], limits["generation"]))
+        engine.limit_sequences, engine.limit_tokens = limits["sequences"], limits["tokens"]
+        engine.generation = float(limits["generation"])
+        return web.json_response({"generation": limits["generation"]})
 
     async def _targets(self, _: web.Request) -> web.Response:
-        """What Prometheus scrapes: every pod that has an address, as the shipped scrape rules label it."""
+        """Return the targets: every pod with an address, labeled like the chart's scrape rules."""
         groups = [
             {
                 "targets": [f"{pod['status']['podIP']}:{CONTROL_PORT}"],
@@ -385,27 +309,6 @@ class LoopbackEngines:
         ]
         return web.json_response([] if self.hides_targets else groups)
 
-    async def _proxy(self, request: web.Request) -> web.Response:
-        """Prometheus, or what `fault` says in its place."""
-        self.authorizations.add(request.headers.get("Authorization", ""))
-        if self.fault:
-            return web.Response(text=self.fault, content_type="application/json")
-        url = f"{self._prometheus_url}/{request.match_info['path']}"
-        try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.request(
-                    request.method, url, params=request.query, data=await request.read()
-                ) as answer,
-            ):
-                return web.Response(
-                    body=await answer.read(),
-                    status=answer.status,
-                    content_type=answer.content_type,
-                )
-        except aiohttp.ClientError as problem:
-            raise web.HTTPBadGateway(text=str(problem)) from problem
-
 
 def _is_ready(pod: dict[str, Any]) -> bool:
     conditions = pod["status"].get("conditions") or ()
@@ -414,7 +317,7 @@ def _is_ready(pod: dict[str, Any]) -> bool:
 
 @asynccontextmanager
 async def loopback_engines(plane: ControlPlane, world: World) -> AsyncIterator[LoopbackEngines]:
-    """Engines and Prometheus for the services of a world; the node goes with them."""
+    """Yield engines and Prometheus for the services of a world; remove them and the node at the end."""
     engines = LoopbackEngines(world)
     playing = asyncio.create_task(engines.play())
     try:

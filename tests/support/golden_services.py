@@ -1,17 +1,12 @@
-"""The services whose children are kept as golden files: each a spec, and what else decides them."""
+"""The services whose children are kept as golden files, with their settings."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
-from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH, LABEL_COMPONENT
 from fleetkeeper.api.parse import InferenceService, parse_service
 from fleetkeeper.api.types import RolloutStrategy
 from fleetkeeper.common.values import Manifest
@@ -38,7 +33,7 @@ def _context(**changes: Any) -> PlanContext:
 
 
 def _own_hub() -> PlanContext:
-    """Profiles whose engines download from a hub of the installation's own."""
+    """Return a context whose engines download from the installation's own hub."""
     catalog = default_context().catalog
     profiles = tuple(
         item.model_copy(update={"variables": {"HF_ENDPOINT": "https://hub.example.com"}})
@@ -49,7 +44,7 @@ def _own_hub() -> PlanContext:
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """What the children of one service are built from."""
+    """The inputs from which the children of one service are built."""
 
     spec: Mapping[str, Any]
     replicas: int = 1
@@ -59,11 +54,11 @@ class GoldenCase:
     name: str = "chat"
 
     def service(self) -> InferenceService:
-        """The service."""
+        """Return the service."""
         return parse_service(service_manifest(dict(self.spec), name=self.name))
 
     def children(self, service: InferenceService | None = None) -> tuple[Manifest, ...]:
-        """Its children, or those of another service built the same way."""
+        """Return its children, or those of another service with the same inputs."""
         service = service or self.service()
         profile = self.context.catalog.resolve(service.spec.engine.profile)
         return desired_children(
@@ -344,66 +339,3 @@ CASES: dict[str, GoldenCase] = {
         context=_own_hub(),
     ),
 }
-
-FOLDER = Path(__file__).parents[1] / "golden" / "manifests"
-HASHES = FOLDER.parent / "template-hashes.yaml"
-
-
-BASE = "minimal-cuda"
-
-
-def golden_text(name: str) -> str:
-    """The children as the golden file holds them: those that are as in the base are only named."""
-    children = CASES[name].children()
-    base = () if name == BASE else CASES[BASE].children()
-    same = [f"{child['kind']}/{child['metadata']['name']}" for child in children if child in base]
-    head = "".join(f"# as in {BASE}: {child}\n" for child in same)
-    own = [child for child in children if child not in base]
-    return head + yaml.safe_dump_all(own, sort_keys=True, width=100, default_flow_style=None)
-
-
-def template_hashes(case: GoldenCase) -> dict[str, str]:
-    """The hashes of the pod templates, by component."""
-    return {
-        child["metadata"]["labels"][LABEL_COMPONENT]: child["spec"]["template"]["metadata"][
-            "annotations"
-        ][ANNOTATION_TEMPLATE_HASH]
-        for child in case.children()
-        if child["kind"] == "Deployment"
-    }
-
-
-def pinned_hashes() -> dict[str, dict[str, str]]:
-    """The hashes that must not change, by case and component."""
-    pinned: dict[str, dict[str, str]] = yaml.safe_load(HASHES.read_text())
-    return pinned
-
-
-def regenerate(*, accept_restarts: bool) -> list[str]:
-    """Writes the golden files anew; the pinned hashes of known cases only with `accept_restarts`.
-
-    Returns the cases whose template hash differs from the pinned one.
-    """
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for stale in {path.stem for path in FOLDER.glob("*.yaml")} - CASES.keys():
-        (FOLDER / f"{stale}.yaml").unlink()
-    for name in CASES:
-        (FOLDER / f"{name}.yaml").write_text(golden_text(name))
-    pinned = pinned_hashes()
-    now = {name: template_hashes(case) for name, case in CASES.items()}
-    changed = sorted(name for name in now.keys() & pinned.keys() if now[name] != pinned[name])
-    kept = {} if accept_restarts else pinned
-    HASHES.write_text(yaml.safe_dump({name: kept.get(name, now[name]) for name in sorted(now)}))
-    return changed
-
-
-if __name__ == "__main__":
-    accepted = "--accept-restarts" in sys.argv[1:]
-    restarts = regenerate(accept_restarts=accepted)
-    print(f"{len(CASES)} golden files written to {FOLDER}")
-    if restarts:
-        print(f"template hash changed: {', '.join(restarts)}")
-        print(
-            "engines and routers restart on an upgrade of the operator" + ("; accepted" * accepted)
-        )
-        sys.exit(0 if accepted else 1)

@@ -1,4 +1,4 @@
-"""An operator process under test."""
+"""One operator process: started, stopped, killed, and asked for its metrics."""
 
 from __future__ import annotations
 
@@ -11,31 +11,26 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import aiohttp
 
 from fleetkeeper_local.ports import free_ports
 
+if TYPE_CHECKING:
+    from tests.support.operator_world import World
+
 HOOKED = (sys.executable, str(Path(__file__).with_name("operator_entry.py")))
-"""The operator with a hook at its writes, which kills it where KILL_AT says."""
+"""The operator with a hook at its writes, which kills it at the write that KILL_AT names."""
 PATIENCE_S = 60.0
-"""Of every wait: events end it, so it only bounds how long a failure takes on a busy machine."""
-
-
-class Surroundings(Protocol):
-    """Where a process of the operator runs."""
-
-    namespace: str
-    directory: Path
-    operator_kubeconfig: Path
+"""The limit of every wait. Events end a wait, so it only bounds how long a failure takes."""
 
 
 @dataclass
 class OperatorProcess:
-    """One operator process, started and ended as often as a test wants."""
+    """One operator process, which a test may start and end repeatedly."""
 
-    world: Surroundings
+    world: World
     name: str = "a"
     env: dict[str, str] = field(default_factory=dict)
     kubeconfig: Path | None = None
@@ -45,11 +40,11 @@ class OperatorProcess:
 
     @property
     def log(self) -> Path:
-        """Everything that it said."""
+        """The file with its output."""
         return self.world.directory / f"operator-{self.name}.log"
 
     def start(self, **env: str) -> OperatorProcess:
-        """Starts it; `env` holds for this start alone."""
+        """Start it; `env` applies to this start alone."""
         self.port = free_ports(1)[0]
         clean = {
             key: value
@@ -86,7 +81,7 @@ class OperatorProcess:
         return int(row.split()[1]) * 1024
 
     def tracebacks(self) -> list[str]:
-        """Return the log lines with a traceback, but for those in which kopf reports a broken watch."""
+        """Return the log lines with a traceback, except kopf's reports of a broken watch."""
         return [
             line
             for line in self.log.read_text().splitlines()
@@ -95,34 +90,34 @@ class OperatorProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return True if the process runs."""
         return self.process is not None and self.process.poll() is None
 
     def signal(self, number: int) -> None:
-        """Sends it a signal."""
+        """Send it a signal."""
         assert self.process is not None
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill it with SIGKILL."""
         if self.process is not None:
             with suppress(ProcessLookupError):
                 self.process.kill()
             self.process.wait()
 
     async def ended(self, timeout_s: float = PATIENCE_S) -> int:
-        """Its exit code, once it has ended; -9 after SIGKILL."""
+        """Wait for its end and return its exit code, -9 after SIGKILL."""
         assert self.process is not None
         async with asyncio.timeout(timeout_s):
             return await asyncio.to_thread(self.process.wait)
 
     async def stop(self) -> int:
-        """SIGTERM, and its exit code."""
+        """Send SIGTERM and return its exit code."""
         self.signal(signal.SIGTERM)
         return await self.ended()
 
-    async def metric(self, name: str) -> float | None:
-        """A metric without labels, or the sum over its labels; None where nothing listens."""
+    async def metric(self, name: str, *labels: str) -> float | None:
+        """Return the sum of a metric's series with these labels; None if there is none."""
         try:
             async with (
                 aiohttp.ClientSession() as session,
@@ -134,12 +129,12 @@ class OperatorProcess:
         values = [
             float(line.rpartition(" ")[2])
             for line in text.splitlines()
-            if line.startswith((f"{name} ", f"{name}{{"))
+            if line.startswith((f"{name} ", f"{name}{{")) and all(part in line for part in labels)
         ]
         return sum(values) if values else None
 
     async def leads(self, timeout_s: float = PATIENCE_S) -> OperatorProcess:
-        """Waits until it leads."""
+        """Wait until it leads."""
         async with asyncio.timeout(timeout_s):
             while await self.metric("fleetkeeper_leader") != 1.0:
                 assert self.alive, self.log.read_text()[-3000:]

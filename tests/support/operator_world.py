@@ -1,26 +1,22 @@
 """A namespace on a real API server with an operator process in it, and ways to wait for events.
 
-The view of the cluster here is a list and a watch of its own, with the administrator's rights: it
-shares no cache, no reflector and no digest with what is tested.
+The tests see the cluster through a list and a watch of their own, with the administrator's rights.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.credentials import load_configuration
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import (
     CHILDREN,
     EVENT,
@@ -31,32 +27,21 @@ from fleetkeeper.adapters.kubernetes.resources import (
 )
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper_local.controlplane import ControlPlane
-from tests.support.helm_chart import only, rendered
+from tests.support.audit_log import WRITE_VERBS, Request, audited_requests
+from tests.support.cluster_mirror import ClusterMirror
 from tests.support.operator_process import PATIENCE_S, OperatorProcess
+from tests.support.operator_rights import grant_rights, prepare_namespace
 from tests.support.plane_state import mend, state_of
 
-CRDS = Path(__file__).parents[2] / "crds"
 SEEN: tuple[Resource, ...] = (INFERENCE_SERVICE, *CHILDREN.values(), REPLICA_SET, POD)
-WRITE_VERBS = {"create", "update", "patch", "delete", "deletecollection"}
 MARKER_PATH = "/api/v1/namespaces/kube-public/configmaps/fleetkeeper-release"
-"""The operator looks there for a cluster-wide release; where there is none, it may not."""
+"""The object in which the operator finds a cluster-wide release."""
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 Live = dict[str, Any]
 
 
-@lru_cache(maxsize=1)
-def operator_rules() -> list[dict[str, Any]]:
-    """The operator's rights: those that the chart gives it, so that every test is held to them."""
-    objects = rendered()
-    roles = [
-        only(objects, "ClusterRole", "fleetkeeper"),
-        only(objects, "Role", "fleetkeeper-leader"),
-    ]
-    return [rule for role in roles for rule in role["rules"]]
-
-
 def service(name: str = "chat", **spec: Any) -> Live:
-    """An InferenceService that fits the fake nodes; `spec` replaces whole sections."""
+    """Return an InferenceService that fits the fake nodes; `spec` replaces whole sections."""
     return {
         "apiVersion": INFERENCE_SERVICE.api_version,
         "kind": INFERENCE_SERVICE.kind,
@@ -76,13 +61,13 @@ def service(name: str = "chat", **spec: Any) -> Live:
 
 
 def condition(live: Live | None, kind: str) -> Live:
-    """A condition of an object, empty where it has none."""
+    """Return a condition of an object, {} if it has none."""
     found = ((live or {}).get("status") or {}).get("conditions") or []
     return next((item for item in found if item["type"] == kind), {})
 
 
 def is_ready(live: Live | None) -> bool:
-    """Whether the service is Ready in its current generation."""
+    """Return True if the service is Ready in its current generation."""
     ready = condition(live, "Ready")
     return bool(
         live is not None
@@ -92,19 +77,8 @@ def is_ready(live: Live | None) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request as the audit log has it."""
-
-    verb: str
-    resource: str
-    namespace: str
-    name: str
-    code: int
-
-
 class World:
-    """One namespace: what is in it now, and what the operator asked of the API server."""
+    """One namespace: its present objects, and the operator's requests to the API server."""
 
     def __init__(self, plane: ControlPlane, namespace: str, client: KubernetesClient) -> None:
         self.plane = plane
@@ -113,12 +87,12 @@ class World:
         self.directory = Path(tempfile.mkdtemp(prefix=f"{namespace}-"))
         self.user = f"operator-{namespace}"
         self.operator_kubeconfig = plane.user_kubeconfig(self.user)
-        self.objects: dict[tuple[str, str], Live] = {}
+        self.mirror = ClusterMirror(client, namespace)
+        self.objects = self.mirror.objects
         self.processes: list[OperatorProcess] = []
-        self._changed = asyncio.Event()
 
     def operator(self, name: str = "a", **options: Any) -> OperatorProcess:
-        """A process of the operator, not started yet."""
+        """Return a process of the operator that is not started yet."""
         process = OperatorProcess(self, name=name, **options)
         self.processes.append(process)
         return process
@@ -126,15 +100,15 @@ class World:
     # -- seeing -----------------------------------------------------------------------------------
 
     def get(self, kind: str, name: str) -> Live | None:
-        """An object as it is now."""
+        """Return the present state of an object."""
         return self.objects.get((kind, name))
 
     def fis(self, name: str = "chat") -> Live | None:
-        """An InferenceService as it is now."""
+        """Return the present state of an InferenceService."""
         return self.get(INFERENCE_SERVICE.kind, name)
 
     def children(self, name: str = "chat") -> dict[tuple[str, str], Live]:
-        """The children of a service by kind and name."""
+        """Return the children of a service by kind and name."""
         kinds = {kind.value for kind in CHILDREN}
         return {
             key: live
@@ -145,7 +119,7 @@ class World:
     async def until(
         self, what: str, holds: Callable[[], object], timeout_s: float = PATIENCE_S
     ) -> None:
-        """Waits until `holds()` is true, looking at every event.
+        """Wait until `holds()` is true; it is called at every event.
 
         Raises:
             AssertionError: it did not come true in time.
@@ -154,18 +128,18 @@ class World:
             async with asyncio.timeout(timeout_s):
                 while not holds():
                     mend(self.plane)
-                    self._changed.clear()
+                    self.mirror.changed.clear()
                     with suppress(
                         TimeoutError
                     ):  # what is no event (the end of a process) is seen too
-                        await asyncio.wait_for(self._changed.wait(), 0.2)
+                        await asyncio.wait_for(self.mirror.changed.wait(), 0.2)
         except TimeoutError:
             logs = "\n".join(p.log.read_text()[-3000:] for p in self.processes)
             cluster = await asyncio.to_thread(state_of, self.plane)
             raise AssertionError(f"{what}: not within {timeout_s:g} s\n{logs}\n{cluster}") from None
 
     async def ready(self, *names: str) -> None:
-        """Waits until the services (default: chat) are Ready in their current generation."""
+        """Wait until the services (default: chat) are Ready in their current generation."""
         for name in names or ("chat",):
             await self.until(f"{name} ready", partial(self._is_ready, name))
 
@@ -173,47 +147,15 @@ class World:
         return is_ready(self.fis(name))
 
     def mark(self) -> int:
-        """A place in the audit log."""
+        """Return the present end of the audit log."""
         return self.plane.audit_log.stat().st_size
 
     def requests(self, since: int = 0) -> list[Request]:
-        """What the operator asked of the API server since a mark; watches, lease and the posting of
-        events left out, since they are counted nowhere.
-        """
-        with self.plane.audit_log.open("rb") as lines:
-            lines.seek(since)
-            data = lines.read()
-        found = []
-        for line in data.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # the last line may be half written
-            if event["user"].get("username") != self.user or event["stage"] != "ResponseComplete":
-                continue
-            reference = event.get("objectRef") or {}
-            resource = "/".join(
-                part
-                for part in (reference.get("resource", ""), reference.get("subresource", ""))
-                if part
-            )
-            if event["verb"] == "watch" or resource == "leases":
-                continue
-            if not resource:
-                continue  # discovery and OpenAPI
-            found.append(
-                Request(
-                    event["verb"],
-                    resource,
-                    reference.get("namespace", ""),
-                    reference.get("name", ""),
-                    event["responseStatus"]["code"],
-                )
-            )
-        return found
+        """Return the operator's requests since a mark, without watches, leases and discovery."""
+        return audited_requests(self.plane, self.user, since)
 
     def writes(self, since: int = 0, *, events: bool = False) -> list[Request]:
-        """The writes among them."""
+        """Return the writes among them, without those of Events unless `events`."""
         return [
             request
             for request in self.requests(since)
@@ -233,7 +175,7 @@ class World:
         return Counter(write.resource for write in writes if write.code < 300)
 
     async def quiet(self, seconds: float = 2.0) -> None:
-        """Waits until the operator has asked nothing of the API server for so long."""
+        """Wait until the operator has sent no request for this time."""
         loop = asyncio.get_running_loop()
         last, seen = loop.time(), -1
         async with asyncio.timeout(PATIENCE_S * 2):
@@ -247,7 +189,7 @@ class World:
 
     @contextmanager
     def cluster_rights(self) -> Iterator[None]:
-        """Gives the operator its rights in every namespace, for as long as this lasts."""
+        """Give the operator its rights in every namespace within the block."""
         name = f"test-{self.user}"
         self.plane.kubectl(
             *("create", "clusterrolebinding", name, f"--user={self.user}"),
@@ -260,16 +202,16 @@ class World:
 
     def share_rights(self, namespace: str) -> None:
         """Create a second namespace in which the operator has the same rights."""
-        _grant(self.plane, namespace, self.user)
+        grant_rights(self.plane, namespace, self.user)
 
     async def create(self, manifest: Live) -> Live:
-        """Creates an InferenceService."""
+        """Create an InferenceService."""
         body = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.namespace}}
         path = INFERENCE_SERVICE.path(self.namespace)
         return await self.client.request("POST", path, body=body, timeout_s=30)
 
     async def patch(self, resource: Resource, name: str, patch: Mapping[str, Any]) -> Live:
-        """A merge patch, as a person with kubectl would do it."""
+        """Send a merge patch as a person with kubectl."""
         return await self.client.request(
             "PATCH",
             resource.path(self.namespace, name) + "?fieldManager=kubectl-edit",
@@ -279,7 +221,7 @@ class World:
         )
 
     async def patch_or_create(self, resource: Resource, manifest: Live) -> Live:
-        """A server-side apply by a person."""
+        """Send a server-side apply as a person."""
         return await self.client.request(
             "PATCH",
             resource.path(self.namespace, manifest["metadata"]["name"])
@@ -305,7 +247,7 @@ class World:
         return live
 
     async def delete(self, resource: Resource, name: str) -> None:
-        """Deletes an object; its dependents go in the background."""
+        """Delete an object and, in the background, its dependents."""
         await self.client.request(
             "DELETE",
             resource.path(self.namespace, name),
@@ -314,14 +256,14 @@ class World:
         )
 
     async def events_of(self, name: str = "chat") -> list[Live]:
-        """The Kubernetes events about a service."""
+        """Return the Kubernetes events about a service."""
         selector = f"involvedObject.kind=InferenceService,involvedObject.name={name}"
         found = await self.client.request(
             "GET", EVENT.path(self.namespace), params={"fieldSelector": selector}
         )
         return list(found["items"])
 
-    async def told(self, name: str, kind: str, words: str = "") -> list[Live]:
+    async def wait_for_event(self, name: str, kind: str, words: str = "") -> list[Live]:
         """Wait for an event of this type about a service whose message contains these words.
 
         Events come after what is more urgent.
@@ -340,51 +282,17 @@ class World:
                     return found
                 await asyncio.sleep(0.2)
 
-    # -- inside -----------------------------------------------------------------------------------
-
-    async def mirror(self, resource: Resource, synced: asyncio.Event) -> None:
-        """Keeps `objects` up with one resource, for ever."""
-        while True:
-            with suppress(ApiError, ValueError):  # an object too large for the client comes cut
-                await self._mirror_once(resource, synced)
-            await asyncio.sleep(0.2)
-
-    async def _mirror_once(self, resource: Resource, synced: asyncio.Event) -> None:
-        listed = await self.client.request("GET", resource.path(self.namespace), timeout_s=30)
-        for key in [key for key in self.objects if key[0] == resource.kind]:
-            del self.objects[key]
-        for item in listed["items"]:
-            self.objects[resource.kind, item["metadata"]["name"]] = item
-        synced.set()
-        self._changed.set()
-        async with self.client.watch(
-            resource,
-            self.namespace,
-            resource_version=listed["metadata"]["resourceVersion"],
-            server_timeout_s=600,
-        ) as lines:
-            async for line in lines:
-                event = json.loads(line)
-                live = event["object"]
-                if event["type"] == "ERROR":
-                    return
-                if event["type"] == "DELETED":
-                    self.objects.pop((resource.kind, live["metadata"]["name"]), None)
-                elif event["type"] != "BOOKMARK":
-                    self.objects[resource.kind, live["metadata"]["name"]] = live
-                self._changed.set()
-
 
 @asynccontextmanager
 async def operator_world(plane: ControlPlane, prefix: str) -> AsyncIterator[World]:
-    """A fresh namespace with the CRD, fake GPUs and an operator user; everything ends with it."""
+    """Yield a new namespace with the CRD, fake GPUs and an operator user; remove it at the end."""
     namespace = f"{prefix}-{secrets.token_hex(3)}"
-    _prepare(plane, namespace)
+    prepare_namespace(plane, namespace)
     client = KubernetesClient(await load_configuration(plane.kubeconfig), in_flight=32)
     world = World(plane, namespace, client)
     synced = [asyncio.Event() for _ in SEEN]
     mirrors = [
-        asyncio.create_task(world.mirror(resource, event))
+        asyncio.create_task(world.mirror.keep(resource, event))
         for resource, event in zip(SEEN, synced, strict=True)
     ]
     try:
@@ -399,47 +307,3 @@ async def operator_world(plane: ControlPlane, prefix: str) -> AsyncIterator[Worl
         await asyncio.gather(*mirrors, return_exceptions=True)
         await client.close()
         plane.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
-
-
-def _prepare(plane: ControlPlane, namespace: str) -> None:
-    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
-    nodes = json.loads(plane.kubectl("get", "nodes", "-l", "type=kwok", "-o", "json"))["items"]
-    if len(nodes) < NODES:
-        plane.add_nodes(NODES - len(nodes), gpus=8)
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": "fleetkeeper-test-operator"},
-        "rules": operator_rules(),
-    }
-    router = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": "fleetkeeper-router"},
-        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
-    }
-    for manifest in (role, router):
-        plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
-    _grant(plane, namespace, f"operator-{namespace}")
-
-
-def _grant(plane: ControlPlane, namespace: str, user: str) -> None:
-    """Create the namespace and give the operator's user its rights there."""
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "test-operator", "namespace": namespace},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
-            "name": "fleetkeeper-test-operator",
-        },
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
-    }
-    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-    for manifest in (space, binding):
-        plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
-
-
-NODES = 8
-"""Fake nodes with 8 GPUs each."""

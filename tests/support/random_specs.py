@@ -49,7 +49,7 @@ def _schema() -> dict[str, Any]:
 
 
 def random_text(rng: random.Random, pattern: str, longest: int) -> str:
-    """A text that matches the pattern, at most `longest` characters."""
+    """Return a text that matches the pattern, at most `longest` characters."""
     for _ in range(50):
         text = "".join(_pieces(rng, sre_parser.parse(pattern)))
         if len(text) <= longest:
@@ -148,7 +148,7 @@ def _options(rng: random.Random) -> dict[str, str]:
 
 
 def random_spec(rng: random.Random) -> dict[str, Any]:
-    """A spec within the schema; rules between fields are met for most, not for all."""
+    """Return a spec within the schema. Most also meet the rules between fields."""
     spec: dict[str, Any] = _draw(rng, _schema(), "")
     for part in (spec["model"], *spec["model"].get("adapters", ())):
         part.pop("revision", None)
@@ -251,7 +251,7 @@ def _requirements(value: Any) -> Iterator[dict[str, Any]]:
 def service_manifest(
     spec: dict[str, Any], *, name: str = "chat", namespace: str = "team-a", uid: str = "uid-chat"
 ) -> dict[str, Any]:
-    """An InferenceService with this spec."""
+    """Return an InferenceService with this spec."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -261,7 +261,7 @@ def service_manifest(
 
 
 def random_services(seed: int, count: int) -> Iterator[InferenceService]:
-    """`count` services that the API and the default profiles accept, each with a random name."""
+    """Yield `count` services that the API and the default profiles accept."""
     rng = random.Random(seed)
     found = tried = 0
     while found < count:
@@ -278,7 +278,7 @@ def random_services(seed: int, count: int) -> Iterator[InferenceService]:
 
 
 def allowed(service: InferenceService, profile: EngineProfile) -> bool:
-    """Whether the profile takes the service's options and variables, and an engine its names."""
+    """Return True if the profile accepts the options and variables, and an engine the names."""
     engine, model = service.spec.engine, service.spec.model
     if any(adapter.name == (model.served_name or service.name) for adapter in model.adapters):
         return False

@@ -27,7 +27,7 @@ from fleetkeeper.autoscale.types import ControlSettings  # noqa: E402
 from fleetkeeper.simulate import closed_loop  # noqa: E402
 from fleetkeeper.simulate.closed_loop import Scenario  # noqa: E402
 from fleetkeeper.simulate.engine_model import H100_70B  # noqa: E402
-from tests.support import plan_world  # noqa: E402 - found by the line above
+from tests.support import plan_cluster, plan_world  # noqa: E402 - found by the line above
 from tests.support.control_cases import reported_status  # noqa: E402
 from tests.support.random_specs import random_spec  # noqa: E402
 
@@ -91,7 +91,7 @@ def record_ticks(target: Path, played: Iterable[Scenario] | None = None) -> int:
         {"scaling": scaling, "replicas": 2},
         {"scaling": {**scaling, "mode": "Advisory"}},
     )
-    worlds = [plan_world.settle(plan_world.new_world(**spec)) for spec in modes]
+    worlds = [plan_cluster.settle(plan_world.new_world(**spec)) for spec in modes]
     with target.open("w") as lines:
 
         def build(decision: Any, allocation: Any, memory: Any, now: float) -> Any:
@@ -165,7 +165,7 @@ def record_plans(target: Path, seeds: int = 12) -> int:
                 world = dataclasses.replace(world, next_behaviour=behaviour)
                 gone = dict.fromkeys(world.resource["spec"])
                 world = plan_world.with_spec(world, **{**gone, **changed})
-                world = plan_world.settle(world, 3000)
+                world = plan_cluster.settle(world, 3000)
         plan_world.plan_of = decide
     return rows
 

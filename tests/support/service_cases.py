@@ -14,12 +14,12 @@ from fleetkeeper.api.names import API_VERSION, KIND
 
 TABLE = Path(__file__).with_name("service_cases.yaml")
 NULL = "<null>"
-"""Stands for a null that is written into the spec (a plain null removes the key)."""
+"""A null that is written into the spec (a plain null removes the key)."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One service and what shall become of it."""
+    """One service and the expected result."""
 
     case: str
     name: str
@@ -30,16 +30,16 @@ class Case:
 
     @property
     def refused_by_operator(self) -> bool:
-        """Whether `parse_service` shall refuse it."""
+        """Return True if `parse_service` must refuse it."""
         return self.reject is not None and self.by in {"both", "operator"}
 
     @property
     def refused_by_server(self) -> bool:
-        """Whether the API server shall refuse it."""
+        """Return True if the API server must refuse it."""
         return self.reject is not None and self.by == "both"
 
     def manifest(self, namespace: str = "team-a") -> dict[str, Any]:
-        """The InferenceService."""
+        """Return the InferenceService."""
         return {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -49,7 +49,7 @@ class Case:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with !null, !long [begin, length], !repeat [n, item with #], !map [n, key, value]."""
+    """A YAML loader with !null, !long [begin, length], !repeat [n, item with #], !map [n, key, value]."""
 
 
 def _long(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> str:
@@ -91,7 +91,7 @@ def _merged(base: Any, change: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def cases() -> tuple[Case, ...]:
-    """Every case of the table, in order."""
+    """Return every case of the table, in order."""
     rows = yaml.load(TABLE.read_text(), Loader=_Loader)
     base = {"model": {"source": "pvc://models/llama"}}
     return tuple(

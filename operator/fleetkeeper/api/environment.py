@@ -46,12 +46,12 @@ _ADMINISTRATORS = re.compile(ADMINISTRATORS)
 
 
 def is_administrators(name: str) -> bool:
-    """Return whether only an engine profile may set this variable."""
+    """Return True if only an engine profile may set this variable."""
     return _ADMINISTRATORS.search(name) is not None
 
 
 def allows(listed: tuple[str, ...], name: str) -> bool:
-    """Return whether a service may set this variable if its profile lists these names."""
+    """Return True if a service may set this variable if its profile lists these names."""
     if is_administrators(name):
         return False
     return name in listed or (

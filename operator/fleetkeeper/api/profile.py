@@ -135,11 +135,11 @@ class EngineProfile(Section):
         return self
 
     def allows_env(self, name: str) -> bool:
-        """Return whether a service may set this environment variable."""
+        """Return True if a service may set this environment variable."""
         return name not in self.variables and allows(self.env, name)
 
     def allows_option(self, name: str) -> bool:
-        """Return whether the profile allows services to set this engine option."""
+        """Return True if the profile allows services to set this engine option."""
         return self.options is None or name in self.options
 
 

@@ -24,7 +24,7 @@ class Measured:
 
     @property
     def is_broken(self) -> bool:
-        """Return whether the measurement exceeds its objective."""
+        """Return True if the measurement exceeds its objective."""
         return (
             self.value_s is not None
             and self.objective_s is not None

@@ -12,7 +12,7 @@ from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.service_files import Document, UnreadableFile, read_documents
 from fleetkeeper.reconcile.context import PlanContext, default_context
-from fleetkeeper.reconcile.refusals import refusals
+from fleetkeeper.reconcile.wanted import refusals
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
 """A placeholder for the UID that the API server assigns to the service."""

@@ -42,7 +42,7 @@ class Document:
 
     @property
     def is_service(self) -> bool:
-        """Return whether the object is an InferenceService of any version."""
+        """Return True if the object is an InferenceService of any version."""
         api_version = str(self.manifest.get("apiVersion") or "")
         return self.manifest.get("kind") == KIND and api_version.startswith(f"{GROUP}/")
 

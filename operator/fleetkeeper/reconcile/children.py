@@ -9,16 +9,8 @@ from enum import StrEnum
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.digest import digest_of
-from fleetkeeper.reconcile.types import (
-    Apply,
-    Child,
-    Delete,
-    Kind,
-    Snapshot,
-    Workload,
-    WriteFailure,
-    WriteProblem,
-)
+from fleetkeeper.reconcile.plan import Apply, Delete
+from fleetkeeper.reconcile.types import Child, Kind, Snapshot, Workload, WriteFailure, WriteProblem
 
 TRY_AGAIN_AFTER_S = 30.0
 """Seconds between the last attempt of a refused write and the next one."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fleetkeeper.reconcile.observe.facts import Facts
-from fleetkeeper.reconcile.types import MarkPod
+from fleetkeeper.reconcile.plan import MarkPod
 
 
 def decide_marks(facts: Facts, value: int, load: Mapping[str, float]) -> tuple[MarkPod, ...]:

@@ -7,7 +7,7 @@ in `status.engine` and is an input from then on, so neither an upgrade of the op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,12 @@ class EngineDecision:
     """The profile in use.
 
     `profile` is None if no profile has the requested name; then `message` says what to do.
-    `update_available` is the name of the newer profile behind the alias, "" if there is none.
+    `newer` is the newer profile behind the alias, None if there is none.
     """
 
     profile: EngineProfile | None
     requested: str
-    update_available: str = ""
+    newer: EngineProfile | None = None
     message: str = ""
 
     def to_status(self) -> dict[str, Any]:
@@ -45,11 +45,7 @@ class EngineDecision:
             "requested": self.requested,
             "version": self.profile.vllm_version,
         }
-        return (
-            {**status, "updateAvailable": self.update_available}
-            if self.update_available
-            else status
-        )
+        return {**status, "updateAvailable": self.newer.name} if self.newer else status
 
 
 def parse_engine(status: Mapping[str, Any]) -> KnownEngine | None:
@@ -65,15 +61,11 @@ def decide_engine(
     known: KnownEngine | None,
     catalog: ProfileCatalog,
     *,
-    is_new_generation: bool,
-    runs_unchanged_on: Callable[[EngineProfile], bool],
     may_update: bool = False,
 ) -> EngineDecision:
-    """Decide which profile the service uses.
+    """Decide which profile the service uses: the known one, unless the spec names another.
 
-    `runs_unchanged_on` returns True if the spec yields, on the given profile, the pod template that
-    already runs (or was rolled back). Then the change of the spec does not affect the pods, and the
-    profile stays. `may_update` is True if an automatic update may now change this service.
+    `may_update` is True if an automatic update may now change this service.
     """
     requested = spec.engine.profile
     newest, problem = _resolve(catalog, requested)
@@ -84,12 +76,9 @@ def decide_engine(
         return EngineDecision(None, requested, message=_dropped(known, newest))
     if newest is None or newest.name == kept.name:
         return EngineDecision(kept, requested)
-    is_automatic = spec.rollout.engine_updates is EngineUpdates.AUTOMATIC
-    if is_automatic and may_update:
+    if may_update and spec.rollout.engine_updates is EngineUpdates.AUTOMATIC:
         return EngineDecision(newest, requested)
-    if is_new_generation and not runs_unchanged_on(kept):
-        return EngineDecision(newest, requested)
-    return EngineDecision(kept, requested, update_available=newest.name)
+    return EngineDecision(kept, requested, newer=newest)
 
 
 def _resolve(catalog: ProfileCatalog, name: str) -> tuple[EngineProfile | None, str]:

@@ -16,9 +16,11 @@ from typing import Any
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.names import FIELD_MANAGER
 from fleetkeeper.api.types import InferenceServiceSpec, ScalingMode
-from fleetkeeper.common.budget import UNBOUNDED, Allowance, bounded_replicas
-from fleetkeeper.common.values import ReplicaAllocation
-from fleetkeeper.reconcile.observe.facts import Facts
+from fleetkeeper.common.budget import accelerators_of, bounded_replicas, exceeds
+from fleetkeeper.common.values import Manifest, ReplicaAllocation
+from fleetkeeper.reconcile.inputs import ReconcileInputs
+from fleetkeeper.reconcile.observe.problem import Problem, say
+from fleetkeeper.reconcile.rollout import is_scale_up_blocked
 
 CONTEST_WINDOW_S = 600.0
 CONTEST_CHANGES = 3
@@ -29,8 +31,8 @@ class Source(StrEnum):
     """The source of the number of replicas."""
 
     SPEC = "Spec"
-    ALLOCATION = "Order"
-    HOLD = "Hold"
+    ALLOCATION = "Allocation"
+    UNCHANGED = "Unchanged"
     CONTESTED = "Contested"
 
 
@@ -55,8 +57,8 @@ class ReplicaDecision:
     @property
     def rests_on_live_value(self) -> bool:
         """Return True if the number is valid only for the live object that was read."""
-        is_held = self.is_scale_up_blocked or bool(self.limited_by)
-        return self.source in {Source.HOLD, Source.CONTESTED} or is_held
+        is_limited = self.is_scale_up_blocked or bool(self.limited_by)
+        return self.source in {Source.UNCHANGED, Source.CONTESTED} or is_limited
 
     @property
     def limit_in_words(self) -> str:
@@ -65,32 +67,27 @@ class ReplicaDecision:
 
 
 def decide_replicas(
-    spec: InferenceServiceSpec,
-    facts: Facts,
-    allocation: ReplicaAllocation | None,
-    *,
-    contested_by: str = "",
-    is_blocked: bool = False,
-    gpus_per_replica: int = 0,
-    allowance: Allowance = UNBOUNDED,
+    inputs: ReconcileInputs, spec: InferenceServiceSpec, gpus_per_replica: int
 ) -> ReplicaDecision:
     """Decide the number of replicas of the engine Deployment.
 
-    `contested_by` is the result of `contesting_manager`. `is_blocked` means that the newest
-    revision cannot start, so more replicas would only occupy more accelerators. `allowance` is the
-    rest of the GPU budget, `gpus_per_replica` the request of the template that is written.
+    While the newest revision cannot start, more replicas would only occupy more accelerators.
+    `gpus_per_replica` is the request of the template that is written.
     """
+    facts, snapshot = inputs.facts, inputs.snapshot
+    contested_by = _contesting_manager(inputs)
     live = facts.live_replicas
-    value, source, reason, message = _asked(spec, live, allocation)
+    value, source, reason, message = _asked(spec, live, snapshot.allocation)
     if contested_by and live is not None and live != value:
         return ReplicaDecision(
             live, value, Source.CONTESTED, Reason.REPLICAS_CONTESTED, message, contested_by
         )
+    is_blocked = is_scale_up_blocked(facts, inputs.diagnosis.current_problems)
     if is_blocked and live is not None and value > live:
         return ReplicaDecision(
             live, value, source, Reason.SCALE_UP_BLOCKED, message, is_scale_up_blocked=True
         )
-    fits, limited_by = bounded_replicas(value, live or 0, gpus_per_replica, allowance)
+    fits, limited_by = bounded_replicas(value, live or 0, gpus_per_replica, snapshot.gpu_allowance)
     if limited_by:
         decision = ReplicaDecision(
             fits, value, source, Reason.GPU_BUDGET, message, limited_by=limited_by
@@ -110,14 +107,24 @@ def _asked(
         value = min(max(allocation.replicas, scaling.min_replicas), scaling.max_replicas)
         return value, Source.ALLOCATION, Reason.WITHIN_BOUNDS, allocation.message
     if live is None or live == 0:
-        return scaling.min_replicas, Source.HOLD, Reason.AT_MINIMUM, "start at scaling.minReplicas"
+        return (
+            scaling.min_replicas,
+            Source.UNCHANGED,
+            Reason.AT_MINIMUM,
+            "start at scaling.minReplicas",
+        )
     if scaling.mode is not ScalingMode.AUTO:
-        return live, Source.HOLD, Reason.ADVISORY, "unchanged, because scaling.mode is not Auto"
+        return (
+            live,
+            Source.UNCHANGED,
+            Reason.ADVISORY,
+            "unchanged, because scaling.mode is not Auto",
+        )
     value = min(max(live, scaling.min_replicas), scaling.max_replicas)
     if value != live:
         bound = "scaling.minReplicas" if value > live else "scaling.maxReplicas"
         return value, Source.SPEC, Reason.WITHIN_BOUNDS, f"{bound} is {value}"
-    return value, Source.HOLD, Reason.WITHIN_BOUNDS, "unchanged"
+    return value, Source.UNCHANGED, Reason.WITHIN_BOUNDS, "unchanged"
 
 
 def _pinned(replicas: int, mode: ScalingMode) -> tuple[int, Source, Reason, str]:
@@ -128,26 +135,20 @@ def _pinned(replicas: int, mode: ScalingMode) -> tuple[int, Source, Reason, str]
     return replicas, Source.SPEC, reason, message
 
 
-def contesting_manager(
-    facts: Facts,
-    foreign_writes: tuple[tuple[float, str], ...],
-    status: Mapping[str, Any],
-    *,
-    is_new_generation: bool,
-    now: float,
-) -> str:
+def _contesting_manager(inputs: ReconcileInputs) -> str:
     """Return the field manager that contests the number of replicas, "" if there is none.
 
     More than 3 changes by others in 10 minutes start a contest. It lasts while the other manager
     owns the field, until the spec changes. Otherwise it would start again after 10 minutes.
     """
-    recent = [who for when, who in foreign_writes if now - when <= CONTEST_WINDOW_S]
+    writes, facts = inputs.snapshot.foreign_replica_writes, inputs.facts
+    recent = [who for when, who in writes if inputs.now - when <= CONTEST_WINDOW_S]
     if len(recent) > CONTEST_CHANGES:
         return Counter(recent).most_common(1)[0][0]
-    if is_new_generation or facts.engine is None:
+    if inputs.is_new_generation or facts.engine is None:
         return ""
     owner = facts.engine.replicas_manager
-    if owner and owner != FIELD_MANAGER and _is_reported(status):
+    if owner and owner != FIELD_MANAGER and _is_reported(inputs.status):
         return owner
     return ""
 
@@ -160,3 +161,28 @@ def _is_reported(status: Mapping[str, Any]) -> bool:
         for condition in status.get("conditions") or ()
         if isinstance(condition, Mapping)
     )
+
+
+def gpus_of(template: Manifest | None, inputs: ReconcileInputs) -> int:
+    """Return the GPUs that a pod of the template requests, else those of the live template."""
+    if template is not None:
+        return accelerators_of(template["spec"])
+    engine = inputs.facts.engine
+    return engine.accelerators if engine else 0
+
+
+def over_budget(inputs: ReconcileInputs, replicas: ReplicaDecision, gpus: int) -> Problem | None:
+    """Return GPUBudget if the new template needs more GPUs than the budget allows, else None.
+
+    Then the Deployment is not written.
+    """
+    engine, allowance = inputs.facts.engine, inputs.snapshot.gpu_allowance
+    held = engine.desired_replicas * engine.accelerators if engine else 0
+    if not exceeds(replicas.value * gpus, held, allowance):
+        return None
+    what = f"{replicas.value} replicas with {gpus} GPUs each exceed {allowance.by}"
+    advice = (
+        "The engines keep running unchanged. "
+        "Request fewer GPUs or replicas, or raise the GPU budget."
+    )
+    return Problem(Reason.GPU_BUDGET, say(what, "", advice))

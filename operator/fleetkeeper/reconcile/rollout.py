@@ -7,9 +7,7 @@ operator: the pods of the current revision, `status.lastGood`, and `status.rollb
     forward ──failure, last good template exists, onFailure Rollback──► back (status.rollback)
     back ──the spec asks for another template──► forward
 
-*Last good* is the template of the current revision once no other revision is wanted and one of its
-pods was ready for a minute. The first one is written with the next status that is written anyway,
-at the latest before the Deployment gets another template. A *failure* is a classified reason that
+A *failure* is a classified reason that
 outlasted its patience, or no ready pod within startupSeconds. A service that never was good has no
 template to return to: it stays as it is and shows its reason.
 
@@ -23,19 +21,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleetkeeper.api import rfc3339
-from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
+from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.types import OnFailure, Rollout, RolloutStrategy
+from fleetkeeper.reconcile.inputs import ReconcileInputs
+from fleetkeeper.reconcile.last_good import LastGood
 from fleetkeeper.reconcile.observe.facts import Facts
-from fleetkeeper.reconcile.observe.pod_problems import Problem, say
-from fleetkeeper.reconcile.types import Pod, Revision
+from fleetkeeper.reconcile.observe.problem import Problem, say
+from fleetkeeper.reconcile.types import Pod
 
-GOOD_AFTER_S = 60.0
-"""A template is good after one of its pods was ready for this time."""
 REPLACE_AFTER_S = 120.0
 """An additional pod that found no accelerator in this time needs an old pod to be removed first."""
 
-WANT_OF_ROOM = frozenset({Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE})
+CAPACITY_REASONS = frozenset({Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE})
 """Problems of a new pod that the removal of an old pod may solve."""
 
 
@@ -85,18 +82,6 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class LastGood:
-    """The last good template and the generation that requested it."""
-
-    generation: int
-    template_hash: str
-
-    def to_status(self) -> dict[str, Any]:
-        """Return the content of `status.lastGood`."""
-        return {"generation": self.generation, "templateHash": self.template_hash}
-
-
-@dataclass(frozen=True, slots=True)
 class Rollback:
     """A failed template, which is not tried again until the spec asks for another one."""
 
@@ -132,14 +117,6 @@ class RolloutDecision:
     again_after_s: float | None = None
 
 
-def parse_last_good(status: Mapping[str, Any]) -> LastGood | None:
-    """Parse `status.lastGood`, None if it is absent or unreadable."""
-    part = status.get("lastGood")
-    if not isinstance(part, Mapping) or not part.get("templateHash"):
-        return None
-    return LastGood(int(part.get("generation") or 0), str(part["templateHash"]))
-
-
 def parse_rollback(status: Mapping[str, Any]) -> Rollback | None:
     """Parse `status.rollback`, None if it is absent or unreadable."""
     part = status.get("rollback")
@@ -152,52 +129,6 @@ def parse_rollback(status: Mapping[str, Any]) -> Rollback | None:
         known.get(str(part.get("reason")), Reason.ROLLOUT_FAILED),
         str(part.get("message") or ""),
     )
-
-
-def decide_last_good(
-    facts: Facts, status: Mapping[str, Any], wanted_hash: str, generation: int, now: float
-) -> tuple[LastGood | None, float | None]:
-    """Return the last good template, and the seconds until the current one could become it.
-
-    The first template of a service needs no requeue a minute after its start: any later reconcile
-    recognizes it as good by its pods or by a status that has had Ready=True for a minute.
-    """
-    known, current = parse_last_good(status), facts.current
-    if current is None or not current.template_hash:
-        return known, None
-    if known and known.template_hash == current.template_hash:
-        return known, None
-    if any(item.desired_replicas > 0 for item in facts.revisions if item.uid != current.uid):
-        return known, None
-    lasted = _ready_for_s(facts, current, status, now)
-    if lasted is None:
-        return known, None
-    if lasted < GOOD_AFTER_S:
-        return known, GOOD_AFTER_S - lasted if known else None
-    is_wanted = current.template_hash == wanted_hash
-    before = known.generation if known else int(status.get("observedGeneration") or generation)
-    return LastGood(generation if is_wanted else before, current.template_hash), None
-
-
-def _ready_for_s(
-    facts: Facts, current: Revision, status: Mapping[str, Any], now: float
-) -> float | None:
-    """Return for how many seconds the current revision has had, or had until now, a ready pod.
-
-    None means that there is no evidence. The condition Ready is evidence only for a single revision
-    that was created before the condition became True. Otherwise it could refer to another revision.
-    """
-    since = [
-        pod.ready_since
-        for pod in facts.pods_of(current)
-        if pod.ready and pod.ready_since is not None
-    ]
-    ready = previous_condition(status, ConditionType.READY) or {}
-    ready_at = rfc3339.parse(ready.get("lastTransitionTime"))
-    is_evidence = ready.get("status") == Status.TRUE and len(facts.revisions) == 1
-    if is_evidence and ready_at is not None and current.created <= ready_at:
-        since.append(ready_at)
-    return now - min(since) if since else None
 
 
 def decide_verdict(problem: Problem, now: float) -> Verdict:
@@ -250,40 +181,33 @@ def _timed_out(problems: Sequence[Problem], startup_s: float) -> Problem:
 
 
 def decide_rollout(
-    facts: Facts,
-    problems: Sequence[Problem],
-    *,
-    wanted_hash: str,
-    last_good: LastGood | None,
-    known: Rollback | None,
-    rules: Rollout,
-    generation: int,
-    now: float,
+    inputs: ReconcileInputs, rules: Rollout, wanted_hash: str, last_good: LastGood | None
 ) -> RolloutDecision:
-    """Decide between the wanted template and the last good one.
-
-    `problems` are those of the current revision's pods, oldest pod first.
-    """
-    way_back = _way_back(facts, last_good, wanted_hash)
+    """Decide between the wanted template and the last good one."""
+    facts, known = inputs.facts, parse_rollback(inputs.status)
+    good_revision = _last_good_revision(facts, last_good, wanted_hash)
     if known and known.template_hash == wanted_hash and rules.on_failure is OnFailure.ROLLBACK:
-        return RolloutDecision(known, way_back) if way_back else RolloutDecision()
+        return RolloutDecision(known, good_revision) if good_revision else RolloutDecision()
     current = facts.current
     if current is None or current.template_hash != wanted_hash:
         return RolloutDecision()
     if last_good and last_good.template_hash == wanted_hash:
         return RolloutDecision()
     failure, again = decide_failure(
-        facts.pods_of(current), problems, float(rules.startup_seconds), now
+        facts.pods_of(current),
+        inputs.diagnosis.current_problems,
+        float(rules.startup_seconds),
+        inputs.now,
     )
     if failure is None:
         return RolloutDecision(again_after_s=again)
-    if way_back is None or rules.on_failure is OnFailure.HOLD:
+    if good_revision is None or rules.on_failure is OnFailure.HOLD:
         return RolloutDecision(failure=failure)
-    rollback = Rollback(generation, wanted_hash, failure.reason, failure.message)
-    return RolloutDecision(rollback, way_back, is_new=True, failure=failure)
+    rollback = Rollback(inputs.generation, wanted_hash, failure.reason, failure.message)
+    return RolloutDecision(rollback, good_revision, is_new=True, failure=failure)
 
 
-def _way_back(facts: Facts, last_good: LastGood | None, wanted_hash: str) -> str | None:
+def _last_good_revision(facts: Facts, last_good: LastGood | None, wanted_hash: str) -> str | None:
     """Return the ReplicaSet of the last good template, None if it is missing or the wanted one."""
     if last_good is None or last_good.template_hash == wanted_hash:
         return None
@@ -292,16 +216,16 @@ def _way_back(facts: Facts, last_good: LastGood | None, wanted_hash: str) -> str
 
 
 def decide_strategy(
-    facts: Facts, problems: Mapping[str, Problem], rules: Rollout, now: float
+    inputs: ReconcileInputs, rules: Rollout
 ) -> tuple[RolloutStrategy, float | None]:
     """Return Surge or Replace, and the seconds until time alone could change the decision.
 
     Auto starts with Surge. It changes to Replace for the rest of the rollout once an additional pod
     found no accelerator for 120 s while more than one replica is ready. Replace in the spec is
     ignored while a surge adds pods of a revision that cannot start: no ready pod is removed for it.
-    `problems` are by pod name.
     """
-    if rules.strategy is RolloutStrategy.REPLACE and _surges_in_vain(facts, problems, rules):
+    facts, problems = inputs.facts, dict(inputs.diagnosis.by_pod)
+    if rules.strategy is RolloutStrategy.REPLACE and _is_surge_failing(facts, problems, rules):
         return RolloutStrategy.SURGE, None
     if rules.strategy is not RolloutStrategy.AUTO:
         return rules.strategy, None
@@ -310,7 +234,7 @@ def decide_strategy(
     if facts.engine is not None and facts.engine.max_surge == 0 and rules.max_surge > 0:
         return RolloutStrategy.REPLACE, None
     waits = [
-        now - pod.created
+        inputs.now - pod.created
         for pod in facts.pods_of(facts.current)
         if pod.name in problems and problems[pod.name].reason is Reason.INSUFFICIENT_GPU
     ]
@@ -320,7 +244,7 @@ def decide_strategy(
     return (RolloutStrategy.SURGE, left) if left > 0 else (RolloutStrategy.REPLACE, None)
 
 
-def _surges_in_vain(facts: Facts, problems: Mapping[str, Problem], rules: Rollout) -> bool:
+def _is_surge_failing(facts: Facts, problems: Mapping[str, Problem], rules: Rollout) -> bool:
     """Return True if the live Deployment surges and new pods fail, but not for lack of room."""
     if facts.engine is None or facts.engine.max_surge == 0 or rules.max_surge == 0:
         return False
@@ -329,7 +253,7 @@ def _surges_in_vain(facts: Facts, problems: Mapping[str, Problem], rules: Rollou
     return (
         _is_rolling(facts)
         and not any(pod.ready for pod in pods)
-        and any(reason not in WANT_OF_ROOM for reason in found)
+        and any(reason not in CAPACITY_REASONS for reason in found)
     )
 
 

@@ -1,4 +1,4 @@
-"""The inputs and results of decisions: the interface between plan (pure) and runtime (I/O).
+"""The snapshot of one service: the records that the runtime keeps of Kubernetes objects.
 
 A decision turns a `Snapshot` and the time into a `Plan`; both are values. The runtime's caches hold
 these records instead of Kubernetes objects, because a Kubernetes object as Python dicts needs about
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fleetkeeper.common.budget import UNBOUNDED, Allowance
-from fleetkeeper.common.values import ControlReport, Event, Manifest, ReplicaAllocation
+from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation
 
 
 class Kind(StrEnum):
@@ -276,72 +276,3 @@ class Snapshot:
     crd_missing: tuple[str, ...] = ()
     may_update_engine: bool = False
     defect: Defect | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """A server-side apply of a child. Without `force`, another owner of a field is a conflict.
-
-    With `create_only`, the child is expected to be absent, and the API server refuses the write if
-    an object has that name. Then that object is read. An object of this service (our owner UID, or
-    our labels and no controller) is added to `Snapshot.children` and the service is planned again;
-    any other object becomes a `WriteFailure` CONFLICT.
-    `resource_version` is a precondition (409 if the live object has changed since).
-    """
-
-    kind: Kind
-    name: str
-    manifest: Manifest
-    digest: str
-    why: str
-    force: bool = True
-    create_only: bool = False
-    resource_version: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """A deletion of a child or a pod, with its UID and resourceVersion as preconditions."""
-
-    kind: str
-    name: str
-    uid: str
-    resource_version: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class MarkPod:
-    """A write of a pod's deletion cost. A scale-down removes the pods with the lowest cost."""
-
-    name: str
-    uid: str
-    deletion_cost: int
-
-
-Action = Apply | Delete | MarkPod
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The writes for one service. The same snapshot gives the same plan, which may be empty.
-
-    `status` is the complete new status, None if the present one is up to date. Actions run in order
-    (children first), then the status is written, then the events.
-    `wants_templates` lists ReplicaSets whose pod template must be in the next snapshot,
-    `wants_events` the UIDs of pods whose Warning events must be. The runtime reads them and plans
-    again at once, one time for each name. It may keep templates, which are immutable, and drops
-    events after a minute.
-    """
-
-    actions: tuple[Action, ...] = ()
-    status: Manifest | None = None
-    events: tuple[Event, ...] = ()
-    requeue_after_s: float | None = None
-    wants_templates: tuple[str, ...] = ()
-    wants_events: tuple[str, ...] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        """Return True if nothing would be written."""
-        return not self.actions and self.status is None and not self.events

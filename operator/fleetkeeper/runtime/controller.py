@@ -17,17 +17,10 @@ from fleetkeeper.adapters.kubernetes.resources import EVENT, REPLICA_SET
 from fleetkeeper.api.names import engine_name
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext
+from fleetkeeper.reconcile.plan import Apply, Delete, Plan
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.status.defect import plan_of_defect
-from fleetkeeper.reconcile.types import (
-    Apply,
-    Delete,
-    Kind,
-    ObjectEvent,
-    Plan,
-    Snapshot,
-    WriteFailure,
-)
+from fleetkeeper.reconcile.types import Kind, ObjectEvent, Snapshot, WriteFailure
 from fleetkeeper.runtime.control_view import Control, NoControl
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.executor import Executor

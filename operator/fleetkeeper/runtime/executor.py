@@ -20,17 +20,8 @@ from fleetkeeper.adapters.kubernetes.resources import (
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper.common.values import Manifest
-from fleetkeeper.reconcile.types import (
-    Action,
-    Apply,
-    Child,
-    Delete,
-    Kind,
-    MarkPod,
-    Plan,
-    WriteFailure,
-    WriteProblem,
-)
+from fleetkeeper.reconcile.plan import Action, Apply, Delete, MarkPod, Plan
+from fleetkeeper.reconcile.types import Child, Kind, WriteFailure, WriteProblem
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.outcome import Outcome

@@ -119,17 +119,17 @@ def test_a_bad_service_is_refused_with_its_field_and_what_to_do(send: Send, case
     if answer.code == 400:  # an unknown field, in strict mode
         assert f'unknown field "{where}"' in answer.body["message"]
         return
-    told = answer.mistakes
+    found = answer.mistakes
     if where == "metadata.name":  # rules at the root have no field, and DNS rules come first
-        assert any(case.says in message for message in told.values()), told
+        assert any(case.says in message for message in found.values()), found
         return
     near = [
         message
-        for field, message in told.items()
+        for field, message in found.items()
         if field == where or field.startswith((f"{where}[", f"{where}."))
     ]
-    assert near, told
-    assert any(case.says in message for message in near), told
+    assert near, found
+    assert any(case.says in message for message in near), found
 
 
 def test_unknown_fields_are_pruned_when_the_client_is_not_strict(send: Send) -> None:
@@ -141,7 +141,7 @@ def test_unknown_fields_are_pruned_when_the_client_is_not_strict(send: Send) -> 
     assert "command" not in stored["engine"]
 
 
-def test_all_mistakes_of_one_kind_are_told_at_once(send: Send) -> None:
+def test_all_mistakes_of_one_kind_are_reported_at_once(send: Send) -> None:
     manifest = cases()[0].manifest(NAMESPACE)
     manifest["spec"] |= {
         "scaling": {"minReplicas": 9},
@@ -253,7 +253,7 @@ def test_a_status_condition_is_held_to_its_shape(control_plane: ControlPlane, se
         ("fis.status.conditions", ["lastTransitionTime", "MemoryWithinCap"]),
     ],
 )
-def test_kubectl_explain_tells_unit_bounds_and_default(
+def test_kubectl_explain_shows_unit_bounds_and_default(
     control_plane: ControlPlane, send: Send, field: str, words: list[str]
 ) -> None:
     text = " ".join(control_plane.kubectl("explain", field).split())
@@ -300,7 +300,7 @@ def test_quantities_are_written_as_the_server_writes_them(
 def test_the_server_leaves_a_canonical_quantity_as_it_is(
     control_plane: ControlPlane, send: Send
 ) -> None:
-    """Odd forms too: what we apply is what is read back, so nothing looks changed."""
+    """Odd forms too: what we apply is what is read back, so nothing seems changed."""
     ours = tuple(canonical_quantity(text) for text in (*QUANTITIES, *ODD_QUANTITIES))
     assert tuple(written_by_server(control_plane, ours)) == ours
     theirs = written_by_server(control_plane, ODD_QUANTITIES)

@@ -17,6 +17,7 @@ from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.engine import desired_engine_deployment
+from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 from fleetkeeper_local.controlplane import ControlPlane
 from tests.support.golden_services import CASES
@@ -154,9 +155,8 @@ def test_a_return_to_an_old_template_uses_the_old_replica_set(
     profile = case.context.catalog.resolve("cuda")
 
     def desired(tuning: EngineTuning, template: Manifest | None = None) -> Manifest:
-        deployment = desired_engine_deployment(
-            service, profile, case.context, replicas=0, tuning=tuning, template=template
-        )
+        built = template or desired_engine_template(service, profile, case.context, tuning)
+        deployment = desired_engine_deployment(service, built, replicas=0)
         deployment["metadata"]["ownerReferences"][0]["name"] = "owner"
         return deployment
 

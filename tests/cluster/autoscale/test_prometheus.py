@@ -179,7 +179,7 @@ async def load_raises_replicas(fleet: Fleet) -> None:
 
 async def the_raise_is_told_once(fleet: Fleet) -> None:
     """One event a happening, by every leader together."""
-    raised = await fleet.world.told("chat", "Normal", "Replicas 2 -> ")
+    raised = await fleet.world.wait_for_event("chat", "Normal", "Replicas 2 -> ")
     assert [event["reason"] for event in raised] == ["Scaled"]
 
 
@@ -257,7 +257,7 @@ async def kills_lower_nothing(fleet: Fleet) -> None:
         await asyncio.sleep(random.uniform(0.0, 3.0))
         fleet.operator.kill()
         assert fleet.replicas() == before
-        newest = max((order.epoch, order.generation) for order in fleet.engines.orders)
+        newest = max((order.epoch, order.generation) for order in fleet.engines.received)
         if number == KILLS - 1:
             fleet.operator = fleet.engines.operator("other")
         await fleet.operator.start().leads()
@@ -277,17 +277,17 @@ async def the_password_stands_nowhere(fleet: Fleet) -> None:
 
 
 def _has_newer(fleet: Fleet, newest: tuple[int, int]) -> bool:
-    return any((order.epoch, order.generation) > newest for order in fleet.engines.orders)
+    return any((order.epoch, order.generation) > newest for order in fleet.engines.received)
 
 
 def orders_rise_over_leaders(fleet: Fleet) -> None:
     """A pod that takes the lead has an epoch of its own; no engine is ever sent an older order than it has;
     those of a service that is only advised get none at all.
     """
-    assert not [order for order in fleet.engines.orders if order.pod.startswith("told")]
-    assert len({order.epoch for order in fleet.engines.orders}) == 2
+    assert not [order for order in fleet.engines.received if order.pod.startswith("told")]
+    assert len({order.epoch for order in fleet.engines.received}) == 2
     latest: dict[str, tuple[int, int]] = {}
-    for order in fleet.engines.orders:
+    for order in fleet.engines.received:
         now = (order.epoch, order.generation)
         assert latest.get(order.pod, (0, 0)) <= now, order
         latest[order.pod] = now

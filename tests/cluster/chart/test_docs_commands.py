@@ -1,6 +1,6 @@
 """Commands in README and docs run, as they stand there, against a real API server with the operator.
 
-The service is team-a/chat, as in every page; its pods are fake ones that turn ready. Each page starts
+The service is team-a/chat, as in every page; its pods are fake ones that become ready. Each page starts
 with the service as it was made; the page about the first service starts without it.
 """
 

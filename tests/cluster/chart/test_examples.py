@@ -82,7 +82,7 @@ def test_the_api_server_takes_an_example_as_it_is(
 def test_the_api_server_refuses_an_example_with_a_mistake(
     control_plane: ControlPlane, namespace: str
 ) -> None:
-    """The dry run does look: a misspelt field and a broken rule are both told."""
+    """The dry run checks: it reports a misspelled field and a broken rule."""
     text = (REPOSITORY / "examples" / "tiny.yaml").read_text()
     with pytest.raises(KubectlError, match="maxReplica"):
         _apply(control_plane, namespace, text.replace("maxReplicas", "maxReplica"))

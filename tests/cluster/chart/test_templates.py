@@ -180,7 +180,7 @@ def test_every_value_set_renders_to_sound_objects(name: str) -> None:
 
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_the_operator_takes_the_settings_of_every_value_set(name: str, tmp_path: Path) -> None:
-    """Rendered keys are those that it reads; files that are mounted are where it looks."""
+    """Rendered keys are those that it reads; files are mounted where it reads them."""
     files = _settings_files(_all(name))
     keys = tmp_path / "jwks.json"
     keys.write_text('{"keys":[]}')
@@ -222,7 +222,7 @@ def test_defaults_are_those_of_render(tmp_path: Path) -> None:
 
 
 def test_the_crd_is_the_generated_one() -> None:
-    """Kept at an uninstallation unless told otherwise."""
+    """Kept at an uninstallation by default."""
     (source,) = (ROOT / "crds").glob("*.yaml")
     wanted = yaml.safe_load(source.read_text())
     for name, keeps in (("defaults", True), ("crds-go-too", False)):
@@ -309,7 +309,7 @@ def test_routers_keep_their_role_as_long_as_services_are_kept(
 
 
 def test_keys_are_made_by_a_job_that_can_do_nothing_else() -> None:
-    """No key is rendered, so a GitOps tool sees the same text at every look."""
+    """No key is rendered, so a GitOps tool sees the same text every time."""
     first, second = (rendered({}) for _ in range(2))
     assert first == second
     assert not [item for item in first if item["kind"] == "Secret"]

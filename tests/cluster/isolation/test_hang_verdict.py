@@ -77,7 +77,7 @@ async def test_a_hung_pod_is_replaced_and_one_that_prometheus_alone_calls_hung_i
     assert {line["pod"] for line in kept()} == {slandered}
     assert well["metadata"]["uid"] in uids(engines, "hung")
     assert uids(engines, "slandered") == before["slandered"]
-    told = await world.told("hung", "Warning", hung["metadata"]["name"])
+    told = await world.wait_for_event("hung", "Warning", hung["metadata"]["name"])
     assert [event["reason"] for event in told] == ["EngineHung"]
     reasons = {event["reason"] for event in await world.events_of("slandered")}
     assert "EngineHung" not in reasons

@@ -16,7 +16,8 @@ from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.api.schema.crd import desired_crd
 from fleetkeeper_local.controlplane import ControlPlane
 from tests.support.operator_process import PATIENCE_S
-from tests.support.operator_world import CRDS, Live, World, condition, operator_world, service
+from tests.support.operator_rights import CRDS
+from tests.support.operator_world import Live, World, condition, operator_world, service
 
 RESOURCES = service()["spec"]["resources"]
 

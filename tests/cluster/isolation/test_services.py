@@ -38,7 +38,7 @@ async def test_a_defect_at_one_service_is_shown_there_and_ends_with_its_cause(
     )
     assert condition(world.fis("good"), "Degraded").get("reason") != "InternalError"
     assert (await operator.metric("fleetkeeper_defects_total") or 0.0) >= 1.0
-    told = await world.told("bad", "Warning", message)
+    told = await world.wait_for_event("bad", "Warning", message)
     assert [event["reason"] for event in told] == ["InternalError"]
 
     assert await operator.stop() == 0

@@ -42,7 +42,7 @@ async def test_times_are_right_and_a_new_revision_gets_its_time(world: World, of
 
     lease = await world.client.read(LEASE, world.namespace, "fleetkeeper")
     assert lease is not None
-    events = await world.told("chat", "Normal")
+    events = await world.wait_for_event("chat", "Normal")
     written = {
         "renewTime": lease["spec"]["renewTime"],
         **{item["type"]: item["lastTransitionTime"] for item in live["status"]["conditions"]},

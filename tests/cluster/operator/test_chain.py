@@ -60,8 +60,8 @@ def _manifest(name: str, spec: Live) -> Live:
     }
 
 
-def _is_told(world: World, name: str) -> bool:
-    """The status tells of the current generation, with a reason from the closed list."""
+def _is_reported(world: World, name: str) -> bool:
+    """The status is about the current generation, with a reason from the closed list."""
     live = world.fis(name)
     if live is None:
         return False
@@ -120,7 +120,7 @@ async def test_any_path_ends_where_the_last_spec_says(world: World, transitions:
             else:
                 refused += 1
         for name in specs:
-            await world.until(f"{name} told", partial(_is_told, world, name))
+            await world.until(f"{name} reported", partial(_is_reported, world, name))
         assert operator.alive
     print(f"{done} transitions, {refused} specs refused by the API server")
     assert refused < done
@@ -130,7 +130,7 @@ async def test_any_path_ends_where_the_last_spec_says(world: World, transitions:
     for name, twin in twins.items():
         await world.create(_manifest(twin, specs[name]))
     for twin in twins.values():
-        await world.until(f"{twin} told", partial(_is_told, world, twin))
+        await world.until(f"{twin} reported", partial(_is_reported, world, twin))
     await world.quiet(3.0)
     compared = 0
     for name, twin in twins.items():

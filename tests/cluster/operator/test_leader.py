@@ -13,7 +13,7 @@ from fleetkeeper_local.controlplane import ControlPlane
 from tests.support.operator_world import World, operator_world, service
 
 FAILOVER_S = 40.0
-"""The promise is 20 s: 15 s of lease, 2 s to the next look; a busy machine gets twice that."""
+"""The promise is 20 s: 15 s of lease, 2 s to the next attempt; a busy machine gets twice that."""
 
 
 @pytest_asyncio.fixture

@@ -50,13 +50,15 @@ async def test_a_service_becomes_a_ready_fleet_in_few_writes(
         assert owner.get("blockOwnerDeletion", False) is False
         assert "finalizers" not in live["metadata"]
     writes = world.writes(mark)
-    told = Counter(f"{write.verb} {write.resource}" for write in writes)
+    counted = Counter(f"{write.verb} {write.resource}" for write in writes)
     assert len(world.children()) == children
-    assert sum(write.resource != "inferenceservices/status" for write in writes) == children, told
-    assert len(writes) <= 10, told
+    assert sum(write.resource != "inferenceservices/status" for write in writes) == children, (
+        counted
+    )
+    assert len(writes) <= 10, counted
     assert all(write.namespace == world.namespace for write in writes)
     assert await operator.metric("fleetkeeper_digest_mismatches_total") in {None, 0.0}
-    assert "Created" in {event["reason"] for event in await world.told("chat", "Normal")}
+    assert "Created" in {event["reason"] for event in await world.wait_for_event("chat", "Normal")}
 
 
 async def test_at_rest_nothing_is_read_or_written(world: World, operator: OperatorProcess) -> None:
@@ -205,7 +207,7 @@ async def test_a_service_goes_while_the_operator_is_down(
     await world.until("all gone", lambda: not world.children() and world.fis() is None)
 
 
-async def test_a_foreign_object_under_a_childs_name_is_told_and_not_touched(
+async def test_a_foreign_object_under_a_childs_name_is_reported_and_not_touched(
     world: World, operator: OperatorProcess
 ) -> None:
     world.plane.kubectl(
@@ -213,7 +215,8 @@ async def test_a_foreign_object_under_a_childs_name_is_told_and_not_touched(
     )
     await world.create(service())
     await world.until(
-        "conflict told", lambda: condition(world.fis(), "Stalled").get("reason") == "NameConflict"
+        "conflict reported",
+        lambda: condition(world.fis(), "Stalled").get("reason") == "NameConflict",
     )
     found = world.get("ConfigMap", "chat-fk-control")
     assert found is not None

@@ -29,7 +29,7 @@ async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
 
 
 def replicas(world: World) -> int:
-    """The order that the engine Deployment holds."""
+    """The replicas of the engine Deployment."""
     return int((world.get("Deployment", "chat") or {})["spec"]["replicas"])
 
 
@@ -104,7 +104,7 @@ async def test_an_injected_sidecar_stays_and_costs_no_write_of_a_child(world: Wo
     await world.ready()
     await world.quiet(11.0)  # counts are written at most every 10 s
     written = Counter(write.resource for write in world.writes(mark))
-    assert set(written) <= {"inferenceservices/status"}, "only what moved is told"
+    assert set(written) <= {"inferenceservices/status"}, "only progress is reported"
     assert written["inferenceservices/status"] <= 3
     containers = (world.get("Deployment", "chat") or {})["spec"]["template"]["spec"]["containers"]
     assert {item["name"] for item in containers} == {"engine", "mesh-proxy"}

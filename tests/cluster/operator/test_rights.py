@@ -22,14 +22,8 @@ from fleetkeeper.adapters.kubernetes.resources import (
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.controlplane import ControlPlane
-from tests.support.operator_world import (
-    MARKER_PATH,
-    Live,
-    World,
-    operator_rules,
-    operator_world,
-    service,
-)
+from tests.support.operator_rights import operator_rules
+from tests.support.operator_world import MARKER_PATH, Live, World, operator_world, service
 
 Right = tuple[str, str, str]
 """API group, resource (with its subresource), verb."""
@@ -164,7 +158,7 @@ async def test_every_right_is_enough_and_every_right_is_used(world: World) -> No
         await world.patch_or_create(resource, _leftover(world, resource))
     await world.until("leftovers gone", lambda: not _leftovers(world))
     await world.create(service("nowhere", placement=node))
-    await world.until("nowhere told", lambda: (world.fis("nowhere") or {}).get("status"))
+    await world.until("nowhere reported", lambda: (world.fis("nowhere") or {}).get("status"))
     await world.delete(INFERENCE_SERVICE, "nowhere")
     await world.until("nowhere gone", lambda: not world.children("nowhere"))
     await world.quiet()

@@ -47,7 +47,7 @@ async def test_a_newer_engine_profile_restarts_nothing_there_and_back(world: Wor
     await operator.stop()
     await operator.start(FLEETKEEPER_PROFILES_FILE=str(newer)).leads()
     await world.until(
-        "update told",
+        "update reported",
         lambda: (world.fis() or {})["status"]["engine"].get("updateAvailable") == later["name"],
     )
     await world.quiet(3.0)

@@ -31,10 +31,10 @@ def test_a_good_service_is_parsed(case: Case) -> None:
 def test_a_bad_service_is_refused_with_its_field_and_what_to_do(case: Case) -> None:
     with pytest.raises(InvalidService) as problem:
         parse_service(case.manifest())
-    told = {error.path: error.message for error in problem.value.errors}
-    assert case.reject in told, told
-    assert all(path.startswith(str(case.reject)) for path in told), told
-    assert case.says in told[str(case.reject)]
+    found = {error.path: error.message for error in problem.value.errors}
+    assert case.reject in found, found
+    assert all(path.startswith(str(case.reject)) for path in found), found
+    assert case.says in found[str(case.reject)]
 
 
 @pytest.mark.parametrize("case", [c for c in cases() if c.by == "profile"], ids=named)

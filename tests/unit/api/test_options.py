@@ -79,7 +79,7 @@ def test_the_profile_may_narrow_the_list() -> None:
     assert option_errors({"seed": "1"}, allowed_by_profile=("block-size",))
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     errors = option_errors({"seed": "x", "--host": "0.0.0.0", "block-size": "17"})
     assert [error.path.rpartition(".")[2] for error in errors] == ["--host", "block-size", "seed"]
 

@@ -40,13 +40,13 @@ def manifest(**spec: Any) -> dict[str, Any]:
     }
 
 
-def told(broken: dict[str, Any]) -> list[str]:
+def lines_of(broken: dict[str, Any]) -> list[str]:
     with pytest.raises(InvalidService) as problem:
         parse_service(broken)
     return [str(error) for error in problem.value.errors]
 
 
-def test_every_mistake_is_told_at_once_also_between_fields_of_sound_sections() -> None:
+def test_every_mistake_is_reported_at_once_also_between_fields_of_valid_sections() -> None:
     broken = manifest(
         enginee={},
         scaling={"minReplicas": 9},
@@ -56,7 +56,7 @@ def test_every_mistake_is_told_at_once_also_between_fields_of_sound_sections() -
     )
     broken["metadata"]["name"] = "7-fk-x"
     broken["apiVersion"] = "fleetkeeper.io/v2"
-    lines = told(broken)
+    lines = lines_of(broken)
     for words in (
         "apiVersion: must be fleetkeeper.io/v1alpha1",
         "metadata.name: .* 50 ",
@@ -90,10 +90,10 @@ def test_every_mistake_is_told_at_once_also_between_fields_of_sound_sections() -
         ({"model": {"source": "pvc://m/x", "servedName": "a" * 129}}, "spec.model.servedName", ("at most 128",)),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_in_plain_words(
+def test_a_mistake_is_reported_in_plain_words(
     spec: dict[str, Any], path: str, words: tuple[str, ...]
 ) -> None:
-    (line,) = told(manifest(**spec))
+    (line,) = lines_of(manifest(**spec))
     named, _, message = line.partition(": ")
     assert named == path
     for word in words:
@@ -101,25 +101,23 @@ def test_a_mistake_is_told_in_plain_words(
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", 3])
-def test_a_spec_that_is_none_is_told(spec: object) -> None:
+def test_a_value_that_is_no_spec_is_reported(spec: object) -> None:
     broken = manifest()
     broken["spec"] = spec
-    (line,) = told(broken)
+    (line,) = lines_of(broken)
     assert line.startswith("spec: is missing")
     assert "spec.model.source" in line
 
 
-def test_metadata_that_is_none_is_told() -> None:
+def test_a_value_that_is_no_metadata_is_reported() -> None:
     broken = manifest()
     broken["metadata"] = None
-    assert told(broken)[0].startswith("metadata: is missing")
-    assert "metadata.name" in told(broken)[0]
+    assert lines_of(broken)[0].startswith("metadata: is missing")
+    assert "metadata.name" in lines_of(broken)[0]
 
 
 @given(field=st.sampled_from(FIELDS), value=JSON)
-def test_whatever_stands_in_a_field_it_is_parsed_or_told_and_nothing_else(
-    field: str, value: Any
-) -> None:
+def test_any_value_in_a_field_is_parsed_or_reported(field: str, value: Any) -> None:
     """No input makes the parser fail in another way: a worker would try it for ever."""
     errors: tuple[FieldError, ...] = ()
     try:
@@ -130,7 +128,7 @@ def test_whatever_stands_in_a_field_it_is_parsed_or_told_and_nothing_else(
 
 
 @given(value=JSON)
-def test_whatever_the_manifest_is_made_of_it_is_told(value: Any) -> None:
+def test_any_manifest_is_parsed_or_reported(value: Any) -> None:
     with pytest.raises(InvalidService):
         parse_service({"apiVersion": API_VERSION, "kind": KIND, "metadata": value, "spec": value})
 
@@ -194,7 +192,7 @@ def test_the_routing_policy_none_is_a_word_and_no_absence() -> None:
 
 def test_floating_revisions_are_taken_where_settings_allow_them() -> None:
     service = copy.deepcopy(manifest(model={"source": "hf://a/b", "revision": "main"}))
-    assert "must be a commit" in told(service)[0]
+    assert "must be a commit" in lines_of(service)[0]
     assert parse_service(service, allow_floating_revisions=True).spec.model.revision == "main"
 
 
@@ -202,10 +200,13 @@ def test_paths_are_written_as_kubernetes_writes_them() -> None:
     assert path_text("spec", "model", "adapters", 0, "name") == "spec.model.adapters[0].name"
 
 
-def test_what_only_yaml_can_write_is_told_and_breaks_nothing() -> None:
+def test_values_that_only_yaml_has_are_reported() -> None:
     odd = manifest(replicas=float("nan"), engine={"options": {"seed": b"1"}, "env": {1: {2}}})
     odd["metadata"] |= {"generation": "x", "labels": [], "annotations": 3}
-    assert [line.partition(":")[0] for line in told(odd)] == ["spec.replicas", "spec.engine.env"]
+    assert [line.partition(":")[0] for line in lines_of(odd)] == [
+        "spec.replicas",
+        "spec.engine.env",
+    ]
     del odd["spec"]["replicas"], odd["spec"]["engine"]["env"]
     odd["spec"]["engine"] = {}
     service = parse_service(odd)

@@ -56,7 +56,7 @@ def test_an_alias_and_an_exact_name_find_the_same_profile() -> None:
     assert catalog.resolve("cuda") is catalog.resolve("cuda-0.32.0-1") is one
 
 
-def test_an_unknown_profile_is_told_with_those_there_are() -> None:
+def test_an_unknown_profile_is_reported_with_the_known_ones() -> None:
     catalog = ProfileCatalog(profiles=(profile(),), aliases={"cuda": "cuda-0.32.0-1"})
     with pytest.raises(UnknownProfile, match=r"'rocm'.*: cuda, cuda-0\.32\.0-1"):
         catalog.resolve("rocm")
@@ -123,7 +123,7 @@ def test_a_small_memory_gets_a_shared_memory_that_fits_into_it() -> None:
     assert profile_errors(spec(resources={"memory": "2Gi"}), profile()) == []
 
 
-def test_all_that_a_profile_cannot_give_is_told_at_once() -> None:
+def test_everything_that_a_profile_does_not_support_is_reported_at_once() -> None:
     asked = spec(
         engine={"tensorParallelSize": 2, "env": {"LD_PRELOAD": "x"}, "options": {"seed": "1"}},
         resources={"accelerator": {"count": 2}, "sharedMemory": "32Gi"},

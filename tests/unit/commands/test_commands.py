@@ -135,17 +135,17 @@ def test_render_of_a_live_service_keeps_its_owner_and_its_profile(run: Run) -> N
 
 
 @pytest.mark.parametrize("command", ["render", "check"])
-def test_every_mistake_is_told_with_file_line_and_field(run: Run, command: str) -> None:
+def test_every_mistake_is_reported_with_file_line_and_field(run: Run, command: str) -> None:
     done = run(command, "-f", "bad.yaml", bad=BAD)
     assert done.exit_code == 64
-    told = done.stderr if command == "render" else done.stdout
-    places = [line.split(": ")[:2] for line in told.splitlines() if line.startswith("bad.yaml")]
+    output = done.stderr if command == "render" else done.stdout
+    places = [line.split(": ")[:2] for line in output.splitlines() if line.startswith("bad.yaml")]
     assert places == [[f"bad.yaml:{line}", path] for line, path in BAD_LINES.items()]
     if command == "render":
         assert done.stdout == ""
 
 
-def test_a_key_given_twice_is_told_with_both_lines(run: Run) -> None:
+def test_a_duplicate_key_is_reported_with_both_lines(run: Run) -> None:
     text = GOOD + "  scaling:\n    maxReplicas: 1\n"
     done = run("check", "-f", "twice.yaml", twice=text)
     assert done.exit_code == 64
@@ -153,7 +153,7 @@ def test_a_key_given_twice_is_told_with_both_lines(run: Run) -> None:
     assert "line 9" in done.stdout
 
 
-def test_check_tells_what_a_service_needs(run: Run) -> None:
+def test_check_shows_what_a_service_needs(run: Run) -> None:
     done = run("check", "-f", "good.yaml", good=GOOD)
     assert done.exit_code == 0, done.output
     for words in (
@@ -185,7 +185,7 @@ def test_check_does_the_memory_arithmetic_of_a_cpu_service(run: Run) -> None:
         ("  replicas: 0\n", "0 (stopped)"),
     ],
 )
-def test_check_tells_what_surprises_people(run: Run, change: str, words: str) -> None:
+def test_check_warns_of_surprises(run: Run, change: str, words: str) -> None:
     done = run("check", "-f", "good.yaml", good=GOOD + change)
     assert done.exit_code == 0
     assert words in done.stdout
@@ -199,7 +199,7 @@ def test_check_tells_what_surprises_people(run: Run, change: str, words: str) ->
         ("    profile: cpu\n", ("spec.engine.tensorParallelSize: must be 1", "cpu-0.32.0-1")),
     ],
 )
-def test_what_the_profile_cannot_give_is_told(
+def test_what_the_profile_does_not_support_is_reported(
     run: Run, change: str, words: tuple[str, ...]
 ) -> None:
     text = GOOD.replace("    tensorParallelSize: 4\n", f"    tensorParallelSize: 4\n{change}")
@@ -242,20 +242,22 @@ def test_other_objects_are_named_and_skipped_and_lists_are_opened(run: Run) -> N
         ("kind: Pod\n", "no InferenceService"),
     ],
 )
-def test_a_file_that_is_none_is_told_and_ends_with_66(run: Run, text: str, words: str) -> None:
+def test_a_file_that_is_no_manifest_is_reported_and_ends_with_66(
+    run: Run, text: str, words: str
+) -> None:
     done = run("render", "-f", "x.yaml", x=text)
     assert (done.exit_code, done.stdout) == (66, "")
     assert words in done.stderr
 
 
-def test_a_missing_file_is_told_and_ends_with_66(run: Run) -> None:
+def test_a_missing_file_is_reported_and_ends_with_66(run: Run) -> None:
     done = run("check", "-f", "nowhere.yaml")
     assert done.exit_code == 66
     assert "nowhere.yaml: " in done.stderr
     assert "No such file or directory" in done.stderr
 
 
-def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_no_text_is_reported(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UnreadableFile, match="UTF-8"):
         read_documents(str(tmp_path / "b.yaml"))
@@ -303,7 +305,7 @@ def test_without_the_local_extra_the_command_says_what_to_install(
     assert "pip install 'fleetkeeper[local]'" in done.stderr
 
 
-def test_run_tells_bad_settings_before_anything_starts(run: Run) -> None:
+def test_run_reports_bad_settings_before_anything_starts(run: Run) -> None:
     done = run("run", "--config", "s.yaml", s="logLevel: loud\n")
     assert done.exit_code == 64
     assert "logLevel" in done.stderr or "log_level" in done.stderr

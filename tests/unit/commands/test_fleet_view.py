@@ -1,4 +1,4 @@
-"""`fleetkeeper top` and `explain` show what the status and the control loop's gauges say, no more."""
+"""`fleetkeeper top` and `explain` show what the status and the control loop's gauges contain."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_new_service_without_status_or_measurements_is_shown_with_dashes() -> 
     assert "no decision" in why
 
 
-def test_explain_tells_why_with_the_numbers() -> None:
+def test_explain_shows_reasons_with_figures() -> None:
     """The reason, its message, and the figures behind them."""
     status = {
         "summary": {"ready": "2/2"},
@@ -174,13 +174,13 @@ def test_explain_says_why_no_fragmented_replica_is_restarted() -> None:
     [("PrometheusLost", "source"), ("Overload", "load"), ("Oscillating", "control")],
 )
 def test_explain_names_the_breaker_that_a_reason_is_of(reason: str, breaker: str) -> None:
-    """One reason stands in the status; it is shown at its own breaker and at no other."""
+    """The status has one reason; it is shown at its own breaker and at no other."""
     states = {"control": "Open", "source": "Open", "load": {"batch": "Open"}}
     view = view_of(service(breaker={**states, "reason": reason, "message": "Why"}), {})
     titles = dict(BREAKERS)
-    told = {row: text for row, text in decision_rows(view) if row in titles.values()}
-    assert len(told) == 3
-    assert [row for row, text in told.items() if "Why" in text] == [titles[breaker]]
+    found = {row: text for row, text in decision_rows(view) if row in titles.values()}
+    assert len(found) == 3
+    assert [row for row, text in found.items() if "Why" in text] == [titles[breaker]]
 
 
 def test_explain_lists_only_conditions_that_are_not_as_they_should_be() -> None:
@@ -197,7 +197,7 @@ def test_explain_lists_only_conditions_that_are_not_as_they_should_be() -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0, "0s"), (59, "59s"), (60, "1m"), (3600, "1h"), (200_000, "2d")]
 )
-def test_ages_are_told_in_one_unit(seconds: int, words: str) -> None:
+def test_ages_have_one_unit(seconds: int, words: str) -> None:
     """The largest unit that fits."""
     assert age_in_words("2026-09-21T14:13:20Z", NOW + seconds) == words
 

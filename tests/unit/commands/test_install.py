@@ -60,7 +60,9 @@ def test_keys_go_to_one_place(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "code"), [(None, 66), ("profiles: [{name: x}]", 64), ("profiles: [", 64)]
 )
-def test_profiles_that_cannot_be_read_are_told(tmp_path: Path, text: str | None, code: int) -> None:
+def test_profiles_that_cannot_be_read_are_reported(
+    tmp_path: Path, text: str | None, code: int
+) -> None:
     """Before anything is asked of a cluster."""
     file = tmp_path / "profiles.yaml"
     if text is not None:

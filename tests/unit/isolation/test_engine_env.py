@@ -19,7 +19,8 @@ from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.profiles import default_catalog
-from tests.support.plan_world import World, act, new_world, service, settle, step, with_spec
+from tests.support.plan_cluster import settle, step
+from tests.support.plan_world import World, act, new_world, service, with_spec
 
 LOADS_CODE = (
     "NCCL_NET_PLUGIN",

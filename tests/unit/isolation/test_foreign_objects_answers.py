@@ -20,7 +20,8 @@ from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
 from fleetkeeper.autoscale.types import PodView
 from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.context import default_context
-from fleetkeeper.reconcile.types import Apply, Kind, MarkPod, Plan, Revision, WriteProblem
+from fleetkeeper.reconcile.plan import Apply, MarkPod, Plan
+from fleetkeeper.reconcile.types import Kind, Revision, WriteProblem
 from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
 from fleetkeeper.runtime.controller import Controller, _Memory
 from fleetkeeper.runtime.event_recorder import EventRecorder

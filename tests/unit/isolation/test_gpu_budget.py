@@ -25,7 +25,8 @@ from fleetkeeper.common.values import ReplicaAllocation
 from fleetkeeper.reconcile.types import Kind
 from tests.support.control_cases import Loop
 from tests.support.lanes import examples
-from tests.support.plan_world import World, edited, new_world, plan_of, settle, with_spec
+from tests.support.plan_cluster import settle
+from tests.support.plan_world import World, edited, new_world, plan_of, with_spec
 
 
 @dataclass

@@ -8,7 +8,8 @@ from typing import Any
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.common.budget import Allowance, Budget
-from fleetkeeper.reconcile.types import Apply, Kind, Pod, Workload
+from fleetkeeper.reconcile.plan import Apply
+from fleetkeeper.reconcile.types import Kind, Pod, Workload
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fleetkeeper.reconcile.context import PlanContext, default_context
-from fleetkeeper.reconcile.types import Plan, Snapshot
+from fleetkeeper.reconcile.plan import Plan
+from fleetkeeper.reconcile.types import Snapshot
 from fleetkeeper.runtime import controller as module
 from fleetkeeper.runtime.controller import Controller
 from fleetkeeper.runtime.metrics import OperatorMetrics

@@ -10,7 +10,8 @@ from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.types import Kind
-from tests.support.plan_world import new_world, service, settle, with_spec
+from tests.support.plan_cluster import settle
+from tests.support.plan_world import new_world, service, with_spec
 
 
 def _router_budgets(routing: dict[str, object]) -> list[Manifest]:

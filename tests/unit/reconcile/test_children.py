@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.reconcile.types import Apply, Child, Delete, Kind, WriteFailure, WriteProblem
+from fleetkeeper.reconcile.plan import Apply, Delete
+from fleetkeeper.reconcile.types import Child, Kind, WriteFailure, WriteProblem
+from tests.support.plan_cluster import settle
 from tests.support.plan_world import (
     World,
     act,
     edited,
     new_world,
     plan_of,
-    settle,
     with_spec,
     without_child,
 )
@@ -97,8 +98,8 @@ def test_an_object_without_any_owner_and_without_our_labels_is_foreign() -> None
     assert world.condition("Ready") == ("False", "NameConflict")
 
 
-def test_a_conflict_found_by_the_executor_stalls_and_is_looked_at_again() -> None:
-    """The cache does not hold foreign objects: the refused creation tells of them."""
+def test_a_conflict_found_by_the_executor_stalls_and_is_tried_again() -> None:
+    """The cache has no foreign objects: the refused creation reveals them."""
     world = new_world()
     refusal = WriteFailure("Service", "chat", WriteProblem.CONFLICT, "taken", world.now, world.now)
     world = act(world, plan_of(replace(world, failures=(refusal,))))
@@ -156,7 +157,7 @@ def test_a_deleting_service_gets_no_writes() -> None:
 
 
 def test_a_paused_service_gets_no_write_to_a_child() -> None:
-    """Break-glass: hand edits stay; the status goes on telling."""
+    """Break-glass: edits by hand stay, and the status is still written."""
     world = with_spec(RESTING, paused=True)
     world = edited(world, ENGINE, digest="by hand")
     plan = plan_of(world)
@@ -183,7 +184,7 @@ def test_a_refused_write_waits_half_a_minute_or_for_the_spec() -> None:
 
 
 def test_pods_come_after_what_they_need_and_do_not_wait_for_an_address() -> None:
-    """Kubernetes allots cluster addresses one after another; the executor looks first if the name is free."""
+    """Kubernetes allots cluster addresses one after another; the executor first checks that the name is free."""
     kinds = [item.kind for item in applies(new_world())]
     assert kinds[-3:] == [Kind.DEPLOYMENT, Kind.DEPLOYMENT, Kind.SERVICE]
 
@@ -207,7 +208,7 @@ def test_a_router_is_ready_before_the_address_leads_to_it() -> None:
     assert world.condition("Ready") == ("True", "AllReplicasReady")
 
 
-def test_a_role_binding_that_cannot_change_is_made_anew() -> None:
+def test_a_role_binding_that_cannot_change_is_recreated() -> None:
     """The role that it names is immutable: the API server finds the change invalid."""
     key = (Kind.ROLE_BINDING, "chat-fk-router")
     world = edited(RESTING, key, digest="another role")
@@ -223,7 +224,7 @@ def test_a_role_binding_that_cannot_change_is_made_anew() -> None:
 
 
 def test_a_child_that_cannot_be_written_makes_the_service_not_ready() -> None:
-    """It answers, but without the access rules that the spec asks for, say."""
+    """It answers, but without the access rules that the spec asks for."""
     world = with_spec(RESTING, access={"from": "SameNamespace"})
     (write,) = applies(world)
     refusal = WriteFailure(

@@ -49,7 +49,7 @@ def test_empty_values_do_not_count() -> None:
 
 
 def test_false_zero_and_the_empty_text_count() -> None:
-    """They are orders, not absences: a label may have to be empty."""
+    """They are values, not absences: a label may have to be empty."""
     assert digest_of({"matchLabels": {"a": ""}}) != digest_of({"matchLabels": {}})
     assert digest_of({"spec": {"a": False}}) != digest_of({"spec": {}})
     assert digest_of({"spec": {"a": 0}}) != digest_of({"spec": {}})
@@ -82,7 +82,7 @@ def test_every_other_field_counts(path: tuple[Any, ...]) -> None:
 
 
 def test_no_two_children_of_the_golden_services_share_a_digest_without_being_equal() -> None:
-    """Sixteen hexadecimal digits tell all of them apart."""
+    """Sixteen hexadecimal digits distinguish all of them."""
     seen: dict[str, Any] = {}
     for case in CASES.values():
         for child in case.children():

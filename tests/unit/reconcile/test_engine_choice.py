@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.reconcile.planner import decide_plan
-from tests.support.plan_world import World, new_world, plan_of, settle, with_spec
+from tests.support.plan_cluster import settle
+from tests.support.plan_world import World, new_world, plan_of, with_spec
 
 
 def newer(world: World, *, keep_old: bool = True) -> World:
@@ -36,7 +37,7 @@ def engine(world: World) -> dict[str, str]:
 
 
 def test_an_upgrade_restarts_nothing_and_shows_the_newer_profile() -> None:
-    """The profile in force stands in the status and is an input."""
+    """The profile in use is stored in the status and is an input."""
     assert not plan_of(newer(RESTING)).actions
     assert UPGRADED.engine.template_hash == RESTING.engine.template_hash
     assert engine(UPGRADED) == {
@@ -73,22 +74,22 @@ def test_an_exact_name_is_taken_at_once() -> None:
     assert engine(back)["profile"] == "cuda-0.32.0-1"
 
 
-def test_automatic_updates_wait_for_their_turn() -> None:
+def test_automatic_updates_change_one_service_at_a_time() -> None:
     """One service at a time."""
     world = settle(with_spec(UPGRADED, rollout={"engineUpdates": "Automatic"}))
     assert engine(world)["profile"] == "cuda-0.32.0-1"
-    turn = replace(world.snapshot(), may_update_engine=True)
-    plan = decide_plan(turn, world.context, world.now)
+    allowed = replace(world.snapshot(), may_update_engine=True)
+    plan = decide_plan(allowed, world.context, world.now)
     assert len(plan.actions) == 1
     assert plan.status is not None
     assert plan.status["engine"]["profile"] == "cuda-0.33.0-1"
     assert "EngineChanged" in {event.reason for event in plan.events}
 
 
-def test_a_turn_without_automatic_updates_changes_nothing() -> None:
-    """OnSpecChange means what it says."""
-    turn = replace(UPGRADED.snapshot(), may_update_engine=True)
-    assert decide_plan(turn, UPGRADED.context, UPGRADED.now).is_empty
+def test_a_permitted_update_without_automatic_updates_changes_nothing() -> None:
+    """OnSpecChange updates only with a change of the spec."""
+    allowed = replace(UPGRADED.snapshot(), may_update_engine=True)
+    assert decide_plan(allowed, UPGRADED.context, UPGRADED.now).is_empty
 
 
 def test_a_profile_that_was_dropped_keeps_what_runs() -> None:
@@ -100,5 +101,5 @@ def test_a_profile_that_was_dropped_keeps_what_runs() -> None:
     assert stalled["reason"] == "UnknownProfile"
     assert "cuda-0.32.0-1" in stalled["message"]
     assert "set spec.engine.profile to cuda-0.33.0-1" in stalled["message"]
-    mended = settle(with_spec(world, engine={"profile": "cuda-0.33.0-1"}))
-    assert mended.condition("Ready") == ("True", "AllReplicasReady")
+    fixed = settle(with_spec(world, engine={"profile": "cuda-0.33.0-1"}))
+    assert fixed.condition("Ready") == ("True", "AllReplicasReady")

@@ -20,8 +20,8 @@ from fleetkeeper.reconcile.observe.pod_problems import (
     needs_events,
     problem_of_creation,
     problem_of_pod,
-    say,
 )
+from fleetkeeper.reconcile.observe.problem import say
 from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, Termination
 
 CONTRACT = Path(__file__).parents[3] / "engine_image" / "contract" / "exit-codes.json"

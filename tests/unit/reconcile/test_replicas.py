@@ -9,8 +9,10 @@ import pytest
 from fleetkeeper.common.values import ReplicaAllocation
 from fleetkeeper.reconcile.deletion import decide_marks
 from fleetkeeper.reconcile.observe.facts import Facts
-from fleetkeeper.reconcile.types import Apply, Kind, MarkPod, Pod
-from tests.support.plan_world import World, edited, live, new_world, plan_of, settle, with_spec
+from fleetkeeper.reconcile.plan import Apply, MarkPod
+from fleetkeeper.reconcile.types import Kind, Pod
+from tests.support.plan_cluster import live, settle
+from tests.support.plan_world import World, edited, new_world, plan_of, with_spec
 
 ENGINE = (Kind.DEPLOYMENT, "chat")
 BOUNDS = {"minReplicas": 2, "maxReplicas": 5}
@@ -63,7 +65,7 @@ def test_an_allocation_is_kept_within_the_bounds(allocated: int, result: int | N
     assert written(replace(AUTO, allocation=allocation(allocated))) == result
 
 
-def test_without_an_order_the_live_number_is_held() -> None:
+def test_without_an_allocation_the_live_number_is_kept() -> None:
     """After a restart nothing is known: what runs stays, whoever set it."""
     world = edited(AUTO, ENGINE, desired_replicas=4, replicas_manager="kubectl")
     assert engine_write(world) is None
@@ -75,8 +77,8 @@ def test_without_an_order_the_live_number_is_held() -> None:
     )
 
 
-def test_a_held_number_follows_changed_bounds() -> None:
-    """A person raised the least: that is an order."""
+def test_a_kept_number_follows_changed_bounds() -> None:
+    """A person raised the minimum."""
     assert written(with_spec(AUTO, scaling={"minReplicas": 4, "maxReplicas": 6})) == 4
     high = settle(replace(AUTO, allocation=allocation(5)))
     assert (
@@ -87,7 +89,7 @@ def test_a_held_number_follows_changed_bounds() -> None:
     )
 
 
-def test_advisory_orders_nothing() -> None:
+def test_advisory_changes_nothing() -> None:
     """It computes and reports; the live number stays, even out of bounds."""
     world = settle(with_spec(AUTO, scaling={**BOUNDS, "mode": "Advisory"}))
     assert engine_write(replace(world, allocation=allocation(5))) is None
@@ -103,7 +105,7 @@ def test_a_change_of_the_number_is_bound_to_the_live_object() -> None:
 
 
 def test_a_hand_scaled_deployment_is_brought_back_to_the_allocation() -> None:
-    """The allocation stands; a single foreign change is no contest."""
+    """The allocation applies; a single foreign change is no contest."""
     world = settle(replace(AUTO, allocation=allocation(3)))
     scaled = edited(world, ENGINE, desired_replicas=1, replicas_manager="kubectl")
     assert written(scaled) == 3
@@ -123,8 +125,8 @@ def test_three_foreign_changes_are_brought_back_the_fourth_is_left() -> None:
     world = settle(contested(4))
     assert world.engine.desired_replicas == 1
     assert world.condition("Degraded") == ("True", "ReplicasContested")
-    (told,) = [item for item in world.status["conditions"] if item["type"] == "Degraded"]
-    assert "hpa" in told["message"]
+    (found,) = [item for item in world.status["conditions"] if item["type"] == "Degraded"]
+    assert "hpa" in found["message"]
 
 
 def test_a_contest_does_not_begin_again_by_itself() -> None:
@@ -134,14 +136,14 @@ def test_a_contest_does_not_begin_again_by_itself() -> None:
 
 
 def test_a_contest_ends_with_a_change_of_the_spec() -> None:
-    """A person looked at it."""
+    """A person changed the spec."""
     world = replace(settle(contested(4)), foreign_writes=())
     world = settle(with_spec(world, scaling={"minReplicas": 2, "maxReplicas": 6}))
     assert world.engine.desired_replicas == 3
     assert world.condition("Degraded") == ("False", "AsExpected")
 
 
-def test_stopped_is_told_and_undone() -> None:
+def test_stopped_is_reported_and_undone() -> None:
     """0 stops the engines and nothing else; letting go starts with the fewest."""
     world = settle(with_spec(AUTO, replicas=0))
     assert world.ready == 0
@@ -153,12 +155,12 @@ def test_stopped_is_told_and_undone() -> None:
     assert settle(with_spec(world, replicas=None)).ready == 2
 
 
-def test_a_pin_tells_how_to_let_go() -> None:
+def test_a_pin_is_reported_with_the_command_that_removes_it() -> None:
     """ScalingLimited gives the command; External is no pin."""
     world = settle(with_spec(AUTO, replicas=3))
-    (told,) = [item for item in world.status["conditions"] if item["type"] == "ScalingLimited"]
-    assert (told["status"], told["reason"]) == ("True", "ReplicasPinned")
-    assert "kubectl patch fis chat -n team-a --type json" in told["message"]
+    (found,) = [item for item in world.status["conditions"] if item["type"] == "ScalingLimited"]
+    assert (found["status"], found["reason"]) == ("True", "ReplicasPinned")
+    assert "kubectl patch fis chat -n team-a --type json" in found["message"]
     world = settle(with_spec(world, scaling={**BOUNDS, "mode": "External"}))
     assert world.condition("ScalingLimited") == ("False", "External")
 
@@ -170,11 +172,11 @@ def test_the_command_against_a_pin_is_complete_with_the_longest_names() -> None:
     metadata = {**world.resource["metadata"], **names}
     status = plan_of(replace(world, resource={**world.resource, "metadata": metadata})).status
     assert status is not None
-    (told,) = [item for item in status["conditions"] if item["type"] == "ScalingLimited"]
-    assert told["message"].endswith("""'[{"op":"remove","path":"/spec/replicas"}]'""")
+    (found,) = [item for item in status["conditions"] if item["type"] == "ScalingLimited"]
+    assert found["message"].endswith("""'[{"op":"remove","path":"/spec/replicas"}]'""")
 
 
-def test_scaling_writes_the_deployment_once_and_tells_it_in_plain_words() -> None:
+def test_scaling_writes_the_deployment_once_and_reports_it_in_plain_words() -> None:
     """One apply; the event names both numbers and the reason."""
     world = replace(AUTO, allocation=allocation(3))
     plan = plan_of(world)
@@ -213,8 +215,8 @@ def test_the_emptiest_pods_are_marked_to_go_first(
     pods: list[Pod], value: int, load: dict[str, float], marks: dict[str, int]
 ) -> None:
     """Only as many as go, only where it changes who goes, never on a guess."""
-    told = decide_marks(facts_with(*pods), value, load)
-    assert {mark.name: mark.deletion_cost for mark in told} == marks
+    found = decide_marks(facts_with(*pods), value, load)
+    assert {mark.name: mark.deletion_cost for mark in found} == marks
 
 
 def test_a_scale_down_marks_first_and_the_emptiest_pod_goes() -> None:

@@ -8,20 +8,12 @@ import pytest
 
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.common.values import ReplicaAllocation
-from fleetkeeper.reconcile.observe.pod_problems import Problem
+from fleetkeeper.reconcile.observe.problem import Problem
+from fleetkeeper.reconcile.plan import Apply
 from fleetkeeper.reconcile.rollout import PATIENCE, decide_verdict
-from fleetkeeper.reconcile.types import Apply, Kind
-from tests.support.plan_world import (
-    Behaviour,
-    World,
-    act,
-    live,
-    new_world,
-    plan_of,
-    settle,
-    step,
-    with_spec,
-)
+from fleetkeeper.reconcile.types import Kind
+from tests.support.plan_cluster import live, settle, step
+from tests.support.plan_world import Behaviour, World, act, new_world, plan_of, with_spec
 
 OTHER = {"source": "pvc://models/other"}
 BAD = [
@@ -67,7 +59,7 @@ def test_a_failed_roll_out_returns_to_the_last_good_template(
 
 
 def test_a_roll_back_is_remembered_before_it_is_carried_out() -> None:
-    """The look that decides it writes the status alone: a crash after it forgets nothing."""
+    """The reconcile that decides it writes the status alone, so a crash after it loses nothing."""
     world = broken(good_world(), Behaviour.BAD_OPTION)
     while "rollback" not in (plan_of(world).status or {}):
         world = live(world, 5)
@@ -88,7 +80,7 @@ def test_a_rolled_back_service_stays_so_when_only_its_replicas_change() -> None:
     assert world.condition("Stalled") == ("True", "RolledBack")
 
 
-def test_a_rolled_back_service_goes_on_when_the_spec_is_mended() -> None:
+def test_a_rolled_back_service_rolls_out_a_corrected_spec() -> None:
     """Another template is tried, and the memory of the bad one goes."""
     world = settle(broken(good_world(), Behaviour.BAD_OPTION))
     world = replace(world, next_behaviour=Behaviour.READY)
@@ -109,7 +101,7 @@ def test_a_rolled_back_service_is_repaired_like_any_other() -> None:
     assert template_of(world) == world.status["lastGood"]["templateHash"]
 
 
-def test_hold_stops_and_says_so() -> None:
+def test_on_failure_hold_stops_and_reports_it() -> None:
     """Nothing is rolled back; the bad pods stay within what the roll-out allows."""
     world = good_world(replicas=2, rollout={"onFailure": "Hold"})
     good = template_of(world)
@@ -132,18 +124,18 @@ def test_a_service_that_never_was_good_shows_its_reason(behaviour: Behaviour, re
     assert "rollback" not in world.status
 
 
-def test_a_service_that_never_was_good_recovers_when_its_cluster_is_mended() -> None:
-    """The same pods turn ready: no change of the spec is needed."""
+def test_a_service_that_never_was_good_recovers_when_its_cluster_is_fixed() -> None:
+    """The same pods become ready without a change of the spec."""
     world = replace(new_world(routing={"policy": "None"}), next_behaviour=Behaviour.BAD_IMAGE)
     world = settle(world)
-    mended = dict.fromkeys(world.behaviours, Behaviour.READY)
-    world = settle(replace(world, behaviours=mended))
+    fixed = dict.fromkeys(world.behaviours, Behaviour.READY)
+    world = settle(replace(world, behaviours=fixed))
     assert world.condition("Ready") == ("True", "AllReplicasReady")
     assert world.condition("Stalled") is None
 
 
 def test_no_scale_up_feeds_a_revision_that_cannot_start() -> None:
-    """While its newest revision has no ready pod and a reason, an order for more is not carried out."""
+    """While its newest revision has no ready pod and a reason, a larger allocation is not applied."""
     world = replace(new_world(routing={"policy": "None"}), next_behaviour=Behaviour.BAD_IMAGE)
     world = live(world, 60)
     world = settle(replace(world, allocation=ReplicaAllocation(4, "QueueWaitAboveTarget", "more")))
@@ -163,7 +155,7 @@ def test_a_pod_that_fails_later_does_not_roll_back_what_was_good() -> None:
 
 
 def test_ready_stays_true_while_a_roll_out_runs() -> None:
-    """It answers all the time; Reconciling tells the rest."""
+    """It answers all the time; Reconciling reports the rollout."""
     world = good_world(replicas=2)
     world = with_spec(world, model=OTHER)
     seen = set()
@@ -201,10 +193,10 @@ def test_replace_asked_for_during_a_failing_surge_gives_up_no_ready_pod() -> Non
     world = settle(with_spec(world, rollout={"startupSeconds": 600, "strategy": "Replace"}))
     assert world.ready == 1
     assert world.condition("Stalled") == ("True", "BadEngineOption")
-    mended = replace(world, next_behaviour=Behaviour.READY)
-    mended = settle(with_spec(mended, model={"source": "pvc://models/third"}))
-    assert mended.condition("Ready") == ("True", "AllReplicasReady")
-    assert mended.engine.max_surge == 0
+    fixed = replace(world, next_behaviour=Behaviour.READY)
+    fixed = settle(with_spec(fixed, model={"source": "pvc://models/third"}))
+    assert fixed.condition("Ready") == ("True", "AllReplicasReady")
+    assert fixed.engine.max_surge == 0
 
 
 def test_replace_makes_room_for_a_pod_that_found_no_accelerator() -> None:
@@ -219,7 +211,7 @@ def test_replace_makes_room_for_a_pod_that_found_no_accelerator() -> None:
 
 
 def test_auto_never_replaces_the_only_ready_pod() -> None:
-    """One replica and no free accelerator: it serves on, and after startupSeconds it rolls back."""
+    """One replica and no free accelerator: it keeps serving, and rolls back after startupSeconds."""
     world = replace(good_world(), gpus=1)
     world = with_spec(world, model=OTHER)
     waiting = live(world, 300)
@@ -232,7 +224,7 @@ def test_auto_never_replaces_the_only_ready_pod() -> None:
 
 
 def test_a_second_good_template_waits_for_a_minute_of_readiness() -> None:
-    """Fifty seconds are not enough; the plan asks to be looked at in time."""
+    """Fifty seconds are not enough; the plan requeues in time."""
     world = good_world()
     world = with_spec(world, model=OTHER)
     for _ in range(4):
@@ -259,7 +251,7 @@ def test_the_first_good_template_is_written_with_the_next_status() -> None:
 
 
 def test_the_first_good_template_is_remembered_before_it_is_replaced() -> None:
-    """The look that finds another template wanted writes the status alone, and as it stands."""
+    """The reconcile that wants another template only adds the last good one to the present status."""
     world = good_world()
     good, generation = template_of(world), world.resource["metadata"]["generation"]
     changed = with_spec(world, model=OTHER)
@@ -296,7 +288,7 @@ def test_a_first_template_that_fails_within_a_minute_was_not_good() -> None:
 
 @pytest.mark.parametrize("reason", [reason for reason in PATIENCE if PATIENCE[reason].seconds])
 def test_a_problem_that_may_pass_is_a_failure_only_after_its_patience(reason: Reason) -> None:
-    """One second before: look again in a second. At the limit: failed."""
+    """One second before the limit: requeue in a second. At the limit: failed."""
     seconds = PATIENCE[reason].seconds
     assert seconds is not None
     problem = Problem(reason, "", since=100.0)

@@ -21,13 +21,12 @@ from fleetkeeper.reconcile.types import (
     Container,
     Snapshot,
 )
+from tests.support.plan_cluster import live, settle, step
 from tests.support.plan_world import (
     START,
     World,
-    live,
     new_world,
     plan_of,
-    settle,
 )
 from tests.support.status_cases import (
     REACHED,

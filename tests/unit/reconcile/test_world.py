@@ -12,19 +12,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.common.values import Manifest, ReplicaAllocation
-from fleetkeeper.reconcile.types import Apply, Delete, Kind, Plan
+from fleetkeeper.reconcile.plan import Apply, Delete, Plan
+from fleetkeeper.reconcile.types import Kind
 from tests.support.lanes import examples, keep_first
+from tests.support.plan_cluster import live, settle, step
 from tests.support.plan_world import (
     Behaviour,
     World,
     act,
     edited,
-    live,
     new_world,
     plan_of,
     service,
-    settle,
-    step,
     with_spec,
     without_child,
 )
@@ -37,7 +36,7 @@ SETTLE_S = 5_000.0
 
 
 def assert_harmless(world: World, plan: Plan) -> None:
-    """What no plan may hold, whatever the world looks like."""
+    """What no plan may contain, in any state of the world."""
     spec = world.resource["spec"]
     for action in plan.actions:
         if isinstance(action, Delete):
@@ -95,7 +94,7 @@ class Service(RuleBasedStateMachine):
         )
 
     def run(self, world: World, seconds: float) -> None:
-        """Planner and cluster side by side, each plan looked at."""
+        """Planner and cluster side by side; each plan is checked."""
         end = world.now + seconds
         while world.now < end:
             for _ in range(6):
@@ -122,7 +121,7 @@ class Service(RuleBasedStateMachine):
 
     @rule(replicas=st.sampled_from([None, 1, 3, 9]))
     def allocation(self, replicas: int | None) -> None:
-        """The arbitration orders, sometimes beyond the bounds."""
+        """The arbitration allocates replicas, sometimes beyond the bounds."""
         allocation = ReplicaAllocation(replicas, "Test", "as the test says") if replicas else None
         self.run(replace(self.world, allocation=allocation), 20)
 
@@ -206,7 +205,7 @@ class Service(RuleBasedStateMachine):
         assert plan_of(self.world) == plan_of(self.world)
 
     def teardown(self) -> None:
-        """In the end everything rests, and the status says one of the closed reasons."""
+        """In the end everything rests, and the status has one of the closed reasons."""
         world = settle(self.world, SETTLE_S)
         status = world.status
         assert status["observedGeneration"] == world.resource["metadata"]["generation"]
@@ -239,7 +238,7 @@ def test_creation_writes_each_child_once_and_the_status_once(policy: str, childr
 
 
 def test_a_crash_of_the_operator_after_any_write_leads_to_the_same_end() -> None:
-    """Each plan is cut after its k-th action; the next look starts from what is there."""
+    """Each plan is cut after its k-th action; the next reconcile starts from what exists."""
     whole = settle(new_world())
     for cut in range(len(plan_of(new_world()).actions) + 1):
         world = new_world()

@@ -140,12 +140,6 @@ def test_every_make_target_that_a_page_names_exists() -> None:
             assert not unknown, f"{_name(page)} names make {' '.join(sorted(unknown))}"
 
 
-def test_figures_that_a_page_shows_exist() -> None:
-    for page in PAGES:
-        for target in re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{_name(page)} shows {target}"
-
-
 # -- what a change of the spec does: the table in docs/operations.md -----------------------------------
 
 QUIET = {
@@ -252,24 +246,3 @@ def test_yaml_that_a_page_shows_is_taken(page: str, spec: dict[str, Any]) -> Non
 
 def test_pages_show_yaml_that_is_tried() -> None:
     assert {page for page, _ in _specs()} >= {"README.md", "docs/objectives.md", "docs/tiers.md"}
-
-
-# -- SECURITY.md -----------------------------------------------------------------------------------------
-
-
-def _threats() -> dict[str, list[str]]:
-    """{threat: the tests that its row names}."""
-    lines = (ROOT / "SECURITY.md").read_text().split("## Threats")[1].split("\n## ")[0].splitlines()
-    rows = [line.split(" | ") for line in lines if line.startswith("| ")][2:]
-    return {row[0].strip("| "): re.findall(r"`(tests/[^`]+)`", row[2]) for row in rows}
-
-
-@pytest.mark.parametrize("threat", sorted(_threats()))
-def test_every_threat_names_tests_that_exist(threat: str) -> None:
-    tests = _threats()[threat]
-    assert tests, "a threat without a test"
-    for test in tests:
-        file, _, function = test.partition("::")
-        assert re.search(rf"^(async )?def {function}\(", (ROOT / file).read_text(), re.MULTILINE), (
-            test
-        )

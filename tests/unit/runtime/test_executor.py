@@ -11,15 +11,8 @@ from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.adapters.kubernetes.resources import Resource
 from fleetkeeper.common.values import Event
-from fleetkeeper.reconcile.types import (
-    Apply,
-    Delete,
-    Kind,
-    MarkPod,
-    Plan,
-    WriteFailure,
-    WriteProblem,
-)
+from fleetkeeper.reconcile.plan import Apply, Delete, MarkPod, Plan
+from fleetkeeper.reconcile.types import Kind, WriteFailure, WriteProblem
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.executor import Executor
 from fleetkeeper.runtime.metrics import OperatorMetrics

@@ -19,7 +19,8 @@ from pydantic_core import PydanticUndefined
 
 from fleetkeeper.api.base import QuantityMark, Section
 from fleetkeeper.api.schema.fields import bare, item_of
-from fleetkeeper.api.schema.rules import RULES, Rule
+from fleetkeeper.api.schema.rule import Rule
+from fleetkeeper.api.schema.rules import RULES
 from fleetkeeper.api.status import TimeMark
 
 Schema = dict[str, Any]

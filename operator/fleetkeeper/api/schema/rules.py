@@ -7,86 +7,44 @@ A test runs every case through both and compares the messages.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
 from fleetkeeper.api import scheduling as s
 from fleetkeeper.api import types as t
-from fleetkeeper.api.base import LABEL_KEY
 from fleetkeeper.api.environment import ADMINISTRATORS, is_administrators
 from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
 from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.schema.rule import (
+    Rule,
+    cel_keys,
+    cel_quantity,
+    keys_match,
+    label_keys_rule,
+    quantity_rule,
+    unreserved_keys_rule,
+)
 
-S = TypeVar("S")
-
-
-@dataclass(frozen=True)
-class Rule(Generic[S]):
-    """A rule of a section. `field` is the key that the message refers to ("" for the section itself).
-
-    `cel` is empty if the schema already enforces the rule (keys of list maps).
-    """
-
-    field: str
-    cel: str
-    holds: Callable[[S], bool]
-    message: str
-
-
-_KEY = re.compile(LABEL_KEY)
 _ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
 
 
-def _keys_are(pattern: re.Pattern[str], keys: Mapping[str, str], longest: int) -> bool:
-    return all(len(key) <= longest and pattern.search(key) is not None for key in keys)
-
-
-def _reserved(keys: Mapping[str, str]) -> bool:
-    return any(
-        key.startswith("fleetkeeper.io/") or key == "app.kubernetes.io/managed-by" for key in keys
-    )
-
-
-def _cel_keys(field: str, pattern: str, longest: int) -> str:
-    return f"self.{field}.all(k, size(k) <= {longest} && k.matches(r'{pattern}'))"
-
-
-def _cel_reserved(field: str) -> str:
-    return f"self.{field}.all(k, !k.startsWith('fleetkeeper.io/') && k != 'app.kubernetes.io/managed-by')"
-
-
 def is_hub_source(source: str) -> bool:
-    """Return whether the source is on Hugging Face."""
+    """Return True if the source is on Hugging Face."""
     return source.startswith("hf://")
 
 
-def _quantity_rule(field: str, attribute: str, most: str) -> Rule[Any]:
-    """Return a rule that `field` is absent or a quantity greater than 0 and at most `most`."""
-
-    def holds(of: BaseModel) -> bool:
-        text: str | None = getattr(of, attribute)
-        return text is None or 0 < parse_quantity(text) <= parse_quantity(most)
-
+def _hub_only(field: str, attribute: str, message: str) -> Rule[t.Model]:
+    """Return a rule that `field` requires the model or an adapter to be on Hugging Face."""
     return Rule(
         field,
-        f"!has(self.{field}) || ({_cel_quantity(field)} && "
-        f"quantity(self.{field}).isGreaterThan(quantity('0')) && "
-        f"!quantity(self.{field}).isGreaterThan(quantity('{most}')))",
-        holds,
-        f"must be a quantity greater than 0 and at most {most}, such as 32Gi, 500m, or 4",
+        f"!has(self.{field}) || self.source.startsWith('hf://') || self.adapters.exists(a, a.source.startsWith('hf://'))",
+        lambda of: (
+            getattr(of, attribute) is None
+            or any(is_hub_source(one) for one in (of.source, *(a.source for a in of.adapters)))
+        ),
+        message,
     )
-
-
-def _cel_quantity(field: str) -> str:
-    """Return CEL that checks that the field is a quantity with an exponent of at most two digits.
-
-    Go parses any exponent. The rule rejects longer ones before the API server computes with them, as
-    `parse_quantity` does.
-    """
-    return f"!self.{field}.matches('[eE][+-]?[0-9]{{3}}') && isQuantity(self.{field})"
 
 
 def _node_values_fit(of: s.NodeRequirement) -> bool:
@@ -98,7 +56,7 @@ def _node_values_fit(of: s.NodeRequirement) -> bool:
 
 
 def _names_one_node(of: s.NodeTerm) -> bool:
-    """Return whether all node fields are metadata.name with one value, as Kubernetes requires."""
+    """Return True if all node fields are metadata.name with one value, as Kubernetes requires."""
     return all(
         field.key == "metadata.name"
         and field.operator in {s.NodeSelectorOperator.IN, s.NodeSelectorOperator.NOT_IN}
@@ -110,10 +68,6 @@ def _names_one_node(of: s.NodeTerm) -> bool:
 _MAX_CPU = "10k"
 _MAX_BYTES = "1Pi"
 """The maximum for one pod: far above any machine, far below the limit of 64-bit byte counts."""
-_KEY_MESSAGE = (
-    "invalid label or annotation name; use NAME or DOMAIN/NAME, such as team or example.com/team"
-)
-_RESERVED_MESSAGE = "the prefix fleetkeeper.io/ and the name app.kubernetes.io/managed-by are reserved; choose another name"
 _ONE_SOURCE: tuple[Rule[Any], ...] = (
     Rule(
         "revision",
@@ -137,7 +91,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             lambda of: (of.claim_name is None) != (of.ephemeral_size is None),
             "set exactly one of claimName and ephemeralSize",
         ),
-        _quantity_rule("ephemeralSize", "ephemeral_size", _MAX_BYTES),
+        quantity_rule("ephemeralSize", "ephemeral_size", _MAX_BYTES),
     ),
     t.Adapter: _ONE_SOURCE,
     t.Model: (
@@ -154,30 +108,20 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             lambda of: all(adapter.name != of.served_name for adapter in of.adapters),
             "an adapter has the same name as the model (servedName); choose another name",
         ),
-        Rule[t.Model](
+        _hub_only(
             "cache",
-            "!has(self.cache) || self.source.startsWith('hf://') || self.adapters.exists(a, a.source.startsWith('hf://'))",
-            lambda of: (
-                of.cache is None
-                or any(is_hub_source(one) for one in (of.source, *(a.source for a in of.adapters)))
-            ),
+            "cache",
             "only hf:// sources use a cache; remove it (pvc:// models are read in place)",
         ),
-        Rule[t.Model](
-            "tokenSecret",
-            "!has(self.tokenSecret) || self.source.startsWith('hf://') || self.adapters.exists(a, a.source.startsWith('hf://'))",
-            lambda of: (
-                of.token_secret is None
-                or any(is_hub_source(one) for one in (of.source, *(a.source for a in of.adapters)))
-            ),
-            "only hf:// sources use a token; remove tokenSecret",
+        _hub_only(
+            "tokenSecret", "token_secret", "only hf:// sources use a token; remove tokenSecret"
         ),
     ),
     t.Engine: (
         Rule[t.Engine](
             "env",
-            _cel_keys("env", _ENVIRONMENT_NAME.pattern, 128),
-            lambda of: _keys_are(_ENVIRONMENT_NAME, of.env, 128),
+            cel_keys("env", _ENVIRONMENT_NAME.pattern, 128),
+            lambda of: keys_match(_ENVIRONMENT_NAME, of.env, 128),
             "invalid environment variable name; use letters, digits, and _, such as NCCL_DEBUG",
         ),
         Rule[t.Engine](
@@ -188,13 +132,13 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
         ),
     ),
     t.Resources: (
-        _quantity_rule("cpu", "cpu", _MAX_CPU),
-        _quantity_rule("memory", "memory", _MAX_BYTES),
-        _quantity_rule("sharedMemory", "shared_memory", _MAX_BYTES),
+        quantity_rule("cpu", "cpu", _MAX_CPU),
+        quantity_rule("memory", "memory", _MAX_BYTES),
+        quantity_rule("sharedMemory", "shared_memory", _MAX_BYTES),
         Rule[t.Resources](
             "sharedMemory",
             "!has(self.memory) || !has(self.sharedMemory) || "
-            f"!({_cel_quantity('memory')}) || !({_cel_quantity('sharedMemory')}) || "
+            f"!({cel_quantity('memory')}) || !({cel_quantity('sharedMemory')}) || "
             "quantity(self.sharedMemory).isLessThan(quantity(self.memory))",
             lambda of: (
                 of.memory is None
@@ -262,47 +206,13 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "only the field metadata.name is supported, with In or NotIn and one value; use matchExpressions for labels",
         ),
     ),
-    t.Placement: (
-        Rule[t.Placement](
-            "nodeSelector",
-            _cel_keys("nodeSelector", LABEL_KEY, 317),
-            lambda of: _keys_are(_KEY, of.node_selector, 317),
-            _KEY_MESSAGE,
-        ),
-    ),
-    s.LabelSelector: (
-        Rule[s.LabelSelector](
-            "matchLabels",
-            _cel_keys("matchLabels", LABEL_KEY, 317),
-            lambda of: _keys_are(_KEY, of.match_labels, 317),
-            _KEY_MESSAGE,
-        ),
-    ),
+    t.Placement: (label_keys_rule("nodeSelector", "node_selector"),),
+    s.LabelSelector: (label_keys_rule("matchLabels", "match_labels"),),
     t.PodMetadata: (
-        Rule[t.PodMetadata](
-            "labels",
-            _cel_keys("labels", LABEL_KEY, 317),
-            lambda of: _keys_are(_KEY, of.labels, 317),
-            _KEY_MESSAGE,
-        ),
-        Rule[t.PodMetadata](
-            "labels",
-            _cel_reserved("labels"),
-            lambda of: not _reserved(of.labels),
-            _RESERVED_MESSAGE,
-        ),
-        Rule[t.PodMetadata](
-            "annotations",
-            _cel_keys("annotations", LABEL_KEY, 317),
-            lambda of: _keys_are(_KEY, of.annotations, 317),
-            _KEY_MESSAGE,
-        ),
-        Rule[t.PodMetadata](
-            "annotations",
-            _cel_reserved("annotations"),
-            lambda of: not _reserved(of.annotations),
-            _RESERVED_MESSAGE,
-        ),
+        label_keys_rule("labels", "labels"),
+        unreserved_keys_rule("labels"),
+        label_keys_rule("annotations", "annotations"),
+        unreserved_keys_rule("annotations"),
     ),
     t.Scaling: (
         Rule[t.Scaling](

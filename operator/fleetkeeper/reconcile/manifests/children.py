@@ -14,6 +14,7 @@ from fleetkeeper.reconcile.manifests.disruption import (
     desired_router_disruption_budget,
 )
 from fleetkeeper.reconcile.manifests.engine import desired_engine_deployment
+from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.manifests.network import desired_engine_policy, desired_router_policy
 from fleetkeeper.reconcile.manifests.router import (
     desired_router_account,
@@ -37,7 +38,7 @@ def desired_children(
 
     `profile` is the engine profile in use (`status.engine`), `replicas` the number of engine pods,
     `tuning` the values that a remedy lowered, and `strategy` Surge or Replace (Auto means Surge).
-    `template` replaces the spec's pod template after a rollback. Keys and policies come before the
+    `template` is the pod template of the engines, by default the spec's. Keys and policies come before the
     pods that need them.
 
     Raises:
@@ -49,12 +50,9 @@ def desired_children(
         desired_disruption_budget(service),
         desired_engine_deployment(
             service,
-            profile,
-            context,
+            template or desired_engine_template(service, profile, context, tuning),
             replicas=replicas,
-            tuning=tuning,
             strategy=strategy,
-            template=template,
         ),
     ]
     if service.spec.routing.policy is not RoutingPolicy.NONE:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from fleetkeeper.api.names import Component, engine_name, selector
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.types import RolloutStrategy
 from fleetkeeper.common.values import Manifest
-from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.manifests.common import desired_metadata
-from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.manifests.rollout import desired_strategy, progress_deadline_s
-from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 
 MIN_READY_S = 5
 """A pod counts as available after it was ready for this time. By then routers have discovered it,
@@ -22,20 +18,14 @@ REVISION_HISTORY = 5
 
 def desired_engine_deployment(
     service: InferenceService,
-    profile: EngineProfile,
-    context: PlanContext,
+    template: Manifest,
     *,
     replicas: int,
-    tuning: EngineTuning = AS_SPECIFIED,
     strategy: RolloutStrategy = RolloutStrategy.SURGE,
-    template: Manifest | None = None,
 ) -> Manifest:
-    """Return the Deployment with `replicas` pods of `template`, or of the spec's template if None.
+    """Return the Deployment with `replicas` pods of `template`.
 
     `replicas` is always written, because a field that an apply omits returns to its default of 1.
-
-    Raises:
-        EngineOptionRefused: the spec holds options or variables that the profile does not allow.
     """
     return {
         "apiVersion": "apps/v1",
@@ -48,6 +38,6 @@ def desired_engine_deployment(
             "minReadySeconds": MIN_READY_S,
             "progressDeadlineSeconds": progress_deadline_s(service.spec.rollout),
             "revisionHistoryLimit": REVISION_HISTORY,
-            "template": template or desired_engine_template(service, profile, context, tuning),
+            "template": template,
         },
     }

@@ -13,13 +13,13 @@ from math import ceil
 
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.profile import EngineProfile, effective_resources
+from fleetkeeper.api.profile import EffectiveResources, EngineProfile
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.types import InferenceServiceSpec, Model
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.manifests.common import CONTROL_PORT, SERVING_PORT
 from fleetkeeper.reconcile.manifests.model_volumes import location_of
-from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
+from fleetkeeper.reconcile.manifests.tuning import EngineTuning
 
 KEYS_DIR = "/etc/fleetkeeper/control"
 CONTROL_ISSUER = "fleetkeeper"
@@ -37,7 +37,10 @@ class EngineOptionRefused(ValueError):
 
 
 def desired_engine_document(
-    service: InferenceService, profile: EngineProfile, tuning: EngineTuning = AS_SPECIFIED
+    service: InferenceService,
+    profile: EngineProfile,
+    resources: EffectiveResources,
+    tuning: EngineTuning,
 ) -> Manifest:
     """Return the document as a plain dict.
 
@@ -45,7 +48,6 @@ def desired_engine_document(
         EngineOptionRefused: an option is not allowed, or an adapter has the model's served name.
     """
     spec = service.spec
-    resources = effective_resources(spec, profile)
     return {
         "contract": profile.contract,
         "accelerator": profile.accelerator.value,

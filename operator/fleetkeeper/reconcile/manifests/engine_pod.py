@@ -146,7 +146,7 @@ def _engine_container(
         "name": ENGINE_CONTAINER,
         "image": profile.image,
         "command": [supervisor],
-        "env": _environment(service, profile, tuning),
+        "env": _environment(service, profile, resources, tuning),
         "ports": [
             {"name": HTTP_PORT_NAME, "containerPort": SERVING_PORT, "protocol": "TCP"},
             {"name": CONTROL_PORT_NAME, "containerPort": CONTROL_PORT, "protocol": "TCP"},
@@ -202,7 +202,10 @@ def _resources(resources: EffectiveResources, profile: EngineProfile) -> Manifes
 
 
 def _environment(
-    service: InferenceService, profile: EngineProfile, tuning: EngineTuning
+    service: InferenceService,
+    profile: EngineProfile,
+    resources: EffectiveResources,
+    tuning: EngineTuning,
 ) -> list[Manifest]:
     """Return the environment, sorted by name. Fleetkeeper's variables override the spec's.
 
@@ -216,7 +219,9 @@ def _environment(
         )
     values = {**_hub_environment(spec), **spec.engine.env, **profile.variables}
     values |= {
-        "FLEETKEEPER_ENGINE": document_text(desired_engine_document(service, profile, tuning)),
+        "FLEETKEEPER_ENGINE": document_text(
+            desired_engine_document(service, profile, resources, tuning)
+        ),
         "HOME": HOME_DIR,
         "USER": "engine",
     }

@@ -9,13 +9,12 @@ from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.observe.pod_problems import (
     FLAPPING_S,
     SET_UP_S,
-    Problem,
     flapping_problem,
     needs_events,
     problem_of_creation,
     problem_of_pod,
-    say,
 )
+from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.types import Pod, Snapshot, Workload, WriteFailure, WriteProblem
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
-from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, Reason
+from fleetkeeper.api.conditions import Reason
+from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, Termination
 
 IMAGE_REASONS = frozenset(
@@ -95,33 +95,6 @@ _FORBIDDEN = re.compile(r'^.*?[a-z.]+ "[^"]*" is forbidden: ')
 _BINDING = re.compile(r" with binding '[^']*'(?= denied request)")
 _RPC = re.compile(r"rpc error: code = \w+ desc = ")
 _COUNTS = re.compile(r"\b\d+ (?=node|Insufficient|Too many|persistent)", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """The reason why an object is not ready.
-
-    `since` is the time of the problem's start, `terminations` the number of container terminations.
-    """
-
-    reason: Reason
-    message: str
-    since: float | None = None
-    terminations: int = 0
-
-
-def say(what: str, detail: str = "", advice: str = "") -> str:
-    """Return a message of at most 256 characters. The detail is cut first, the advice last.
-
-    Worked example: `say("Pod a cannot start", "x" * 400, "Do y.")` keeps both ends and cuts the x.
-    """
-    what, detail, advice = what.rstrip(". "), " ".join(detail.split()).rstrip("."), advice.strip()
-    room = MESSAGE_MAX_LENGTH - len(what) - len(advice) - 6
-    if len(detail) > room:
-        detail = f"{detail[: room - 3].rstrip()}..." if room > 20 else ""
-    text = f"{what}: {detail}." if detail else f"{what}."
-    text = text.replace("....", "...")
-    return f"{text} {advice}".strip()[:MESSAGE_MAX_LENGTH]
 
 
 def problem_of_pod(pod: Pod, events: Iterable[ObjectEvent] = ()) -> Problem | None:

@@ -10,7 +10,7 @@ from fleetkeeper.api.conditions import ConditionType, Status, previous_condition
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.common.values import ControlReport
 from fleetkeeper.reconcile.observe.facts import Facts
-from fleetkeeper.reconcile.observe.pod_problems import Problem
+from fleetkeeper.reconcile.observe.problem import Problem
 from fleetkeeper.reconcile.replicas import ReplicaDecision
 from fleetkeeper.reconcile.rollout import RolloutDecision
 from fleetkeeper.reconcile.types import Defect

@@ -13,8 +13,8 @@ from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.profile import effective_resources
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.engine_choice import EngineDecision
+from fleetkeeper.reconcile.last_good import LastGood
 from fleetkeeper.reconcile.replicas import ReplicaDecision, Source
-from fleetkeeper.reconcile.rollout import LastGood
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.conditions import decide_conditions
 from fleetkeeper.reconcile.status.control import report_to_status
@@ -134,7 +134,7 @@ def status_scaling(decision: ReplicaDecision, before: object, now: float) -> Sta
     """
     known = before if isinstance(before, Mapping) else {}
     is_same = known.get("desired") == decision.value and "since" in known
-    if is_same and decision.source is Source.HOLD:
+    if is_same and decision.source is Source.UNCHANGED:
         return dict(known)
     reported: Status = {
         "desired": decision.value,

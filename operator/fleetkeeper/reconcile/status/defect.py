@@ -7,7 +7,8 @@ from typing import Any
 from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
 from fleetkeeper.common.values import Event, Manifest
-from fleetkeeper.reconcile.types import Defect, Plan
+from fleetkeeper.reconcile.plan import Plan
+from fleetkeeper.reconcile.types import Defect
 
 
 def defect_message(defect: Defect) -> str:

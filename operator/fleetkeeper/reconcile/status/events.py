@@ -8,9 +8,10 @@ from typing import Any
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
 from fleetkeeper.common.values import Event, Manifest
 from fleetkeeper.reconcile.children import Why
+from fleetkeeper.reconcile.plan import Action, Apply, Delete
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.degradation import REPORTED_BY_CONTROL_LOOP
-from fleetkeeper.reconcile.types import Action, Apply, Delete, Kind, WriteFailure
+from fleetkeeper.reconcile.types import Kind, WriteFailure
 
 NORMAL, WARNING = "Normal", "Warning"
 CALM = frozenset(

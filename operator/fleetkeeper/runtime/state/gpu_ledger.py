@@ -18,7 +18,8 @@ from fleetkeeper.common.budget import (
     tighter,
     with_reserved,
 )
-from fleetkeeper.reconcile.types import Action, Apply, Kind
+from fleetkeeper.reconcile.plan import Action, Apply
+from fleetkeeper.reconcile.types import Kind
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 

@@ -32,14 +32,8 @@ def _deployment(
 ) -> Manifest:
     spec = {"model": {"source": "pvc://models/llama"}, **sections}
     service = parse_service(service_manifest(spec))
-    return desired_engine_deployment(
-        service,
-        CONTEXT.catalog.resolve(profile),
-        CONTEXT,
-        replicas=replicas,
-        tuning=tuning,
-        strategy=strategy,
-    )
+    template = desired_engine_template(service, CONTEXT.catalog.resolve(profile), CONTEXT, tuning)
+    return desired_engine_deployment(service, template, replicas=replicas, strategy=strategy)
 
 
 def _pod(**arguments: Any) -> Manifest:
@@ -105,7 +99,7 @@ def test_requests_equal_limits_but_for_cpu_beside_an_accelerator() -> None:
     [("1000m", "1"), ("0.5", "500m"), ("4096Mi", "4Gi"), ("1e9", "1e9"), ("1.5Gi", "1536Mi")],
 )
 def test_quantities_are_written_as_the_api_server_writes_them(written: str, kept: str) -> None:
-    """Else every look would find a difference."""
+    """Otherwise every reconcile would find a difference."""
     resources = {"cpu": "1", "memory": "64Gi", "sharedMemory": written}
     volumes = {v["name"]: v for v in _pod(profile="cpu", resources=resources)["volumes"]}
     assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": kept}
@@ -118,7 +112,7 @@ def test_memory_is_given_to_the_engine_in_bytes() -> None:
 
 
 def test_a_model_in_a_claim_is_mounted_read_only_and_nothing_is_downloaded() -> None:
-    """The claim as a whole, so that a missing folder is told by the engine, not by the kubelet."""
+    """The claim as a whole, so that the engine reports a missing folder, not the kubelet."""
     pod = _pod()
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes["model-0"]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
@@ -230,7 +224,7 @@ def test_a_remedy_only_lowers(tuning: EngineTuning, sequences: int, floor: int, 
 
 
 def test_guessed_tokens_count_against_a_step() -> None:
-    """The engine is told how many there are."""
+    """The document has their number."""
     options = {"spec-method": "ngram", "spec-tokens": "4"}
     assert _document(engine={"options": options})["engine"]["speculativeTokens"] == 4
     assert _document()["engine"]["speculativeTokens"] == 0
@@ -238,7 +232,7 @@ def test_guessed_tokens_count_against_a_step() -> None:
 
 @pytest.mark.parametrize(("startup_s", "failures"), [(60, 40), (3600, 1220), (86_400, 28_820)])
 def test_the_engine_may_start_for_startup_seconds(startup_s: int, failures: int) -> None:
-    """And a minute longer, so that the supervisor can say why before it is killed."""
+    """And a minute longer, so that the supervisor can report the cause before it is killed."""
     container = _container(rollout={"startupSeconds": startup_s})
     probe = container["startupProbe"]
     assert probe["failureThreshold"] == failures
@@ -247,7 +241,7 @@ def test_the_engine_may_start_for_startup_seconds(startup_s: int, failures: int)
 
 
 def test_a_hung_engine_leaves_the_router_within_fifteen_seconds() -> None:
-    """Ten seconds until the supervisor says so, and two looks of the kubelet."""
+    """Ten seconds until the supervisor reports it, and two probes by the kubelet."""
     probe = _container()["readinessProbe"]
     assert 10 + probe["periodSeconds"] * probe["failureThreshold"] < 15
 
@@ -298,9 +292,8 @@ def test_old_revisions_are_kept_for_a_return() -> None:
 def test_an_older_template_is_applied_as_it_is() -> None:
     """The Deployment then uses its old ReplicaSet again."""
     service = parse_service(service_manifest({"model": {"source": "pvc://models/llama"}}))
-    profile = CONTEXT.catalog.resolve("cuda")
     old = desired_engine_template(service, CONTEXT.catalog.resolve("cpu"), CONTEXT)
-    rolled_back = desired_engine_deployment(service, profile, CONTEXT, replicas=1, template=old)
+    rolled_back = desired_engine_deployment(service, old, replicas=1)
     assert rolled_back["spec"]["template"] == old
     assert digest_of(rolled_back) != digest_of(_deployment())
 

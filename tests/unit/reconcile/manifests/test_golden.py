@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.golden_services import CASES, FOLDER, golden_text, pinned_hashes, template_hashes
+from tests.support.golden_files import FOLDER, golden_text, pinned_hashes, template_hashes
+from tests.support.golden_services import CASES
 
-REGENERATE = ".venv/bin/python tests/support/golden_services.py"
+REGENERATE = ".venv/bin/python tests/support/golden_files.py"
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_children_are_those_of_the_golden_file(name: str) -> None:
-    """A change of a builder shows in the files; it is looked at and taken, never by accident."""
+    """A change of a builder shows in the files and is accepted on purpose."""
     path = FOLDER / f"{name}.yaml"
     assert path.exists(), f"no golden file for {name}; write it with {REGENERATE}"
     assert golden_text(name) == path.read_text(), (
-        f"the children of {name} changed; if that is meant, run {REGENERATE} and look at the diff"
+        f"the children of {name} changed; if that is intended, run {REGENERATE} and read the diff"
     )
 
 

@@ -121,7 +121,7 @@ def test_only_router_pods_hold_a_token() -> None:
     assert _router()["spec"]["automountServiceAccountToken"] is True
 
 
-def test_a_router_that_goes_is_told_before_connections_end() -> None:
+def test_a_router_that_ends_is_unready_before_its_connections_end() -> None:
     """Service rules need seconds to follow; then running requests may end."""
     spec = _router(rollout={"drainSeconds": 60})["spec"]
     notice_s = spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]

@@ -1,0 +1,178 @@
+"""The writes for a service that is not blocked: its rollout, its replicas, and its children."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fleetkeeper.api import names
+from fleetkeeper.api.conditions import Reason
+from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.types import RoutingPolicy
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.children import ChildrenDecision, Conflict, decide_children
+from fleetkeeper.reconcile.deletion import decide_marks
+from fleetkeeper.reconcile.digest import digest_of
+from fleetkeeper.reconcile.engine_choice import EngineDecision
+from fleetkeeper.reconcile.inputs import ReconcileInputs
+from fleetkeeper.reconcile.last_good import LastGood, decide_last_good, must_remember
+from fleetkeeper.reconcile.manifests.address import desired_address
+from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper.reconcile.observe.problem import Problem, say
+from fleetkeeper.reconcile.plan import Action
+from fleetkeeper.reconcile.replicas import ReplicaDecision, decide_replicas, gpus_of, over_budget
+from fleetkeeper.reconcile.rollout import RolloutDecision, decide_rollout, decide_strategy
+from fleetkeeper.reconcile.status.assessment import Assessment
+from fleetkeeper.reconcile.types import Kind
+from fleetkeeper.reconcile.wanted import Wanted
+
+CONTEST_REQUEUE_S = 60.0
+"""The requeue interval during a contest over replicas, whose end causes no watch event."""
+BUDGET_REQUEUE_S = 15.0
+"""The requeue interval while the GPU budget limits a service: other services free GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileResult:
+    """The result of one reconcile.
+
+    `remembers_first`: this reconcile only adds the last good template to the present status.
+    """
+
+    assessment: Assessment
+    engine: EngineDecision | None = None
+    last_good: LastGood | None = None
+    actions: tuple[Action, ...] = ()
+    wants_templates: tuple[str, ...] = ()
+    again_after_s: tuple[float | None, ...] = ()
+    remembers_first: bool = False
+
+
+def decide_writes(
+    inputs: ReconcileInputs, assessment: Assessment, wanted: Wanted
+) -> ReconcileResult:
+    """Decide the rollout, the replicas and the children of a service that is not blocked."""
+    spec, wanted_hash = wanted.service.spec, wanted.template_hash
+    last_good, good_again = decide_last_good(inputs, wanted_hash)
+    if must_remember(last_good, inputs.status, wanted_hash) and not spec.paused:
+        return ReconcileResult(assessment, wanted.engine, last_good, remembers_first=True)
+    rollout = decide_rollout(inputs, spec.rollout, wanted_hash, last_good)
+    templates = inputs.snapshot.templates
+    template = templates.get(rollout.revision) if rollout.revision else wanted.template
+    gpus = gpus_of(template, inputs)
+    replicas = decide_replicas(inputs, spec, gpus)
+    refused = over_budget(inputs, replicas, gpus)
+    is_bypassed = _is_router_bypassed(inputs, wanted.service)
+    assessment = replace(
+        assessment,
+        wanted_hash=wanted_hash,
+        rollout=rollout,
+        replicas=replicas,
+        is_router_bypassed=is_bypassed,
+        write_problem=refused or assessment.write_problem,
+    )
+    children, strategy_again = _decide_children(
+        inputs,
+        wanted,
+        replicas,
+        template=None if rollout.is_new or refused else template,
+        is_router_bypassed=is_bypassed,
+    )
+    again = (
+        good_again,
+        rollout.again_after_s,
+        strategy_again,
+        children.again_after_s,
+        CONTEST_REQUEUE_S if replicas.contested_by else None,
+        BUDGET_REQUEUE_S if replicas.limited_by or refused else None,
+    )
+    actions: tuple[Action, ...] = ()
+    if not spec.paused:
+        marks = decide_marks(inputs.facts, replicas.value, inputs.snapshot.pod_load)
+        actions = (*(marks if _scales(children, wanted.service.name) else ()), *children.actions)
+    return ReconcileResult(
+        _with_conflicts(assessment, children.conflicts),
+        wanted.engine,
+        last_good,
+        actions,
+        _missing_templates(inputs, rollout),
+        again,
+    )
+
+
+def _decide_children(
+    inputs: ReconcileInputs,
+    wanted: Wanted,
+    replicas: ReplicaDecision,
+    *,
+    template: Manifest | None,
+    is_router_bypassed: bool,
+) -> tuple[ChildrenDecision, float | None]:
+    """Decide the writes of children. Without a pod template, omit the engine Deployment."""
+    service = wanted.service
+    strategy, again = decide_strategy(inputs, service.spec.rollout)
+    desired = desired_children(
+        service,
+        wanted.profile,
+        inputs.context,
+        replicas=replicas.value,
+        strategy=strategy,
+        template=template or wanted.template,
+    )
+    engine_key = (Kind.DEPLOYMENT, names.engine_name(service.name))
+    untouched = {(Kind.SERVICE, names.address_name(service.name))} if is_router_bypassed else set()
+    if template is None:
+        untouched.add(engine_key)
+    children = decide_children(
+        desired,
+        inputs.snapshot,
+        service=service.name,
+        owner_uid=service.uid,
+        now=inputs.now,
+        live_bound=frozenset({engine_key}) if replicas.rests_on_live_value else frozenset(),
+        untouched=frozenset(untouched),
+    )
+    return children, again
+
+
+def _is_router_bypassed(inputs: ReconcileInputs, service: InferenceService) -> bool:
+    """Return True while the address must select the engines, until the first router is ready.
+
+    An immediate switch from routing policy None would leave the address without an endpoint. The
+    live Kubernetes Service is recognized by the digest that it has without a router.
+    """
+    routing = service.spec.routing
+    address = inputs.snapshot.children.get((Kind.SERVICE, names.address_name(service.name)))
+    if routing.policy is RoutingPolicy.NONE or address is None or inputs.facts.ready_routers:
+        return False
+    plain = routing.model_copy(update={"policy": RoutingPolicy.NONE})
+    unrouted = replace(service, spec=service.spec.model_copy(update={"routing": plain}))
+    return address.digest == digest_of(desired_address(unrouted))
+
+
+def _scales(children: ChildrenDecision, service: str) -> bool:
+    """Return True if this reconcile writes the engine Deployment."""
+    return any(
+        item.kind == Kind.DEPLOYMENT and item.name == names.engine_name(service)
+        for item in children.actions
+    )
+
+
+def _missing_templates(inputs: ReconcileInputs, rollout: RolloutDecision) -> tuple[str, ...]:
+    """Return the ReplicaSet whose template a rollback needs and the snapshot lacks."""
+    name = rollout.revision
+    return (name,) if name and name not in inputs.snapshot.templates else ()
+
+
+def _with_conflicts(assessment: Assessment, conflicts: Sequence[Conflict]) -> Assessment:
+    """Return the assessment, blocked if a child's name is taken by another object."""
+    foreign = [item for item in conflicts if not item.is_leftover]
+    if not foreign:
+        return assessment
+    first = foreign[0]
+    text = say(
+        f"{first.kind} {first.name} already exists and does not belong to this service",
+        "",
+        "Fleetkeeper did not change it. Delete it, or give the InferenceService another name.",
+    )
+    return replace(assessment, blocked=Problem(Reason.NAME_CONFLICT, text))

@@ -1,0 +1,134 @@
+"""Every reason that a kubelet or an engine can report, by the pod status that they write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest_asyncio
+
+from fleetkeeper.adapters.kubernetes.resources import POD
+from fleetkeeper.api.names import LABEL_SERVICE
+from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_engine.supervisor.termination import Death
+from fleetkeeper_local.controlplane import ControlPlane
+from tests.support.operator_world import Live, World, operator_world, service
+from tests.support.reason_checks import advice_of, apply, not_ready
+
+MANUAL = "test.fleetkeeper.io/kubelet"
+"""Label of a node without a kubelet and without kwok: the test writes the status of its pods."""
+
+
+@pytest_asyncio.fixture
+async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
+    async with operator_world(control_plane, "operator-pod-reasons") as found:
+        yield found
+
+
+WAITING: dict[str, tuple[str, str, str]] = {
+    "image": (
+        "ImagePull",
+        "ImagePullBackOff",
+        'Back-off pulling image "x": ErrImagePull: not found',
+    ),
+    "secret": ("MissingSecret", "CreateContainerConfigError", 'secret "hf" not found'),
+}
+ENDS: dict[str, tuple[str, DeathClass | None]] = {
+    "option": ("BadEngineOption", DeathClass.BAD_ENGINE_OPTION),
+    "model": ("ModelNotFound", DeathClass.MODEL_NOT_FOUND),
+    "gated": ("ModelNotReadable", DeathClass.MODEL_NOT_READABLE),
+    "arch": ("UnsupportedArchitecture", DeathClass.UNSUPPORTED_ARCHITECTURE),
+    "gpu-memory": ("CUDAOutOfMemory", DeathClass.CUDA_OUT_OF_MEMORY),
+    "memory": ("HostOutOfMemory", DeathClass.HOST_OUT_OF_MEMORY),
+    "hung": ("EngineHung", DeathClass.HUNG),
+    "unknown": ("CrashLoop", DeathClass.UNKNOWN),
+    "killed": ("HostOutOfMemory", None),
+}
+
+
+async def test_what_a_kubelet_and_the_engine_report(world: World) -> None:
+    """Pods whose status is what a kubelet reports, with the line that the real engine writes."""
+    node = f"manual-{world.namespace}"
+    apply(world.plane, _node(node))
+    room = {"cpu": "64", "memory": "512Gi", "pods": "100", "nvidia.com/gpu": "64"}
+    ready = [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]
+    patch = {"status": {"capacity": room, "allocatable": room, "conditions": ready}}
+    world.plane.kubectl(
+        *("patch", "node", node, "--subresource=status", "--type=merge", "-p", json.dumps(patch))
+    )
+    try:
+        await world.operator().start().leads()
+        for name in (*WAITING, *ENDS):
+            await world.create(service(name, placement={"nodeSelector": {MANUAL: node}}))
+        for name in (*WAITING, *ENDS):
+            await world.until(f"{name} bound", partial(_pod, world, name))
+            await _report(world, name)
+        reasons = {name: reason for name, (reason, *_) in WAITING.items()}
+        reasons |= {name: reason for name, (reason, _) in ENDS.items()}
+        for name, reason in reasons.items():
+            await not_ready(world, name, reason, advice_of(reason))
+    finally:
+        world.plane.kubectl("delete", "node", node, "--wait=false")
+
+
+def _node(name: str) -> Live:
+    labels = {MANUAL: name, "kubernetes.io/os": "linux"}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+
+def _pod(world: World, service_name: str) -> Live | None:
+    """The pod of a service that has a node."""
+    for (kind, _), live in world.objects.items():
+        label = (live["metadata"].get("labels") or {}).get(LABEL_SERVICE)
+        if (kind, label) == ("Pod", service_name) and live["spec"].get("nodeName"):
+            return live
+    return None
+
+
+async def _report(world: World, name: str) -> None:
+    """The status of the service's pod, as a kubelet writes it."""
+    pod = _pod(world, name)
+    assert pod is not None
+    restarts, state, last = 0, {}, {}
+    if name in WAITING:
+        _, reason, message = WAITING[name]
+        state = {"waiting": {"reason": reason, "message": message}}
+    else:
+        restarts, last = 3, {"terminated": _end(ENDS[name][1])}
+        state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
+    first = pod["spec"]["containers"][0]
+    reported: dict[str, Any] = {
+        "phase": "Running",
+        "containerStatuses": [
+            {
+                "name": first["name"],
+                "image": first["image"],
+                "imageID": "",
+                "ready": False,
+                "restartCount": restarts,
+                "state": state,
+                "lastState": last,
+            }
+        ],
+    }
+    path = POD.path(world.namespace, pod["metadata"]["name"]) + "/status"
+    await world.client.request(
+        "PATCH", path, body={"status": reported}, content_type="application/merge-patch+json"
+    )
+
+
+def _end(death: DeathClass | None) -> Live:
+    """How the container ended: by the engine's own account, else killed by the kernel."""
+    times = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
+    if death is None:
+        return {"exitCode": 137, "reason": "OOMKilled", "containerID": "containerd://a", **times}
+    end = Death(death, "as the engine reports it", "start", "last output")
+    return {
+        "exitCode": end.code,
+        "reason": "Error",
+        "message": end.termination_line(),
+        "containerID": "containerd://a",
+        **times,
+    }
