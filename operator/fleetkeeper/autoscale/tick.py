@@ -35,10 +35,10 @@ from fleetkeeper.autoscale.rules.cascade import (
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker, decide_control_breaker
 from fleetkeeper.autoscale.rules.evidence import Acts, evidence_of, judged_once
 from fleetkeeper.autoscale.rules.fragmentation import (
-    RestartView,
     decide_fragmentation_restart,
     fragmentation_readings,
-    watched,
+    is_settled,
+    with_readings,
 )
 from fleetkeeper.autoscale.rules.load_breaker import (
     LoadBreaker,
@@ -121,22 +121,19 @@ def decide_service(
         last=memory.replaced_pod,
         paused=settings.paused,
     )
-    watches = settings.restart_fragmented
-    readings = fragmentation_readings(signals_memory.tracks, inputs.pods, now) if watches else ()
+    readings = fragmentation_readings(signals_memory.tracks, inputs, now)
+    all_closed = load.is_closed and control.is_closed and not source.is_open
+    remedied = replacement.valid or remedy.valid
+    fragmentation = with_readings(memory.fragmentation, readings)
     restart, fragmentation = decide_fragmentation_restart(
-        RestartView(
-            enabled=watches,
-            replicas=inputs.replicas,
-            recommended=want.replicas,
-            pods=inputs.pods,
-            in_effect=late_since is None,
-            rolling_out=inputs.rolling_out,
-            replacing=replacement.valid or remedy.valid,
-            breakers_closed=load.is_closed and control.is_closed and not source.is_open,
-            needed=scale_down_blocker(view) if watches else "",
-        ),
-        watched(memory.fragmentation, readings, enabled=watches),
+        fragmentation,
         now,
+        replicas=inputs.replicas,
+        settled=late_since is None and not remedied and is_settled(inputs, want.replicas),
+        # Unlike for a scale-down, a breaker that only reports counts too.
+        blocker=scale_down_blocker(replace(view, breakers_closed=all_closed))
+        if fragmentation.runs
+        else "",
     )
     asked_at = _asked_at(inputs, memory, replicas, load, now)
     decision = ControlDecision(
@@ -164,7 +161,7 @@ def decide_service(
         capacity=capacity,
         pressure=pressure(signals, settings, capacity) if signals.known else 0.0,
         cold_start_s=cold_start.seconds,
-        fragmentation_ratio=max((reading.ratio for reading in readings), default=0.0),
+        fragmentation_ratio=max((reading.ratio for reading in readings.values()), default=0.0),
         source=source,
         live_replicas=inputs.replicas,
         pod_load=_pod_load(signals),
