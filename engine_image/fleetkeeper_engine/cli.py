@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         commands.add_parser("keys", help="create a key pair that signs requests for limits")
     )
     signing_tool.add_limits_arguments(
-        commands.add_parser("order", help="send a request for live limits, signed with that key")
+        commands.add_parser("limits", help="send a request for live limits, signed with that key")
     )
     args = parser.parse_args(argv)
     logging.basicConfig(
@@ -62,7 +62,7 @@ def _run(args: argparse.Namespace) -> int:
         "doctor": doctor.run,
         "install": install.run,
         "keys": signing_tool.make_keys,
-        "order": signing_tool.send_limits_request,
+        "limits": signing_tool.send_limits_request,
     }
     return commands.get(args.command, _run_pod)(args)
 

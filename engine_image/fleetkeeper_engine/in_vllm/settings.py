@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-ENVIRONMENT = "FLEETKEEPER_INSIDE"
+ENVIRONMENT = "FLEETKEEPER_VLLM_SETTINGS"
 INTERNAL_HEADER = "x-fleetkeeper-internal"
 """Carries `internal_token`: the supervisor's own requests skip queue, tiers and counting."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import EngineDocument
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
@@ -24,7 +25,7 @@ from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.prepare import Prepared, pod_limit_bytes, prepare
 from fleetkeeper_engine.supervisor.launch.start_measurements import write_measured
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup
-from fleetkeeper_engine.supervisor.memory.trim import trim_memory
+from fleetkeeper_engine.supervisor.memory.library_code import release_library_code
 from fleetkeeper_engine.supervisor.memory.watch import (
     SAMPLE_PERIOD_S,
     MemoryState,
@@ -52,7 +53,7 @@ START_POLL_S = 0.5
 OUTPUT_PATIENCE_S = 2.0
 """After vLLM has ended, its grandchildren may hold the output pipe open for this long."""
 DRAIN_SOCKET = "drain.sock"
-BY_HAND = "by-hand"
+STANDALONE_UID = "standalone"
 
 
 class Supervisor:
@@ -72,12 +73,14 @@ class Supervisor:
         self._pod = PodState(
             document=document,
             region=Region.create(
-                run_directory / "page", ranks=document.engine.tensor_parallel_size
+                run_directory / REGION_FILE, ranks=document.engine.tensor_parallel_size
             ),
             memory=MemoryState(cap_ratio=document.memory.cap_percent / 100),
             outlets=outlets,
         )
-        self._verifier = Verifier(environment.get("POD_UID") or BY_HAND, document.control.issuer)
+        self._verifier = Verifier(
+            environment.get("POD_UID") or STANDALONE_UID, document.control.issuer
+        )
         self._client: EngineClient | None = None
         self._child: Child | None = None
         self._drain: DrainClock | None = None
@@ -257,7 +260,7 @@ class Supervisor:
             if beyond > max(kept * 1.01, 0):
                 write_measured(self.run_directory, prepared.measured_key, beyond)
                 kept = beyond
-            trim_memory()
+            release_library_code()
             await asyncio.sleep(REMEMBER_PERIOD_S)
 
     async def _watch_health(self) -> None:

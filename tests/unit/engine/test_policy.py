@@ -51,7 +51,7 @@ TIGHT = Policy(
 
 @pytest.fixture
 def pod(tmp_path: Path) -> PodState:
-    return PodState(DOCUMENT, Region.create(tmp_path / "page"), MemoryState(0.8))
+    return PodState(DOCUMENT, Region.create(tmp_path / "region"), MemoryState(0.8))
 
 
 def block(policy: Policy) -> SupervisorBlock:

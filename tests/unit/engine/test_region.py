@@ -63,7 +63,7 @@ def blocks(kind: type) -> st.SearchStrategy[Any]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "page"
+    return tmp_path / "region"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.kind.__name__)
@@ -134,7 +134,7 @@ def test_a_new_region_is_empty_private_and_leaves_the_old_one_to_its_processes(p
     assert new.read_supervisor() is None
     old.write_supervisor(SupervisorBlock(generation=2))
     assert new.read_supervisor() is None
-    assert [entry.name for entry in path.parent.iterdir()] == ["page"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["region"]
 
 
 def test_bytes_of_another_start_or_place_are_not_taken(path: Path) -> None:
@@ -180,7 +180,7 @@ def test_what_is_no_region_is_none(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     assert Region.open(path) is None
     assert Region.of_environment({}) is None
-    assert Region.of_environment({"FLEETKEEPER_PAGE": str(path)}) is None
+    assert Region.of_environment({"FLEETKEEPER_SHARED_MEMORY": str(path)}) is None
 
 
 def test_a_region_that_is_shorter_than_its_header_says_is_none(path: Path) -> None:

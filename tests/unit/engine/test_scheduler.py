@@ -207,7 +207,7 @@ class Clock:
 
 @pytest.fixture
 def region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Region:
-    path = tmp_path / "page"
+    path = tmp_path / "region"
     monkeypatch.setenv(REGION_ENVIRONMENT, str(path))
     settings = VllmSettings(min_sequences=4, min_tokens=256, max_sequences=64, max_tokens=2048)
     monkeypatch.setenv(ENVIRONMENT, settings.to_json())
@@ -342,7 +342,7 @@ def test_limits_that_stay_are_those_worked_out_anew(
     events: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Whatever changes: a step that finds nothing changed has the limits of one that looks at everything."""
-    region = Region.create(tmp_path_factory.mktemp("pages") / "page")
+    region = Region.create(tmp_path_factory.mktemp("regions") / "region")
     clock, settings = Clock(), VllmSettings(min_sequences=4, min_tokens=256)
     short, long = (mixed_into(StandIn)() for _ in range(2))
     lives = [LiveScheduling(scheduler, region, settings, clock) for scheduler in (short, long)]
