@@ -12,8 +12,9 @@ from pathlib import Path
 
 from fleetkeeper_engine.exit_codes import DeathClass
 from fleetkeeper_engine.spec import InvalidDocumentError, parse_document, read_document
+from fleetkeeper_engine.supervisor.drain_socket import DRAIN_SOCKET
 from fleetkeeper_engine.supervisor.output import Outlet, logging_through
-from fleetkeeper_engine.supervisor.supervisor import DRAIN_SOCKET, Supervisor
+from fleetkeeper_engine.supervisor.supervisor import Supervisor
 from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_engine.tools import doctor, install, signing_tool, standalone
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm import plugin
+from fleetkeeper_engine.in_vllm.live_scheduling import NEEDED, LiveScheduling
 from fleetkeeper_engine.in_vllm.priority import PriorityRule
 from fleetkeeper_engine.in_vllm.realtime_reserve import (
     RESERVE_KEPT_S,
@@ -22,13 +23,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import (
     progressing_tokens,
     reserve_of,
 )
-from fleetkeeper_engine.in_vllm.scheduler import (
-    NEEDED,
-    LiveScheduling,
-    chosen_class,
-    live_scheduler,
-    mixed_into,
-)
+from fleetkeeper_engine.in_vllm.scheduler import chosen_class, live_scheduler, mixed_into
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, VllmSettings
 from fleetkeeper_engine.in_vllm.stats import (
     Flight,
