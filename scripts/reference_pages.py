@@ -133,7 +133,7 @@ def _engine_commands() -> Iterator[str]:
             "Create a key pair that signs requests for limits.",
             signing_tool.add_keys_arguments,
         ),
-        "order": (
+        "limits": (
             "Send a request for live limits, signed with that key.",
             signing_tool.add_limits_arguments,
         ),

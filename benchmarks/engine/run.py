@@ -116,7 +116,7 @@ async def switched(directory: Path, lock: Path | None) -> dict[str, Any]:
 
 async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
     """Measure one request in the middleware alone, around an application that responds at once."""
-    region = Region.create(directory / "page")
+    region = Region.create(directory / "region")
     body = json.dumps(
         {"model": "tiny", "messages": [{"role": "user", "content": "x " * 500}], "max_tokens": 5}
     ).encode()

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from fleetkeeper_engine.exit_codes import DeathClass
 from fleetkeeper_engine.spec import InvalidDocumentError, parse_document, read_document
+from fleetkeeper_engine.supervisor.drain_socket import DRAIN_SOCKET
 from fleetkeeper_engine.supervisor.output import Outlet, logging_through
-from fleetkeeper_engine.supervisor.supervisor import DRAIN_SOCKET, Supervisor
+from fleetkeeper_engine.supervisor.supervisor import Supervisor
 from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_engine.tools import doctor, install, signing_tool, standalone
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         commands.add_parser("keys", help="create a key pair that signs requests for limits")
     )
     signing_tool.add_limits_arguments(
-        commands.add_parser("order", help="send a request for live limits, signed with that key")
+        commands.add_parser("limits", help="send a request for live limits, signed with that key")
     )
     args = parser.parse_args(argv)
     logging.basicConfig(
@@ -62,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
         "doctor": doctor.run,
         "install": install.run,
         "keys": signing_tool.make_keys,
-        "order": signing_tool.send_limits_request,
+        "limits": signing_tool.send_limits_request,
     }
     return commands.get(args.command, _run_pod)(args)
 

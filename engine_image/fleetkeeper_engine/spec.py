@@ -21,6 +21,8 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from fleetkeeper_engine.reserved_options import reserved_option
+
 CONTRACT = 1
 """Version of the document, the metrics and the exit codes. The operator supports N and N-1."""
 
@@ -36,74 +38,6 @@ OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{1,62}$")
 OptionValue = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9._/:@][A-Za-z0-9._/:@-]{0,252}$")
 ]
-
-RESERVED_OPTIONS = frozenset(
-    {
-        # set by the supervisor
-        "adapters",
-        "api-server-count",
-        "data-parallel-size",
-        "disable-access-log-for-endpoints",
-        "dtype",
-        "enable-lora",
-        "enable-prefix-caching",
-        "gpu-memory-utilization",
-        "kv-cache-memory-bytes",
-        "long-prefill-token-threshold",
-        "lora-modules",
-        "max-model-len",
-        "max-num-batched-tokens",
-        "max-num-seqs",
-        "middleware",
-        "model",
-        "no-enable-prefix-caching",
-        "port",
-        "quantization",
-        "revision",
-        "scheduler-cls",
-        "scheduling-policy",
-        "served-model-name",
-        "shutdown-timeout",
-        "tensor-parallel-size",
-        # loads code, opens files, binds or calls addresses, or would disable the memory cap
-        "allowed-local-media-path",
-        "api-key",
-        "chat-template",
-        "collective-rpc",
-        "config",
-        "data-parallel-address",
-        "download-dir",
-        "enable-cumem-allocator",
-        "enable-sleep-mode",
-        "host",
-        "hf-overrides",
-        "hf-token",
-        "kv-events-config",
-        "kv-transfer-config",
-        "logits-processors",
-        "model-impl",
-        "otlp-traces-endpoint",
-        "reasoning-parser-plugin",
-        "root-path",
-        "ssl-ca-certs",
-        "ssl-certfile",
-        "ssl-keyfile",
-        "tokenizer",
-        "tool-parser-plugin",
-        "trust-remote-code",
-        "uds",
-        "worker-cls",
-        "worker-extension-cls",
-    }
-)
-"""Options that a document never carries: the supervisor's own, and those that must not be settable.
-
-The allow-list is the operator's. This list is the second line of defense. It also refuses
-abbreviations of these names, because vLLM's parser accepts them.
-"""
-
-WHOLE_NAMES = frozenset({"reasoning-parser"})
-"""Options of vLLM's that begin like a reserved one but are not abbreviations of it."""
 
 
 class Accelerator(StrEnum):
@@ -188,11 +122,8 @@ class Engine(_Section):
     @model_validator(mode="after")
     def _options_are_free(self) -> Self:
         for name in self.options:
-            if name in WHOLE_NAMES:
-                continue
-            taken = sorted(r for r in RESERVED_OPTIONS if r == name or r.startswith(name))
-            if taken:
-                raise ValueError(f"option {name!r} is not settable (it matches {taken[0]!r})")
+            if taken := reserved_option(name):
+                raise ValueError(f"option {name!r} is not settable (it matches {taken!r})")
         return self
 
 

@@ -56,7 +56,7 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
     Raises:
         AssertionError: when the pod is not live or not ready meanwhile, or says that it hangs.
     """
-    region = Region.open(engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"])
+    region = Region.open(engine.vllm_process("APIServer").environ()["FLEETKEEPER_SHARED_MEMORY"])
     assert region is not None
     until = time.monotonic() + 60
     while (heartbeat := region.read_heartbeat()).tokens < tokens:
@@ -189,5 +189,5 @@ def computable_dtype() -> str:
 
 
 def _run_directory(engine: RunningEngine) -> str:
-    region = engine.vllm_process("APIServer").environ()["FLEETKEEPER_PAGE"]
+    region = engine.vllm_process("APIServer").environ()["FLEETKEEPER_SHARED_MEMORY"]
     return region.rpartition("/")[0]

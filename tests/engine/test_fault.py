@@ -26,7 +26,7 @@ def count(self):
 SchedulerRecord.count = count
 """
 FAULT_AT_START = """
-from fleetkeeper_engine.in_vllm.scheduler import LiveScheduling
+from fleetkeeper_engine.in_vllm.live_scheduling import LiveScheduling
 
 def describe(self):
     raise RuntimeError("a fault on purpose")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
@@ -35,7 +36,7 @@ class Beside:
 
     def __init__(self, engine: RunningEngine) -> None:
         assert engine.run_directory is not None
-        region = Region.open(engine.run_directory / "page")
+        region = Region.open(engine.run_directory / REGION_FILE)
         assert region is not None
         health = {**engine.document["health"], "stallSeconds": SHORT_STALL_S}
         document = parse_document(json.dumps({**engine.document, "health": health}))

@@ -201,7 +201,7 @@ def test_shared_memory_is_private_and_the_document_stays_with_the_supervisor(
     engine: RunningEngine,
 ) -> None:
     environment = engine.vllm_process("APIServer").environ()
-    region = Path(environment["FLEETKEEPER_PAGE"])
+    region = Path(environment["FLEETKEEPER_SHARED_MEMORY"])
     assert region.stat().st_mode & 0o777 == 0o600
     assert region.parent.stat().st_mode & 0o777 == 0o700
     assert "FLEETKEEPER_ENGINE" not in environment

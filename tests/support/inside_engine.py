@@ -145,8 +145,8 @@ class InsideEngine:
         }
         if ours:
             self._shared_memory = Path(tempfile.mkdtemp(prefix="fleetkeeper-", dir="/dev/shm"))
-            self._region = Region.create(self._shared_memory / "page")
-            env[REGION_ENVIRONMENT] = str(self._shared_memory / "page")
+            self._region = Region.create(self._shared_memory / "region")
+            env[REGION_ENVIRONMENT] = str(self._shared_memory / "region")
             env[ENVIRONMENT] = settings.to_json()
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / f"vllm-{self.port}.log"

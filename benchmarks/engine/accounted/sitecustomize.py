@@ -124,7 +124,7 @@ def main(file: Path) -> None:
 
     from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
     from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
-    from fleetkeeper_engine.in_vllm.scheduler import LiveScheduling
+    from fleetkeeper_engine.in_vllm.live_scheduling import LiveScheduling
 
     for name in ENTRIES[:4]:
         wrap(LiveScheduling, name, name)

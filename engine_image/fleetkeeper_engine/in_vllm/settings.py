@@ -10,7 +10,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-ENVIRONMENT = "FLEETKEEPER_INSIDE"
+from fleetkeeper_engine.policy import Policy
+
+ENVIRONMENT = "FLEETKEEPER_VLLM_SETTINGS"
 INTERNAL_HEADER = "x-fleetkeeper-internal"
 """Carries `internal_token`: the supervisor's own requests skip queue, tiers and counting."""
 
@@ -44,6 +46,19 @@ class VllmSettings:
     """Memory cap as a share of the accelerator's memory, for the allocator on CUDA."""
     internal_token: str = ""
     """If it is empty, no request counts as the supervisor's own."""
+
+    def policy(self) -> Policy:
+        """Return the admission policy until the supervisor sets one."""
+        return Policy(
+            queue_limits=(
+                self.realtime_queue_limit,
+                self.standard_queue_limit,
+                self.batch_queue_limit,
+            ),
+            batch_share_ratio=self.batch_share_percent / 100,
+            batch_floor_ratio=self.batch_floor_percent / 100,
+            queue_wait_objective_s=self.queue_wait_objective_s,
+        )
 
     def to_json(self) -> str:
         """Return the value of the environment variable."""

@@ -1,16 +1,18 @@
 """Blocks of the memory that supervisor, middleware and scheduler share, and their cells. Pure.
 
-A block is a table of 8-byte little-endian cells. A writer on a hot path can keep its block in one
-buffer and change single cells in place (`Cells`). Times are seconds of CLOCK_MONOTONIC, which all
-processes of a pod share. A change of a table requires a new `codec.VERSION`.
+A block is a table of 8-byte little-endian cells: its fields in their order, by type and length of
+their defaults. A writer on a hot path can keep its block in one buffer and change single cells in
+place (`Cells`). Times are seconds of CLOCK_MONOTONIC, which all processes of a pod share. A change
+of a field's order, type or length requires a new `codec.VERSION`.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from fleetkeeper_engine.shm.histogram import (
     BATCH_SEQUENCES_EDGES,
@@ -218,89 +220,18 @@ class CapBlock:
 
 Block = TypeVar("Block")
 
-_TIERS = len(Tier)
-TABLES: dict[type, tuple[tuple[str, str, int], ...]] = {
-    SupervisorBlock: (
-        ("generation", "Q", 1),
-        ("sequences", "Q", 1),
-        ("tokens", "Q", 1),
-        ("lease_deadline", "d", 1),
-        ("admit", "d", _TIERS),
-        ("shares", "d", _TIERS),
-        ("draining", "?", 1),
-        ("drain_deadline", "d", 1),
-        ("cap_exceeded", "?", 1),
-        ("closed", "?", _TIERS),
-        ("queue_limits", "Q", _TIERS),
-        ("batch_share_ratio", "d", 1),
-        ("batch_floor_ratio", "d", 1),
-        ("queue_wait_objective_s", "d", 1),
-        ("written", "d", 1),
-    ),
-    MiddlewareBlock: (
-        ("pid", "Q", 1),
-        ("generation", "Q", 1),
-        ("waiting", "Q", _TIERS),
-        ("waiting_sequences", "Q", _TIERS),
-        ("oldest_arrival", "d", _TIERS),
-        ("released", "Q", _TIERS),
-        ("released_sequences", "Q", _TIERS),
-        ("arrivals", "Q", _TIERS),
-        ("arrivals_squared", "Q", _TIERS),
-        ("outcomes", "Q", _TIERS * len(Outcome)),
-        ("unauthorized", "Q", 1),
-        ("rejected", "Q", 1),
-        ("own_rule_closed", "?", 1),
-    ),
-    SchedulerBlock: (
-        ("pid", "Q", 1),
-        ("supported", "?", 1),
-        ("instrumentation_disabled", "?", 1),
-        ("generation", "Q", 1),
-        ("limit_sequences", "Q", 1),
-        ("limit_tokens", "Q", 1),
-        ("ceiling_sequences", "Q", 1),
-        ("ceiling_tokens", "Q", 1),
-        ("floor_sequences", "Q", 1),
-        ("floor_tokens", "Q", 1),
-        ("worked_steps", "Q", 1),
-        ("running", "Q", _TIERS),
-        ("waiting", "Q", _TIERS),
-        ("blocked", "Q", 1),
-        ("kv_capacity_tokens", "Q", 1),
-        ("kv_resident_tokens", "Q", 1),
-        ("preemptions", "Q", 1),
-        ("prompt_tokens", "Q", 1),
-        ("generation_tokens", "Q", 1),
-        ("queue_wait_buckets", "Q", _TIERS * (len(QUEUE_WAIT_EDGES_S) + 1)),
-        ("queue_wait_sum", "d", _TIERS),
-        ("batch_time_buckets", "Q", len(BATCH_TIME_EDGES_S) + 1),
-        ("batch_time_sum", "d", 1),
-        ("batch_sequences_buckets", "Q", len(BATCH_SEQUENCES_EDGES) + 1),
-        ("batch_sequences_sum", "d", 1),
-        ("batch_tokens_buckets", "Q", len(BATCH_TOKENS_EDGES) + 1),
-        ("batch_tokens_sum", "d", 1),
-        ("step_model", "d", 2 * len(TERMS)),
-    ),
-    HeartbeatBlock: (
-        ("schedule_calls", "Q", 1),
-        ("steps", "Q", 1),
-        ("tokens", "Q", 1),
-        ("oldest_arrival", "d", _TIERS),
-    ),
-    CapBlock: (
-        ("pid", "Q", 1),
-        ("armed", "?", 1),
-        ("device", "Q", 1),
-        ("fraction", "d", 1),
-        ("total_bytes", "Q", 1),
-        ("non_torch_bytes", "Q", 1),
-        ("allocated_bytes", "Q", 1),
-        ("reserved_bytes", "Q", 1),
-        ("written", "d", 1),
-    ),
-}
-"""Field, type (Q unsigned, d float, ? boolean) and number of cells, in the order of shared memory."""
+_CODES = {int: "Q", float: "d", bool: "?"}
+"""Types of cells: unsigned, float, boolean (stored like an unsigned number)."""
+
+
+def _table_of(kind: type[Any]) -> Iterator[tuple[str, str, int]]:
+    """Yield name, type and number of cells of each field, in the order of shared memory.
+
+    The default value determines both: a tuple has one cell for each item.
+    """
+    for field in fields(kind):
+        cells = field.default if isinstance(field.default, tuple) else (field.default,)
+        yield field.name, _CODES[type(cells[0])], len(cells)
 
 
 class Layout(Generic[Block]):
@@ -308,16 +239,13 @@ class Layout(Generic[Block]):
 
     def __init__(self, kind: type[Block]) -> None:
         self.kind = kind
-        table = TABLES[kind]
-        if [name for name, _, _ in table] != [field.name for field in fields(cast("Any", kind))]:
-            raise TypeError(f"the table of {kind.__name__} does not list its fields in their order")
-        self._table = table
-        codes = "".join(f"{count}{'Q' if code == '?' else code}" for _, code, count in table)
+        self.table = tuple(_table_of(kind))
+        codes = "".join(f"{count}{'Q' if code == '?' else code}" for _, code, count in self.table)
         self._struct = struct.Struct("<" + codes)
         self.size = self._struct.size
         self.cells: dict[str, int] = {}
         place = 0
-        for name, _, count in table:
+        for name, _, count in self.table:
             self.cells[name] = place
             place += count
 
@@ -328,7 +256,7 @@ class Layout(Generic[Block]):
             struct.error: if a value does not fit its cell or a tuple has the wrong length.
         """
         values: list[Any] = []
-        for name, _, count in self._table:
+        for name, _, count in self.table:
             value = getattr(block, name)
             if count == 1:
                 values.append(value)
@@ -343,7 +271,7 @@ class Layout(Generic[Block]):
         values = self._struct.unpack(payload)
         found: dict[str, Any] = {}
         place = 0
-        for name, code, count in self._table:
+        for name, code, count in self.table:
             part = values[place : place + count]
             if code == "?":
                 part = tuple(bool(value) for value in part)

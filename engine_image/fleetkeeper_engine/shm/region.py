@@ -40,7 +40,9 @@ from fleetkeeper_engine.shm.layout import (
     SupervisorBlock,
 )
 
-ENVIRONMENT = "FLEETKEEPER_PAGE"
+ENVIRONMENT = "FLEETKEEPER_SHARED_MEMORY"
+FILE = "shared-memory"
+"""The region's name in the run directory."""
 """The environment variable with the path of the shared region, for vLLM's processes."""
 
 _TRIES = 4

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 import time
 from collections.abc import Coroutine, Mapping
@@ -13,29 +11,29 @@ from pathlib import Path
 from typing import Any
 
 from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import EngineDocument
-from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
+from fleetkeeper_engine.supervisor.control_api.auth import Verifier
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort, serve_control
+from fleetkeeper_engine.supervisor.control_files import CONTROL_FILES_PERIOD_S, ControlFiles
 from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain
+from fleetkeeper_engine.supervisor.drain_socket import DRAIN_SOCKET, serve_drain_socket
 from fleetkeeper_engine.supervisor.engine_client import EngineClient
 from fleetkeeper_engine.supervisor.health import SERVER_PERIOD_S
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.prepare import Prepared, pod_limit_bytes, prepare
 from fleetkeeper_engine.supervisor.launch.start_measurements import write_measured
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup
-from fleetkeeper_engine.supervisor.memory.trim import trim_memory
+from fleetkeeper_engine.supervisor.memory.library_code import release_library_code
 from fleetkeeper_engine.supervisor.memory.watch import (
     SAMPLE_PERIOD_S,
     MemoryState,
     MemoryUse,
     Reader,
-    cgroup_reader,
-    device_reader,
-    process_reader,
+    pod_reader,
 )
 from fleetkeeper_engine.supervisor.output import Outlet
-from fleetkeeper_engine.supervisor.policy_file import POLICY_FILE, read_policy
 from fleetkeeper_engine.supervisor.process import Child, Reaper
 from fleetkeeper_engine.supervisor.state import PodState
 from fleetkeeper_engine.supervisor.termination import Death, classify_death
@@ -43,16 +41,12 @@ from fleetkeeper_engine.supervisor.termination import Death, classify_death
 logger = logging.getLogger("fleetkeeper.supervisor")
 
 HEALTH_PERIOD_S = 0.5
-CONTROL_FILES_PERIOD_S = 5.0
-"""Keys and policy are small files in a mounted ConfigMap, which the kubelet updates within a minute
-or two."""
 REMEMBER_PERIOD_S = 30.0
 DRAIN_POLL_S = 0.05
 START_POLL_S = 0.5
 OUTPUT_PATIENCE_S = 2.0
 """After vLLM has ended, its grandchildren may hold the output pipe open for this long."""
-DRAIN_SOCKET = "drain.sock"
-BY_HAND = "by-hand"
+STANDALONE_UID = "standalone"
 
 
 class Supervisor:
@@ -72,12 +66,15 @@ class Supervisor:
         self._pod = PodState(
             document=document,
             region=Region.create(
-                run_directory / "page", ranks=document.engine.tensor_parallel_size
+                run_directory / REGION_FILE, ranks=document.engine.tensor_parallel_size
             ),
             memory=MemoryState(cap_ratio=document.memory.cap_percent / 100),
             outlets=outlets,
         )
-        self._verifier = Verifier(environment.get("POD_UID") or BY_HAND, document.control.issuer)
+        self._verifier = Verifier(
+            environment.get("POD_UID") or STANDALONE_UID, document.control.issuer
+        )
+        self._control_files = ControlFiles(self._verifier, self._pod)
         self._client: EngineClient | None = None
         self._child: Child | None = None
         self._drain: DrainClock | None = None
@@ -85,7 +82,6 @@ class Supervisor:
         self._drained = asyncio.Event()
         self._hung = False
         self._memory_own = True
-        self._reported_problems: list[str] = []
         self._over: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Death | None:
@@ -94,7 +90,7 @@ class Supervisor:
         kills_before = group.oom_kills() if group else 0
         self._reaper.start()
         self._handle_signals()
-        self._read_control_files()
+        self._control_files.apply()
         self._pod.write(time.monotonic())
         ports = self.document.ports
         try:
@@ -104,7 +100,10 @@ class Supervisor:
         except OSError as error:
             message = f"cannot listen on control port {ports.host}:{ports.control}: {error}"
             return Death(DeathClass.UNKNOWN, message, "start")
-        tasks = [asyncio.create_task(self._keep(self._serve_drain_socket(), "drain socket"))]
+        drain_socket = serve_drain_socket(
+            self.run_directory / DRAIN_SOCKET, self.drain, self._drained
+        )
+        tasks = [asyncio.create_task(self._keep(drain_socket, "drain socket"))]
         try:
             prepared = await self._prepared()
             if prepared is None:
@@ -166,7 +165,9 @@ class Supervisor:
 
     def _loops(self, prepared: Prepared) -> dict[str, Coroutine[Any, Any, None]]:
         return {
-            "memory": self._watch_memory(self._reader(prepared)),
+            "memory": self._watch_memory(
+                pod_reader(prepared.devices, pod_limit_bytes(self.document))
+            ),
             "startup": self._watch_startup(prepared),
             "health": self._watch_health(),
             "server": self._watch_server(),
@@ -188,16 +189,6 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.drain)
-
-    def _reader(self, prepared: Prepared) -> Reader:
-        if prepared.devices is not None:
-            return device_reader(prepared.devices)
-        total = pod_limit_bytes(self.document)
-        group = Cgroup.of_this_process()
-        # Outside a pod the cgroup holds the whole session; in a pod it is the pod's own.
-        if group is not None and (os.getpid() == 1 or group.limit_bytes() is not None):
-            return cgroup_reader(group, total)
-        return process_reader(os.getpid(), total)
 
     async def _watch_memory(self, read: Reader) -> None:
         reported = ""
@@ -257,7 +248,7 @@ class Supervisor:
             if beyond > max(kept * 1.01, 0):
                 write_measured(self.run_directory, prepared.measured_key, beyond)
                 kept = beyond
-            trim_memory()
+            release_library_code()
             await asyncio.sleep(REMEMBER_PERIOD_S)
 
     async def _watch_health(self) -> None:
@@ -285,27 +276,7 @@ class Supervisor:
     async def _watch_control_files(self) -> None:
         while True:
             await asyncio.sleep(CONTROL_FILES_PERIOD_S)
-            self._read_control_files()
-
-    def _read_control_files(self) -> None:
-        directory = Path(self.document.control.keys_directory)
-        problems = []
-        # The current keys stay in force: a half-written ConfigMap must not lock the operator out.
-        try:
-            self._verifier.trust(read_keys(directory))
-        except (OSError, ValueError) as error:
-            problems.append(f"control keys in {directory} are invalid: {error}")
-        try:
-            policy = read_policy(directory)
-        except (OSError, ValueError) as error:
-            problems.append(f"{directory / POLICY_FILE} is invalid: {error}")
-        else:
-            if self._pod.apply_policy(policy, time.monotonic()):
-                logger.info("admission policy changed: %s", self._pod.policy)
-        for problem in problems:
-            if problem not in self._reported_problems:
-                logger.warning("%s", problem)
-        self._reported_problems = problems
+            self._control_files.apply()
 
     async def _watch_drain(self) -> None:
         await self._drain_began.wait()
@@ -327,26 +298,6 @@ class Supervisor:
                 self._child.kill_session()
                 return
             await asyncio.sleep(DRAIN_POLL_S)
-
-    async def _serve_drain_socket(self) -> None:
-        path = self.run_directory / DRAIN_SOCKET
-        path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._handle_drain_request, path)
-        path.chmod(0o600)
-        async with server:
-            await server.serve_forever()
-
-    async def _handle_drain_request(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Begin the drain on `drain` from the socket; answer when nothing runs any more."""
-        with contextlib.suppress(ConnectionError):
-            if (await reader.readline()).strip() == b"drain":
-                self.drain()
-                await self._drained.wait()
-                writer.write(b"drained\n")
-                await writer.drain()
-        writer.close()
 
     async def _scrape(self) -> bytes | None:
         return await self._client.metrics() if self._client and self._pod.child_alive else None

@@ -1,4 +1,4 @@
-"""`fleetkeeper-engine keys` and `order`: signed requests for limits, to try live limits without an operator."""
+"""`fleetkeeper-engine keys` and `limits`: signed requests for limits, to try live limits without an operator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fleetkeeper_engine.supervisor.control_api.auth import KEYS_FILE
 
 PRIVATE_FILE = "private.pem"
-KID = "by-hand"
+KID = "standalone"
 
 
 def add_keys_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_keys_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_limits_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `order`."""
+    """Add the arguments of `limits`."""
     parser.add_argument("--keys", type=Path, required=True, help="directory that `keys` created")
     parser.add_argument("--sequences", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True, help="per step")
@@ -37,7 +37,7 @@ def add_limits_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--control", default="http://127.0.0.1:9090", help="URL of the control port"
     )
-    parser.add_argument("--pod-uid", default="by-hand", help="UID of the target pod")
+    parser.add_argument("--pod-uid", default="standalone", help="UID of the target pod")
     parser.add_argument("--issuer", default="fleetkeeper")
 
 

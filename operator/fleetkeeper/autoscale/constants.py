@@ -299,8 +299,6 @@ FRAGMENTED_GAP_S: Final = FRESH_S
 """Samples further apart than three scrapes do not cover the time between them: the 10 minutes restart."""
 FRAGMENTED_EVERY_S: Final = 3600.0
 """Minimum time between two restarts for fragmentation: if it returns sooner, restarts do not help."""
-FRAGMENTED_REPLICAS: Final = 2
-"""With fewer replicas no replica would serve during the restart."""
 OVER_CAP_FACTOR: Final = 0.8
 """Share of the sequences that is kept when memory use is above the cap."""
 DECISIONS_KEPT: Final = 10

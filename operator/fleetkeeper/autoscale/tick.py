@@ -26,10 +26,10 @@ from fleetkeeper.autoscale.rules.fleet_limits import (
 )
 from fleetkeeper.autoscale.rules.fragmentation import (
     FragmentationMemory,
-    RestartView,
     decide_fragmentation_restart,
     fragmentation_readings,
-    watched,
+    is_settled,
+    with_readings,
 )
 from fleetkeeper.autoscale.rules.load_breaker import decide_load_breaker
 from fleetkeeper.autoscale.rules.objectives import judged_since
@@ -171,21 +171,17 @@ def _decide_restart(
     replacing: bool,
 ) -> tuple[Decision[tuple[str, ...]], FragmentationMemory, float]:
     """Return which fragmented replica is restarted, the new memory, and the highest fragmentation."""
-    inputs, enabled = state.inputs, state.settings.restart_fragmented
-    readings = fragmentation_readings(tracks, inputs.pods, now) if enabled else ()
+    inputs = state.inputs
+    readings = fragmentation_readings(tracks, inputs, now)
+    watched = with_readings(memory.fragmentation, readings)
+    in_effect = memory.allocation_late_since is None
+    # Unlike for a scale-down, a breaker that only reports counts too.
+    calm = replace(view, breakers_closed=state.breakers.are_closed)
     restart, fragmentation = decide_fragmentation_restart(
-        RestartView(
-            enabled=enabled,
-            replicas=inputs.replicas,
-            recommended=recommended,
-            pods=inputs.pods,
-            in_effect=memory.allocation_late_since is None,
-            rolling_out=inputs.rolling_out,
-            replacing=replacing,
-            breakers_closed=state.breakers.are_closed,
-            needed=scale_down_blocker(view) if enabled else "",
-        ),
-        watched(memory.fragmentation, readings, enabled=enabled),
+        watched,
         now,
+        replicas=inputs.replicas,
+        settled=in_effect and not replacing and is_settled(inputs, recommended),
+        blocker=scale_down_blocker(calm) if watched.runs else "",
     )
-    return restart, fragmentation, max((reading.ratio for reading in readings), default=0.0)
+    return restart, fragmentation, max((row.ratio for row in readings.values()), default=0.0)

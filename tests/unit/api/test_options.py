@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from fleetkeeper.api.option_values import OWN, SET_BY_FIELD
 from fleetkeeper.api.options import ALLOWED, argument, option_errors
-from fleetkeeper_engine import spec
+from fleetkeeper_engine.reserved_options import RESERVED_OPTIONS
+from fleetkeeper_engine.spec import Engine
 
 NAMES = st.sampled_from(sorted(ALLOWED))
 FORBIDDEN = sorted(
     {
         *SET_BY_FIELD,
         *OWN,
-        *spec.RESERVED_OPTIONS,
+        *RESERVED_OPTIONS,
         "additional-config",
         "allowed-origins",
         "compilation-config",
@@ -94,7 +95,7 @@ def test_an_option_that_needs_another_says_so() -> None:
 def test_no_option_is_refused_by_the_engines_own_fence() -> None:
     """The engine refuses prefixes of reserved names; an option that the operator allows must pass."""
     for name, value in good_pairs():
-        engine = spec.Engine.model_validate({"options": {name: value}})
+        engine = Engine.model_validate({"options": {name: value}})
         assert engine.options == {name: value}
         assert re.fullmatch(r"[a-z][a-z0-9-]{1,62}", name)
         assert re.fullmatch(r"[A-Za-z0-9._/:@][A-Za-z0-9._/:@-]{0,252}", value)

@@ -20,17 +20,17 @@ from fleetkeeper_engine import cli
 from fleetkeeper_engine.cli import DEFAULT_RUN, DEFAULT_TERMINATION, RUN_ENVIRONMENT
 from fleetkeeper_engine.cli import TERMINATION_ENVIRONMENT as TERMINATION
 from fleetkeeper_engine.exit_codes import EXIT_CODES, DeathClass
-from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as INSIDE
+from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as SETTINGS
 from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, MIDDLEWARE, SCHEDULER_FACTORY
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION
 from fleetkeeper_engine.spec import ENVIRONMENT as DOCUMENT
 from fleetkeeper_engine.supervisor.control_api.auth import KEYS_FILE
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS, TIERS
+from fleetkeeper_engine.supervisor.drain_socket import DRAIN_SOCKET
 from fleetkeeper_engine.supervisor.launch import fetch
 from fleetkeeper_engine.supervisor.launch.prepare import PACKAGE_PATH
 from fleetkeeper_engine.supervisor.limits_requests import LimitsRequest
 from fleetkeeper_engine.supervisor.policy_file import POLICY_FILE
-from fleetkeeper_engine.supervisor.supervisor import DRAIN_SOCKET
 from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_engine.tools.install import LAUNCHER
 
@@ -176,7 +176,7 @@ def test_the_package_path_and_the_launcher_lead_to_the_package() -> None:
         ("install", ("directory",)),
         ("keys", ("directory",)),
         (
-            "order",
+            "limits",
             (
                 *("--keys", "--sequences", "--tokens", "--lease-seconds", "--control"),
                 *("--pod-uid", "--issuer"),
@@ -195,7 +195,10 @@ def test_the_command_line_has_its_commands(
 
 def test_names_that_processes_and_pods_agree_on() -> None:
     assert (DOCUMENT, RUN_ENVIRONMENT) == ("FLEETKEEPER_ENGINE", "FLEETKEEPER_RUN")
-    assert (REGION, INSIDE) == ("FLEETKEEPER_PAGE", "FLEETKEEPER_INSIDE")
+    assert (REGION, SETTINGS) == (
+        "FLEETKEEPER_SHARED_MEMORY",
+        "FLEETKEEPER_VLLM_SETTINGS",
+    )
     assert TERMINATION == "FLEETKEEPER_TERMINATION_LOG"
     assert INTERNAL_HEADER == "x-fleetkeeper-internal"
     assert (DEFAULT_RUN, DEFAULT_TERMINATION) == ("/dev/shm/fleetkeeper", "/dev/termination-log")

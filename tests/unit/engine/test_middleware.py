@@ -107,7 +107,7 @@ class Call:
 
 @pytest.fixture
 def region(tmp_path: Path) -> Region:
-    return Region.create(tmp_path / "page")
+    return Region.create(tmp_path / "region")
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.reconcile.manifests.control_config import POLICY_FILE as OPERATORS_FILE
 from fleetkeeper.reconcile.manifests.engine_document import desired_policy, document_text
-from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
+from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
+from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal, Ticket
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.policy import Policy
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
@@ -51,7 +52,7 @@ TIGHT = Policy(
 
 @pytest.fixture
 def pod(tmp_path: Path) -> PodState:
-    return PodState(DOCUMENT, Region.create(tmp_path / "page"), MemoryState(0.8))
+    return PodState(DOCUMENT, Region.create(tmp_path / "region"), MemoryState(0.8))
 
 
 def block(policy: Policy) -> SupervisorBlock:

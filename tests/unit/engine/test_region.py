@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import struct
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.shm.codec import pack_header, places, seal, unpack_header, unseal
+from fleetkeeper_engine.shm.codec import VERSION, pack_header, places, seal, unpack_header, unseal
 from fleetkeeper_engine.shm.histogram import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
@@ -30,7 +31,6 @@ from fleetkeeper_engine.shm.layout import (
     MIDDLEWARE,
     SCHEDULER,
     SUPERVISOR,
-    TABLES,
     CapBlock,
     Cells,
     HeartbeatBlock,
@@ -52,29 +52,45 @@ _VALUES = {
 }
 
 
-def blocks(kind: type) -> st.SearchStrategy[Any]:
+def blocks(layout: Layout[Any]) -> st.SearchStrategy[Any]:
     found = {
         name: _VALUES[code] if count == 1 else st.tuples(*[_VALUES[code]] * count)
-        for name, code, count in TABLES[kind]
+        for name, code, count in layout.table
         if count < 50
     }
-    return st.fixed_dictionaries(found).map(lambda values: kind(**values))
+    return st.fixed_dictionaries(found).map(lambda values: layout.kind(**values))
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "page"
+    return tmp_path / "region"
+
+
+FORMATS = {
+    "SupervisorBlock": "QQQ d ddd ddd ? d ? ??? QQQ d d d d",
+    "MiddlewareBlock": "Q Q QQQ QQQ ddd QQQ QQQ QQQ QQQ 15Q Q Q ?",
+    "SchedulerBlock": "Q ? ? Q Q Q Q Q Q Q Q QQQ QQQ Q Q Q Q Q Q 168Q ddd 54Q d 41Q d 60Q d 30d",
+    "HeartbeatBlock": "Q Q Q ddd",
+    "CapBlock": "Q ? Q d Q Q Q Q d",
+}
+"""The cells of `codec.VERSION` 4 in their order: Q unsigned, d float, ? boolean."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.kind.__name__)
-def test_the_table_of_a_block_lists_its_fields_and_holds_its_defaults(layout: Layout[Any]) -> None:
-    """One table says what stands where; a field left out of it would never reach the reader."""
-    assert [name for name, _, _ in TABLES[layout.kind]] == [f.name for f in fields(layout.kind)]
+def test_a_block_has_the_cells_of_this_version_and_holds_its_defaults(layout: Layout[Any]) -> None:
+    """Processes of one pod agree on every cell; `codec.VERSION` changes with them."""
+    assert VERSION == 4
+    cells = "".join(code * count for _, code, count in layout.table)
+    counted = re.sub(
+        r"(\d+)(\w)", lambda found: int(found[1]) * found[2], FORMATS[layout.kind.__name__]
+    )
+    assert cells == counted.replace(" ", "")
+    assert [name for name, _, _ in layout.table] == [field.name for field in fields(layout.kind)]
     assert layout.unpack(layout.pack(layout.kind())) == layout.kind()
-    assert layout.size == 8 * sum(count for _, _, count in TABLES[layout.kind])
+    assert layout.size == 8 * len(cells)
 
 
-@given(st.tuples(*(blocks(layout.kind) for layout in LAYOUTS)))
+@given(st.tuples(*(blocks(layout) for layout in LAYOUTS)))
 def test_every_block_survives_packing(found: tuple[Any, ...]) -> None:
     """What is unpacked equals what was packed, for any values that fit."""
     for layout, block in zip(LAYOUTS, found, strict=True):
@@ -134,7 +150,7 @@ def test_a_new_region_is_empty_private_and_leaves_the_old_one_to_its_processes(p
     assert new.read_supervisor() is None
     old.write_supervisor(SupervisorBlock(generation=2))
     assert new.read_supervisor() is None
-    assert [entry.name for entry in path.parent.iterdir()] == ["page"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["region"]
 
 
 def test_bytes_of_another_start_or_place_are_not_taken(path: Path) -> None:
@@ -180,7 +196,7 @@ def test_what_is_no_region_is_none(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     assert Region.open(path) is None
     assert Region.of_environment({}) is None
-    assert Region.of_environment({"FLEETKEEPER_PAGE": str(path)}) is None
+    assert Region.of_environment({"FLEETKEEPER_SHARED_MEMORY": str(path)}) is None
 
 
 def test_a_region_that_is_shorter_than_its_header_says_is_none(path: Path) -> None:

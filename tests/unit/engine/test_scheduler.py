@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm import plugin
+from fleetkeeper_engine.in_vllm.live_scheduling import NEEDED, LiveScheduling
 from fleetkeeper_engine.in_vllm.priority import PriorityRule
 from fleetkeeper_engine.in_vllm.realtime_reserve import (
     RESERVE_KEPT_S,
@@ -22,13 +23,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import (
     progressing_tokens,
     reserve_of,
 )
-from fleetkeeper_engine.in_vllm.scheduler import (
-    NEEDED,
-    LiveScheduling,
-    chosen_class,
-    live_scheduler,
-    mixed_into,
-)
+from fleetkeeper_engine.in_vllm.scheduler import chosen_class, live_scheduler, mixed_into
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, VllmSettings
 from fleetkeeper_engine.in_vllm.stats import (
     Flight,
@@ -207,7 +202,7 @@ class Clock:
 
 @pytest.fixture
 def region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Region:
-    path = tmp_path / "page"
+    path = tmp_path / "region"
     monkeypatch.setenv(REGION_ENVIRONMENT, str(path))
     settings = VllmSettings(min_sequences=4, min_tokens=256, max_sequences=64, max_tokens=2048)
     monkeypatch.setenv(ENVIRONMENT, settings.to_json())
@@ -342,7 +337,7 @@ def test_limits_that_stay_are_those_worked_out_anew(
     events: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Whatever changes: a step that finds nothing changed has the limits of one that looks at everything."""
-    region = Region.create(tmp_path_factory.mktemp("pages") / "page")
+    region = Region.create(tmp_path_factory.mktemp("regions") / "region")
     clock, settings = Clock(), VllmSettings(min_sequences=4, min_tokens=256)
     short, long = (mixed_into(StandIn)() for _ in range(2))
     lives = [LiveScheduling(scheduler, region, settings, clock) for scheduler in (short, long)]

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from fleetkeeper_engine.exit_codes import DeathClass
-from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as INSIDE
+from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as SETTINGS
 from fleetkeeper_engine.in_vllm.settings import MIDDLEWARE, SCHEDULER_FACTORY
 from fleetkeeper_engine.spec import DType, EngineDocument, parse_document
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
@@ -57,7 +57,7 @@ LAUNCH = Launch(
     dtype=DType.FLOAT32,
     lora_rank=8,
     max_length=32_768,
-    region="/dev/shm/fleetkeeper/page",
+    region="/dev/shm/fleetkeeper/shared-memory",
     package_path="/opt/own",
     internal_token="secret-mark",
     threads=4,
@@ -138,9 +138,9 @@ def test_what_would_undo_the_plan_is_not_handed_on() -> None:
     assert child["PYTHONPATH"] == "/opt/own:/else"
     assert child["OMP_NUM_THREADS"] == "2", "the pod's own setting wins"
     assert desired_environment(a_document(), LAUNCH, {})["OMP_NUM_THREADS"] == "4"
-    assert child["FLEETKEEPER_PAGE"] == "/dev/shm/fleetkeeper/page"
+    assert child["FLEETKEEPER_SHARED_MEMORY"] == "/dev/shm/fleetkeeper/shared-memory"
     assert child["HF_HUB_OFFLINE"] == "1"
-    assert json.loads(child[INSIDE])["internal_token"] == "secret-mark"
+    assert json.loads(child[SETTINGS])["internal_token"] == "secret-mark"
 
 
 def _fields(launch: Launch) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Ticket
+from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
+from fleetkeeper_engine.in_vllm.http.admission.tickets import Ticket
 from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
 from fleetkeeper_engine.in_vllm.http.request_shape import (
     MAX_POOLED,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper_engine.in_vllm.scheduler import LiveScheduling
+from fleetkeeper_engine.in_vllm.live_scheduling import LiveScheduling
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Region

@@ -16,7 +16,8 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from fleetkeeper_engine.in_vllm.http.admission.queue import Admission, Refusal, Ticket
+from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
+from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal, Ticket
 from fleetkeeper_engine.in_vllm.http.asgi import (
     App,
     ClientGone,

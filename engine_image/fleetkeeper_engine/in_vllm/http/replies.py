@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from fleetkeeper_engine.in_vllm.http.admission.queue import Refusal
+from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal
 from fleetkeeper_engine.in_vllm.http.asgi import (
     Headers,
     Message,

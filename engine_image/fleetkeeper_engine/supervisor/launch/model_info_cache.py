@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-logger = logging.getLogger("fleetkeeper.inspected")
+logger = logging.getLogger("fleetkeeper.model_info_cache")
 
 FOLDER = "modelinfos"
 """vLLM's name for it in its cache directory."""

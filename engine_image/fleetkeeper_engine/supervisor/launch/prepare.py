@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.spec import Accelerator, DType, EngineDocument
 from fleetkeeper_engine.supervisor.launch import cpu_probe, fetch, model_info_cache
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
@@ -94,7 +95,7 @@ async def prepare(
         adapters={name: str(path) for name, path in adapters.items()},
         lora_rank=lora_rank(facts.largest_adapter_rank),
         max_length=document.engine.max_model_length or facts.max_length,
-        region=str(run_directory / "page"),
+        region=str(run_directory / REGION_FILE),
         package_path=PACKAGE_PATH,
         internal_token=secrets.token_urlsafe(24),
         eager=document.accelerator is Accelerator.CPU and shutil.which("g++") is None,

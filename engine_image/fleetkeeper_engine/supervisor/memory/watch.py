@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count
@@ -85,6 +86,17 @@ def decide_memory(state: MemoryState, use: MemoryUse, now: float) -> MemoryState
         own=use.own,
         sampled_at=now,
     )
+
+
+def pod_reader(devices: DeviceReader | None, limit_bytes: int) -> Reader:
+    """Return the reader for this pod: of its devices, of its cgroup, or of this process and its descendants."""
+    if devices is not None:
+        return device_reader(devices)
+    group = Cgroup.of_this_process()
+    # Outside a pod the cgroup holds the whole session; in a pod it is the pod's own.
+    if group is not None and (os.getpid() == 1 or group.limit_bytes() is not None):
+        return cgroup_reader(group, limit_bytes)
+    return process_reader(os.getpid(), limit_bytes)
 
 
 def cgroup_reader(group: Cgroup, total_bytes: int) -> Reader:

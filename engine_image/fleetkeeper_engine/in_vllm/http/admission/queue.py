@@ -7,98 +7,33 @@ The middleware calls `release_ready` after every change and hands each ticket to
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from fleetkeeper_engine.in_vllm.http.admission.arrivals import Arrivals
 from fleetkeeper_engine.in_vllm.http.admission.rules import (
     Candidate,
-    DrainRate,
     Head,
     Room,
     decide_next,
     fits_alone,
 )
+from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal, Ticket, TierState
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, ReleaseReason, microseconds
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, RecentPeak
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.limits import LimitRange, lease_holds, limits_change_at, limits_in_force
-from fleetkeeper_engine.policy import Policy
+from fleetkeeper_engine.policy import policy_in
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
 
 _REOPEN_RATIO = 0.5
 _OUTCOMES = len(Outcome)
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A request that was let into the queue."""
-
-    tier: Tier
-    sequences: int
-    """The sequences it asks for; after its release, the sequences it is charged."""
-    arrival_us: int
-    priority: int | None = None
-    """Set when it is released."""
-    reason: ReleaseReason = ReleaseReason.ORDINARY
-    """The reason of its release."""
-    done: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A request that was not let in."""
-
-    outcome: Outcome
-    tier: Tier
-    limit: int
-    """The tier's queue limit."""
-    retry_after_s: int
-
-
-@dataclass(slots=True)
-class TierState:
-    """The requests of one tier in the queue and inside vLLM. Others may read it."""
-
-    queue: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
-    """By arrival, the oldest first."""
-    waiting_sequences: int = 0
-    held: int = 0
-    """Sequences inside vLLM."""
-    priority_held: int = 0
-    """Sequences inside vLLM that were released ahead of ordinary ones."""
-    released: int = 0
-    """Requests inside vLLM."""
-    credit: float = 0.0
-    rate: DrainRate = field(default_factory=DrainRate)
-
-    @property
-    def head(self) -> Ticket | None:
-        """Return the oldest waiting request."""
-        return next(iter(self.queue.values()), None)
-
-    @property
-    def oldest_arrival(self) -> float:
-        """Return the arrival of the oldest waiting request in seconds; 0 if none waits."""
-        return next(iter(self.queue)) / 1e6 if self.queue else 0.0
-
-
 class Admission:
     """The queues with their shares, floors and the pod's own rule."""
 
     def __init__(self, settings: VllmSettings) -> None:
-        self._start_policy = Policy(
-            queue_limits=(
-                settings.realtime_queue_limit,
-                settings.standard_queue_limit,
-                settings.batch_queue_limit,
-            ),
-            batch_share_ratio=settings.batch_share_percent / 100,
-            batch_floor_ratio=settings.batch_floor_percent / 100,
-            queue_wait_objective_s=settings.queue_wait_objective_s,
-        )
-        self._policy = self._start_policy
+        self._start_policy = self._policy = settings.policy()
         self._sequences = LimitRange(settings.min_sequences, settings.max_sequences)
         self._tokens = LimitRange(settings.min_tokens, settings.max_tokens)
         self.rule = PriorityRule(
@@ -122,7 +57,7 @@ class Admission:
     def apply_supervisor_block(self, block: SupervisorBlock | None) -> None:
         """Apply the supervisor's block; None means it cannot be read, so start-up values apply."""
         self._supervisor_block = block
-        self._policy = _policy_in(block) or self._start_policy
+        self._policy = policy_in(block) or self._start_policy
         self._room_until = -math.inf
 
     def refuse(self, tier: Tier, request_id: bytes | None, now: float) -> Refusal | None:
@@ -359,15 +294,3 @@ class Admission:
 
     def _count(self, tier: Tier, outcome: Outcome) -> None:
         self.outcomes[tier * _OUTCOMES + outcome] += 1
-
-
-def _policy_in(block: SupervisorBlock | None) -> Policy | None:
-    if block is None or block.queue_wait_objective_s <= 0.0:
-        return None
-    realtime, standard, batch = block.queue_limits
-    return Policy(
-        queue_limits=(realtime, standard, batch),
-        batch_share_ratio=block.batch_share_ratio,
-        batch_floor_ratio=block.batch_floor_ratio,
-        queue_wait_objective_s=block.queue_wait_objective_s,
-    )

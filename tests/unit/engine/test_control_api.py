@@ -41,7 +41,7 @@ class Bench:
                 }
             )
         )
-        self.pod = PodState(document, Region.create(directory / "page"), MemoryState(0.8))
+        self.pod = PodState(document, Region.create(directory / "region"), MemoryState(0.8))
         self.region = self.pod.region
         self.signer = Signer(directory / "keys")
         verifier = Verifier(POD, ISSUER)

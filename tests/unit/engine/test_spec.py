@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from fleetkeeper_engine.reserved_options import RESERVED_OPTIONS
 from fleetkeeper_engine.spec import (
-    RESERVED_OPTIONS,
     Accelerator,
     DType,
     EngineDocument,

@@ -55,6 +55,6 @@ def test_a_cache_that_cannot_be_written_costs_time_only(
     source.mkdir(parents=True)
     (source / "a.json").write_text("brought")
     (tmp_path / "home").write_text("no folder")
-    with caplog.at_level(logging.INFO, logger="fleetkeeper.inspected"):
+    with caplog.at_level(logging.INFO, logger="fleetkeeper.model_info_cache"):
         assert install_answers({"HOME": str(tmp_path / "home")}, source) == 0
     assert str(tmp_path / "home") in caplog.text

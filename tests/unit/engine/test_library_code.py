@@ -1,0 +1,41 @@
+"""The supervisor releases the code that only its start needed, and works as before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import asyncio, ssl
+import aiohttp.web, cryptography.hazmat.primitives.asymmetric.ed25519 as ed25519, pydantic
+from fleetkeeper_engine.supervisor.memory.library_code import release_library_code
+
+def file_kb():
+    return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssFile'))
+
+key = ed25519.Ed25519PrivateKey.generate()
+before = file_kb()
+for _ in range(3):
+    release_library_code()
+after = file_kb()
+key.public_key().verify(key.sign(b'a'), b'a')
+asyncio.run(asyncio.sleep(0))
+class Model(pydantic.BaseModel):
+    a: int
+assert Model.model_validate_json('{"a": 1}').a == 1
+ssl.create_default_context()
+print(before, after)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_continues_as_before_and_is_smaller() -> None:
+    """The code comes back from the page cache as it runs."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60
+    )
+    before, after = (int(part) for part in done.stdout.split())
+    assert before - after > 6_000
+    assert after < before * 0.7
