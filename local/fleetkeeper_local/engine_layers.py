@@ -1,7 +1,7 @@
 """The engine's CPU image from an environment that is ready on disk, without a build step.
 
 It has the content of `engine_image/Containerfile.cpu`: one layer with the pinned site-packages and
-their byte code, and a small layer above it with our own package. The first layer is packed once per
+their byte code, and a small layer above it with our own packages. The first layer is packed once per
 lock file. A change of our code makes only the second one, in about a second.
 """
 
@@ -30,7 +30,7 @@ ENTRYPOINT = "fleetkeeper-engine"
 
 
 def engine_layers() -> list[oci.Layer]:
-    """Return the layers above the base (which has the system libraries): dependencies, our package.
+    """Return the layers above the base (which has the system libraries): dependencies, our packages.
 
     Raises:
         LocalError: `make setup-engine` was not run, or its Python differs from the base's.
@@ -42,7 +42,7 @@ def engine_layers() -> list[oci.Layer]:
     layers = cache_dir() / "images" / "layers"
     return [
         _dependencies(environment.name, stock, layers),
-        _own_package(layers, _inspected(environment)),
+        _own_packages(layers, _inspected(environment)),
     ]
 
 
@@ -70,18 +70,17 @@ def _inspected(environment: Path) -> Path:
     return target / "modelinfos"
 
 
-def _own_package(layers: Path, inspected: Path) -> oci.Layer:
-    """Return the layer of our package and the virtual environment's frame, packed every time."""
+def _own_packages(layers: Path, inspected: Path) -> oci.Layer:
+    """Return the layer of our packages and the virtual environment's frame, packed every time."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "root"
         site = root / SITE
         binaries = root / VENV / "bin"
         binaries.mkdir(parents=True)
-        shutil.copytree(
-            REPOSITORY / "engine_image" / "fleetkeeper_engine",
-            site / "fleetkeeper_engine",
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+        ignore = shutil.ignore_patterns("__pycache__")
+        for package in ("contract/fleetkeeper_contract", "engine_image/fleetkeeper_engine"):
+            source = REPOSITORY / package
+            shutil.copytree(source, site / source.name, ignore=ignore)
         # The same code gives the same layer only if the temporary directory's name is not in it.
         _compile(site, "-s", str(root), "-p", "/")
         shutil.copytree(inspected, root / VENV / "share" / "fleetkeeper" / inspected.name)

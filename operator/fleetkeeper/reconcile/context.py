@@ -14,6 +14,7 @@ from typing import Literal
 from fleetkeeper.api.profile import ProfileCatalog
 from fleetkeeper.common.budget import Budget
 from fleetkeeper.reconcile.profiles import default_catalog
+from fleetkeeper_contract.version import VERSION
 
 EMPTY_KEYS = '{"keys":[]}'
 """A JWKS without a key: engines serve requests and refuse every limits request."""
@@ -91,7 +92,7 @@ class PodSecurity:
 class RouterSettings:
     """The settings of the router of each service."""
 
-    image: str = "fleetkeeper-router:0.1.0"
+    image: str = f"fleetkeeper-router:{VERSION}"
     """The image that contains vllm-router."""
     cpu: str = "250m"
     """The CPU request. There is no limit, because a throttled router delays every request."""
