@@ -30,7 +30,6 @@ from typing import Any, TypeVar
 
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, goes_first, is_realtime, microseconds
 from fleetkeeper_engine.in_vllm.realtime_reserve import (
-    PREFILL_QUANTUM_TOKENS,
     RESERVE_KEPT_S,
     RecentPeak,
     active_sequences,
@@ -43,7 +42,13 @@ from fleetkeeper_engine.in_vllm.stats import (
     Waiting,
     prefill_tokens_of,
 )
-from fleetkeeper_engine.limits import LimitRange, Limits, limits_change_at, limits_in_force
+from fleetkeeper_engine.limits import (
+    PREFILL_QUANTUM_TOKENS,
+    LimitRange,
+    Limits,
+    limits_change_at,
+    limits_in_force,
+)
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
 from fleetkeeper_engine.shm.region import Region
 

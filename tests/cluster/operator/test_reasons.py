@@ -19,7 +19,7 @@ from fleetkeeper.adapters.kubernetes.resources import DEPLOYMENT, INFERENCE_SERV
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper.api.schema.crd import desired_crd
 from fleetkeeper.reconcile.observe.pod_problems import ADVICE
-from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_local.controlplane import ControlPlane, KubectlError
 from tests.support.operator_world import (

@@ -13,24 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.autoscale.constants import AGEING_S, FRESH_S, WINDOW_S
-from fleetkeeper.autoscale.signals.histogram_edges import (
-    BATCH_TIME_EDGES_S,
-    QUEUE_WAIT_EDGES_S,
-    Edges,
-    snap_down,
-)
+from fleetkeeper.autoscale.signals.histogram_edges import Edges, snap_down
 from fleetkeeper.autoscale.signals.pod_history import PodTrack, accept, grade_of
 from fleetkeeper.autoscale.signals.samples import (
     Counters,
     Gauges,
     PodSample,
     Source,
-    StepSums,
     why_impossible,
 )
 from fleetkeeper.autoscale.signals.series_map import sample_of
 from fleetkeeper.autoscale.signals.service_signals import Signals, SignalsMemory, observe_service
 from fleetkeeper.autoscale.types import ControlSettings, Grade
+from fleetkeeper_contract.histogram_buckets import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S
+from fleetkeeper_contract.step_terms import StepSums
 from tests.support.control_cases import NOW, Loop, pod_view, sample
 from tests.support.engine_metrics import metrics_series
 from tests.support.lanes import examples

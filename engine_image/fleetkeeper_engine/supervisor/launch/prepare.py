@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.spec import Accelerator, DType, EngineDocument
 from fleetkeeper_engine.supervisor.launch import cpu_probe, fetch, model_info_cache
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment

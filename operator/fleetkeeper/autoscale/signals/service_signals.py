@@ -31,7 +31,12 @@ from fleetkeeper.autoscale.signals.pod_history import (
     is_overdue,
     is_warmed_up,
 )
-from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample, Source
+from fleetkeeper.autoscale.signals.samples import (
+    Counters,
+    Gauges,
+    PodSample,
+    Source,
+)
 from fleetkeeper.autoscale.signals.windows import Window, close_window, judged_waits
 from fleetkeeper.autoscale.types import Grade, PodView
 

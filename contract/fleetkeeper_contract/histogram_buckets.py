@@ -1,9 +1,6 @@
-"""Bucket edges of the exported histograms."""
+"""Bucket edges of the histograms that the engine exports and at which the operator counts attainment."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 MAX_RATIO = 1.25
 """No edge is more than this factor above the previous one, except for integers below 5."""
@@ -11,7 +8,7 @@ MAX_RATIO = 1.25
 _DIVISIONS = ((1.0, 2.0, 4), (2.0, 5.0, 5), (5.0, 10.0, 4))
 
 
-def edges_between(lowest: float, highest: float) -> tuple[float, ...]:
+def _edges_between(lowest: float, highest: float) -> tuple[float, ...]:
     """Return edges from `lowest` to `highest`, each at most 1.25 times the previous one.
 
     Within a decade, 1 -> 2 -> 5 -> 10 is divided geometrically into 4, 5 and 4 steps (ratios 1.189,
@@ -30,22 +27,12 @@ def edges_between(lowest: float, highest: float) -> tuple[float, ...]:
     return tuple(sorted(edges))
 
 
-def whole_edges_between(lowest: int, highest: int) -> tuple[float, ...]:
+def _whole_edges_between(lowest: int, highest: int) -> tuple[float, ...]:
     """Return edges for counts: rounded to whole numbers, without duplicates."""
-    return tuple(sorted({float(round(edge)) for edge in edges_between(lowest, highest)}))
+    return tuple(sorted({float(round(edge)) for edge in _edges_between(lowest, highest)}))
 
 
-QUEUE_WAIT_EDGES_S = edges_between(0.005, 60.0)
-BATCH_TIME_EDGES_S = edges_between(0.001, 10.0)
-BATCH_SEQUENCES_EDGES = whole_edges_between(1, 2048)
-BATCH_TOKENS_EDGES = whole_edges_between(1, 65536)
-
-
-def cumulative(buckets: Sequence[int]) -> tuple[int, ...]:
-    """Return the counts of values <= each edge, as Prometheus' `le`. The last is the total."""
-    return tuple(accumulate(buckets))
-
-
-def snap_down(edges: Iterable[float], value: float) -> float | None:
-    """Return the highest edge that is not above `value`, or None if all are above it."""
-    return max((edge for edge in edges if edge <= value), default=None)
+QUEUE_WAIT_EDGES_S = _edges_between(0.005, 60.0)
+BATCH_TIME_EDGES_S = _edges_between(0.001, 10.0)
+BATCH_SEQUENCES_EDGES = _whole_edges_between(1, 2048)
+BATCH_TOKENS_EDGES = _whole_edges_between(1, 65536)
