@@ -49,8 +49,8 @@ from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
 from fleetkeeper_contract.step_terms import StepSums
-from fleetkeeper_local.ports import free_ports
-from fleetkeeper_local.programs import program_path
+from fleetkeeper_local.control_plane.ports import free_ports
+from fleetkeeper_local.control_plane.programs import program_path
 
 SHARDS = 20
 """Scrape targets; each serves the pods of a twentieth of the services, with their labels."""

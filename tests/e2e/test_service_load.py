@@ -11,7 +11,7 @@ import pytest
 
 from fleetkeeper_engine.limits import PREFILL_QUANTUM_TOKENS
 from fleetkeeper_local.demo.fleet import Fleet
-from fleetkeeper_local.node import Node
+from fleetkeeper_local.node.node import Node
 from tests.support.service_world import (
     HEAVY,
     await_measured,

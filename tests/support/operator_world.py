@@ -35,8 +35,8 @@ from fleetkeeper.adapters.kubernetes.resources import (
     Resource,
 )
 from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper_local.controlplane import ControlPlane
-from fleetkeeper_local.ports import free_ports
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.helm_chart import only, rendered
 from tests.support.plane_state import mend, state_of
 

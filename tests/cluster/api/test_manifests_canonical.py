@@ -18,7 +18,7 @@ from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.engine import desired_engine_deployment
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.golden_services import CASES
 from tests.support.random_specs import allowed, random_services
 

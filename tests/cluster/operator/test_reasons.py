@@ -21,7 +21,8 @@ from fleetkeeper.api.schema.crd import desired_crd
 from fleetkeeper.reconcile.observe.pod_problems import ADVICE
 from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.supervisor.termination import Death
-from fleetkeeper_local.controlplane import ControlPlane, KubectlError
+from fleetkeeper_local.control_plane.access import KubectlError
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import (
     CRDS,
     HOOKED,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleetkeeper_engine.tools.install import install
-from fleetkeeper_local import engine_layers, oci
+from fleetkeeper_local.images import engine_layers, oci
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = {"fleetkeeper_contract", "fleetkeeper_engine"}

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from fleetkeeper_local.files import write_file
-from fleetkeeper_local.flags import CLUSTER_DOMAIN, KUBELET_CLIENT
-from fleetkeeper_local.programs import program_path
-from fleetkeeper_local.settings import DNS_IP, NodeSettings
+from fleetkeeper_local.common.files import write_file
+from fleetkeeper_local.control_plane.flags import CLUSTER_DOMAIN, KUBELET_CLIENT
+from fleetkeeper_local.control_plane.programs import program_path
+from fleetkeeper_local.node.settings import DNS_IP, NodeSettings
 
 Manifest = dict[str, Any]
 

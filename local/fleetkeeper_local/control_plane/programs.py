@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.paths import NODE_SOURCES, cache_dir
-from fleetkeeper_local.report import say
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.paths import NODE_SOURCES, cache_dir
+from fleetkeeper_local.common.report import say
 
 KUBERNETES_VERSION = "1.36.3"
 HELM_VERSION = "3.22.0"

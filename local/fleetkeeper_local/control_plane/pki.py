@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fleetkeeper_local.files import write_file
+from fleetkeeper_local.common.files import write_file
 
 VALID_DAYS = 365
 

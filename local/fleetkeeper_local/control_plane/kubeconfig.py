@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from fleetkeeper_local.files import write_file
-from fleetkeeper_local.pki import Identity
+from fleetkeeper_local.common.files import write_file
+from fleetkeeper_local.control_plane.pki import Identity
 
 
 def write_kubeconfig(

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fleetkeeper_local.files import write_file
-from fleetkeeper_local.programs import program_path
-
-if TYPE_CHECKING:
-    from fleetkeeper_local.controlplane import Endpoint
+from fleetkeeper_local.common.files import write_file
+from fleetkeeper_local.control_plane.access import Endpoint
+from fleetkeeper_local.control_plane.programs import program_path
 
 CLUSTER_DOMAIN = "cluster.local"
 CLUSTER_SUFFIX = f".default.svc.{CLUSTER_DOMAIN}"

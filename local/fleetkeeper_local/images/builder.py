@@ -7,7 +7,6 @@ base is made from Debian packages, and an environment that is ready on disk beco
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import ssl
@@ -17,20 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleetkeeper_local import engine_layers, oci, packages, registry
-from fleetkeeper_local.context import context_digest
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.lock import exclusive
-from fleetkeeper_local.paths import REPOSITORY, cache_dir
-from fleetkeeper_local.report import say
-from fleetkeeper_local.shell import attempt, run
+from fleetkeeper_local.common import packages
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.lock import exclusive
+from fleetkeeper_local.common.paths import REPOSITORY, cache_dir
+from fleetkeeper_local.common.report import say
+from fleetkeeper_local.common.shell import attempt, run
+from fleetkeeper_local.images import engine_layers, oci, registry
+from fleetkeeper_local.images.base import base_layout
+from fleetkeeper_local.images.context import context_digest
 
 BASE_VARIABLE = "FLEETKEEPER_BASE_IMAGE"
 """Names another base image, such as the official Python one, if a registry can be reached."""
 
-SUITE = "bookworm"
-BASE_PACKAGES = ("ca-certificates", "libnuma1", "python3", "python3-venv")
-"""vLLM's CPU kernels are linked to libnuma1. The local base image has no package sources."""
 BUILD_TIMEOUT_S = 1800.0
 BUILD_DISK_GIB = 15
 GIB = 1024**3
@@ -184,72 +182,10 @@ def layered_image(
     return Image(name, tag, f"oci:{layout}:1")
 
 
-def base_layout() -> Path:
-    """Return the OCI layout of a small Debian with Python, made once by debootstrap and cached.
-
-    Raises:
-        LocalError: packages or network are missing.
-    """
-    recipe = f"{SUITE} {' '.join(BASE_PACKAGES)} 2"
-    key = hashlib.sha256(recipe.encode()).hexdigest()[:16]
-    home = cache_dir() / "images" / f"base-{key}"
-    with exclusive(cache_dir() / "images"):
-        if not (home / "index.json").exists():
-            packages.ensure_packages(packages.IMAGE_PACKAGES)
-            _bootstrap(home)
-    return home
-
-
 def base_image() -> Image:
     """Return the base as an image with a shell and Python, for pods of the tests."""
     layout = base_layout()
     return Image("base", layout.name.removeprefix("base-"), f"oci:{layout}:1")
-
-
-def _bootstrap(home: Path) -> None:
-    if os.geteuid() != 0:
-        raise LocalError("building the base image needs root (debootstrap)")
-    say("building the base image from Debian packages (about a minute, once)")
-    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".base-") as scratch:
-        root = Path(scratch) / "root"
-        run(
-            *("debootstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}"),
-            *(SUITE, root, _debian_mirror()),
-            timeout_s=BUILD_TIMEOUT_S,
-        )
-        layer = oci.write_layer(
-            root,
-            "",
-            Path(scratch) / "layer",
-            keep_rights=True,
-            # Caches, and files that name the build machine.
-            exclude=(
-                "./var/cache/apt/*",
-                "./var/lib/apt/lists/*",
-                "./var/log/*",
-                "./etc/hostname",
-                "./etc/resolv.conf",
-                "./etc/apt/sources.list",
-                "./usr/share/doc/*",
-                "./usr/share/locale/*",
-                "./usr/share/man/*",
-                "./dev/*",
-            ),
-        )
-        config = oci.ImageConfig(
-            command=["python3"],
-            env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-        )
-        oci.write_image(Path(scratch) / "layout", [layer], config).replace(home)
-
-
-def _debian_mirror() -> str:
-    """Return the mirror that this machine's apt uses."""
-    sites = attempt("apt-get", "indextargets", "--format", "$(SITE)").stdout.split()
-    mirrors = [site for site in sites if not site.rstrip("/").endswith("-security")]
-    if not mirrors:
-        raise LocalError("apt has no Debian mirror; check /etc/apt/sources.list.d")
-    return mirrors[0]
 
 
 def _import_base() -> str:

@@ -9,55 +9,31 @@ from __future__ import annotations
 
 import json
 import shutil
-import ssl
-import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from fleetkeeper_local import flags, lock, probes
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.fakenodes import FakeNodes
-from fleetkeeper_local.files import write_file
-from fleetkeeper_local.kubeconfig import write_kubeconfig
-from fleetkeeper_local.pki import Authority, Identity, ensure_signing_key
-from fleetkeeper_local.ports import PortInUse, free_ports, require_free
-from fleetkeeper_local.processes import Processes
-from fleetkeeper_local.programs import build_programs, program_path
+from fleetkeeper_local.common import lock
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.files import write_file
+from fleetkeeper_local.control_plane import flags, probes
+from fleetkeeper_local.control_plane.access import STATE_FILE, Access, Endpoint
+from fleetkeeper_local.control_plane.fake_nodes import FakeNodes
+from fleetkeeper_local.control_plane.kubeconfig import write_kubeconfig
+from fleetkeeper_local.control_plane.pki import Authority, ensure_signing_key
+from fleetkeeper_local.control_plane.ports import PortInUse, require_free
+from fleetkeeper_local.control_plane.processes import Processes
+from fleetkeeper_local.control_plane.programs import build_programs
 
 START_TIMEOUT_S = 120.0
 """Generous: a start takes 3 s on an idle machine and half a minute under a load average of 20."""
 PORT_ATTEMPTS = 5
-STATE_FILE = "control-plane.json"
 
 
-class KubectlError(LocalError):
-    """A kubectl command that failed; the text is its output."""
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """The address and ports of one control plane, stored so that each `up` uses the same ones."""
-
-    host: str
-    api: int
-    etcd: int
-    etcd_peer: int
-    controller_manager: int
-    scheduler: int
-    kwok: int
-
-    @classmethod
-    def free(cls, host: str = "127.0.0.1", api: int | None = None) -> Endpoint:
-        """Return an endpoint with free ports; the API server's port may be given."""
-        ports = free_ports(6)
-        return cls(host, api if api is not None else ports[0], *ports[1:])
-
-
-class ControlPlane:
+class ControlPlane(Access):
     """A control plane; as a context manager, it starts and stops itself.
 
     Example:
@@ -84,60 +60,11 @@ class ControlPlane:
             real_node: whether a real kubelet runs real pods behind the API server.
         """
         self._temporary = directory is None
-        self.directory = directory or Path(tempfile.mkdtemp(prefix="fleetkeeper-"))
+        folder = directory or Path(tempfile.mkdtemp(prefix="fleetkeeper-"))
+        super().__init__(folder, endpoint, Processes(folder, tied=tied))
         self._scheduler = scheduler
-        self._endpoint = endpoint
         self._real_node = real_node
-        self.processes = Processes(self.directory, tied=tied)
         self._fake_nodes = FakeNodes(self, taint=real_node)
-
-    # -- addresses and files ------------------------------------------------------------------
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The address and ports.
-
-        Raises:
-            LocalError: the control plane was never started.
-        """
-        if self._endpoint is None:
-            self._endpoint = self._read_state()
-        if self._endpoint is None:
-            raise LocalError(f"no control plane was started in {self.directory}")
-        return self._endpoint
-
-    @property
-    def pki(self) -> Path:
-        """The directory of the certificates."""
-        return self.directory / "pki"
-
-    @property
-    def ca_file(self) -> Path:
-        """The certificate of the authority that signed the API server's certificate."""
-        return self.pki / "ca.crt"
-
-    @property
-    def apiserver_url(self) -> str:
-        """`https://HOST:PORT` of the API server."""
-        return f"https://{self.endpoint.host}:{self.endpoint.api}"
-
-    @property
-    def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig (user `admin`, group `system:masters`)."""
-        return self.directory / "admin.kubeconfig"
-
-    @property
-    def audit_log(self) -> Path:
-        """One JSON event per line for every request, at level Metadata, without RequestReceived."""
-        return self.directory / "audit.log"
-
-    def is_described(self) -> bool:
-        """Return whether an earlier start stored the address and ports."""
-        return self._endpoint is not None or self._read_state() is not None
-
-    def use_endpoint(self, endpoint: Endpoint) -> None:
-        """Set the address and ports before the first start."""
-        self._endpoint = endpoint
 
     # -- lifecycle ----------------------------------------------------------------------------
 
@@ -150,7 +77,7 @@ class ControlPlane:
         build_programs(["fleetkeeper-node"])
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         before = set(self.processes.names())
-        fixed = self._endpoint is not None or self._read_state() is not None
+        fixed = self.is_described()
         for attempt in range(PORT_ATTEMPTS):
             try:
                 self._start_once()
@@ -200,63 +127,6 @@ class ControlPlane:
         """Stop the control plane."""
         self.stop()
 
-    # -- use ----------------------------------------------------------------------------------
-
-    def kubectl(
-        self,
-        *args: str,
-        input: str | None = None,  # noqa: A002 - subprocess's own name for it
-        kubeconfig: Path | None = None,
-        timeout_s: float = 120.0,
-    ) -> str:
-        """Run kubectl as the administrator (or with another kubeconfig) and return its output.
-
-        Raises:
-            KubectlError: kubectl failed or timed out.
-        """
-        argv = [str(program_path("kubectl")), "--kubeconfig", str(kubeconfig or self.kubeconfig)]
-        argv += ["--cache-dir", str(self.directory / "kubectl-cache"), *args]
-        try:
-            done = subprocess.run(
-                argv, input=input, capture_output=True, text=True, check=False, timeout=timeout_s
-            )
-        except subprocess.TimeoutExpired as error:
-            raise KubectlError(
-                f"kubectl {' '.join(args)}: timed out after {timeout_s} s"
-            ) from error
-        if done.returncode:
-            raise KubectlError(f"kubectl {' '.join(args)}: {done.stderr.strip() or done.stdout}")
-        return done.stdout
-
-    def get(self, path: str) -> Any:  # noqa: ANN401 - any JSON
-        """Return the decoded response to an administrator's GET of an API path, None if not 200."""
-        return probes.fetch_json(self.apiserver_url + path, self._context())
-
-    def user_kubeconfig(self, name: str, groups: Sequence[str] = ()) -> Path:
-        """Write a kubeconfig with a client certificate for a user; only RBAC grants permissions."""
-        safe = name.replace("/", "_").replace(":", "_")
-        identity = Authority(self.pki, "ca").issue(f"user-{safe}", name, groups=groups)
-        return write_kubeconfig(
-            self.directory / "users" / f"{safe}.kubeconfig",
-            self.apiserver_url,
-            self.ca_file,
-            name,
-            identity,
-        )
-
-    def service_account_kubeconfig(
-        self, namespace: str, name: str, *, duration: str = "8h"
-    ) -> Path:
-        """Write a kubeconfig with a bearer token of an existing ServiceAccount."""
-        token = self.kubectl("-n", namespace, "create", "token", name, "--duration", duration)
-        return write_kubeconfig(
-            self.directory / "users" / f"{namespace}-{name}.kubeconfig",
-            self.apiserver_url,
-            self.ca_file,
-            f"system:serviceaccount:{namespace}:{name}",
-            token.strip(),
-        )
-
     def add_nodes(
         self, count: int, gpus: int = 8, labels: Mapping[str, str] | None = None
     ) -> list[str]:
@@ -283,7 +153,7 @@ class ControlPlane:
 
     def _start_once(self) -> None:
         if self._endpoint is None:
-            self._endpoint = self._read_state() or Endpoint.free()
+            self._endpoint = self.read_endpoint() or Endpoint.free()
         endpoint = self._endpoint
         self._write_files()
         self._check_ports()
@@ -360,26 +230,16 @@ class ControlPlane:
         flags.write_configs(self.directory)
 
     def _api_ready(self) -> bool:
-        return probes.answers_ok(f"{self.apiserver_url}/readyz", self._context())
+        return probes.answers_ok(f"{self.apiserver_url}/readyz", self.context())
 
     def _has_default_account(self) -> bool:
         path = "/api/v1/namespaces/default/serviceaccounts/default"
-        return probes.answers_ok(self.apiserver_url + path, self._context())
+        return probes.answers_ok(self.apiserver_url + path, self.context())
 
     def _schedules(self) -> bool:
         """Return whether the scheduler has synced; its certificate proves that it is ours."""
         url = f"https://127.0.0.1:{self.endpoint.scheduler}/readyz"
         return probes.answers_ok(url, probes.client_context(self.ca_file, None))
-
-    def _context(self) -> ssl.SSLContext:
-        identity = Identity(self.pki / "admin.crt", self.pki / "admin.key")
-        return probes.client_context(self.ca_file, identity)
-
-    def _read_state(self) -> Endpoint | None:
-        try:
-            return Endpoint(**json.loads((self.directory / STATE_FILE).read_text()))
-        except (FileNotFoundError, json.JSONDecodeError, TypeError):
-            return None  # never started, or interrupted while it wrote
 
     def _undo(self, before: set[str]) -> None:
         """Kill what a failed start had started."""

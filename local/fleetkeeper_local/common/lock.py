@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.common.errors import LocalError
 
 MACHINE = Path("/run/fleetkeeper-local.node")
 """Names the directory of the node that runs on this machine; a reboot removes both."""

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper_local.pki import Identity
+from fleetkeeper_local.control_plane.pki import Identity
 
 TIMEOUT_S = 5.0
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.common.errors import LocalError
 
 if TYPE_CHECKING:
     import kubernetes

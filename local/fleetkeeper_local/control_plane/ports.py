@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.common.errors import LocalError
 
 LOWEST, HIGHEST = 20000, 32000
 """Below the range of ephemeral ports (from 32768): a client connection does not take a port

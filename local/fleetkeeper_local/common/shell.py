@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.common.errors import LocalError
 
 TIMEOUT_S = 60.0
 

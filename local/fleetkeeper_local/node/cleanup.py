@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from fleetkeeper_local import hostnet
-from fleetkeeper_local.nodeflags import CNI_NETWORK
-from fleetkeeper_local.settings import NodeSettings
-from fleetkeeper_local.shell import attempt
+from fleetkeeper_local.common.shell import attempt
+from fleetkeeper_local.node import hostnet
+from fleetkeeper_local.node.flags import CNI_NETWORK
+from fleetkeeper_local.node.settings import NodeSettings
 
 CGROUPS = Path("/sys/fs/cgroup")
 CNI_STATE = Path("/var/lib/cni")

@@ -13,11 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fleetkeeper_local import oci
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.paths import REPOSITORY, cache_dir
-from fleetkeeper_local.report import say
-from fleetkeeper_local.shell import run
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.paths import REPOSITORY, cache_dir
+from fleetkeeper_local.common.report import say
+from fleetkeeper_local.common.shell import run
+from fleetkeeper_local.images import oci
 
 VENV = "opt/venv"
 COMPILE_TIMEOUT_S = 600.0

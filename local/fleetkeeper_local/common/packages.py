@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.report import say
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.report import say
 
 CNI_PLUGINS = Path("/usr/lib/cni")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from fleetkeeper_local import probes
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.files import write_file
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.files import write_file
+from fleetkeeper_local.control_plane import probes
 
 PUSH_TIMEOUT_S = 900
 

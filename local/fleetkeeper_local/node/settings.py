@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleetkeeper_local.paths import data_dir
+from fleetkeeper_local.common.paths import data_dir
 
 DNS_IP = "10.96.0.10"
 

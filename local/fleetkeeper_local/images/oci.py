@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.common.errors import LocalError
 
 CHUNK_BYTES = 1 << 20
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+zstd"

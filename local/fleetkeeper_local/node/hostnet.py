@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.settings import NodeSettings
-from fleetkeeper_local.shell import attempt, run
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.shell import attempt, run
+from fleetkeeper_local.node.settings import NodeSettings
 
 SYSCTLS = (
     "net/ipv4/ip_forward",

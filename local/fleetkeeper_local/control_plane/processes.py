@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.ports import PortInUse
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.control_plane.ports import PortInUse
 
 POLL_S = 0.03
 """Time between two readiness checks of a starting component."""

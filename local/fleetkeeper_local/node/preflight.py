@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.settings import NodeSettings
-from fleetkeeper_local.shell import attempt
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.shell import attempt
+from fleetkeeper_local.node.settings import NodeSettings
 
 GIB = 1024**3
 DISK_GIB = 10

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from fleetkeeper_local import flags, probes
-from fleetkeeper_local.programs import build_programs
-
-if TYPE_CHECKING:
-    from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane import flags, probes
+from fleetkeeper_local.control_plane.access import Access
+from fleetkeeper_local.control_plane.programs import build_programs
 
 ANNOTATION = "kwok.x-k8s.io/node"
 GPU = "nvidia.com/gpu"
@@ -63,7 +60,7 @@ _RBAC: list[dict[str, object]] = [
 class FakeNodes:
     """The fake nodes of one control plane."""
 
-    def __init__(self, plane: ControlPlane, *, taint: bool = False) -> None:
+    def __init__(self, plane: Access, *, taint: bool = False) -> None:
         """Describe the nodes; kwok starts with the first one.
 
         Args:

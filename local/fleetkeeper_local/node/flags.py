@@ -8,11 +8,11 @@ from pathlib import Path
 
 import yaml
 
-from fleetkeeper_local.files import write_file
-from fleetkeeper_local.flags import CLUSTER_DOMAIN
-from fleetkeeper_local.packages import CNI_PLUGINS
-from fleetkeeper_local.programs import program_path
-from fleetkeeper_local.settings import DNS_IP, NodeSettings
+from fleetkeeper_local.common.files import write_file
+from fleetkeeper_local.common.packages import CNI_PLUGINS
+from fleetkeeper_local.control_plane.flags import CLUSTER_DOMAIN
+from fleetkeeper_local.control_plane.programs import program_path
+from fleetkeeper_local.node.settings import DNS_IP, NodeSettings
 
 CNI_NETWORK = "fleetkeeper-local"
 KUBELET_PORT = 10250

@@ -7,27 +7,19 @@ import shutil
 import time
 from pathlib import Path
 
-from fleetkeeper_local import (
-    addons,
-    cleanup,
-    hostnet,
-    lock,
-    nodeflags,
-    oci,
-    packages,
-    preflight,
-    probes,
-    programs,
-    registry,
-)
-from fleetkeeper_local.controlplane import ControlPlane, Endpoint
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.kubeconfig import write_kubeconfig
-from fleetkeeper_local.pki import Authority
-from fleetkeeper_local.ports import is_free, require_free
-from fleetkeeper_local.processes import Processes
-from fleetkeeper_local.report import say
-from fleetkeeper_local.settings import NodeSettings
+from fleetkeeper_local.common import lock, packages
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.report import say
+from fleetkeeper_local.control_plane import probes, programs
+from fleetkeeper_local.control_plane.access import Endpoint
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.control_plane.kubeconfig import write_kubeconfig
+from fleetkeeper_local.control_plane.pki import Authority
+from fleetkeeper_local.control_plane.ports import is_free, require_free
+from fleetkeeper_local.control_plane.processes import Processes
+from fleetkeeper_local.images import oci, registry
+from fleetkeeper_local.node import addons, cleanup, flags, hostnet, preflight
+from fleetkeeper_local.node.settings import NodeSettings
 
 START_TIMEOUT_S = 120.0
 STOP_ORDER = (
@@ -111,7 +103,7 @@ class Node:
         wanted = [
             ("registry", "127.0.0.1", settings.registry_port),
             ("kube-apiserver", own, settings.api_port),
-            ("kubelet", own, nodeflags.KUBELET_PORT),
+            ("kubelet", own, flags.KUBELET_PORT),
             ("kube-proxy", "127.0.0.1", 10256),
         ]
         if settings.prometheus:
@@ -123,7 +115,7 @@ class Node:
     def _start(self) -> None:
         self._started_s = time.monotonic()
         settings = self.settings
-        nodeflags.write_settings(settings)
+        flags.write_settings(settings)
         hostnet.remember_sysctls(self.directory / "sysctls.json")
         hostnet.ensure_bridge(settings)
         with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
@@ -152,7 +144,7 @@ class Node:
         settings = self.settings
         config = self.directory / "registry.yaml"
         registry.write_registry_config(config, self.directory / "registry", settings.registry_port)
-        self.processes.start("registry", nodeflags.registry(settings))
+        self.processes.start("registry", flags.registry(settings))
         self.processes.await_ready(
             "registry",
             lambda: probes.answers_ok(f"http://127.0.0.1:{settings.registry_port}/v2/"),
@@ -160,8 +152,8 @@ class Node:
         )
         pause = self._ensure_binary_image("pause")
         coredns = self._ensure_binary_image("coredns")
-        nodeflags.write_node_configs(settings, pause)
-        self.processes.start("containerd", nodeflags.containerd(settings))
+        flags.write_node_configs(settings, pause)
+        self.processes.start("containerd", flags.containerd(settings))
         self.processes.await_ready(
             "containerd", settings.containerd_socket.is_socket, START_TIMEOUT_S
         )
@@ -204,8 +196,8 @@ class Node:
                 user,
                 authority.issue(name, user, groups=groups),
             )
-        self.processes.start("kubelet", nodeflags.kubelet(settings))
-        self.processes.start("kube-proxy", nodeflags.kube_proxy(settings))
+        self.processes.start("kubelet", flags.kubelet(settings))
+        self.processes.start("kube-proxy", flags.kube_proxy(settings))
         self.processes.await_ready("kubelet", self._node_ready, START_TIMEOUT_S)
         self.processes.await_ready(
             "kube-proxy", lambda: probes.answers_ok("http://127.0.0.1:10256/livez"), START_TIMEOUT_S
