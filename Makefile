@@ -28,13 +28,14 @@ setup: ## Make the virtual environment for the operator and the tests
 setup-engine: ## Make the virtual environment with torch and vLLM for CPU (6 GB)
 	@$(PYTHON) scripts/setup.py engine
 
-check: setup ## Format, lint, types, layers, generated files
+check: setup ## Format, lint, types, layers, generated files, locks
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python scripts/generate.py --check
 	@$(BIN)/python scripts/check_go.py
+	@$(PYTHON) scripts/setup.py check-lock
 	@if [ -f charts/fleetkeeper/Chart.yaml ]; then \
 		$$($(LOCAL) program helm) lint --quiet --strict charts/fleetkeeper; fi
 
@@ -48,7 +49,7 @@ fmt: setup ## Format, and apply the fixes of ruff
 generate: setup ## Write the generated files: CRD, reference, text catalogue
 	@$(BIN)/python scripts/generate.py
 
-lock: ## Pin the dependencies again, with hashes
+lock: ## Pin the dependencies again, with hashes: uv.lock and the requirements of the images
 	@$(PYTHON) scripts/setup.py lock
 
 programs: setup ## Build the cluster's programs from Go modules (10 minutes the first time)

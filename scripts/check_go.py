@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fleetkeeper_local.paths import NODE_SOURCES, cache_dir
+from fleetkeeper_local.common.paths import NODE_SOURCES, cache_dir
 
 
 def main() -> None:

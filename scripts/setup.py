@@ -1,11 +1,12 @@
 """Create the virtual environments and the lock files. Needs only Python's standard library.
 
-    python3 scripts/setup.py dev      # .venv: the operator and its tests
-    python3 scripts/setup.py engine   # .venv-engine, on torch and vLLM for CPU in the cache
-    python3 scripts/setup.py lock     # requirements/*.txt, pinned with hashes
+    python3 scripts/setup.py dev         # .venv from uv.lock: the operator and its tests
+    python3 scripts/setup.py engine      # .venv-engine, on torch and vLLM for CPU in the cache
+    python3 scripts/setup.py lock        # uv.lock and requirements/*.txt, pinned with hashes
+    python3 scripts/setup.py check-lock  # fails if one of them is out of date
 
-Each environment has a stamp with the digest of its inputs. If the stamp matches, nothing is done.
-An interrupted run leaves no stamp, and the next run completes it.
+An engine environment has a stamp with the digest of its inputs. If the stamp matches, nothing is
+done. An interrupted run leaves no stamp, and the next run completes it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +32,15 @@ ENGINE_DISK_GIB = 25
 DEV_DISK_GIB = 2
 BUILD_PINS = ["--build-constraint", str(REQUIREMENTS / "build.txt")]
 """Pins the build tools of our own packages, so that an install is reproducible."""
+WORKSPACE = ("fleetkeeper", "fleetkeeper-contract", "fleetkeeper-engine", "fleetkeeper-local")
+EXPORTS = {
+    "bootstrap": ["--only-group", "bootstrap"],
+    "build": ["--only-group", "build"],
+    "engine-package": ["--package", "fleetkeeper-engine", "--extra", "cuda"],
+    "operator": ["--package", "fleetkeeper"],
+    "router": ["--only-group", "router"],
+}
+"""The requirement files that are exported from uv.lock, and what of it each contains."""
 
 
 def cache_dir() -> Path:
@@ -106,45 +117,22 @@ def bootstrap_uv() -> Path:
     return tool
 
 
+def make_dev() -> None:
+    """Make .venv equal to uv.lock: what `make check`, the operator and the tests need."""
+    python = ROOT / ".venv" / "bin" / "python"
+    if not python.exists():
+        require_disk(cache_dir(), DEV_DISK_GIB, "the development environment")
+        say("creating .venv (operator and tests)")
+    uv = bootstrap_uv()
+    # Our packages are built by the build tools that uv.lock pins with hashes, in .venv itself.
+    ours = [word for name in WORKSPACE for word in ("--no-build-isolation-package", name)]
+    run([uv, "sync", "--quiet", "--frozen", "--python", sys.executable, *ours])
+
+
 def stamped(home: Path, stamp: str) -> bool:
     """Return whether the environment was completed from exactly these inputs."""
     mark = home / ".fleetkeeper-stamp"
     return mark.exists() and mark.read_text() == stamp
-
-
-def make_dev() -> None:
-    """Create .venv with what `make check`, the operator and the tests need."""
-    home = ROOT / ".venv"
-    pins = REQUIREMENTS / "dev.txt"
-    stamp = digest([pins, ROOT / "pyproject.toml", ROOT / "engine_image" / "pyproject.toml"])
-    if stamped(home, stamp):
-        return
-    require_disk(cache_dir(), DEV_DISK_GIB, "the development environment")
-    started = time.monotonic()
-    uv = bootstrap_uv()
-    say("creating .venv (operator and tests)")
-    if not (home / "bin" / "python").exists():
-        run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
-    python = home / "bin" / "python"
-    run([uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, pins])
-    run(
-        [
-            uv,
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            *BUILD_PINS,
-            "--python",
-            python,
-            "-e",
-            ".",
-            "-e",
-            "engine_image",
-        ]
-    )
-    (home / ".fleetkeeper-stamp").write_text(stamp)
-    say(f".venv is ready ({time.monotonic() - started:.0f} s)")
 
 
 def engine_pins() -> list[Path]:
@@ -190,77 +178,55 @@ def make_engine() -> None:
     """
     base = make_engine_base()
     home = ROOT / ".venv-engine"
-    stamp = f"{base.name} {digest([ROOT / 'engine_image' / 'pyproject.toml'])}"
+    version = ROOT / "contract" / "fleetkeeper_contract" / "version.py"
+    stamp = f"{base.name} {digest([ROOT / 'engine_image' / 'pyproject.toml', version])}"
     if stamped(home, stamp):
         return
     uv = bootstrap_uv()
     if home.is_symlink():
         home.unlink()
     run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    stock = base / "lib" / version / "site-packages"
-    (home / "lib" / version / "site-packages" / "engine-base.pth").write_text(
-        f"import site; site.addsitedir({str(stock)!r})\n"
+    packages = Path("lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+    (home / packages / "engine-base.pth").write_text(
+        f"import site; site.addsitedir({str(base / packages)!r})\n"
     )
     link = home / "base"
     link.unlink(missing_ok=True)
     link.symlink_to(base)
     python = home / "bin" / "python"
     install: list[str | Path] = [uv, "pip", "install", "--quiet", "--no-deps", *BUILD_PINS]
-    run([*install, "--python", python, "-e", "engine_image"])
+    run([*install, "--python", python, "-e", "contract", "-e", "engine_image"])
     (home / ".fleetkeeper-stamp").write_text(stamp)
 
 
 def lock() -> None:
-    """Pin every requirement again, with hashes and without index addresses."""
+    """Pin every requirement again, with hashes: uv.lock, its exports, and the engine environment."""
     uv = bootstrap_uv()
-    common = [
-        "--quiet",
-        "--generate-hashes",
-        "--no-emit-index-url",
-        "--no-header",
-        "--universal",
-        "--python-version",
-        "3.11",
-        "--upgrade",
-    ]
-    for target, source in (
-        ("bootstrap", "bootstrap.in"),
-        ("build", "build.in"),
-        ("engine-nodeps", "engine-nodeps.in"),
-        ("engine", "engine.in"),
-        ("engine-package", "engine-package.in"),
-        ("router", "router.in"),
-    ):
-        if (REQUIREMENTS / source).exists():
-            extra = ["--no-deps"] if target == "engine-nodeps" else []
-            run(
-                [
-                    uv,
-                    "pip",
-                    "compile",
-                    *common,
-                    *extra,
-                    REQUIREMENTS / source,
-                    "-o",
-                    REQUIREMENTS / f"{target}.txt",
-                ]
-            )
-    run([uv, "pip", "compile", *common, "pyproject.toml", "-o", REQUIREMENTS / "operator.txt"])
-    run(
-        [
-            uv,
-            "pip",
-            "compile",
-            *common,
-            "--extra",
-            "test",
-            "pyproject.toml",
-            "engine_image/pyproject.toml",
-            "-o",
-            REQUIREMENTS / "dev.txt",
-        ]
-    )
+    run([uv, "lock", "--quiet", "--upgrade"])
+    export(uv, REQUIREMENTS)
+    compiled = ["--quiet", "--generate-hashes", "--no-emit-index-url", "--no-header", "--universal"]
+    for name, options in (("engine", []), ("engine-nodeps", ["--no-deps"])):
+        source, target = REQUIREMENTS / f"{name}.in", REQUIREMENTS / f"{name}.txt"
+        words = [*compiled, "--python-version", "3.11", "--upgrade", *options]
+        run([uv, "pip", "compile", *words, source, "-o", target])
+
+
+def export(uv: Path, folder: Path) -> None:
+    """Write the requirements of the images and of this script from uv.lock."""
+    for name, selection in EXPORTS.items():
+        words = ["--quiet", "--frozen", "--no-header", "--no-emit-workspace", "--no-default-groups"]
+        run([uv, "export", *words, *selection, "-o", folder / f"{name}.txt"])
+
+
+def check_lock() -> None:
+    """Exit with a clear line if uv.lock or an export does not fit what it was made from."""
+    uv = bootstrap_uv()
+    run([uv, "lock", "--quiet", "--check", "--offline"])
+    with tempfile.TemporaryDirectory() as scratch:
+        export(uv, Path(scratch))
+        for made in sorted(Path(scratch).iterdir()):
+            if made.read_bytes() != (REQUIREMENTS / made.name).read_bytes():
+                fail(f"requirements/{made.name} differs from uv.lock; run: make lock")
 
 
 def main() -> None:
@@ -268,14 +234,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["dev", "engine", "lock"])
+    commands = {"dev": make_dev, "engine": make_engine, "lock": lock, "check-lock": check_lock}
+    parser.add_argument("what", choices=commands)
     what = parser.parse_args().what
     if sys.version_info < (3, 11):  # noqa: UP036 - the user's python3 may be older
         fail(
             f"Python 3.11 or later is needed, this is {sys.version.split()[0]}; set PYTHON=/path/to/python3.11"
         )
     with one_at_a_time():
-        {"dev": make_dev, "engine": make_engine, "lock": lock}[what]()
+        commands[what]()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from prometheus_client import CollectorRegistry
 from fleetkeeper.adapters.kubernetes.records import Seen
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusSettings
 from fleetkeeper.autoscale.rules.removal import Removal
-from fleetkeeper.autoscale.signals.samples import PodSample, StepSums
+from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.signals.series_map import PLACES
 from fleetkeeper.autoscale.types import LimitsRequest, PodView, PutOutcome
 from fleetkeeper.common.values import Event
@@ -49,8 +49,9 @@ from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
-from fleetkeeper_local.ports import free_ports
-from fleetkeeper_local.programs import program_path
+from fleetkeeper_contract.step_terms import StepSums
+from fleetkeeper_local.control_plane.ports import free_ports
+from fleetkeeper_local.control_plane.programs import program_path
 
 SHARDS = 20
 """Scrape targets; each serves the pods of a twentieth of the services, with their labels."""

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetkeeper_local.common.paths import data_dir
+from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo.capacity import measure_capacity
 from fleetkeeper_local.demo.figure import FAULT, LOAD, Run, Span, draw
 from fleetkeeper_local.demo.fleet import Fleet
@@ -31,10 +33,8 @@ from fleetkeeper_local.demo.recorder import Points, Recorder
 from fleetkeeper_local.demo.stage import LocalStage
 from fleetkeeper_local.demo.traffic import Traffic, joined
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
-from fleetkeeper_local.node import Node
-from fleetkeeper_local.nodeflags import read_settings
-from fleetkeeper_local.paths import data_dir
-from fleetkeeper_local.report import say
+from fleetkeeper_local.node.flags import read_settings
+from fleetkeeper_local.node.node import Node
 
 TENANT = "fleetkeeper-load"
 TITLE = "The control loop: threefold load, five minutes without Prometheus, load removed"

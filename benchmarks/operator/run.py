@@ -26,8 +26,8 @@ import aiohttp
 import yaml
 
 from fleetkeeper.adapters.keys import new_control_keys
-from fleetkeeper_local.controlplane import ControlPlane
-from fleetkeeper_local.programs import program_path
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.control_plane.programs import program_path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

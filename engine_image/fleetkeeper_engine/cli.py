@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.spec import InvalidDocumentError, parse_document, read_document
 from fleetkeeper_engine.supervisor.drain_socket import DRAIN_SOCKET
 from fleetkeeper_engine.supervisor.output import Outlet, logging_through

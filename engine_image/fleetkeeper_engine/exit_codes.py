@@ -1,37 +1,11 @@
-"""Classes of an engine's end, and the exit code of each."""
+"""Meanings of the exit codes, and their table for readers outside."""
 
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 
+from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
 from fleetkeeper_engine.spec import CONTRACT
-
-
-class DeathClass(StrEnum):
-    """The reason for which an engine ended. The operator maps it to a condition reason."""
-
-    BAD_ENGINE_OPTION = "BadEngineOption"
-    MODEL_NOT_FOUND = "ModelNotFound"
-    UNSUPPORTED_ARCHITECTURE = "UnsupportedArchitecture"
-    UNKNOWN = "Unknown"
-    HOST_OUT_OF_MEMORY = "HostOutOfMemory"
-    CUDA_OUT_OF_MEMORY = "CUDAOutOfMemory"
-    HUNG = "Hung"
-    MODEL_NOT_READABLE = "ModelNotReadable"
-
-
-EXIT_CODES: dict[DeathClass, int] = {
-    DeathClass.BAD_ENGINE_OPTION: 64,
-    DeathClass.MODEL_NOT_FOUND: 66,
-    DeathClass.UNSUPPORTED_ARCHITECTURE: 69,
-    DeathClass.UNKNOWN: 70,
-    DeathClass.HOST_OUT_OF_MEMORY: 71,
-    DeathClass.CUDA_OUT_OF_MEMORY: 72,
-    DeathClass.HUNG: 75,
-    DeathClass.MODEL_NOT_READABLE: 77,
-}
-"""Close to sysexits.h. None is a code that Python, a shell or a signal produces by itself."""
 
 MEANINGS: dict[DeathClass, str] = {
     DeathClass.BAD_ENGINE_OPTION: "The document or an engine option is wrong, or this CPU or GPU does not support it.",

@@ -11,6 +11,8 @@ RETURN_S = 30.0
 """Limits are back at their start-up values this long after the lease has ended."""
 NOTCHES = 10
 """Number of steps on the way back, equal in ratio, so that a dead operator causes no sudden change."""
+PREFILL_QUANTUM_TOKENS = 256
+"""Tokens that a step keeps for prefills, beyond one decode token for each running sequence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
-from functools import partial
-from importlib import metadata
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import psutil
 import typer
 
-from fleetkeeper_local import controlplane, given, images, lock, nodeflags
-from fleetkeeper_local.controlplane import ControlPlane
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.images import BUILDERS, PUBLISHED
-from fleetkeeper_local.node import Node
-from fleetkeeper_local.paths import data_dir
-from fleetkeeper_local.processes import Processes
-from fleetkeeper_local.programs import PROGRAMS, build_programs, program_path
-from fleetkeeper_local.report import say
-from fleetkeeper_local.settings import NodeSettings
+from fleetkeeper_local import existing_cluster, image_commands
+from fleetkeeper_local.common import lock
+from fleetkeeper_local.common.command_line import Dir, failure, orderly
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.report import say
+from fleetkeeper_local.control_plane import control_plane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.control_plane.processes import Processes
+from fleetkeeper_local.control_plane.programs import PROGRAMS, build_programs, program_path
+from fleetkeeper_local.node import flags
+from fleetkeeper_local.node.node import Node
+from fleetkeeper_local.node.settings import NodeSettings
 
 app = typer.Typer(
     help="A real single-node Kubernetes on this machine.",
@@ -31,16 +30,8 @@ app = typer.Typer(
     add_completion=False,
 )
 
-T = TypeVar("T")
 MARK = "control-plane-only"
 """Name of the file that marks a data directory without a node."""
-
-Dir = Annotated[
-    Path,
-    typer.Option(
-        "--dir", help="Data directory.", default_factory=data_dir, show_default="~/.local/…"
-    ),
-]
 
 
 @app.command()
@@ -78,11 +69,11 @@ def up(
     """Start the cluster, or those of its components that are not running."""
     began = time.monotonic()
     if kubeconfig is not None:
-        _orderly(lambda: _take_given(directory, kubeconfig))
+        orderly(lambda: _take_given(directory, kubeconfig))
         return
-    _orderly(lambda: _refuse_given(directory))
+    orderly(lambda: _refuse_given(directory))
     if control_plane_only:
-        plane = _orderly(lambda: _up_plane(directory))
+        plane = orderly(lambda: _up_plane(directory))
     else:
         settings = NodeSettings(
             directory=directory,
@@ -93,9 +84,9 @@ def up(
             prometheus_port=prometheus_port,
             prometheus=prometheus,
         )
-        plane = _orderly(lambda: _up_node(settings))
+        plane = orderly(lambda: _up_node(settings))
     if gpu_nodes:
-        _orderly(lambda: plane.ensure_nodes(gpu_nodes))
+        orderly(lambda: plane.ensure_nodes(gpu_nodes))
     say(
         f"ready in {time.monotonic() - began:.1f} s; to use it: export KUBECONFIG={plane.kubeconfig}"
     )
@@ -113,13 +104,13 @@ def down(
         say(f"nothing to remove: {directory} does not exist")
         return
     if _given(directory):
-        given.forget(directory)
+        existing_cluster.forget(directory)
         say("removed the record of the cluster; the cluster itself is unchanged")
         return
     if _is_plane_only(directory):
-        _orderly(lambda: controlplane.remove(directory))
+        orderly(lambda: control_plane.remove(directory))
     else:
-        _orderly(lambda: Node(_settings(directory)).down(purge=purge))
+        orderly(lambda: Node(_settings(directory)).down(purge=purge))
     say("removed")
 
 
@@ -127,7 +118,9 @@ def down(
 def status(directory: Dir) -> None:
     """Show the components; exit with code 0 if all of them are running."""
     if path := _given(directory):
-        for line in given.lines_of(_orderly(lambda: given.observe_cluster(path))):
+        for line in existing_cluster.lines_of(
+            orderly(lambda: existing_cluster.observe_cluster(path))
+        ):
             typer.echo(line)
         return
     processes = Processes(directory, tied=False)
@@ -173,7 +166,7 @@ def logs(
     path = processes.log_file(component)
     if not path.exists():
         known = ", ".join(sorted(log.stem for log in path.parent.glob("*.log"))) or "none"
-        raise _failure(f"no log of {component!r} in {directory}; available: {known}")
+        raise failure(f"no log of {component!r} in {directory}; available: {known}")
     if follow:
         subprocess.run(["tail", "-n", str(lines), "-F", str(path)], check=False)
         return
@@ -185,71 +178,21 @@ def kubeconfig(directory: Dir) -> None:
     """Print the path of the administrator's kubeconfig."""
     path = _given(directory) or ControlPlane(directory, tied=False).kubeconfig
     if not path.exists():
-        raise _failure(f"no cluster was started in {directory}; run: fleetkeeper local up")
+        raise failure(f"no cluster was started in {directory}; run: fleetkeeper local up")
     typer.echo(path)
 
 
-@app.command("load-image")
-def load_image(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A tar archive, an OCI layout directory, or containers-storage:NAME (buildah)."
-        ),
-    ],
-    name: Annotated[str, typer.Argument(help="NAME or NAME:TAG in the cluster's registry.")],
-    directory: Dir,
-) -> None:
-    """Push an image to the node's registry, and print the name by which pods pull it."""
-    if _given(directory):
-        raise _failure(
-            "an existing cluster pulls images from your registry: `make images push REGISTRY=...`"
-        )
-    repository, _, tag = name.partition(":")
-    typer.echo(
-        _orderly(lambda: Node(_settings(directory)).load_image(source, repository, tag or "latest"))
-    )
+app.command("load-image")(image_commands.load_image)
 
 
 @app.command()
 def build() -> None:
     """Build all programs of the cluster in parallel; skip those that are built already."""
-    _orderly(lambda: build_programs(PROGRAMS))
+    orderly(lambda: build_programs(PROGRAMS))
 
 
-@app.command("images")
-def build_images(
-    directory: Dir,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help=f"{', '.join(sorted(BUILDERS))}. Default: all."),
-    ] = None,
-) -> None:
-    """Build images. If the node's registry runs, push them to it and print their names."""
-    settings = nodeflags.read_settings(directory)
-    serves = Processes(directory, tied=False).running("registry") is not None
-    for name in names or sorted(BUILDERS):
-        image = _orderly(lambda name=name: images.build(name))  # type: ignore[misc]
-        if serves:
-            typer.echo(_orderly(lambda image=image: image.push(settings.registry_port)))  # type: ignore[misc]
-        else:
-            say(f"built {name}; to push it, run `fleetkeeper local up`, then this command again")
-
-
-@app.command()
-def push(
-    registry: Annotated[
-        str, typer.Argument(help="Registry and path: registry.example.com/fleetkeeper")
-    ],
-    *,
-    tag: Annotated[str, typer.Option(help="Tag of the images.")] = metadata.version("fleetkeeper"),
-    plain_http: Annotated[
-        bool, typer.Option(help="Use plain HTTP: the registry has no TLS.")
-    ] = False,
-) -> None:
-    """Build the images that the chart names and push them to a registry (first: skopeo login)."""
-    for name in sorted(PUBLISHED):
-        typer.echo(_orderly(partial(_publish, name, registry, tag, plain_http=plain_http)))
+app.command("images")(image_commands.build_images)
+app.command()(image_commands.push)
 
 
 @app.command()
@@ -257,11 +200,7 @@ def program(
     name: Annotated[str, typer.Argument(help="kubectl, helm, kwok, prometheus, ...")],
 ) -> None:
     """Print the path of a program of the cluster; build it if necessary."""
-    typer.echo(_orderly(lambda: program_path(name)))
-
-
-def _publish(name: str, registry: str, tag: str, *, plain_http: bool) -> str:
-    return images.build(name).publish(registry, tag, plain_http=plain_http)
+    typer.echo(orderly(lambda: program_path(name)))
 
 
 def _take_given(directory: Path, kubeconfig: Path) -> None:
@@ -270,15 +209,15 @@ def _take_given(directory: Path, kubeconfig: Path) -> None:
             f"{directory} holds a cluster of `fleetkeeper local`; remove it (fleetkeeper local down "
             f"--dir {directory}) or choose another --dir"
         )
-    cluster = given.observe_cluster(kubeconfig.expanduser().resolve())
-    given.remember(directory, cluster)
-    for line in given.lines_of(cluster):
+    cluster = existing_cluster.observe_cluster(kubeconfig.expanduser().resolve())
+    existing_cluster.remember(directory, cluster)
+    for line in existing_cluster.lines_of(cluster):
         typer.echo(line)
     say(f"to use it: export KUBECONFIG={cluster.kubeconfig}")
 
 
 def _refuse_given(directory: Path) -> None:
-    if path := given.remembered(directory):
+    if path := existing_cluster.remembered(directory):
         raise LocalError(
             f"{directory} records the existing cluster of {path}; remove the record first (fleetkeeper local down "
             f"--dir {directory}) or choose another --dir"
@@ -286,7 +225,7 @@ def _refuse_given(directory: Path) -> None:
 
 
 def _given(directory: Path) -> Path | None:
-    return _orderly(lambda: given.remembered(directory))
+    return orderly(lambda: existing_cluster.remembered(directory))
 
 
 def _up_plane(directory: Path) -> ControlPlane:
@@ -315,7 +254,7 @@ def _is_plane_only(directory: Path) -> bool:
 
 
 def _settings(directory: Path) -> NodeSettings:
-    return nodeflags.read_settings(directory)
+    return flags.read_settings(directory)
 
 
 def _described(process: psutil.Process | None) -> str:
@@ -324,18 +263,3 @@ def _described(process: psutil.Process | None) -> str:
     memory_mib = process.memory_info().rss / 1024**2
     age_s = time.time() - process.create_time()
     return f"pid {process.pid:<8} {memory_mib:5.0f} MiB  up {age_s:.0f} s"
-
-
-def _orderly(work: Callable[[], T]) -> T:
-    """Run the work; turn an error that the user can fix into one message and exit code 1."""
-    try:
-        return work()
-    except LocalError as error:
-        raise _failure(str(error)) from error
-    except PermissionError as error:
-        raise _failure(f"{error}; run the command as the user who started the cluster") from error
-
-
-def _failure(text: str) -> typer.Exit:
-    typer.echo(f"fleetkeeper local: {text}", err=True)
-    return typer.Exit(1)

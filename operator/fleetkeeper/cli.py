@@ -51,7 +51,7 @@ def version() -> None:
 
 
 def _mount_local() -> None:
-    """Add `fleetkeeper local`, or a command that names the missing extra dependencies."""
+    """Add `fleetkeeper local`, or a command that names the distribution to install."""
     try:
         local = import_module("fleetkeeper_local.cli")
     except ImportError as problem:
@@ -66,7 +66,7 @@ def _mount_local() -> None:
             """Run a local Kubernetes cluster (not installed)."""
             stop(
                 ExitCode.NOT_INSTALLED,
-                f"the local cluster requires {missing}, which is not installed; run: pip install 'fleetkeeper[local]'",
+                f"the local cluster requires {missing}, which is not installed; run: pip install fleetkeeper-local",
             )
 
         return

@@ -11,8 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from fleetkeeper_local import images, packages
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.common import packages
+from fleetkeeper_local.common.lock import machine_owner
+from fleetkeeper_local.common.paths import cache_dir
+from fleetkeeper_local.common.report import say
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.installation import (
@@ -23,11 +26,9 @@ from fleetkeeper_local.demo.installation import (
     push_images,
     put_model,
 )
-from fleetkeeper_local.lock import machine_owner
-from fleetkeeper_local.node import Node
-from fleetkeeper_local.paths import cache_dir
-from fleetkeeper_local.report import say
-from fleetkeeper_local.settings import NodeSettings
+from fleetkeeper_local.images import builder
+from fleetkeeper_local.node.node import Node
+from fleetkeeper_local.node.settings import NodeSettings
 from tests.support.node_world import MachineState, Pods, machine_state, until
 from tests.support.service_world import ordered, tiny, tracebacks
 
@@ -70,7 +71,7 @@ def cluster(node: Node) -> ControlPlane:
 @pytest.fixture(scope="session")
 def python_image(node: Node) -> str:
     """An image with a shell and Python, in the node's registry."""
-    return images.base_image().push(node.settings.registry_port)
+    return builder.base_image().push(node.settings.registry_port)
 
 
 @pytest.fixture

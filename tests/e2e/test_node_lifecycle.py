@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fleetkeeper_local import images, lock
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.node import STOP_ORDER, Node
-from fleetkeeper_local.settings import NodeSettings
+from fleetkeeper_local.common import lock
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.images import builder
+from fleetkeeper_local.node.node import STOP_ORDER, Node
+from fleetkeeper_local.node.settings import NodeSettings
 from tests.support.node_world import MachineState, Pods, machine_state, pod_manifest, until
 
 SLEEP = "import time; print('up'); time.sleep(3600)"
@@ -100,7 +101,7 @@ def test_a_command_at_work_locks_others_out_and_its_death_frees_the_lock(
 ) -> None:
     """The holder is named; a lock file that a killed command left behind is no lock."""
     script = (
-        "import sys; from pathlib import Path; from fleetkeeper_local.lock import exclusive\n"
+        "import sys; from pathlib import Path; from fleetkeeper_local.common.lock import exclusive\n"
         f"with exclusive(Path({str(node.directory)!r})):\n"
         "    print('held', flush=True); sys.stdin.read()"
     )
@@ -135,7 +136,7 @@ def test_down_leaves_nothing_behind_and_the_next_up_finds_its_images(
         began = time.monotonic()
         assert node.up() is True
         print(f"\ndown {down_s:.1f} s, up again {time.monotonic() - began:.1f} s")
-        assert images.base_image().push(node.settings.registry_port) == python_image
+        assert builder.base_image().push(node.settings.registry_port) == python_image
 
 
 @pytest.mark.exhaustive

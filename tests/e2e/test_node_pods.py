@@ -9,9 +9,9 @@ import urllib.request
 
 import pytest
 
-from fleetkeeper_local.controlplane import KubectlError
-from fleetkeeper_local.ports import free_ports
-from fleetkeeper_local.programs import program_path
+from fleetkeeper_local.control_plane.access import KubectlError
+from fleetkeeper_local.control_plane.ports import free_ports
+from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.node_world import Pods, pod_manifest, until
 
 pytestmark = [pytest.mark.usefixtures("images_ahead"), pytest.mark.exhaustive]

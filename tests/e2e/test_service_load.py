@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from fleetkeeper_engine.in_vllm.realtime_reserve import PREFILL_QUANTUM_TOKENS
+from fleetkeeper_engine.limits import PREFILL_QUANTUM_TOKENS
 from fleetkeeper_local.demo.fleet import Fleet
-from fleetkeeper_local.node import Node
+from fleetkeeper_local.node.node import Node
 from tests.support.service_world import (
     HEAVY,
     await_measured,

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from fleetkeeper_engine.shm.histogram import BATCH_SEQUENCES_EDGES
+from fleetkeeper_contract.histogram_buckets import BATCH_SEQUENCES_EDGES
 from fleetkeeper_engine.shm.layout import SchedulerBlock, Tier
 from tests.support.inside_engine import PYTHON, InsideEngine, client, shared_engine
 

@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import LEASE
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.operator_process import OperatorProcess
 from tests.support.operator_world import Live, World, condition, is_ready, operator_world, service

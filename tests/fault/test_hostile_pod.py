@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest_asyncio
 
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.control_world import LoopbackEngines, loopback_engines
 from tests.support.hostile_engine import Hostility
 from tests.support.operator_world import World, condition, operator_world, service

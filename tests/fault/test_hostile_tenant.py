@@ -27,7 +27,7 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE, Resource
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.hostile_objects import hostile_child, hostile_service, hostile_status
 from tests.support.operator_world import World, operator_world, service
 

@@ -15,7 +15,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 
 HOP_HEADERS = {"host", "connection", "transfer-encoding", "content-length", "keep-alive"}
 

@@ -32,8 +32,8 @@ from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper.autoscale.capacity.step_time_model import StepTime
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.simulate.engine_model import Engine, EnginePod, Request
-from fleetkeeper_local.controlplane import ControlPlane
-from fleetkeeper_local.ports import free_ports
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.engine_metrics import metrics_text
 from tests.support.hostile_engine import Hostility, hostile_answer
 from tests.support.loopback_node import LABEL, loopback_node, prove_loopback

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from fleetkeeper.adapters.exposition import ContractLines, parse_text
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.autoscale.signals.samples import PodSample, StepSums
+from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.signals.series_map import PLACES
+from fleetkeeper_contract.step_terms import StepSums
 
 LABEL_OF = {
     "effective": "kind", "applied": "kind", "decode": "step_class", "prefill": "step_class",

@@ -17,7 +17,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.api_proxy import ApiProxy, failure, is_watch, started
 
 RETRY_AFTER_S: Final = 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from fleetkeeper_local.programs import program_path
+from fleetkeeper_local.control_plane.programs import program_path
 
 CHART = Path(__file__).parents[2] / "charts" / "fleetkeeper"
 RELEASE = "fleetkeeper"

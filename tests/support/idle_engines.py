@@ -20,7 +20,7 @@ from fleetkeeper.adapters.engine import CONTROL_PORT
 from fleetkeeper.autoscale.capacity.step_time_model import StepTime
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.simulate.engine_model import Engine, EnginePod
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.engine_metrics import metrics_text
 
 NETWORK: Final = "127.77"

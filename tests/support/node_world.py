@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 
 POLL_S = 0.2
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from fleetkeeper_local.ports import free_ports
+from fleetkeeper_local.control_plane.ports import free_ports
 
 if TYPE_CHECKING:
     from tests.support.operator_world import World

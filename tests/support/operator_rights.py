@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.helm_chart import only, rendered
 
 CRDS = Path(__file__).parents[2] / "crds"

@@ -26,7 +26,7 @@ from fleetkeeper.adapters.kubernetes.resources import (
     Resource,
 )
 from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.audit_log import WRITE_VERBS, Request, audited_requests
 from tests.support.cluster_mirror import ClusterMirror
 from tests.support.operator_process import PATIENCE_S, OperatorProcess

@@ -10,7 +10,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from fleetkeeper_local.controlplane import ControlPlane, KubectlError
+from fleetkeeper_local.control_plane.access import KubectlError
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.plane_state import MENDED, mend, state_of
 
 PLANE = pytest.StashKey[ControlPlane]()

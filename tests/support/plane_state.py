@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 
 MENDED: list[str] = []
 """How control planes of this process stood when a part of them had ended."""

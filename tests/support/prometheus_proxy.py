@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from fleetkeeper_local.programs import program_path
+from fleetkeeper_local.control_plane.programs import program_path
 
 PROMETHEUS: Final = """
 global: {scrape_interval: 1s, scrape_timeout: 1s}

@@ -19,14 +19,13 @@ from fleetkeeper.reconcile.types import (
     WriteFailure,
     WriteProblem,
 )
+from tests.support.plan_cluster import settle, step
 from tests.support.plan_world import (
     START,
     World,
     act,
     new_world,
     plan_of,
-    settle,
-    step,
 )
 
 ENGINE = (Kind.DEPLOYMENT, "chat")

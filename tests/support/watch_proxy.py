@@ -9,7 +9,7 @@ from types import TracebackType
 import aiohttp
 from aiohttp import web
 
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.api_proxy import ApiProxy, failure, is_watch, started
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from fleetkeeper_engine.limits import PREFILL_QUANTUM_TOKENS
+
 RESERVE_KEPT_S = 10.0
 """The realtime reserve is kept this long after the last realtime request. Kept longer, it would idle."""
-PREFILL_QUANTUM_TOKENS = 256
-"""Tokens that a step keeps for prefills, beyond one decode token for each running sequence."""
 
 
 def progressing_tokens(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from fleetkeeper_engine.in_vllm.realtime_reserve import PREFILL_QUANTUM_TOKENS
+from fleetkeeper_engine.limits import PREFILL_QUANTUM_TOKENS
 
 
 @lru_cache(maxsize=64)

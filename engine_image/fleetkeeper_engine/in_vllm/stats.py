@@ -11,15 +11,16 @@ from collections import deque
 from collections.abc import Collection, Sequence, Sized
 from dataclasses import dataclass
 
-from fleetkeeper_engine.in_vllm.priority import Origin, request_of
-from fleetkeeper_engine.shm.histogram import (
+from fleetkeeper_contract.histogram_buckets import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
     QUEUE_WAIT_EDGES_S,
 )
+from fleetkeeper_contract.step_terms import TERMS, StepClass
+from fleetkeeper_engine.in_vllm.priority import Origin, request_of
 from fleetkeeper_engine.shm.layout import HEARTBEAT, SCHEDULER, TIERS, Cells
-from fleetkeeper_engine.shm.step_sums import TERMS, StepClass, products
+from fleetkeeper_engine.shm.step_sums import products
 
 _SEEN_REQUESTS = 8192
 _MAX_FLIGHTS = 64

@@ -14,13 +14,13 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
-from fleetkeeper_engine.shm.histogram import (
+from fleetkeeper_contract.histogram_buckets import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
     QUEUE_WAIT_EDGES_S,
 )
-from fleetkeeper_engine.shm.step_sums import TERMS
+from fleetkeeper_contract.step_terms import TERMS
 
 
 class Tier(IntEnum):
@@ -165,7 +165,7 @@ class SchedulerBlock:
     batch_tokens_buckets: tuple[int, ...] = (0,) * (len(BATCH_TOKENS_EDGES) + 1)
     batch_tokens_sum: float = 0.0
     step_model: tuple[float, ...] = (0.0,) * (2 * len(TERMS))
-    """Sums by step class, then by `step_sums.TERMS`."""
+    """Sums by step class, then by `step_terms.TERMS`."""
 
     def queue_wait_of(self, tier: Tier) -> tuple[int, ...]:
         """Return the buckets of one tier's queue wait."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fleetkeeper_contract.step_terms import TERMS, StepClass
 from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
-from fleetkeeper_engine.shm.step_sums import TERMS, StepClass
 
 NOT_READY_AFTER_S = 10.0
 FLIGHT_MARGIN = 4.0

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import EngineDocument

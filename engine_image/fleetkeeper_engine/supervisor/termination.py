@@ -12,7 +12,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetkeeper_engine.exit_codes import EXIT_CODES, DeathClass
+from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
 
 DETAIL_BYTES = 2048
 MESSAGE_BYTES = 500

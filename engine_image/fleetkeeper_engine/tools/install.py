@@ -1,6 +1,6 @@
-"""`fleetkeeper-engine install DIR`: a copy of this package where a stock vLLM container can run it.
+"""`fleetkeeper-engine install DIR`: a copy of our packages where a stock vLLM container can run it.
 
-    DIR/own/            fleetkeeper_engine and its entry points, first on the path
+    DIR/own/            our packages and their entry points, first on the path
     DIR/dependencies/   its requirements, last on the path: what the vLLM image has wins
     DIR/bin/fleetkeeper-engine
 
@@ -18,8 +18,12 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+import fleetkeeper_contract
+import fleetkeeper_engine
+
 DISTRIBUTION = "fleetkeeper-engine"
-PACKAGE = "fleetkeeper_engine"
+PACKAGES = (fleetkeeper_engine, fleetkeeper_contract)
+OWN = {package.__name__.replace("_", "-") for package in PACKAGES}
 
 LAUNCHER = '''#!/usr/bin/env python3
 """Start fleetkeeper-engine from the directory this file was installed into."""
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def install(directory: Path) -> None:
-    """Copy the package, its requirements and the launcher, replacing existing files.
+    """Copy our packages, their requirements and the launcher, replacing existing files.
 
     Raises:
         OSError: if the directory cannot be written.
@@ -62,9 +66,10 @@ def install(directory: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(__file__).resolve().parents[1], own / PACKAGE, ignore=ignore)
+    for package in PACKAGES:
+        shutil.copytree(Path(package.__path__[0]), own / package.__name__, ignore=ignore)
     _write_metadata(metadata.distribution(DISTRIBUTION), own)
-    for name in sorted(requirements_of(DISTRIBUTION) - {DISTRIBUTION}):
+    for name in sorted(requirements_of(DISTRIBUTION) - OWN):
         _copy_distribution(metadata.distribution(name), dependencies)
     launcher = directory / "bin" / "fleetkeeper-engine"
     launcher.parent.mkdir(exist_ok=True)
@@ -112,7 +117,7 @@ def _parse_requirement(line: str, extras: frozenset[str]) -> tuple[str, frozense
 
 def _write_metadata(distribution: metadata.Distribution, target: Path) -> None:
     """Write METADATA and entry points, through which vLLM finds our plugin."""
-    folder = target / f"{PACKAGE}-{distribution.version}.dist-info"
+    folder = target / f"{fleetkeeper_engine.__name__}-{distribution.version}.dist-info"
     folder.mkdir()
     for name in ("METADATA", "entry_points.txt"):
         text = distribution.read_text(name)

@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.paths import REPOSITORY, data_dir
+from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo.capacity import measure_capacity
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.figure import Run, draw
@@ -32,12 +35,9 @@ from fleetkeeper_local.demo.record import (
 from fleetkeeper_local.demo.recorder import Recorder
 from fleetkeeper_local.demo.show import Show
 from fleetkeeper_local.demo.stage import GivenStage, LocalStage, Stage, reached
-from fleetkeeper_local.errors import LocalError
 from fleetkeeper_local.load.schedule import Shape
-from fleetkeeper_local.node import Node
-from fleetkeeper_local.nodeflags import read_settings
-from fleetkeeper_local.paths import REPOSITORY, data_dir
-from fleetkeeper_local.report import say
+from fleetkeeper_local.node.flags import read_settings
+from fleetkeeper_local.node.node import Node
 
 TENANT = "fleetkeeper-demo"
 TITLE = "Fleetkeeper: a load surge and three faults"

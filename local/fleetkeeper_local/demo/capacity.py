@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from contextlib import suppress
 
-from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.load.client import CompletionClient, Patience
 from fleetkeeper_local.load.open_loop import prompt_of
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals

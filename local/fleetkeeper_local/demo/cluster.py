@@ -12,8 +12,8 @@ from typing import Any
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.programs import program_path
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.control_plane.programs import program_path
 
 Live = dict[str, Any]
 GROUP, VERSION, PLURAL = "fleetkeeper.io", "v1alpha1", "inferenceservices"

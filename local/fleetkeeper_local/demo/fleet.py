@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.demo.cluster import Cluster, Live
-from fleetkeeper_local.errors import LocalError
 
 ENGINE, ROUTER = "engine", "router"
 POLL_S = 0.5

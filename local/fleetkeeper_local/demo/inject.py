@@ -7,9 +7,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.demo.fleet import PodFacts
 from fleetkeeper_local.demo.installation import Installation
-from fleetkeeper_local.errors import LocalError
 
 
 def processes_of(pod_uid: str, wanted: Callable[[str], bool]) -> list[int]:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper_local import images
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.paths import REPOSITORY
+from fleetkeeper_local.common.report import say
+from fleetkeeper_local.common.shell import run
 from fleetkeeper_local.demo.cluster import CHART, Cluster, CommandError, Live
 from fleetkeeper_local.demo.fleet import Fleet
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.node import Node
-from fleetkeeper_local.paths import REPOSITORY
-from fleetkeeper_local.report import say
-from fleetkeeper_local.shell import run
+from fleetkeeper_local.images import builder
+from fleetkeeper_local.node.node import Node
 
 RELEASE = "fleetkeeper"
 NAMESPACE = "fleetkeeper-system"
@@ -130,7 +130,7 @@ def push_images(node: Node) -> ImageNames:
     """Build the three images (unchanged ones come from the cache) and push them to the node."""
     port = node.settings.registry_port
     return ImageNames(
-        **{name: images.build(name).push(port) for name in ("operator", "engine", "router")}
+        **{name: builder.build(name).push(port) for name in ("operator", "engine", "router")}
     )
 
 

@@ -12,6 +12,9 @@ from typing import Protocol
 
 import yaml
 
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.paths import REPOSITORY
+from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo import inject
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts
@@ -21,10 +24,7 @@ from fleetkeeper_local.demo.installation import (
     install_on_node,
     put_model,
 )
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.node import Node
-from fleetkeeper_local.paths import REPOSITORY
-from fleetkeeper_local.report import say
+from fleetkeeper_local.node.node import Node
 
 FREEZE = """
 import os, signal

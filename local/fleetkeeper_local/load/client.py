@@ -13,6 +13,8 @@ from typing import Any, Self
 
 import aiohttp
 
+from fleetkeeper_contract.headers import REQUEST_ID_HEADER, TIER_HEADER
+
 RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 """As in OpenAI's clients: no token was sent yet, so no work is repeated."""
 DONE = "[DONE]"
@@ -150,9 +152,9 @@ class CompletionClient:
                 time.
         """
         loop = asyncio.get_running_loop()
-        headers = {"X-Request-Id": uuid.uuid4().hex}
+        headers = {REQUEST_ID_HEADER: uuid.uuid4().hex}
         if tier is not None:
-            headers["X-Inference-Tier"] = tier
+            headers[TIER_HEADER] = tier
         if session is not None:
             headers["X-Session-ID"] = session
         body: dict[str, Any] = {

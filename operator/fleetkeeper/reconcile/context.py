@@ -18,6 +18,7 @@ from fleetkeeper.api.profile import ProfileCatalog
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.common.budget import Budget
 from fleetkeeper.reconcile.profiles import default_catalog
+from fleetkeeper_contract.version import VERSION
 
 EMPTY_KEYS = '{"keys":[]}'
 """A JWKS without a key: engines serve requests and refuse every limits request."""
@@ -96,7 +97,7 @@ class PodSecurity(Section):
 class RouterSettings(Section):
     """The router of each service."""
 
-    image: str = Field("fleetkeeper-router:0.1.0", description="Image of vllm-router.")
+    image: str = Field(f"fleetkeeper-router:{VERSION}", description="Image of vllm-router.")
     # There is no limit, because a throttled router delays every request.
     cpu: str = Field("250m", description="CPU request.")
     # Idle: 84 MB (measured); each open request adds its prompt.

@@ -8,7 +8,8 @@ import structlog
 
 from fleetkeeper.adapters.kubernetes.errors import ApiError, problem_of
 from fleetkeeper.adapters.kubernetes.resources import POD
-from fleetkeeper.reconcile.types import Action, Apply, Delete, WriteFailure, WriteProblem
+from fleetkeeper.reconcile.plan import Action, Apply, Delete
+from fleetkeeper.reconcile.types import WriteFailure, WriteProblem
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)

@@ -14,12 +14,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fleetkeeper.autoscale.capacity.step_time_model import StepTime
-from fleetkeeper.autoscale.signals.histogram_edges import (
-    BATCH_TIME_EDGES_S,
-    QUEUE_WAIT_EDGES_S,
-    snap_down,
-)
-from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample, StepSums
+from fleetkeeper.autoscale.signals.histogram_edges import snap_down
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample
+from fleetkeeper_contract.histogram_buckets import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S
+from fleetkeeper_contract.step_terms import StepSums
 
 
 @dataclass(frozen=True, slots=True)

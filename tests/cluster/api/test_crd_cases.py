@@ -19,7 +19,7 @@ from fleetkeeper.api import names
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
 from fleetkeeper.api.schema.crd import PATH
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.service_cases import Case, cases
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,7 +11,8 @@ import pytest
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
-from fleetkeeper_local.controlplane import ControlPlane, KubectlError
+from fleetkeeper_local.control_plane.access import KubectlError
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.random_specs import random_services
 
 NAMESPACE = "manifests-restricted"

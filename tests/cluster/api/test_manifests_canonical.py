@@ -19,7 +19,7 @@ from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.engine import desired_engine_deployment
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.golden_services import CASES
 from tests.support.random_specs import allowed, random_services
 

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import encode_basic_auth
 
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.control_world import PASSWORD, LoopbackEngines, loopback_engines
 from tests.support.operator_process import OperatorProcess
 from tests.support.operator_world import World, condition, operator_world, service

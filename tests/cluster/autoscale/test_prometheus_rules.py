@@ -22,7 +22,7 @@ from fleetkeeper.autoscale.signals.samples import Counters, PodSample
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper.autoscale.types import Grade, PodView
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
-from fleetkeeper_local.programs import program_path
+from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.engine_metrics import metrics_text
 
 EDGES = Edges(0.5, 0.05)

@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper_local.controlplane import ControlPlane, KubectlError
-from fleetkeeper_local.ports import free_ports
-from fleetkeeper_local.programs import KUBERNETES_VERSION, program_path
+from fleetkeeper_local.control_plane.access import KubectlError
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.control_plane.ports import free_ports
+from fleetkeeper_local.control_plane.programs import KUBERNETES_VERSION, program_path
 from tests.support.docs_commands import ROOT, blocks_by_page, run_blocks
 from tests.support.plane_state import claim_namespace, mend, state_of
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fleetkeeper_local.controlplane import ControlPlane, KubectlError
+from fleetkeeper_local.control_plane.access import KubectlError
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))

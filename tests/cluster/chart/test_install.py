@@ -17,7 +17,8 @@ import pytest_asyncio
 import yaml
 
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
-from fleetkeeper_local.controlplane import ControlPlane, KubectlError
+from fleetkeeper_local.control_plane.access import KubectlError
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.helm_chart import CHART, HelmError, helm, only, rendered
 from tests.support.operator_process import OperatorProcess
 from tests.support.operator_world import MARKER_PATH, World, operator_world, service

@@ -14,7 +14,8 @@ import pytest
 
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
-from fleetkeeper_local.controlplane import ControlPlane, KubectlError
+from fleetkeeper_local.control_plane.access import KubectlError
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.golden_services import CASES
 from tests.support.helm_chart import rendered
 from tests.support.plane_state import claim_namespace

@@ -13,7 +13,7 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.bounds import ANSWER_BYTES, NotTaken
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, REPLICA_SET
 from fleetkeeper.reconcile.types import Kind
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, condition, operator_world, service
 
 Live = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import EVENT, INFERENCE_SERVICE, REPLICA_SET
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, condition, operator_world, service
 
 BUDGET = 4

@@ -10,7 +10,7 @@ from typing import Any
 import pytest_asyncio
 
 from fleetkeeper.autoscale.constants import HANG_S
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.control_world import LoopbackEngines, loopback_engines
 from tests.support.operator_process import PATIENCE_S
 from tests.support.operator_world import World, condition, operator_world, service

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import LEASE
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, operator_world, service
 from tests.support.watch_proxy import WatchProxy
 

@@ -18,7 +18,7 @@ from fleetkeeper.adapters.prometheus import Prometheus, PrometheusReading, Prome
 from fleetkeeper.adapters.prometheus.client import ANSWER_BYTES
 from fleetkeeper.adapters.prometheus.queries import queries_for
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper_local.programs import program_path
+from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.control_cases import sample
 from tests.support.engine_metrics import metrics_text
 from tests.support.helm_chart import CHART, rendered

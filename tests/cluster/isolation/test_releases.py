@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.helm_chart import CHART, helm, only, rendered
 from tests.support.operator_process import OperatorProcess
 from tests.support.operator_world import World, operator_world, service

@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import EVENT
 from fleetkeeper.autoscale.constants import WARM_UP_S
-from fleetkeeper_local.controlplane import ControlPlane
-from fleetkeeper_local.ports import free_ports
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.operator_process import OperatorProcess
 from tests.support.operator_world import Live, World, condition, operator_world, service
 

@@ -23,7 +23,7 @@ from fleetkeeper.adapters.kubernetes.resources import (
     Resource,
 )
 from fleetkeeper.reconcile.types import Kind
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, is_ready, operator_world, service
 
 ROOT = Path(__file__).parents[3]

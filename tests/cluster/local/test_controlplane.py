@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fleetkeeper_local.controlplane import ControlPlane, Endpoint, KubectlError
-from fleetkeeper_local.ports import PortInUse, free_ports
+from fleetkeeper_local.control_plane.access import Endpoint, KubectlError
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.control_plane.ports import PortInUse, free_ports
 
 REASONABLE_MULTIPLE = 10
 IDLE_START_S = 3.0
@@ -211,7 +212,7 @@ def test_truncated_files_of_an_interrupted_start_are_made_anew(tmp_path: Path) -
 def test_a_killed_test_session_leaves_no_process(tmp_path: Path) -> None:
     """When the process that holds a control plane is killed, the kernel ends its components."""
     script = (
-        "import sys; from fleetkeeper_local.controlplane import ControlPlane\n"
+        "import sys; from fleetkeeper_local.control_plane.control_plane import ControlPlane\n"
         "plane = ControlPlane(scheduler=False).start()\n"
         "print(*[plane.processes.running(n).pid for n in plane.processes.names()], plane.directory)\n"
         "sys.stdout.flush(); sys.stdin.read()\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fleetkeeper_local.controlplane import ControlPlane
-from fleetkeeper_local.ports import free_ports
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.control_plane.ports import free_ports
 
 
 def local(*arguments: object) -> subprocess.CompletedProcess[str]:

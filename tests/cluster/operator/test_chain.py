@@ -16,7 +16,7 @@ from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.lanes import keep_first
 from tests.support.operator_world import Live, World, condition, operator_world
 from tests.support.random_specs import random_spec

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_process import HOOKED, OperatorProcess
 from tests.support.operator_world import Live, World, is_ready, operator_world, service
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.api.schema.crd import desired_crd
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_process import PATIENCE_S
 from tests.support.operator_rights import CRDS
 from tests.support.operator_world import Live, World, condition, operator_world, service

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, INFERENCE_SERVICE
 from fleetkeeper.reconcile.types import Kind
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_process import OperatorProcess
 from tests.support.operator_world import World, condition, is_ready, operator_world, service
 

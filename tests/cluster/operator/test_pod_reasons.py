@@ -11,9 +11,9 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.supervisor.termination import Death
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import Live, World, operator_world, service
 from tests.support.reason_checks import advice_of, apply, not_ready
 

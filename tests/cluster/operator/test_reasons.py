@@ -13,7 +13,8 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import DEPLOYMENT, INFERENCE_SERVICE
 from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper_local.controlplane import ControlPlane, KubectlError
+from fleetkeeper_local.control_plane.access import KubectlError
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_process import HOOKED
 from tests.support.operator_world import World, condition, operator_world, service
 from tests.support.reason_checks import advice_of, apply, not_ready, policy, reports

@@ -21,7 +21,7 @@ from fleetkeeper.adapters.kubernetes.resources import (
 )
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE
 from fleetkeeper.reconcile.types import Kind
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_rights import operator_rules
 from tests.support.operator_world import MARKER_PATH, Live, World, operator_world, service
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 import pytest_asyncio
 
-from fleetkeeper_local.controlplane import ControlPlane
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_process import HOOKED, OperatorProcess
 from tests.support.operator_world import World, condition, operator_world, service
 

@@ -22,9 +22,10 @@ from fleetkeeper.adapters.engine import (
 )
 from fleetkeeper.adapters.keys import public_jwk
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.autoscale.signals.samples import Source, StepSums
+from fleetkeeper.autoscale.signals.samples import Source
 from fleetkeeper.autoscale.signals.series_map import PLACES
 from fleetkeeper.autoscale.types import Admission, Limits, LimitsRequest, PodView
+from fleetkeeper_contract.step_terms import StepSums
 from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, parse_keys
 from fleetkeeper_engine.supervisor.limits_requests import allowed_ranges, parse_limits_request

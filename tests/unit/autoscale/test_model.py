@@ -27,10 +27,11 @@ from fleetkeeper.autoscale.capacity.targets import (
     notches,
 )
 from fleetkeeper.autoscale.constants import COVARIANCE_MAX, MODEL_OFF_WINDOWS, TOKEN_NOTCHES
-from fleetkeeper.autoscale.signals.samples import Counters, Gauges, StepSums
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.signals.windows import Window
 from fleetkeeper.autoscale.types import ControlSettings, Grade
+from fleetkeeper_contract.step_terms import StepSums
 from tests.support.lanes import examples
 
 CALIBRATED = {

@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper.autoscale.signals.histogram_edges import (
-    BATCH_TIME_EDGES_S,
-    QUEUE_WAIT_EDGES_S,
-    Edges,
-    snap_down,
-)
+from fleetkeeper.autoscale.signals.histogram_edges import Edges, snap_down
 from fleetkeeper.autoscale.signals.pod_history import PodTrack, accept
 from fleetkeeper.autoscale.signals.samples import (
     Counters,
@@ -23,6 +18,7 @@ from fleetkeeper.autoscale.signals.samples import (
 )
 from fleetkeeper.autoscale.signals.series_map import sample_of
 from fleetkeeper.autoscale.types import Grade
+from fleetkeeper_contract.histogram_buckets import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S
 from tests.support.control_cases import NOW, Loop, sample
 from tests.support.engine_metrics import metrics_series
 

@@ -14,10 +14,11 @@ from fleetkeeper.autoscale.arbitrate import arbitrate
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.autoscale.signals.samples import PodSample, StepSums
+from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.tick import decide_service
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 from fleetkeeper.common.budget import Budget
+from fleetkeeper_contract.step_terms import StepSums
 from tests.support.control_cases import NOW, pod_view, sample
 from tests.support.engine_metrics import metrics_series
 

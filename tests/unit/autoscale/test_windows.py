@@ -11,9 +11,9 @@ from fleetkeeper.autoscale.constants import WINDOW_S
 from fleetkeeper.autoscale.signals.observe import observe_service
 from fleetkeeper.autoscale.signals.samples import (
     Gauges,
-    StepSums,
 )
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
+from fleetkeeper_contract.step_terms import StepSums
 from tests.support.control_cases import NOW, Loop, pod_view, sample
 
 

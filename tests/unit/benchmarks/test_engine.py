@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from fleetkeeper_local.paths import REPOSITORY
+from fleetkeeper_local.common.paths import REPOSITORY
 
 pytestmark = pytest.mark.exhaustive
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from fleetkeeper_local.common.paths import REPOSITORY
 from fleetkeeper_local.demo.figure import Run
 from fleetkeeper_local.demo.recorder import Look
 from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival
-from fleetkeeper_local.paths import REPOSITORY
 
 pytestmark = pytest.mark.exhaustive
 

@@ -291,7 +291,7 @@ def test_completion_is_offered(run: Run) -> None:
     assert "--install-completion" in run("--help").stdout
 
 
-def test_without_the_local_extra_the_command_says_what_to_install(
+def test_without_fleetkeeper_local_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "fleetkeeper_local.cli", None)
@@ -302,7 +302,7 @@ def test_without_the_local_extra_the_command_says_what_to_install(
         monkeypatch.undo()
         importlib.reload(cli)
     assert done.exit_code == ExitCode.NOT_INSTALLED
-    assert "pip install 'fleetkeeper[local]'" in done.stderr
+    assert "pip install fleetkeeper-local" in done.stderr
 
 
 def test_run_reports_bad_settings_before_anything_starts(run: Run) -> None:

@@ -13,7 +13,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetkeeper_engine.shm.histogram import BATCH_TIME_EDGES_S
+from fleetkeeper_contract.histogram_buckets import BATCH_TIME_EDGES_S
 from fleetkeeper_engine.shm.layout import CapBlock, HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
 from fleetkeeper_engine import cli
 from fleetkeeper_engine.cli import DEFAULT_RUN, DEFAULT_TERMINATION, RUN_ENVIRONMENT
 from fleetkeeper_engine.cli import TERMINATION_ENVIRONMENT as TERMINATION
-from fleetkeeper_engine.exit_codes import EXIT_CODES, DeathClass
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as SETTINGS
 from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, MIDDLEWARE, SCHEDULER_FACTORY
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S
+from fleetkeeper_contract.step_terms import TERMS
 from fleetkeeper_engine.in_vllm import plugin
 from fleetkeeper_engine.in_vllm.live_scheduling import NEEDED, LiveScheduling
 from fleetkeeper_engine.in_vllm.priority import PriorityRule
@@ -38,11 +40,9 @@ from fleetkeeper_engine.limits import (
     limits_change_at,
     limits_in_force,
 )
-from fleetkeeper_engine.shm.histogram import QUEUE_WAIT_EDGES_S
 from fleetkeeper_engine.shm.layout import SCHEDULER, CapBlock, SupervisorBlock, Tier
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.shm.region import Region
-from fleetkeeper_engine.shm.step_sums import TERMS
 
 RULE = PriorityRule(0, 30_000_000)
 SEQUENCES, TOKENS = LimitRange(4, 64), LimitRange(256, 2048)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as SETTINGS
 from fleetkeeper_engine.in_vllm.settings import MIDDLEWARE, SCHEDULER_FACTORY
 from fleetkeeper_engine.spec import DType, EngineDocument, parse_document

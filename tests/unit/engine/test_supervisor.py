@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper_contract.step_terms import TERMS
 from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
-from fleetkeeper_engine.shm.step_sums import TERMS
 from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain
 from fleetkeeper_engine.supervisor.health import (

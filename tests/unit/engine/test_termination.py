@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.exit_codes import EXIT_CODES, DeathClass
+from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
 from fleetkeeper_engine.supervisor.termination import DETAIL_BYTES, classify_death
 
 CASES = [

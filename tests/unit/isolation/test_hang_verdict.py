@@ -13,7 +13,12 @@ from fleetkeeper.autoscale.constants import HANG_S
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample, Source
+from fleetkeeper.autoscale.signals.samples import (
+    Counters,
+    Gauges,
+    PodSample,
+    Source,
+)
 from fleetkeeper.autoscale.signals.series_map import OPTIONAL, REQUIRED, sample_of
 from fleetkeeper.autoscale.types import ControlSettings
 from tests.support.control_cases import NOW, Loop, pod_view, reported_status, sample

@@ -11,7 +11,7 @@ import yaml
 
 from fleetkeeper.reconcile.context import KUBE_DNS, default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
-from fleetkeeper_local.addons import desired_dns
+from fleetkeeper_local.node.addons import desired_dns
 from tests.support.docs_commands import ROOT
 from tests.support.random_specs import random_services
 

@@ -9,9 +9,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from fleetkeeper_local import images
-from fleetkeeper_local.context import context_digest
-from fleetkeeper_local.paths import REPOSITORY
+from fleetkeeper_local.common.paths import REPOSITORY
+from fleetkeeper_local.images import builder
+from fleetkeeper_local.images.context import context_digest
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def test_the_base_and_the_arguments_count(context: Path) -> None:
     assert context_digest(context, "base:1") != context_digest(context, "base:2")
 
 
-@pytest.mark.parametrize("name", images.RECIPES)
+@pytest.mark.parametrize("name", builder.RECIPES)
 def test_all_that_a_containerfile_copies_is_in_its_context(name: str) -> None:
     """Else a build would fail, and its digest would not tell of a change."""
-    recipe = images.RECIPES[name]
+    recipe = builder.RECIPES[name]
     lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
     let_in = [REPOSITORY / line[1:] for line in lines if line.startswith("!")]
     text = (REPOSITORY / recipe.containerfile).read_text()
@@ -111,29 +111,29 @@ def test_an_image_is_built_again_when_its_parts_changed_or_it_is_gone(
 ) -> None:
     """Else buildah is not asked to build, and the image is the same."""
     buildah, store = Buildah(), tmp_path_factory.mktemp("store")
-    monkeypatch.setattr(images, "attempt", buildah)
-    monkeypatch.setattr(images, "REPOSITORY", context)
-    monkeypatch.setattr(images, "_store", lambda: store)
-    monkeypatch.setattr(images, "_check_disk", lambda: None)
-    monkeypatch.setattr("fleetkeeper_local.packages.ensure_packages", lambda _: None)
-    monkeypatch.setenv(images.BASE_VARIABLE, "base:1")
-    recipe = images.Recipe("one", "Containerfile")
+    monkeypatch.setattr(builder, "attempt", buildah)
+    monkeypatch.setattr(builder, "REPOSITORY", context)
+    monkeypatch.setattr(builder, "_store", lambda: store)
+    monkeypatch.setattr(builder, "_check_disk", lambda: None)
+    monkeypatch.setattr("fleetkeeper_local.common.packages.ensure_packages", lambda _: None)
+    monkeypatch.setenv(builder.BASE_VARIABLE, "base:1")
+    recipe = builder.Recipe("one", "Containerfile")
     (context / "Containerfile").write_text("FROM base")
 
-    first = images.build_image(recipe)
-    assert images.build_image(recipe) == first
+    first = builder.build_image(recipe)
+    assert builder.build_image(recipe) == first
     assert buildah.built == 1
     _changed(context)
-    second = images.build_image(recipe)
+    second = builder.build_image(recipe)
     assert second.tag != first.tag
     (context / "Containerfile").write_text("FROM other")
-    images.build_image(recipe)
-    monkeypatch.setenv(images.BASE_VARIABLE, "base:2")
-    images.build_image(recipe)
+    builder.build_image(recipe)
+    monkeypatch.setenv(builder.BASE_VARIABLE, "base:2")
+    builder.build_image(recipe)
     assert buildah.built == 4
     buildah.has.clear()
-    images.build_image(recipe)
+    builder.build_image(recipe)
     assert buildah.built == 5
-    images._record(recipe).write_text("half")
-    images.build_image(recipe)
+    builder._record(recipe).write_text("half")
+    builder.build_image(recipe)
     assert buildah.built == 6

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper_local import oci
-from fleetkeeper_local.errors import LocalError
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.images import oci
 
 needs_zstd = pytest.mark.skipif(shutil.which("zstd") is None, reason="zstd is not installed")
 

@@ -13,26 +13,19 @@ import pytest
 import yaml
 from cryptography import x509
 
-from fleetkeeper_local import (
-    addons,
-    cleanup,
-    controlplane,
-    hostnet,
-    images,
-    lock,
-    nodeflags,
-    preflight,
-    programs,
-    registry,
-)
-from fleetkeeper_local.controlplane import ControlPlane, Endpoint
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.kubeconfig import write_kubeconfig
-from fleetkeeper_local.node import Node
-from fleetkeeper_local.pki import Authority, ensure_signing_key
-from fleetkeeper_local.ports import PortInUse, free_ports, is_free, require_free
-from fleetkeeper_local.processes import ComponentFailed, Processes
-from fleetkeeper_local.settings import NodeSettings
+from fleetkeeper_local.common import lock
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.control_plane import control_plane, programs
+from fleetkeeper_local.control_plane.access import Endpoint
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.control_plane.kubeconfig import write_kubeconfig
+from fleetkeeper_local.control_plane.pki import Authority, ensure_signing_key
+from fleetkeeper_local.control_plane.ports import PortInUse, free_ports, is_free, require_free
+from fleetkeeper_local.control_plane.processes import ComponentFailed, Processes
+from fleetkeeper_local.images import builder, registry
+from fleetkeeper_local.node import addons, cleanup, flags, hostnet, preflight
+from fleetkeeper_local.node.node import Node
+from fleetkeeper_local.node.settings import NodeSettings
 
 
 def test_a_certificate_names_its_user_groups_and_hosts_and_is_kept(tmp_path: Path) -> None:
@@ -141,7 +134,7 @@ def test_what_answers_in_place_of_a_component_that_ended_is_not_taken_for_it(
 def test_a_locked_folder_names_its_holder_and_a_dead_holders_lock_is_free(tmp_path: Path) -> None:
     """The kernel frees the lock; the file that stays behind is none."""
     script = (
-        "import sys; from pathlib import Path; from fleetkeeper_local.lock import exclusive\n"
+        "import sys; from pathlib import Path; from fleetkeeper_local.common.lock import exclusive\n"
         f"with exclusive(Path({str(tmp_path)!r})): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -186,7 +179,7 @@ def test_a_folder_with_other_things_is_never_used_nor_emptied(tmp_path: Path) ->
     with pytest.raises(LocalError, match=str(tmp_path)):
         node.down(purge=True)
     with pytest.raises(LocalError, match=str(tmp_path)):
-        controlplane.remove(tmp_path)
+        control_plane.remove(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -195,19 +188,19 @@ def test_settings_survive_the_command_and_a_half_written_file_means_the_defaults
 ) -> None:
     """`status` and `down` use the ports that `up` was given."""
     settings = NodeSettings(directory=tmp_path, registry_port=5001, bridge="fk7")
-    nodeflags.write_settings(settings)
-    assert nodeflags.read_settings(tmp_path) == settings
-    (tmp_path / nodeflags.SETTINGS_FILE).write_text('{"bridge": "fk')
-    assert nodeflags.read_settings(tmp_path) == NodeSettings(directory=tmp_path)
+    flags.write_settings(settings)
+    assert flags.read_settings(tmp_path) == settings
+    (tmp_path / flags.SETTINGS_FILE).write_text('{"bridge": "fk')
+    assert flags.read_settings(tmp_path) == NodeSettings(directory=tmp_path)
 
 
 def _write_all_files(settings: NodeSettings, endpoint: Endpoint) -> None:
     """Write what `up` writes before it starts the components."""
-    nodeflags.write_settings(settings)
+    flags.write_settings(settings)
     registry.write_registry_config(
         settings.directory / "registry.yaml", settings.directory / "registry", 5000
     )
-    nodeflags.write_node_configs(settings, "localhost:5000/pause:1")
+    flags.write_node_configs(settings, "localhost:5000/pause:1")
     addons.write_prometheus_config(settings)
     ControlPlane(settings.directory, endpoint=endpoint, real_node=True)._write_files()
 
@@ -280,7 +273,7 @@ def test_a_changed_source_or_flag_is_another_program(
 def test_every_component_listens_on_loopback_or_the_bridge_alone(tmp_path: Path) -> None:
     """No configuration that we write names an address of the outside, or all addresses."""
     settings = NodeSettings(directory=tmp_path)
-    nodeflags.write_node_configs(settings, "localhost:5000/pause:1")
+    flags.write_node_configs(settings, "localhost:5000/pause:1")
     addons.write_prometheus_config(settings)
     texts = [path.read_text() for path in tmp_path.glob("*.*")]
     assert len(texts) == 4
@@ -293,11 +286,11 @@ def test_a_build_without_disk_removes_earlier_builds_before_it_is_refused(
 ) -> None:
     monkeypatch.setenv("FLEETKEEPER_CACHE", str(tmp_path))
     free = [1.0]
-    monkeypatch.setattr(images, "_free_gib", lambda _folder: free[-1])
-    monkeypatch.setattr(images, "_prune", lambda: free.append(freed_gib))
+    monkeypatch.setattr(builder, "_free_gib", lambda _folder: free[-1])
+    monkeypatch.setattr(builder, "_prune", lambda: free.append(freed_gib))
     if refused:
         with pytest.raises(LocalError, match=r"15 GiB .*2\.0 GiB.*FLEETKEEPER_CACHE"):
-            images._check_disk()
+            builder._check_disk()
     else:
-        images._check_disk()
+        builder._check_disk()
     assert free == [1.0, freed_gib]

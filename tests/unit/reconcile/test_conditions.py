@@ -25,15 +25,14 @@ from fleetkeeper.reconcile.types import (
     Pod,
     Termination,
 )
+from tests.support.plan_cluster import live, settle
 from tests.support.plan_world import (
     World,
     act,
     edited,
-    live,
     new_world,
     plan_of,
     service,
-    settle,
     with_spec,
 )
 from tests.support.status_cases import (

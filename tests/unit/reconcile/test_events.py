@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.support.plan_cluster import live, step
 from tests.support.plan_world import (
     Behaviour,
     World,
     act,
     edited,
-    live,
     new_world,
     plan_of,
-    step,
     with_spec,
 )
 from tests.support.status_cases import (

@@ -14,7 +14,7 @@ from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, Reason
 from fleetkeeper.reconcile.observe.pod_problems import (
     ADVICE,
     ENGINE_CLASSES,
-    EXIT_CODES,
+    EXIT_CODE_REASONS,
     engine_line,
     flapping_problem,
     needs_events,
@@ -201,7 +201,9 @@ def test_the_tables_are_those_of_the_engine_contract() -> None:
     """Classes and exit codes of the engine are known one by one, and no others."""
     deaths = json.loads(CONTRACT.read_text())["deaths"]
     assert {death["class"] for death in deaths} == set(ENGINE_CLASSES)
-    assert {death["code"]: ENGINE_CLASSES[death["class"]] for death in deaths} == dict(EXIT_CODES)
+    assert {death["code"]: ENGINE_CLASSES[death["class"]] for death in deaths} == dict(
+        EXIT_CODE_REASONS
+    )
 
 
 def test_a_mounted_secret_that_is_missing_is_found_by_its_event() -> None:

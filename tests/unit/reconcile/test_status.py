@@ -21,7 +21,7 @@ from fleetkeeper.reconcile.types import (
     Container,
     Snapshot,
 )
-from tests.support.plan_cluster import live, settle, step
+from tests.support.plan_cluster import live, settle
 from tests.support.plan_world import (
     START,
     World,

@@ -27,10 +27,10 @@ from fleetkeeper.reconcile.types import (
     Container,
     Termination,
 )
+from tests.support.plan_cluster import settle
 from tests.support.plan_world import (
     START,
     plan_of,
-    settle,
     with_spec,
 )
 from tests.support.status_cases import (

@@ -12,6 +12,7 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[3]
 FOLDERS: Final = (
     "operator/fleetkeeper",
+    "contract",
     "engine_image",
     "local",
     "charts",

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
+from fleetkeeper_contract.headers import REQUEST_ID_HEADER, TIER_HEADER
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal, Ticket
 from fleetkeeper_engine.in_vllm.http.asgi import (
@@ -36,7 +37,6 @@ from fleetkeeper_engine.in_vllm.http.replies import (
     CLOSE,
     DRAINED,
     NO_BACKGROUND,
-    TIER_HEADER,
     UNAUTHORIZED,
     Reply,
     refuse_body,
@@ -63,7 +63,7 @@ logger = logging.getLogger("vllm.fleetkeeper")
 
 _TIERS = {tier.label.encode(): tier for tier in Tier}
 _TIER = TIER_HEADER.lower().encode()
-_REQUEST_ID = b"x-request-id"
+_REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 _TICK_S = 0.05
 """Period of the queue's tick while something waits in it."""
 _REST_S = 0.25

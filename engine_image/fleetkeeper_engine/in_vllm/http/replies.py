@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from fleetkeeper_contract.headers import TIER_HEADER
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal
 from fleetkeeper_engine.in_vllm.http.asgi import (
     Headers,
@@ -16,7 +17,6 @@ from fleetkeeper_engine.in_vllm.http.asgi import (
 from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
 from fleetkeeper_engine.shm.layout import Outcome, Tier
 
-TIER_HEADER = "X-Inference-Tier"
 CLOSE: Headers = [(b"connection", b"close")]
 _AGAIN: Headers = [(b"retry-after", b"1")]
 DRAINED = error_body(

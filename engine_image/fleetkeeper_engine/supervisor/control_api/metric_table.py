@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from fleetkeeper_engine.shm.histogram import (
+from fleetkeeper_contract.histogram_buckets import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
     QUEUE_WAIT_EDGES_S,
 )
+from fleetkeeper_contract.step_terms import TERMS, StepClass
 from fleetkeeper_engine.shm.layout import Outcome, Tier
-from fleetkeeper_engine.shm.step_sums import TERMS, StepClass
 from fleetkeeper_engine.spec import CONTRACT
 
 TIERS = tuple(tier.label for tier in Tier)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -14,8 +15,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from fleetkeeper_contract.step_terms import TERMS, StepClass
 from fleetkeeper_engine.limits import LimitRange, limits_in_force
-from fleetkeeper_engine.shm.histogram import cumulative
 from fleetkeeper_engine.shm.layout import (
     CapBlock,
     HeartbeatBlock,
@@ -25,7 +26,6 @@ from fleetkeeper_engine.shm.layout import (
     SupervisorBlock,
     Tier,
 )
-from fleetkeeper_engine.shm.step_sums import TERMS, StepClass
 from fleetkeeper_engine.spec import CONTRACT
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS_BY_NAME
 from fleetkeeper_engine.supervisor.health import stalled_s
@@ -256,5 +256,5 @@ def _add_histogram(
     family: HistogramMetricFamily, labels: tuple[str, ...], buckets: Sequence[int], total: float
 ) -> None:
     edges = [*(f"{edge:.10g}" for edge in METRICS_BY_NAME[family.name].edges), "+Inf"]
-    counts = cumulative(buckets)
-    family.add_metric(labels, list(zip(edges, map(float, counts), strict=True)), total)
+    counts = map(float, accumulate(buckets))  # as Prometheus' `le`; the last is the total
+    family.add_metric(labels, list(zip(edges, counts, strict=True)), total)

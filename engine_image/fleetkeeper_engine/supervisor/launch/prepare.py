@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetkeeper_engine.exit_codes import DeathClass
+from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.spec import Accelerator, DType, EngineDocument
 from fleetkeeper_engine.supervisor.launch import cpu_probe, fetch, model_info_cache

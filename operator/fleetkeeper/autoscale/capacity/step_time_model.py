@@ -21,8 +21,8 @@ from fleetkeeper.autoscale.constants import (
     MODEL_PROVEN_WINDOWS,
     MODEL_STEPS,
 )
-from fleetkeeper.autoscale.signals.samples import StepSums
 from fleetkeeper.autoscale.signals.windows import Window
+from fleetkeeper_contract.step_terms import StepSums
 
 SEQUENCES = 100.0
 KV = 1e5

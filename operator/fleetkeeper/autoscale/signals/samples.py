@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from fleetkeeper.autoscale.constants import MAX_COUNTER, MAX_KV_RATIO
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
+from fleetkeeper_contract.step_terms import StepSums
 
 
 class Source(StrEnum):
@@ -88,30 +89,6 @@ class Gauges(NamedTuple):
     live_limits: float = 1.0
     memory_fragmentation_ratio: float = 0.0
     hung: float = 0.0
-
-
-class StepSums(NamedTuple):
-    """Sums of products over the steps of one class, named as the engine exports them.
-
-    `prefill`: prefill tokens P of a step. `sequences`: sequences B in it. `kv`: resident KV tokens.
-    `seconds`: batch time. `a_b`: the sum of the products of a and b.
-    """
-
-    steps: float = 0.0
-    prefill: float = 0.0
-    sequences: float = 0.0
-    kv: float = 0.0
-    seconds: float = 0.0
-    prefill_prefill: float = 0.0
-    prefill_sequences: float = 0.0
-    prefill_kv: float = 0.0
-    prefill_seconds: float = 0.0
-    sequences_sequences: float = 0.0
-    sequences_kv: float = 0.0
-    sequences_seconds: float = 0.0
-    kv_kv: float = 0.0
-    kv_seconds: float = 0.0
-    seconds_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

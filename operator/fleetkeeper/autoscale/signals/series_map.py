@@ -9,27 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from fleetkeeper.autoscale.signals.histogram_edges import (
-    BATCH_TIME_EDGES_S,
-    QUEUE_WAIT_EDGES_S,
-    Edges,
-    snap_down,
-)
+from fleetkeeper.autoscale.signals.histogram_edges import Edges, snap_down
 from fleetkeeper.autoscale.signals.samples import (
     TIERS,
     Counters,
     Gauges,
     PodSample,
     Source,
-    StepSums,
 )
 from fleetkeeper.autoscale.types import ControlSettings
+from fleetkeeper_contract.histogram_buckets import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S
+from fleetkeeper_contract.step_terms import StepClass, StepSums
 
 PREFIX: Final = "fleetkeeper_"
 QUEUE_WAIT: Final = "fleetkeeper_queue_wait_seconds"
 BATCH_TIME: Final = "fleetkeeper_batch_time_seconds"
 STEP_MODEL: Final = "fleetkeeper_step_model_"
-STEP_CLASSES: Final = ("decode", "prefill")
+STEP_CLASSES: Final = tuple(step.label for step in StepClass)
 STEP_TERMS: Final[Mapping[str, tuple[str, ...]]] = {
     "decode": tuple(term for term in StepSums._fields if not term.startswith("prefill")),
     "prefill": StepSums._fields,

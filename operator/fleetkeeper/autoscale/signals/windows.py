@@ -8,7 +8,8 @@ from operator import add, sub
 
 from fleetkeeper.autoscale.constants import MAX_SUM, MIN_REQUESTS, MIN_SPAN_S, MIN_STEPS
 from fleetkeeper.autoscale.signals.pod_history import PodTrack
-from fleetkeeper.autoscale.signals.samples import Counters, PodSample, StepSums
+from fleetkeeper.autoscale.signals.samples import Counters, PodSample
+from fleetkeeper_contract.step_terms import StepSums
 
 NO_STEPS = StepSums()
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, Termination
+from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
 
 IMAGE_REASONS = frozenset(
     {
@@ -39,31 +40,21 @@ SET_UP_S = 20.0
 VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 
 ENGINE_CLASSES: Mapping[str, Reason] = {
-    "BadEngineOption": Reason.BAD_ENGINE_OPTION,
-    "ModelNotFound": Reason.MODEL_NOT_FOUND,
-    "UnsupportedArchitecture": Reason.UNSUPPORTED_ARCHITECTURE,
-    "HostOutOfMemory": Reason.HOST_OUT_OF_MEMORY,
-    "CUDAOutOfMemory": Reason.CUDA_OUT_OF_MEMORY,
-    "Hung": Reason.ENGINE_HUNG,
-    "ModelNotReadable": Reason.MODEL_NOT_READABLE,
-    "Unknown": Reason.CRASH_LOOP,
+    DeathClass.BAD_ENGINE_OPTION: Reason.BAD_ENGINE_OPTION,
+    DeathClass.MODEL_NOT_FOUND: Reason.MODEL_NOT_FOUND,
+    DeathClass.UNSUPPORTED_ARCHITECTURE: Reason.UNSUPPORTED_ARCHITECTURE,
+    DeathClass.HOST_OUT_OF_MEMORY: Reason.HOST_OUT_OF_MEMORY,
+    DeathClass.CUDA_OUT_OF_MEMORY: Reason.CUDA_OUT_OF_MEMORY,
+    DeathClass.HUNG: Reason.ENGINE_HUNG,
+    DeathClass.MODEL_NOT_READABLE: Reason.MODEL_NOT_READABLE,
+    DeathClass.UNKNOWN: Reason.CRASH_LOOP,
 }
 """The reasons for the classes of the engine's termination line."""
 
-EXIT_CODES: Mapping[int, Reason] = {
-    64: Reason.BAD_ENGINE_OPTION,
-    66: Reason.MODEL_NOT_FOUND,
-    69: Reason.UNSUPPORTED_ARCHITECTURE,
-    70: Reason.CRASH_LOOP,
-    71: Reason.HOST_OUT_OF_MEMORY,
-    72: Reason.CUDA_OUT_OF_MEMORY,
-    75: Reason.ENGINE_HUNG,
-    77: Reason.MODEL_NOT_READABLE,
+EXIT_CODE_REASONS: Mapping[int, Reason] = {
+    EXIT_CODES[DeathClass(death)]: reason for death, reason in ENGINE_CLASSES.items()
 }
-"""The reasons for the engine's exit codes, used if it could not write its termination line.
-
-A test compares both tables with the contract.
-"""
+"""The reasons for the engine's exit codes, used if it could not write its termination line."""
 
 ADVICE: Mapping[Reason, str] = {
     Reason.IMAGE_PULL: "Check the image of the engine profile and spec.imagePullSecrets.",
@@ -242,7 +233,7 @@ def _problem_of_end(pod: Pod, container: Container, end: Termination) -> Problem
     """Classify a container's end by the kernel's verdict, the engine's line, or the exit code."""
     line = engine_line(end.message)
     engine_reason = ENGINE_CLASSES.get(str(line.get("class")))
-    reason = engine_reason or EXIT_CODES.get(end.exit_code, Reason.CRASH_LOOP)
+    reason = engine_reason or EXIT_CODE_REASONS.get(end.exit_code, Reason.CRASH_LOOP)
     if end.reason == "OOMKilled" and engine_reason in {None, Reason.CRASH_LOOP}:
         reason = Reason.HOST_OUT_OF_MEMORY
     detail = str(line.get("message") or "")

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from fleetkeeper.api.conditions import ConditionType, Reason, previous_condition
 from fleetkeeper.common.values import CAUSE_UNKNOWN, ControlReport
-from fleetkeeper.reconcile.observe.pod_problems import say
+from fleetkeeper.reconcile.observe.problem import say
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.defect import defect_message
 from fleetkeeper.reconcile.status.progress import rolled_back_message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.types import OnFailure
-from fleetkeeper.reconcile.observe.pod_problems import Problem, say
+from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.value import (
     Value,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
-from fleetkeeper.reconcile.observe.pod_problems import Problem, say
+from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.replicas import ReplicaDecision
 from fleetkeeper.reconcile.status.assessment import Assessment
 

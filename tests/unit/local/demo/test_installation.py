@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.demo.cluster import Cluster, CommandError
 from fleetkeeper_local.demo.fleet import Fleet, pod_facts
 from fleetkeeper_local.demo.inject import freeze_engine, processes_of
 from fleetkeeper_local.demo.installation import ImageNames, Installation, desired_values
 from fleetkeeper_local.demo.stage import desired_seed
-from fleetkeeper_local.errors import LocalError
-from fleetkeeper_local.node import Node
-from fleetkeeper_local.settings import NodeSettings
+from fleetkeeper_local.node.node import Node
+from fleetkeeper_local.node.settings import NodeSettings
 
 pytestmark = pytest.mark.exhaustive
 

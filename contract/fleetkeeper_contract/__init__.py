@@ -1,0 +1,1 @@
+"""Constants that the operator and the engine share. This package imports no other package."""

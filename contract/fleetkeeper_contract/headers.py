@@ -1,0 +1,5 @@
+"""Headers of inference requests."""
+
+TIER_HEADER = "X-Inference-Tier"
+REQUEST_ID_HEADER = "X-Request-Id"
+"""The same ID again is a retry, which is not counted as another arrival."""

@@ -1,0 +1,1 @@
+"""Errors, files, locks, paths and programs that every room uses."""

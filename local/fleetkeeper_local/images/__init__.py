@@ -1,0 +1,1 @@
+"""Images of the project and of the node, and the registry that has them."""

@@ -1,0 +1,268 @@
+"""The project's images: how they are built, and pushed to where the node's pods can pull them.
+
+Images are built by buildah from the same Containerfiles that a user builds with docker or podman.
+Two shortcuts serve a machine without access to a public image registry, and quick iteration: the
+base is made from Debian packages, and an environment that is ready on disk becomes a layer.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleetkeeper_local.common import packages
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.lock import exclusive
+from fleetkeeper_local.common.paths import REPOSITORY, cache_dir
+from fleetkeeper_local.common.report import say
+from fleetkeeper_local.common.shell import attempt, run
+from fleetkeeper_local.images import engine_layers, oci, registry
+from fleetkeeper_local.images.base import base_layout
+from fleetkeeper_local.images.context import context_digest
+
+BASE_VARIABLE = "FLEETKEEPER_BASE_IMAGE"
+"""Names another base image, such as the official Python one, if a registry can be reached."""
+
+BUILD_TIMEOUT_S = 1800.0
+BUILD_DISK_GIB = 15
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One image of the project."""
+
+    name: str
+    containerfile: str
+    """Path relative to the repository."""
+    context: str = "."
+    build_args: Mapping[str, str] = field(default_factory=dict)
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("operator", "operator/Containerfile"),
+        Recipe("engine", "engine_image/Containerfile.cpu"),
+        Recipe("inject", "engine_image/Containerfile.inject"),
+        Recipe("router", "engine_image/Containerfile.router"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """A finished image, identified by its content."""
+
+    name: str
+    tag: str
+    source: str
+    """The name from which skopeo copies it."""
+
+    def publish(self, prefix: str, tag: str, *, plain_http: bool = False) -> str:
+        """Copy the image to a registry of the user; return its name there.
+
+        Args:
+            prefix: registry and path, such as `registry.example.com/fleetkeeper`.
+            tag: the image's tag there.
+            plain_http: the registry has no TLS.
+
+        Raises:
+            LocalError: the copy failed; the text is skopeo's.
+        """
+        target = f"{prefix.rstrip('/')}/{PUBLISHED[self.name]}:{tag}"
+        return registry.copy(self.source, target, tls=not plain_http)
+
+    def push(self, port: int) -> str:
+        """Put the image into the registry on this port; return the name by which pods pull it."""
+        repository = f"fleetkeeper/{self.name}"
+        if registry.has_image(port, repository, self.tag):
+            return registry.reference(port, repository, self.tag)
+        return registry.push(self.source, port, repository, self.tag)
+
+
+def build(name: str) -> Image:
+    """Build one of the project's images in the quickest way for this machine.
+
+    Raises:
+        LocalError: the name is unknown, or the build failed.
+    """
+    if name not in BUILDERS:
+        raise LocalError(f"unknown image {name!r}; known: {', '.join(sorted(BUILDERS))}")
+    return BUILDERS[name]()
+
+
+def engine_image() -> Image:
+    """Build the engine for CPU from the environment of `make setup-engine`, layer by layer."""
+    layers = engine_layers.engine_layers()
+    return layered_image("engine", layers, engine_layers.engine_config(), base=base_layout())
+
+
+def build_image(recipe: Recipe) -> Image:
+    """Build a recipe's Containerfile; unchanged steps come from the last build.
+
+    If nothing changed, buildah is not run: it would read every file of the image to find that out.
+
+    Raises:
+        LocalError: packages or disk space are missing, or a step failed (with its last lines).
+    """
+    packages.ensure_packages(packages.IMAGE_PACKAGES)
+    containerfile = REPOSITORY / recipe.containerfile
+    if not containerfile.exists():
+        raise LocalError(
+            f"{recipe.containerfile} does not exist; run this from a checkout of the repository"
+        )
+    with exclusive(_store()):
+        _check_disk()
+        base = os.environ.get(BASE_VARIABLE) or _import_base()
+        made_of = _made_of(recipe, base)
+        image_id = _last_build(recipe, made_of)
+        if image_id is not None:
+            return _stored(recipe, image_id)
+        started = time.monotonic()
+        say(f"building image {recipe.name} from {recipe.containerfile}")
+        with tempfile.TemporaryDirectory() as scratch:
+            image_id_file = Path(scratch) / "id"
+            argv = [*_buildah(), "build", "--layers", "--isolation=chroot", "--network=host"]
+            argv += ["--timestamp=0", f"--iidfile={image_id_file}", f"--file={containerfile}"]
+            argv += [f"--build-arg=BASE={base}", *_secrets()]
+            argv += [f"--tag=localhost/fleetkeeper-{recipe.name}:latest"]  # or _prune removes it
+            argv += [f"--build-arg={name}={value}" for name, value in recipe.build_args.items()]
+            argv += [str(REPOSITORY / recipe.context)]
+            done = attempt(*argv, timeout_s=BUILD_TIMEOUT_S)
+            if done.returncode:
+                tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
+                raise LocalError(
+                    f"building {recipe.name} failed with exit code {done.returncode}:\n{tail}"
+                )
+            image_id = image_id_file.read_text().strip().removeprefix("sha256:")
+        _record(recipe).write_text(f"{made_of} {image_id}")
+    say(f"image {recipe.name} is ready ({time.monotonic() - started:.0f} s)")
+    return _stored(recipe, image_id)
+
+
+def _made_of(recipe: Recipe, base: str) -> str:
+    """Return a digest of all inputs of the build."""
+    text = (REPOSITORY / recipe.containerfile).read_text()
+    return context_digest(REPOSITORY / recipe.context, base, repr(recipe), text)
+
+
+def _record(recipe: Recipe) -> Path:
+    """Return the file that records the inputs of the last build, and its image."""
+    return _store() / f"{recipe.name}.built"
+
+
+def _last_build(recipe: Recipe, made_of: str) -> str | None:
+    """Return the image of the last build if its inputs were the same and it still exists."""
+    try:
+        before, image_id = _record(recipe).read_text().split()
+    except (FileNotFoundError, ValueError):
+        return None
+    if before != made_of or attempt(*_buildah(), "inspect", "--type=image", image_id).returncode:
+        return None
+    return image_id
+
+
+def _stored(recipe: Recipe, image_id: str) -> Image:
+    return Image(recipe.name, image_id[:16], f"{_storage()}@{image_id}")
+
+
+def layered_image(
+    name: str, layers: Sequence[oci.Layer], config: oci.ImageConfig, *, base: Path | None
+) -> Image:
+    """Assemble an image from a base's layout and finished layers, without a build step."""
+    layout = oci.write_image(cache_dir() / "images" / name, layers, config, base=base)
+    tag = oci.image_digest(layout).removeprefix("sha256:")[:16]
+    return Image(name, tag, f"oci:{layout}:1")
+
+
+def base_image() -> Image:
+    """Return the base as an image with a shell and Python, for pods of the tests."""
+    layout = base_layout()
+    return Image("base", layout.name.removeprefix("base-"), f"oci:{layout}:1")
+
+
+def _import_base() -> str:
+    """Import the base into buildah; return its name there."""
+    layout = base_layout()
+    name = f"localhost/fleetkeeper-base:{layout.name.removeprefix('base-')}"
+    if attempt(*_buildah(), "inspect", "--type=image", name).returncode:
+        run(
+            *("skopeo", "copy", "--insecure-policy", "--quiet"),
+            *(f"oci:{layout}:1", f"{_storage()}{name}"),
+            timeout_s=BUILD_TIMEOUT_S,
+        )
+    return name
+
+
+def _secrets() -> list[str]:
+    """Return the host's pip settings and certificates as build secrets; no image contains them."""
+    found = []
+    pip = Path("/etc/pip.conf")
+    if pip.exists():
+        found.append(f"--secret=id=pip,src={pip}")
+    bundle = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
+    if bundle and Path(bundle).exists():
+        found.append(f"--secret=id=certificates,src={bundle}")
+    return found
+
+
+def _store() -> Path:
+    return cache_dir() / "buildah"
+
+
+def _buildah() -> list[str]:
+    store = _store()
+    return ["buildah", f"--root={store / 'storage'}", f"--runroot={store / 'run'}"]
+
+
+def _storage() -> str:
+    store = _store()
+    return f"containers-storage:[overlay@{store / 'storage'}+{store / 'run'}]"
+
+
+def _check_disk() -> None:
+    store = _store()
+    store.mkdir(parents=True, exist_ok=True)
+    if _free_gib(store) < BUILD_DISK_GIB:
+        _prune()
+    free_gib = _free_gib(store)
+    if free_gib < BUILD_DISK_GIB:
+        raise LocalError(
+            f"building images needs {BUILD_DISK_GIB} GiB free in {store}, found {free_gib:.1f} GiB; "
+            "free some space or set FLEETKEEPER_CACHE to a larger disk"
+        )
+
+
+def _free_gib(folder: Path) -> float:
+    return shutil.disk_usage(folder).free / GIB
+
+
+def _prune() -> None:
+    """Remove earlier builds without a name; each recipe's last build stays."""
+    say("low disk space: removing earlier image builds")
+    attempt(*_buildah(), "rmi", "--prune", timeout_s=BUILD_TIMEOUT_S)
+
+
+BUILDERS: dict[str, Callable[[], Image]] = {
+    "base": base_image,
+    "engine": engine_image,
+    "inject": lambda: build_image(RECIPES["inject"]),
+    "operator": lambda: build_image(RECIPES["operator"]),
+    "router": lambda: build_image(RECIPES["router"]),
+}
+"""The builder of each image on this machine; Containerfile.cpu builds the engine elsewhere."""
+
+PUBLISHED = {
+    "engine": "fleetkeeper-engine-cpu",
+    "inject": "fleetkeeper-engine",
+    "operator": "fleetkeeper",
+    "router": "fleetkeeper-router",
+}
+"""The name of each image in a registry, as in the chart's values."""

@@ -1,0 +1,1 @@
+"""A real single-node Kubernetes: containerd, kubelet, DNS, Prometheus."""

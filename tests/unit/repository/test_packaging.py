@@ -1,0 +1,97 @@
+"""Distributions contain their own package, dependencies are locked, and there is one version."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import yaml
+
+from fleetkeeper.reconcile.profiles import default_catalog
+from fleetkeeper_contract.version import VERSION
+
+ROOT = Path(__file__).resolve().parents[3]
+PUBLIC_REGISTRY = {"https://pypi.org/simple"}
+PUBLIC_FILES = "https://files.pythonhosted.org/"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("project", "package"),
+    [
+        (".", "fleetkeeper"),
+        ("contract", "fleetkeeper_contract"),
+        ("engine_image", "fleetkeeper_engine"),
+        ("local", "fleetkeeper_local"),
+    ],
+)
+def test_a_wheel_contains_one_package(project: str, package: str, tmp_path: Path) -> None:
+    """The operator's wheel, for one, has no local cluster."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
+    subprocess.run([*build, tmp_path], cwd=ROOT / project, check=True, capture_output=True)
+    (wheel,) = tmp_path.iterdir()
+    assert wheel.name.startswith(f"{package}-{VERSION}-")
+    files = ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in files} == {
+        package,
+        f"{package}-{VERSION}.dist-info",
+    }
+    assert f"{package}/py.typed" in files
+
+
+def test_no_image_is_made_of_the_local_cluster() -> None:
+    """What .dockerignore does not allow is in no build's context."""
+    allowed = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    assert "operator" in allowed
+    assert not [path for path in allowed if path.startswith("local")]
+    for file in [*ROOT.glob("engine_image/Containerfile*"), ROOT / "operator/Containerfile"]:
+        assert not re.search(r"^COPY local", file.read_text(), re.MULTILINE), file
+
+
+def test_the_operator_needs_neither_the_engine_nor_the_local_cluster() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ours = {name for name in project["dependencies"] if name.startswith("fleetkeeper")}
+    assert ours == {"fleetkeeper-contract"}
+    contract = tomllib.loads((ROOT / "contract/pyproject.toml").read_text())["project"]
+    assert contract["dependencies"] == []
+
+
+def test_the_lock_names_public_registries_alone_and_a_hash_for_every_file() -> None:
+    packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    assert {
+        package["source"]["registry"] for package in packages if "registry" in package["source"]
+    } == PUBLIC_REGISTRY
+    for package in packages:
+        for file in [*package.get("wheels", []), *filter(None, [package.get("sdist")])]:
+            assert file["url"].startswith(PUBLIC_FILES), file
+            assert file["hash"].startswith("sha256:"), file
+
+
+def test_the_chart_has_the_version_of_the_distributions() -> None:
+    chart = yaml.safe_load((ROOT / "charts/fleetkeeper/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+
+
+def test_default_images_have_the_version_of_the_distributions() -> None:
+    """A profile never changes, so a release adds profiles and points the aliases to them."""
+    values = yaml.safe_load((ROOT / "charts/fleetkeeper/values.yaml").read_text())
+    assert values["router"]["image"] == f"fleetkeeper-router:{VERSION}"
+    catalog = default_catalog()
+    by_name = {profile.name: profile for profile in catalog.profiles}
+    newest = [by_name[name] for name in catalog.aliases.values()]
+    assert {profile.injected_image or profile.image for profile in newest} == {
+        f"fleetkeeper-engine:{VERSION}",
+        f"fleetkeeper-engine-cpu:{VERSION}",
+    }
+
+
+def test_the_readme_names_images_of_this_version() -> None:
+    tags = re.findall(
+        r"(?:fleetkeeper[a-z-]*|\$image):(\d+\.\d+\.\d+)", (ROOT / "README.md").read_text()
+    )
+    assert set(tags) == {VERSION}
