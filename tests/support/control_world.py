@@ -48,7 +48,10 @@ TOKENS: Final = 100.0
 PASSWORD: Final = "canary-of-prometheus"
 """Part of the operator's Prometheus URL; it must appear nowhere else."""
 ADDRESSES: Final = 32
-SHORT_TICKS: Final = {"loop.TICK_S": 1.0, "setup.DEADLINE_S": 0.8}
+SHORT_TICKS: Final = {
+    "runtime.autoscaler.loop.TICK_S": 1.0,
+    "runtime.autoscaler.setup.DEADLINE_S": 0.8,
+}
 SLICE_S: Final = 0.2
 
 
@@ -89,7 +92,7 @@ class LoopbackEngines(PrometheusProxy):
 
     def operator(self, name: str = "a") -> OperatorProcess:
         """Return an operator process for this world, not started yet, with five times shorter ticks."""
-        env = {**self._settings(), "LOOP_WAITS": json.dumps(SHORT_TICKS)}
+        env = {**self._settings(), "WAITS": json.dumps(SHORT_TICKS)}
         return self.world.operator(name, command=HOOKED, env=env)
 
     def _settings(self) -> dict[str, str]:

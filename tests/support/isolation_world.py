@@ -312,6 +312,7 @@ def _concerns(item: object, name: str) -> bool:
         return bool(of == name)
     if isinstance(item, Sequence):
         return any(_concerns(one, name) for one in item)
-    if hasattr(item, "resource"):
-        return _concerns(item.resource, name)
+    for part in ("resource", "state", "inputs"):
+        if hasattr(item, part):
+            return _concerns(getattr(item, part), name)
     return name in (getattr(item, "name", None), str(getattr(item, "pod", "")).rpartition("-")[0])

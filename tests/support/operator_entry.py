@@ -2,9 +2,8 @@
 
 KILL_AT=chat:3:applied sends SIGKILL when the answer to the third write for the service `chat` begins
 to arrive, before it is read. WRITES_FILE names a file that gets a line for each write that is about
-to be sent. PLAN_WAITS and LOOP_WAITS shorten waits of the plan and of the control loop, so that a test
-need not sit them out: each is a JSON object from "module.CONSTANT" below fleetkeeper.reconcile or
-fleetkeeper.runtime.autoscaler to seconds. WALL_OFF_S sets the machine's wall clock wrong by so many
+to be sent. WAITS shortens waits, so that a test need not sit them out: a JSON object from
+"module.CONSTANT" below fleetkeeper to seconds. WALL_OFF_S sets the machine's wall clock wrong by so many
 seconds, as far as the process sees it. BREAK=controller.decide_plan:bad makes a step below
 fleetkeeper.runtime fail whenever it is for the service `bad`.
 """
@@ -49,14 +48,12 @@ def killing_hook() -> WriteHook:
 
 
 def shorten_waits() -> None:
-    """Sets what PLAN_WAITS and LOOP_WAITS say; a constant that is missing is a mistake of the test."""
-    packages = {"PLAN_WAITS": "reconcile", "LOOP_WAITS": "runtime.autoscaler"}
-    for variable, package in packages.items():
-        for path, seconds in json.loads(os.environ.get(variable) or "{}").items():
-            module_name, _, name = path.rpartition(".")
-            module = import_module(f"fleetkeeper.{package}.{module_name}")
-            assert 0 < seconds < getattr(module, name), path
-            setattr(module, name, seconds)
+    """Set the constants that WAITS names; one that is missing is a mistake of the test."""
+    for path, seconds in json.loads(os.environ.get("WAITS") or "{}").items():
+        module_name, _, name = path.rpartition(".")
+        module = import_module(f"fleetkeeper.{module_name}")
+        assert 0 < seconds < getattr(module, name), path
+        setattr(module, name, seconds)
 
 
 def set_wall_clock_wrong() -> None:

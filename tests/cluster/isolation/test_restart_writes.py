@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -10,16 +11,20 @@ from datetime import UTC, datetime
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import EVENT
-from fleetkeeper.autoscale.constants import WARM_UP_S
+from fleetkeeper.autoscale.constants import RATE_S
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
-from tests.support.operator_process import OperatorProcess
+from tests.support.control_world import SHORT_TICKS
+from tests.support.operator_process import HOOKED, OperatorProcess
 from tests.support.operator_world import Live, World, condition, operator_world, service
 
 NAMES = tuple(f"chat-{number:02}" for number in range(10))
 PATIENCE_S = 180.0
-JUDGED_TICKS = 12
-"""30 s for signals to come, three ticks of silence, and then some: all that a new process does."""
+WARM_UP_S = 5.0
+"""Of this operator; a minute otherwise. Its ticks are five times shorter, too."""
+WAITS = json.dumps({**SHORT_TICKS, "autoscale.signals.pod_history.WARM_UP_S": WARM_UP_S})
+JUDGED_TICKS = int(RATE_S) + 6
+"""Time for signals to come, three ticks of silence, and three more: all that a new process does."""
 
 
 @pytest_asyncio.fixture
@@ -37,7 +42,7 @@ async def judged(operator: OperatorProcess) -> None:
 
 
 async def grown(world: World) -> None:
-    """Makes the services without a control loop, and waits until their pods are ready for a minute.
+    """Makes the services without a control loop, and waits until their pods are warmed up.
 
     Then all lose their metrics in the same tick, as they do when Prometheus falls silent.
     """
@@ -76,10 +81,12 @@ async def test_a_restart_without_metrics_writes_nothing_and_the_fleet_was_told_o
 ) -> None:
     await grown(world)
     operator = world.operator(
+        command=HOOKED,
         env={
+            "WAITS": WAITS,
             "FLEETKEEPER_CONTROL_ENABLED": "true",
             "FLEETKEEPER_PROMETHEUS_URL": f"http://127.0.0.1:{free_ports(1)[0]}",
-        }
+        },
     )
     await operator.start().leads()
     await world.until(

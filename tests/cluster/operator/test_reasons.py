@@ -19,7 +19,7 @@ from tests.support.operator_process import HOOKED
 from tests.support.operator_world import World, condition, operator_world, service
 from tests.support.reason_checks import advice_of, apply, not_ready, policy, reports
 
-TRIES_SOON = {"PLAN_WAITS": json.dumps({"children.TRY_AGAIN_AFTER_S": 5})}
+TRIES_SOON = {"WAITS": json.dumps({"reconcile.children.TRY_AGAIN_AFTER_S": 5})}
 """A refused write is tried again after 5 s instead of 30."""
 
 

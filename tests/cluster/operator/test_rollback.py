@@ -48,8 +48,8 @@ def template_hash(world: World) -> str:
 @pytest.mark.exhaustive
 async def test_a_revision_that_no_node_fits_is_rolled_back_and_stays_at_rest(world: World) -> None:
     """The old ReplicaSet and its pods serve on; neither time nor a restart writes anything more."""
-    waits = json.dumps({"last_good.GOOD_AFTER_S": GOOD_AFTER_S})
-    operator: OperatorProcess = world.operator(command=HOOKED, env={"PLAN_WAITS": waits})
+    waits = json.dumps({"reconcile.last_good.GOOD_AFTER_S": GOOD_AFTER_S})
+    operator: OperatorProcess = world.operator(command=HOOKED, env={"WAITS": waits})
     await operator.start().leads()
     await world.create(service(replicas=1, rollout={"startupSeconds": 60}))
     await world.ready()
