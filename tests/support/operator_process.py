@@ -11,14 +11,11 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import aiohttp
 
 from fleetkeeper_local.control_plane.ports import free_ports
-
-if TYPE_CHECKING:
-    from tests.support.operator_world import World
 
 HOOKED = (sys.executable, str(Path(__file__).with_name("operator_entry.py")))
 """The operator with a hook at its writes, which kills it at the write that KILL_AT names."""
@@ -26,11 +23,19 @@ PATIENCE_S = 60.0
 """The limit of every wait. Events end a wait, so it only bounds how long a failure takes."""
 
 
+class Surroundings(Protocol):
+    """Where a process of the operator runs."""
+
+    namespace: str
+    directory: Path
+    operator_kubeconfig: Path
+
+
 @dataclass
 class OperatorProcess:
     """One operator process, which a test may start and end repeatedly."""
 
-    world: World
+    world: Surroundings
     name: str = "a"
     env: dict[str, str] = field(default_factory=dict)
     kubeconfig: Path | None = None
