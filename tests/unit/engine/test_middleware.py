@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.in_vllm.http import middleware
+from fleetkeeper_engine.in_vllm.http import dispatcher
 from fleetkeeper_engine.in_vllm.http.asgi import Message, Receive, Scope, Send
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
 from fleetkeeper_engine.in_vllm.http.request_shape import (
@@ -128,8 +128,8 @@ async def make(vllm: StandInVllm, region: Region) -> AsyncIterator[Callable[...,
 
     yield build
     for app in made:
-        if app._ticker is not None:
-            app._ticker.cancel()
+        if app._dispatcher._ticker is not None:
+            app._dispatcher._ticker.cancel()
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -295,8 +295,8 @@ async def test_who_reads_the_last_answer_to_its_end_finds_it_counted(
     make: Any, region: Region, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
     """Answered or refused: shared memory is written before the last frame leaves, not after it."""
-    monkeypatch.setattr(middleware, "_PUBLISH_EVERY_S", 3600.0)
-    monkeypatch.setattr(middleware, "_REST_S", 3600.0)
+    monkeypatch.setattr(dispatcher, "_PUBLISH_EVERY_S", 3600.0)
+    monkeypatch.setattr(dispatcher, "_REST_S", 3600.0)
     app = make()
     region.write_supervisor(SupervisorBlock(closed=(False, closed, False)))
     counted: list[tuple[int, int]] = []
@@ -345,7 +345,7 @@ async def test_a_lease_that_ends_lets_waiting_requests_in_without_a_new_one(
 
     However long it rests while nothing waits: the first request that waits ends the rest.
     """
-    monkeypatch.setattr(middleware, "_REST_S", 3600.0)
+    monkeypatch.setattr(dispatcher, "_REST_S", 3600.0)
     app = make(max_sequences=16)
     await Call(app).answer()
     region.write_supervisor(SupervisorBlock(sequences=1, lease_deadline=1e12))
