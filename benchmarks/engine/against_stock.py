@@ -53,7 +53,7 @@ def running(directory: Path, tokens: dict[str, Tokens]) -> Iterator[dict[str, In
                 ours=ours,
                 wait=False,
                 environment=tokens[side].environment,
-                words=tokens[side].words,
+                arguments=tokens[side].words,
             )
         for engine in engines.values():
             engine.await_health()

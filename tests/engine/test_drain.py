@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from fleetkeeper_engine.shm.region import Region
+from tests.support.engine_environment import PYTHON
 from tests.support.supervised_engine import (
-    ENGINE_PYTHON,
     GIB,
     RunningEngine,
     StartEngine,
@@ -155,7 +155,7 @@ async def test_a_deadline_of_2_s_ends_every_stream_at_a_whole_frame(
         await running(engine, 8)
         began = time.monotonic()
         prestop = await asyncio.create_subprocess_exec(
-            *(ENGINE_PYTHON, "-m", "fleetkeeper_engine.cli", "drain"),
+            *(PYTHON, "-m", "fleetkeeper_engine.cli", "drain"),
             env={"FLEETKEEPER_RUN": _run_directory(engine)},
             stdout=subprocess.DEVNULL,
         )
@@ -184,7 +184,7 @@ async def test_a_deadline_of_2_s_ends_every_stream_at_a_whole_frame(
 def computable_dtype() -> str:
     """The format for a model of bfloat16 on this CPU, by a product of torch's own."""
     product = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); a @ a"
-    done = subprocess.run([ENGINE_PYTHON, "-c", product], capture_output=True, check=False)
+    done = subprocess.run([PYTHON, "-c", product], capture_output=True, check=False)
     return "float32" if done.returncode else "bfloat16"
 
 

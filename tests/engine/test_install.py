@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.engine_environment import PYTHON, STOCK_PYTHON
 from tests.support.model_hub import COMMIT, TOKEN, ModelHub, model_hub
 from tests.support.supervised_engine import (
-    ENGINE_PYTHON,
-    STOCK_PYTHON,
     RunningEngine,
     StartEngine,
     eight_running,
@@ -32,9 +31,7 @@ STALL_S = 15
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("injected") / "fleetkeeper"
-    subprocess.run(
-        [ENGINE_PYTHON, "-m", "fleetkeeper_engine.cli", "install", directory], check=True
-    )
+    subprocess.run([PYTHON, "-m", "fleetkeeper_engine.cli", "install", directory], check=True)
     return directory
 
 
@@ -67,9 +64,7 @@ def test_what_the_engine_image_brings_wins_over_what_is_injected(installed: Path
 def test_installed_twice_is_as_installed_once(installed: Path) -> None:
     """An init container may run again."""
     before = sorted(str(path) for path in installed.rglob("*.py"))
-    subprocess.run(
-        [ENGINE_PYTHON, "-m", "fleetkeeper_engine.cli", "install", installed], check=True
-    )
+    subprocess.run([PYTHON, "-m", "fleetkeeper_engine.cli", "install", installed], check=True)
     assert sorted(str(path) for path in installed.rglob("*.py")) == before
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.support.inside_engine import PYTHON, ROOT
+from tests.support.engine_environment import PYTHON, ROOT
 
 SCRIPT = """
 import os, sys

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.supervised_engine import RunningEngine, Signer
+from tests.support.signer import Signer
+from tests.support.supervised_engine import RunningEngine
 
 CONTRACT = Path(__file__).resolve().parents[2] / "engine_image" / "contract"
 MB = 10**6

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -35,9 +34,8 @@ from fleetkeeper_engine.shm.layout import (
 )
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.shm.region import Region
+from tests.support.engine_environment import PYTHON, free_port, make_tiny_model
 
-ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 MODEL = "tiny"
 TOKEN = "internal-token-of-a-test"
 START_S = 900.0
@@ -60,27 +58,12 @@ SETTINGS = VllmSettings(
 )
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def tiny_model(directory: Path, layers: int = 4) -> Path:
-    """The tiny model, made once a directory; with more layers its steps take longer."""
-    if not (directory / "config.json").exists():
-        script = ROOT / "scripts" / "tiny_model.py"
-        subprocess.run([PYTHON, script, directory, f"--layers={layers}"], check=True)
-    return directory
-
-
 INSIDE = (f"--scheduler-cls={SCHEDULER_FACTORY}", f"--middleware={MIDDLEWARE}")
-"""The words that put our code inside."""
+"""The arguments that load our code."""
 
 
 def vllm_argv(model: Path, port: int, settings: VllmSettings) -> list[str]:
-    """The words that start vLLM, without our code inside."""
+    """The command that starts vLLM, without our code."""
     return [
         str(PYTHON),
         "-m",
@@ -127,7 +110,7 @@ class InsideEngine:
         wait: bool = True,
         environment: dict[str, str] | None = None,
         layers: int = 4,
-        words: Sequence[str] = (),
+        arguments: Sequence[str] = (),
         inside: Sequence[str] = INSIDE,
     ) -> None:
         self.settings = settings
@@ -150,10 +133,10 @@ class InsideEngine:
             env[ENVIRONMENT] = settings.to_json()
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / f"vllm-{self.port}.log"
-        model = tiny_model(directory / "model", layers)
+        model = make_tiny_model(directory / "model", layers)
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                [*vllm_argv(model, self.port, settings), *(inside if ours else ()), *words],
+                [*vllm_argv(model, self.port, settings), *(inside if ours else ()), *arguments],
                 env=env,
                 stdout=output,
                 stderr=subprocess.STDOUT,

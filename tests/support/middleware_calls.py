@@ -107,8 +107,8 @@ def running_middleware(
     try:
         yield made
     finally:
-        if made._ticker is not None:
-            made._ticker.cancel()
+        if made._dispatcher._ticker is not None:
+            made._dispatcher._ticker.cancel()
 
 
 def assert_nothing_left(app: TierMiddleware) -> None:
@@ -118,5 +118,5 @@ def assert_nothing_left(app: TierMiddleware) -> None:
     assert [state.waiting_sequences for state in app._admission.tiers] == [0, 0, 0]
     assert (app._bodies.held, app._bodies.receiving) == (0, set())
     assert (app._lane.free, app._lane.waiting) == (2, 0)
-    assert not app._running
-    assert not app._waiters
+    assert not app._dispatcher.running
+    assert not app._dispatcher._waiters

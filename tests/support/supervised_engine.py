@@ -8,7 +8,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -20,17 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import jwt
 import psutil
 import requests
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prometheus_client.parser import text_string_to_metric_families
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-ENGINE_PYTHON = REPOSITORY / ".venv-engine" / "bin" / "python"
-STOCK_PYTHON = REPOSITORY / ".venv-engine" / "base" / "bin" / "python"
-"""The environment with vLLM and nothing of ours: what a stock vLLM image looks like."""
-ISSUER = "fleetkeeper"
+from tests.support.engine_environment import PYTHON, free_port
+from tests.support.signer import ISSUER, Signer
+
 START_TIMEOUT_S = 800.0
 """Half a minute on two idle cores; machines under test are shared."""
 POLL_S = 0.1
@@ -43,28 +38,12 @@ FULL_LOAD = 64
 Document = dict[str, Any]
 
 
-def make_tiny_model(directory: Path) -> Path:
-    """Writes the tiny model into a directory, once; returns the directory."""
-    if not (directory / "tokenizer_config.json").exists():
-        subprocess.run(
-            [STOCK_PYTHON, REPOSITORY / "scripts" / "tiny_model.py", directory], check=True
-        )
-    return directory
-
-
 def with_config(model: Path, target: Path, **config: Any) -> Path:
     """A copy of the model whose config says something else."""
     shutil.copytree(model, target)
     written = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**written, **config}))
     return target
-
-
-def free_port() -> int:
-    """A TCP port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def desired_document(model: Path, keys: Path, /, **sections: Document) -> Document:
@@ -92,33 +71,6 @@ def desired_document(model: Path, keys: Path, /, **sections: Document) -> Docume
     for name, section in sections.items():
         document[name] = {**document.get(name, {}), **section}
     return document
-
-
-class Signer:
-    """An operator's key: writes its public half for the pod and signs limits requests."""
-
-    def __init__(self, directory: Path, kid: str = "one") -> None:
-        self.directory = directory
-        self.kid = kid
-        self.epoch = 1
-        self._key = Ed25519PrivateKey.generate()
-        directory.mkdir(parents=True, exist_ok=True)
-        public = json.loads(jwt.algorithms.OKPAlgorithm.to_jwk(self._key.public_key()))
-        self.jwk = {**public, "kid": kid, "alg": "EdDSA", "use": "sig"}
-        (directory / "jwks.json").write_text(json.dumps({"keys": [self.jwk]}))
-
-    def token(self, audience: str, **claims: object) -> str:
-        """A fresh token for one pod; claims given replace the usual ones."""
-        usual: dict[str, object] = {
-            "iss": ISSUER,
-            "aud": audience,
-            "iat": time.time(),
-            "jti": secrets.token_urlsafe(16),
-            "epoch": self.epoch,
-        }
-        return jwt.encode(
-            {**usual, **claims}, self._key, algorithm="EdDSA", headers={"kid": self.kid}
-        )
 
 
 @dataclass
@@ -339,7 +291,7 @@ def start_engine(
     signer: Signer,
     directory: Path,
     *,
-    python: Path = ENGINE_PYTHON,
+    python: Path = PYTHON,
     launcher: Path | None = None,
     environment: Mapping[str, str] | None = None,
     before_exec: Callable[[], None] | None = None,

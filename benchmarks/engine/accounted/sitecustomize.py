@@ -123,12 +123,13 @@ def main(file: Path) -> None:
         setattr(kind, name, timed)
 
     from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
+    from fleetkeeper_engine.in_vllm.http.dispatcher import Dispatcher
     from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
     from fleetkeeper_engine.in_vllm.live_scheduling import LiveScheduling
 
     for name in ENTRIES[:4]:
         wrap(LiveScheduling, name, name)
-    wrap(TierMiddleware, "_publish", "publish")
+    wrap(Dispatcher, "_publish", "publish")
     wrap(Admission, "tick", "tick")
 
     made = TierMiddleware.__init__

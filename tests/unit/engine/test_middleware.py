@@ -10,26 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fleetkeeper_engine.in_vllm.http import middleware
+from fleetkeeper_engine.in_vllm.http import dispatcher
 from fleetkeeper_engine.in_vllm.http.asgi import Message, Receive, Scope, Send
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
-from fleetkeeper_engine.in_vllm.http.request_shape import (
-    Route,
-    Shape,
-    route_of,
-    sequences_of,
-    shape_of,
-    with_priority,
-)
 from fleetkeeper_engine.in_vllm.priority import PriorityRule
 from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, VllmSettings
 from fleetkeeper_engine.shm.layout import MiddlewareBlock, Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.shm.region import Region
 
 COMPLETIONS = "/v1/completions"
+
+
 BODY = b'{"model": "tiny", "prompt": "hello"}'
 
 
@@ -128,8 +120,8 @@ async def make(vllm: StandInVllm, region: Region) -> AsyncIterator[Callable[...,
 
     yield build
     for app in made:
-        if app._ticker is not None:
-            app._ticker.cancel()
+        if app._dispatcher._ticker is not None:
+            app._dispatcher._ticker.cancel()
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -295,8 +287,8 @@ async def test_who_reads_the_last_answer_to_its_end_finds_it_counted(
     make: Any, region: Region, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
     """Answered or refused: shared memory is written before the last frame leaves, not after it."""
-    monkeypatch.setattr(middleware, "_PUBLISH_EVERY_S", 3600.0)
-    monkeypatch.setattr(middleware, "_REST_S", 3600.0)
+    monkeypatch.setattr(dispatcher, "_PUBLISH_EVERY_S", 3600.0)
+    monkeypatch.setattr(dispatcher, "_REST_S", 3600.0)
     app = make()
     region.write_supervisor(SupervisorBlock(closed=(False, closed, False)))
     counted: list[tuple[int, int]] = []
@@ -345,7 +337,7 @@ async def test_a_lease_that_ends_lets_waiting_requests_in_without_a_new_one(
 
     However long it rests while nothing waits: the first request that waits ends the rest.
     """
-    monkeypatch.setattr(middleware, "_REST_S", 3600.0)
+    monkeypatch.setattr(dispatcher, "_REST_S", 3600.0)
     app = make(max_sequences=16)
     await Call(app).answer()
     region.write_supervisor(SupervisorBlock(sequences=1, lease_deadline=1e12))
@@ -381,104 +373,3 @@ async def test_a_response_in_background_is_refused_with_the_reason(
     plain = json.dumps({"input": "a", "background": False}).encode()
     assert (await Call(app, plain, path="/v1/responses").answer())[0] == 200
     assert (await Call(app, body, path="/v1/chat/completions").answer())[0] == 200
-
-
-PATHS = {"input": "/v1/embeddings", "documents": "/rerank"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "sequences"),
-    [
-        ({}, 1),
-        ({"prompt": "a", "n": 3}, 3),
-        ({"prompt": ["a", "b"], "n": 3}, 6),
-        ({"prompt": [1, 2, 3]}, 1),
-        ({"prompt": [[1, 2], [3]]}, 2),
-        ({"prompt": "a", "n": 2, "best_of": 5}, 5),
-        ({"input": ["a", "b", "c"]}, 3),
-        ({"input": [{"role": "user"}, {"role": "user"}]}, 1),
-        ({"query": "q", "documents": ["a", "b"]}, 2),
-        ({"n": None, "prompt": []}, 1),
-        ({"n": "many", "prompt": 5}, 1),
-    ],
-)
-def test_slots_are_counted_in_sequences(fields: dict[str, Any], sequences: int) -> None:
-    """Choices times prompts; nonsense counts as one, and vLLM refuses it."""
-    path = next((path for name, path in PATHS.items() if name in fields), COMPLETIONS)
-    assert shape_of(json.dumps(fields).encode(), path) == Shape(sequences, has_priority=False)
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"5", b"{", b"\xff\xfe"])
-def test_what_is_no_object_has_no_shape(body: bytes) -> None:
-    """vLLM says what is wrong with it."""
-    assert shape_of(body, COMPLETIONS) is None
-
-
-JSON_TEXTS = st.dictionaries(
-    st.sampled_from(["n", "prompt", "priority", "background", "x"]),
-    st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4),
-).map(json.dumps)
-
-
-@given(
-    st.binary(max_size=30)
-    | st.builds(
-        lambda before, text, after, encoding: (before + text + after).encode(encoding),
-        st.sampled_from(["", " ", "\n\t", "[", "\ufeff"]),
-        JSON_TEXTS | st.just('{"n": NaN}') | st.just('{"n": "\\ud800"}'),
-        st.sampled_from(["", " \r\n", "{}", " 1", "\0", "\u00a0"]),
-        st.sampled_from(["utf-8", "utf-16", "utf-16-le", "utf-32-le", "utf-8-sig"]),
-    )
-)
-def test_a_body_is_read_as_vllm_reads_it(body: bytes) -> None:
-    """The short way for plain objects takes and refuses what the standard library does."""
-    try:
-        fields = json.loads(body)
-    except ValueError:
-        fields = None
-    shape = shape_of(body, COMPLETIONS)
-    if not isinstance(fields, dict):
-        assert shape is None
-        return
-    assert shape == Shape(
-        sequences_of(fields, COMPLETIONS),
-        "priority" in fields,
-        in_background=fields.get("background") not in (None, False),
-    )
-
-
-@given(
-    st.dictionaries(
-        st.text(max_size=5) | st.just("priority"), st.integers() | st.text(max_size=5), max_size=4
-    ),
-    st.integers(-(2**63), 2**63 - 1),
-    st.sampled_from([b"", b" ", b"\n\n"]),
-)
-def test_a_body_keeps_all_but_its_priority(
-    fields: dict[str, Any], priority: int, space: bytes
-) -> None:
-    """However it is written, only `priority` differs."""
-    body = space + json.dumps(fields).encode() + space
-    shape = shape_of(body, COMPLETIONS)
-    assert shape is not None
-    assert json.loads(with_priority(body, shape, priority)) == {**fields, "priority": priority}
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "route"),
-    [
-        ("POST", "/v1/chat/completions", Route.GENERATION),
-        ("GET", "/v1/chat/completions", Route.PLAIN),
-        ("POST", "/v1/embeddings", Route.GENERATION),
-        ("POST", "/tokenize", Route.TOKENIZER),
-        ("GET", "/health", Route.OPEN),
-        ("GET", "/v1/responses/abc", Route.PLAIN),
-        ("POST", "/sleep", Route.UNKNOWN),
-        ("POST", "/v1/unload_lora_adapter", Route.UNKNOWN),
-        ("POST", "/v1/completions/", Route.UNKNOWN),
-        ("POST", "//v1/completions", Route.UNKNOWN),
-    ],
-)
-def test_routes(method: str, path: str, route: Route) -> None:
-    """What is work for the engine, what is not, and what is not known."""
-    assert route_of(method, path) is route

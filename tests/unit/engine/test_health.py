@@ -1,8 +1,7 @@
-"""LimitsLease, health, drain, memory watch and death: the supervisor's decisions."""
+"""Progress, hangs and readiness of an engine."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 
 from fleetkeeper_contract.step_terms import TERMS
 from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
-from fleetkeeper_engine.spec import Batching
-from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain
 from fleetkeeper_engine.supervisor.health import (
     PRIOR_TOKEN_S,
     Progress,
@@ -22,90 +19,6 @@ from fleetkeeper_engine.supervisor.health import (
     is_moving,
     stalled_s,
 )
-from fleetkeeper_engine.supervisor.limits_requests import (
-    LimitsLease,
-    RefusedLimitsRequestError,
-    allowed_ranges,
-    decide_lease,
-    parse_limits_request,
-)
-from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse, decide_memory
-
-RANGES = allowed_ranges(Batching(max_sequences=64, min_sequences=2, max_tokens=2048))
-
-
-def body(**changes: object) -> bytes:
-    request = {"sequences": 16, "tokens": 512, "leaseSeconds": 60, "generation": 1, **changes}
-    return json.dumps({k: v for k, v in request.items() if v is not None}).encode()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"sequences": 1},
-        {"sequences": 65},
-        {"sequences": 16.5},
-        {"sequences": "16"},
-        {"sequences": True},
-        {"sequences": None},
-        {"tokens": 255},
-        {"tokens": 4096},
-        {"leaseSeconds": 0},
-        {"leaseSeconds": 601},
-        {"generation": 0},
-        {"admit": {"realtime": 1.5}},
-        {"admit": {"vip": 1.0}},
-        {"shares": {"batch": -0.1}},
-        {"surprise": 1},
-    ],
-)
-def test_a_limits_request_outside_the_ranges_is_422_with_the_ranges(
-    changes: dict[str, object],
-) -> None:
-    with pytest.raises(RefusedLimitsRequestError) as refused:
-        parse_limits_request(body(**changes), RANGES)
-    assert refused.value.status == 422
-    assert refused.value.detail["allowed"]["sequences"] == {"min": 2, "max": 64}
-
-
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b'{"sequences": NaN}', b"null"])
-def test_what_is_no_limits_request_is_422(text: bytes) -> None:
-    with pytest.raises(RefusedLimitsRequestError) as refused:
-        parse_limits_request(text, RANGES)
-    assert refused.value.status == 422
-
-
-def test_tiers_that_a_request_leaves_out_keep_what_holds_without_a_lease() -> None:
-    request = parse_limits_request(body(admit={"batch": 0}, shares={"batch": 0.2}), RANGES)
-    assert request.admit.filled((1.0, 1.0, 1.0)) == (1.0, 1.0, 0.0)
-    assert request.shares.filled((1.0, 1.0, 0.0)) == (1.0, 1.0, 0.2)
-
-
-def test_generations_rise_and_the_same_one_renews_its_lease() -> None:
-    first = decide_lease(
-        LimitsLease(), parse_limits_request(body(generation=7), RANGES), epoch=1, now=100.0
-    )
-    assert first.seconds_left(100.0) == 60.0
-    renewed = decide_lease(
-        first, parse_limits_request(body(generation=7, leaseSeconds=90), RANGES), epoch=1, now=110.0
-    )
-    assert renewed.deadline == 200.0
-    for stale in (body(generation=6), body(generation=7, sequences=17)):
-        with pytest.raises(RefusedLimitsRequestError) as refused:
-            decide_lease(renewed, parse_limits_request(stale, RANGES), epoch=1, now=111.0)
-        assert (refused.value.status, refused.value.detail["generation"]) == (409, 7)
-
-
-def test_a_new_leader_may_count_from_one_again() -> None:
-    held = decide_lease(
-        LimitsLease(), parse_limits_request(body(generation=900), RANGES), epoch=3, now=0.0
-    )
-    taken = decide_lease(held, parse_limits_request(body(generation=1), RANGES), epoch=4, now=1.0)
-    assert (taken.epoch, taken.request and taken.request.generation) == (4, 1)
-
-
-# Health ---------------------------------------------------------------------------------------
-
 
 Engine = tuple[SchedulerBlock, HeartbeatBlock]
 
@@ -267,60 +180,3 @@ def test_readiness_names_every_obstacle() -> None:
     assert good.obstacles == ()
     bad = Readiness(started=False, cap_armed=False, draining=True, moving=False, child_alive=False)
     assert len(bad.obstacles) == 5
-
-
-# Drain ----------------------------------------------------------------------------------------
-
-
-@given(
-    seconds=st.floats(0, 600),
-    notice=st.floats(0, 60),
-    busy_until=st.floats(0, 1200),
-)
-def test_a_drain_always_ends_never_early_and_never_late(
-    seconds: float, notice: float, busy_until: float
-) -> None:
-    """Nothing is stopped while work runs before the deadline, and at the deadline everything is."""
-    clock = DrainClock(1000.0, seconds, notice)
-    phases: list[DrainPhase] = []
-    now = 1000.0
-    while now <= clock.deadline + 0.5:
-        unfinished = int(now - 1000.0 < busy_until)
-        phase = decide_drain(clock, unfinished=unfinished, stop_sent=None, now=now)
-        if phase is DrainPhase.STOPPING:
-            assert not unfinished or now >= clock.deadline
-            break
-        assert not phases or phases[-1] in {phase, DrainPhase.NOTICE}
-        phases.append(phase)
-        now += 0.25
-    else:
-        pytest.fail("the drain did not end by its deadline")
-    assert decide_drain(clock, unfinished=1, stop_sent=now, now=now + 9.9) is DrainPhase.STOPPING
-    assert decide_drain(clock, unfinished=1, stop_sent=now, now=now + 10.0) is DrainPhase.KILLING
-
-
-def test_a_drain_of_120_s_gives_routers_5_s_first() -> None:
-    clock = DrainClock(0.0, 120.0, 5.0)
-    assert decide_drain(clock, unfinished=0, stop_sent=None, now=4.9) is DrainPhase.NOTICE
-    assert decide_drain(clock, unfinished=3, stop_sent=None, now=5.1) is DrainPhase.CLOSING
-    assert decide_drain(clock, unfinished=0, stop_sent=None, now=5.6) is DrainPhase.STOPPING
-    assert DrainClock(0.0, 2.0, 5.0).notice_ends == 0.5
-
-
-# Memory ---------------------------------------------------------------------------------------
-
-
-def test_above_the_cap_for_10_s_new_sequences_stop_until_one_sample_is_below() -> None:
-    state = MemoryState(cap_ratio=0.8)
-    seen = []
-    for tenth in range(131):
-        used = 79 if tenth == 50 else 81
-        state = decide_memory(state, MemoryUse(used, 100), tenth / 10)
-        seen.append(state.over_cap)
-    assert not any(seen)
-    for tenth in range(131, 160):
-        state = decide_memory(state, MemoryUse(81, 100), tenth / 10)
-    assert state.over_cap
-    state = decide_memory(state, MemoryUse(80, 100), 16.0)
-    assert not state.over_cap
-    assert (state.peak_ratio, state.peak_bytes) == (0.81, 81)

@@ -1,0 +1,27 @@
+"""The environment with vLLM, the tiny model and a free port, for tests that start engines."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv-engine" / "bin" / "python"
+STOCK_PYTHON = ROOT / ".venv-engine" / "base" / "bin" / "python"
+"""The environment with vLLM and nothing of ours: what a stock vLLM image looks like."""
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_tiny_model(directory: Path, layers: int = 4) -> Path:
+    """The tiny model, made once in a directory; with more layers its steps take longer."""
+    if not (directory / "tokenizer_config.json").exists():
+        script = ROOT / "scripts" / "tiny_model.py"
+        subprocess.run([STOCK_PYTHON, script, directory, f"--layers={layers}"], check=True)
+    return directory
