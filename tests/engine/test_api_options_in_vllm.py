@@ -1,4 +1,7 @@
-"""The allow-list against vLLM's own parser: every option exists, takes its values, and means one thing."""
+"""The allow-list against vLLM's own parser: every option exists, takes its values, and means one thing.
+
+This can only change with the pinned version of vLLM.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import pytest
 from fleetkeeper.api.option_values import OWN, SET_BY_FIELD
 from fleetkeeper.api.options import ALLOWED, VLLM_VERSIONS, Toggle, argument
 from fleetkeeper.api.types import Quantization
+
+pytestmark = pytest.mark.exhaustive
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """

@@ -44,6 +44,7 @@ def test_a_bad_document_is_one_line_and_64(start: StartEngine, tmp_path: Path) -
     assert "surprise" in line["message"]
 
 
+@pytest.mark.exhaustive
 def test_an_option_that_vllm_does_not_know_is_named(
     start: StartEngine, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_an_unknown_architecture_is_told(
     assert engine.termination()["class"] == "UnsupportedArchitecture"
 
 
+@pytest.mark.exhaustive
 def test_an_engine_that_the_kernel_kills_for_memory_is_out_of_memory(start: StartEngine) -> None:
     """The pod's limit is lowered to 700 MiB once vLLM is on its way: the kernel kills it."""
     engine = start(pod_bytes=4 * GIB)

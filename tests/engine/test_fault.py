@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from fleetkeeper_engine.supervisor.health import Progress, decide_progress, is_live
-from tests.support.inside_engine import InsideEngine, client
+from tests.support.inside_engine import InsideEngine, client, fault_file, shared_engine
 
 pytestmark = pytest.mark.timeout(600)
 
 TOKENS = 40
-FAULT = """
-from fleetkeeper_engine.in_vllm.stats import SchedulerRecord
-
-real, calls = SchedulerRecord.count, [0]
-
-def count(self):
-    calls[0] += 1
-    if calls[0] > 5:
-        raise RuntimeError("a fault on purpose")
-    real(self)
-
-SchedulerRecord.count = count
-"""
+LONG = 1000
+"""Tokens of the request that runs when the fault comes."""
 FAULT_AT_START = """
 from fleetkeeper_engine.in_vllm.live_scheduling import LiveScheduling
 
@@ -42,24 +32,27 @@ def started(directory: Path, fault: str) -> InsideEngine:
     return InsideEngine(directory, environment={"PYTHONPATH": str(inside)})
 
 
-async def test_a_fault_in_the_scheduler_ends_live_limits_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_fault_in_the_scheduler_ends_live_limits_and_nothing_else(
+    request: pytest.FixtureRequest,
+) -> None:
     """It comes in the midst of a request; that one and all after it are answered, and none calls it a hang."""
-    engine = started(tmp_path, FAULT)
-    try:
-        async with client() as session:
-            answers = [await engine.complete(session, TOKENS) for _ in range(6)]
-        block, heartbeat, middleware = engine.scheduler(), engine.heartbeat(), engine.middleware()
-        assert [(answer.status, answer.tokens) for answer in answers] == [(200, TOKENS)] * 6
-        assert (block.instrumentation_disabled, block.supported) == (True, False)
-        assert block.worked_steps < 6 * TOKENS, "nothing was counted after the fault"
-        assert (sum(block.running), sum(block.waiting), heartbeat.steps) == (0, 0, 0)
-        progress = decide_progress(Progress(), block, heartbeat, middleware, 0.0)
-        assert is_live(decide_progress(progress, block, heartbeat, middleware, 900.0), 900.0, 60.0)
-        said = engine.log.read_text()
-        assert said.count("live batch limits are off") == 1
-        assert "a fault on purpose" in said
-    finally:
-        engine.stop()
+    engine = shared_engine(request.config)
+    await engine.until_idle()
+    async with client() as session:
+        first = asyncio.create_task(engine.complete(session, LONG))
+        await engine.until(lambda: sum(engine.scheduler().running) == 1)
+        fault_file(engine.log.parent).touch()
+        assert ((await first).status, (await first).tokens) == (200, LONG)
+        answers = [await engine.complete(session, TOKENS) for _ in range(5)]
+    block, heartbeat, middleware = engine.scheduler(), engine.heartbeat(), engine.middleware()
+    assert [(answer.status, answer.tokens) for answer in answers] == [(200, TOKENS)] * 5
+    assert (block.instrumentation_disabled, block.supported) == (True, False)
+    assert (sum(block.running), sum(block.waiting), heartbeat.steps) == (0, 0, 0)
+    progress = decide_progress(Progress(), block, heartbeat, middleware, 0.0)
+    assert is_live(decide_progress(progress, block, heartbeat, middleware, 900.0), 900.0, 60.0)
+    said = engine.log.read_text()
+    assert said.count("live batch limits are off") == 1
+    assert "a fault on purpose" in said
 
 
 @pytest.mark.exhaustive

@@ -165,6 +165,7 @@ def test_an_adapter_is_loaded_at_start_and_served_under_its_name(injected: Runni
     assert after[tokens] - before[tokens] == 4 * 24
 
 
+@pytest.mark.exhaustive
 def test_a_core_that_hangs_under_load_is_ended_as_hung(injected: RunningEngine) -> None:
     """Last: not ready within 15 s, not live by stallSeconds, exit code 75 and a termination line."""
     with ThreadPoolExecutor(8) as pool:

@@ -227,6 +227,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.exhaustive
 def test_the_factory_mixes_into_each_class_that_this_vllm_chooses_from() -> None:
     """Async under an asynchronous runner, the plain one under a synchronous, the diffusion ones for those."""
     done = subprocess.run(

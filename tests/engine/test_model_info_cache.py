@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.engine_environment import PYTHON, ROOT
 
 SCRIPT = """
@@ -34,6 +36,7 @@ registry.ModelRegistry.models["BloomForCausalLM"].inspect_model_cls()
 """
 
 
+@pytest.mark.exhaustive
 def test_answers_of_an_image_spare_a_process(tmp_path: Path) -> None:
     """The last class was not asked before: there vLLM starts its process, as the test notices."""
     environment = {
