@@ -21,7 +21,7 @@ from tests.support.lanes import keep_first
 from tests.support.operator_world import Live, World, condition, operator_world
 from tests.support.random_specs import random_spec
 
-TRANSITIONS, MORE_TRANSITIONS = 24, int(os.environ.get("FLEETKEEPER_TEST_TRANSITIONS", "60"))
+TRANSITIONS, MORE_TRANSITIONS = 12, int(os.environ.get("FLEETKEEPER_TEST_TRANSITIONS", "60"))
 """In all; raise it for a long run."""
 SEED = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261"))
 
