@@ -23,6 +23,7 @@ from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import KUBERNETES_VERSION, program_path
 from tests.support.docs_commands import ROOT, blocks_by_page, run_blocks
+from tests.support.lanes import keep_first
 from tests.support.plane_state import claim_namespace, mend, state_of
 
 BLOCKS = blocks_by_page("cluster")
@@ -32,6 +33,8 @@ ONCE = {
 """Pages by what they run: many runbooks begin with the same look, which is taken once."""
 NAMESPACE = "team-a"
 FIRST_SERVICE = "docs/first-service.md"
+READ_FIRST = ("README.md", FIRST_SERVICE, "docs/operations.md")
+PAGES_BY_READER = [*READ_FIRST, *sorted(set(ONCE.values()) - set(READ_FIRST))]
 CHAT: dict[str, Any] = {
     "apiVersion": "fleetkeeper.io/v1alpha1",
     "kind": "InferenceService",
@@ -177,7 +180,9 @@ def _shell(scratch: Path) -> dict[str, str]:
     return {"PATH": path, "HOME": str(scratch), "COLUMNS": "140"}
 
 
-@pytest.mark.parametrize("page", sorted(ONCE.values()))
+@pytest.mark.parametrize(
+    "page", keep_first(len(READ_FIRST), PAGES_BY_READER, pytest.mark.exhaustive)
+)
 def test_commands_of_a_page_run(fleet: Fleet, page: str, tmp_path: Path) -> None:
     """In order, in one shell; none may fail."""
     if page == FIRST_SERVICE:

@@ -14,6 +14,8 @@ import yaml
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
 
+pytestmark = pytest.mark.exhaustive
+
 
 def local(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
