@@ -33,6 +33,8 @@ class Progress:
     work_since: float | None = None
     allowance_s: float = 0.0
     """Time that the step in flight may last."""
+    warm_up: tuple[float, float] = (0.0, 0.0)
+    """Prefill tokens before the engine was started, and the seconds of their steps, which compile."""
 
 
 def decide_progress(
@@ -43,6 +45,7 @@ def decide_progress(
     now: float,
     *,
     throttled: bool = False,
+    started: bool = True,
 ) -> Progress:
     """Return the progress after one more read of shared memory. Unreadable blocks change nothing.
 
@@ -56,6 +59,7 @@ def decide_progress(
         throttled: no new sequence may start (memory is above its cap). Requests that wait while
             none runs then make no step on purpose, not because of a wedge. Schedule calls are still
             due.
+        started: the engine has generated its first tokens. The pace before says nothing about later.
     """
     if scheduler is None:
         return before
@@ -74,7 +78,9 @@ def decide_progress(
         scheduler, heartbeat, throttled=throttled
     ):
         after = replace(after, worked_steps=scheduler.worked_steps, worked_at=now)
-    return replace(after, allowance_s=flight_allowance_s(heartbeat, scheduler))
+    if not started:
+        after = replace(after, warm_up=_prefilled(scheduler))
+    return replace(after, allowance_s=flight_allowance_s(heartbeat, scheduler, after.warm_up))
 
 
 def _can_step(scheduler: SchedulerBlock, heartbeat: HeartbeatBlock, *, throttled: bool) -> bool:
@@ -100,19 +106,24 @@ def work_of(scheduler: SchedulerBlock | None, middleware: MiddlewareBlock | None
     return max(inside, released)
 
 
-def flight_allowance_s(heartbeat: HeartbeatBlock, scheduler: SchedulerBlock) -> float:
+def flight_allowance_s(
+    heartbeat: HeartbeatBlock, scheduler: SchedulerBlock, warm_up: tuple[float, float]
+) -> float:
     """Return how long the step in flight may last: its tokens at the mean prefill pace, times a margin."""
     if not heartbeat.steps or not heartbeat.tokens:
         return 0.0
-    return FLIGHT_MARGIN * heartbeat.tokens * _token_s(scheduler)
+    tokens, seconds = (
+        now - before for now, before in zip(_prefilled(scheduler), warm_up, strict=True)
+    )
+    token_s = seconds / tokens if tokens > 0 and seconds > 0 else PRIOR_TOKEN_S
+    return FLIGHT_MARGIN * heartbeat.tokens * token_s
 
 
-def _token_s(scheduler: SchedulerBlock) -> float:
-    """Return the mean seconds of a prefill token, from prefill-bearing steps; a prior before any."""
+def _prefilled(scheduler: SchedulerBlock) -> tuple[float, float]:
+    """Return the prefill tokens so far, and the seconds of the steps that had any."""
     offset = len(TERMS) * StepClass.PREFILL
-    tokens = scheduler.step_model[offset + TERMS.index("prefill")]
-    seconds = scheduler.step_model[offset + TERMS.index("seconds")]
-    return seconds / tokens if tokens > 0 and seconds > 0 else PRIOR_TOKEN_S
+    sums = scheduler.step_model
+    return sums[offset + TERMS.index("prefill")], sums[offset + TERMS.index("seconds")]
 
 
 def stalled_s(progress: Progress, now: float) -> float:

@@ -132,6 +132,7 @@ class PodState:
             self.middleware(),
             now,
             throttled=self.memory.over_cap,
+            started=self.started,
         )
 
     def scheduler(self) -> SchedulerBlock | None:

@@ -140,15 +140,35 @@ def test_the_clock_of_a_stall_starts_with_the_work_not_with_the_last_step() -> N
 
 def test_a_long_prefill_in_flight_is_no_stall() -> None:
     """2048 tokens at the 40 ms that a token took so far may last 4 x 82 s; at 20 ms before any was seen, 4 x 41 s."""
-    sums = [0.0] * (2 * len(TERMS))
-    sums[len(TERMS) + TERMS.index("prefill")] = 1000.0
-    sums[len(TERMS) + TERMS.index("seconds")] = 40.0
-    known = observed((0.0, scheduler(10, 10, 1, 1, 2048, step_model=tuple(sums)), None))
+    sums = prefilled(tokens=1000, seconds=40.0)
+    known = observed((0.0, scheduler(10, 10, 1, 1, 2048, step_model=sums), None))
     assert is_live(known, 300.0, 60.0)
     assert is_moving(known, 300.0, 60.0)
     assert not is_live(known, 330.0, 60.0)
     unknown = observed((0.0, scheduler(10, 10, 1, 1, 2048), None))
     assert is_live(unknown, 4 * 2048 * PRIOR_TOKEN_S - 1, 60.0)
+
+
+def test_the_pace_of_the_first_steps_does_not_delay_a_verdict() -> None:
+    """They compile, and take seconds for a few tokens: 2 s for each here, 0.01 s later."""
+    warm_up, served = prefilled(tokens=4, seconds=8.0), prefilled(tokens=24, seconds=8.2)
+    progress = Progress()
+    for now, started, block in (
+        (0.0, False, scheduler(2, 2, step_model=warm_up)),
+        (1.0, True, scheduler(2, 2, step_model=warm_up)),
+        (2.0, True, scheduler(9, 8, 8, 1, 8, step_model=served)),
+    ):
+        progress = decide_progress(progress, *block, None, now, started=started)
+    assert progress.allowance_s < 1.0
+    assert not is_moving(progress, 12.1, 60.0)
+
+
+def prefilled(*, tokens: float, seconds: float) -> tuple[float, ...]:
+    """Return step sums with so many prefill tokens and seconds of prefill-bearing steps."""
+    sums = [0.0] * (2 * len(TERMS))
+    sums[len(TERMS) + TERMS.index("prefill")] = tokens
+    sums[len(TERMS) + TERMS.index("seconds")] = seconds
+    return tuple(sums)
 
 
 def test_a_region_that_cannot_be_read_changes_nothing() -> None:
