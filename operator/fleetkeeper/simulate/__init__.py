@@ -1,1 +1,1 @@
-"""A trace-driven simulator that runs plan.control unchanged."""
+"""A trace-driven simulator that runs autoscale unchanged."""

@@ -1,4 +1,4 @@
-"""Closed-loop simulation: arrivals, a fleet of modeled engines, and plan.control unchanged.
+"""Closed-loop simulation: arrivals, a fleet of modeled engines, and autoscale unchanged.
 
 The simulation is seeded and pure. The router picks the shorter queue of two random replicas. New replicas
 become ready after the cold start, and removed ones drain. Faults are functions of time in the scenario.

@@ -21,7 +21,6 @@ from fleetkeeper_local.control_plane.access import Endpoint, KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import PortInUse, free_ports
 
-pytestmark = pytest.mark.exhaustive
 REASONABLE_MULTIPLE = 10
 IDLE_START_S = 3.0
 
@@ -35,6 +34,7 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
     control_plane.kubectl("delete", "namespace", name, "--wait=false")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_twenty_starts_in_a_row_all_succeed() -> None:
     """No start fails; the median of 20 stays within ten times the 3 s of an idle machine."""
@@ -51,6 +51,7 @@ def test_twenty_starts_in_a_row_all_succeed() -> None:
     assert statistics.median(took_s) < REASONABLE_MULTIPLE * IDLE_START_S
 
 
+@pytest.mark.exhaustive
 def test_two_run_side_by_side_and_know_nothing_of_one_another(control_plane: ControlPlane) -> None:
     """A second control plane has its own ports, its own authority and its own objects."""
     with ControlPlane(scheduler=False) as other:
@@ -68,6 +69,7 @@ def test_two_run_side_by_side_and_know_nothing_of_one_another(control_plane: Con
             )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_a_thousand_pods_on_a_hundred_fake_gpu_nodes_turn_ready() -> None:
     """100 nodes with 16 GPUs each, 1,000 pods that ask for one: all Ready, and the times are printed."""
@@ -143,6 +145,7 @@ def test_every_request_is_in_the_audit_log_with_its_user(
     assert writes == [("create", "configmaps", 201)]
 
 
+@pytest.mark.exhaustive
 def test_a_killed_component_is_started_again_and_its_data_are_there(tmp_path: Path) -> None:
     """After kill -9 of any or all components, start heals; after a whole start it does nothing."""
     plane = ControlPlane(tmp_path / "plane", scheduler=False)
@@ -164,6 +167,7 @@ def test_a_killed_component_is_started_again_and_its_data_are_there(tmp_path: Pa
         plane.stop()
 
 
+@pytest.mark.exhaustive
 def test_killed_fake_nodes_are_played_again(tmp_path: Path) -> None:
     """After kill -9 of kwok, start lets it play on: a pod turns Running."""
     with ControlPlane(tmp_path / "plane") as plane:
@@ -191,6 +195,7 @@ def test_a_taken_port_is_named_with_its_process(tmp_path: Path) -> None:
     assert plane.processes.names() == []
 
 
+@pytest.mark.exhaustive
 def test_truncated_files_of_an_interrupted_start_are_made_anew(tmp_path: Path) -> None:
     """A data folder in which a crash left half-written files starts like a fresh one."""
     folder = tmp_path / "plane"
@@ -203,6 +208,7 @@ def test_truncated_files_of_an_interrupted_start_are_made_anew(tmp_path: Path) -
         assert plane.healthy()
 
 
+@pytest.mark.exhaustive
 def test_a_killed_test_session_leaves_no_process(tmp_path: Path) -> None:
     """When the process that holds a control plane is killed, the kernel ends its components."""
     script = (
