@@ -14,7 +14,7 @@ from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
-from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from reference_pages import FOLDER, page, row
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -44,10 +44,10 @@ from fleetkeeper.runtime.autoscaler.loop import ControlLoop
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
 from fleetkeeper_contract.step_terms import StepSums
 from fleetkeeper_local.control_plane.ports import free_ports

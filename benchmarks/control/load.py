@@ -42,7 +42,7 @@ SHARE_RATIO = 0.45
 """Share of one replica's capacity: one replica carries this load, but not three times as much."""
 YOUNG_S, GONE_S, AFTER_S, CALM_S = 45.0, 300.0, 30.0, 10.0
 SURGE_MAX_S = 200.0
-LOOK_S = 1.0
+POLL_S = 1.0
 SEED = 7
 STEP_S = 2
 
@@ -128,7 +128,7 @@ class Course:
             if elapsed_s - said_s >= 10:
                 said_s = elapsed_s
                 say(self.fleet.summary())
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _two_for_a_while(self) -> Callable[[], bool]:
         since: list[float] = []

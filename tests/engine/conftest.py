@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine_environment import make_tiny_model
-from tests.support.inside_engine import end_shared_engine
+from tests.support.shared_engine import end_shared_engine
 from tests.support.signer import Signer
 from tests.support.supervised_engine import (
     COMPILED,

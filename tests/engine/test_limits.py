@@ -13,7 +13,8 @@ import pytest
 from fleetkeeper_contract.histogram_buckets import BATCH_SEQUENCES_EDGES
 from fleetkeeper_engine.shm.layout import SchedulerBlock, Tier
 from tests.support.engine_environment import PYTHON
-from tests.support.inside_engine import InsideEngine, client, shared_engine
+from tests.support.inside_engine import InsideEngine, client
+from tests.support.shared_engine import shared_engine
 
 STREAMS = 64
 CHANGES = 200

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.support.inside_engine import InsideEngine, client, shared_engine
+from tests.support.inside_engine import InsideEngine, client
+from tests.support.shared_engine import shared_engine
 
 LONG_PROMPT = [10 + n % 900 for n in range(700)]
 

@@ -19,7 +19,8 @@ import pytest
 from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, look_ahead_of
 from fleetkeeper_engine.shm.layout import Outcome, SchedulerBlock, Tier
-from tests.support.inside_engine import InsideEngine, client, shared_engine
+from tests.support.inside_engine import InsideEngine, client
+from tests.support.shared_engine import shared_engine
 
 SEQUENCES = 8
 MANY = 32

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 
 def new_defects(

@@ -20,16 +20,16 @@ from fleetkeeper.runtime.autoscaler.loop import ControlLoop
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
 from fleetkeeper.runtime.autoscaler.readings import Readings, Target
-from fleetkeeper.runtime.controller import Controller
 from fleetkeeper.runtime.event_recorder import EventRecorder
-from fleetkeeper.runtime.executor import Executor
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.reconciler.controller import Controller
+from fleetkeeper.runtime.reconciler.executor import Executor
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.service_feed import ServiceFeed
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
 from tests.support.loop_world import send_requests

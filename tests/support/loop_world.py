@@ -16,10 +16,10 @@ from fleetkeeper.reconcile.types import Kind, Pod, Workload
 from fleetkeeper.runtime.autoscaler.loop import ControlLoop
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.autoscaler.readings import Readings, Target
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
 

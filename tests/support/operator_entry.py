@@ -4,7 +4,7 @@ KILL_AT=chat:3:applied sends SIGKILL when the answer to the third write for the 
 to arrive, before it is read. WRITES_FILE names a file that gets a line for each write that is about
 to be sent. WAITS shortens waits, so that a test need not sit them out: a JSON object from
 "module.CONSTANT" below fleetkeeper to seconds. WALL_OFF_S sets the machine's wall clock wrong by so many
-seconds, as far as the process sees it. BREAK=controller.decide_plan:bad makes a step below
+seconds, as far as the process sees it. BREAK=reconciler.controller.decide_plan:bad makes a step below
 fleetkeeper.runtime fail whenever it is for the service `bad`.
 """
 
@@ -21,10 +21,10 @@ from pathlib import Path
 
 from fleetkeeper.adapters.kubernetes.writes import Write, WriteHook, WritePoint
 from fleetkeeper.events import watch_services
-from fleetkeeper.runtime.logs import configure_logs
 from fleetkeeper.runtime.main import run_operator
 from fleetkeeper.runtime.plan_context import plan_context
 from fleetkeeper.runtime.settings import load_settings
+from fleetkeeper.runtime.telemetry.logs import configure_logs
 
 
 def killing_hook() -> WriteHook:

@@ -21,7 +21,7 @@ from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
-LOOK_S = 1.0
+POLL_S = 1.0
 SEED = 20_240_607
 QUIET_MIN_S, SURGE_MIN_S, LAST_MIN_S = 25.0, 45.0, 45.0
 UNPINNED_S = 20.0
@@ -176,7 +176,7 @@ class Play:
                 cut = unless is not None and unless()
                 if cut or (not waiting and until()):
                     break
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         traffic.end()
         self.spans.append(Span(began_s, time.time(), LOAD, f"{name}: {rate:.1f}/s"))
         for act in [] if cut else waiting:

@@ -88,13 +88,13 @@ class Recorder:
         next_s = time.monotonic()
         while True:
             last = self._over.is_set()
-            self._look()
+            self._observe()
             if last:
                 return
             next_s = max(next_s + EVERY_S, time.monotonic())
             self._over.wait(next_s - time.monotonic())
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         try:
             self.fleet = self._source.read_fleet(self._namespace)
         except typer.Exit:

@@ -62,8 +62,8 @@ class Patience:
         drawn = rng.uniform(0.0, most)
         if retry_after_s is None:
             return drawn
-        told = min(retry_after_s, self.max_wait_s)
-        return max(drawn, told * rng.uniform(1.0, 1.25))
+        requested_s = min(retry_after_s, self.max_wait_s)
+        return max(drawn, requested_s * rng.uniform(1.0, 1.25))
 
 
 def parse_retry_after(value: str | None) -> float | None:

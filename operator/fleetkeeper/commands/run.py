@@ -32,10 +32,10 @@ def run(
     import asyncio  # noqa: PLC0415 - heavy, as the following; only this command needs them
 
     from fleetkeeper.events import watch_services  # noqa: PLC0415
-    from fleetkeeper.runtime.logs import configure_logs  # noqa: PLC0415
     from fleetkeeper.runtime.main import run_operator  # noqa: PLC0415
     from fleetkeeper.runtime.plan_context import plan_context  # noqa: PLC0415
     from fleetkeeper.runtime.settings import SettingsError, load_settings  # noqa: PLC0415
+    from fleetkeeper.runtime.telemetry.logs import configure_logs  # noqa: PLC0415
 
     try:
         settings = load_settings(config)

@@ -10,7 +10,7 @@ from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.openapi import missing_fields, observe_schema
 from fleetkeeper.api.schema.crd import desired_crd
 from fleetkeeper.common.values import Manifest
-from fleetkeeper.runtime.controller import Controller
+from fleetkeeper.runtime.reconciler.controller import Controller
 
 log = structlog.get_logger(__name__)
 

@@ -21,10 +21,10 @@ from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.api import rfc3339
 from fleetkeeper.common.values import Event, Manifest
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.service_entry import ServiceEntry
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 log = structlog.get_logger(__name__)
 

@@ -20,8 +20,8 @@ import structlog
 
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.reflector import Report
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 log = structlog.get_logger(__name__)
 

@@ -18,11 +18,11 @@ from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.reflector import all_synced
 from fleetkeeper.runtime import heap
 from fleetkeeper.runtime.crd import CrdAbsent
-from fleetkeeper.runtime.health import HealthServer, Vitals, watch_lag
 from fleetkeeper.runtime.namespaces import watch_each
 from fleetkeeper.runtime.parts import Parts
 from fleetkeeper.runtime.releases import NamespacesTaken, refuse_taken
 from fleetkeeper.runtime.service_feed import ServiceFeed, ServiceWatch
+from fleetkeeper.runtime.telemetry.health import HealthServer, Vitals, watch_lag
 
 log = structlog.get_logger(__name__)
 

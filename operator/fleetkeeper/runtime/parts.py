@@ -12,18 +12,18 @@ from fleetkeeper.adapters.kubernetes.resources import WATCHED
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter, Write, WriteHook, WritePoint
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.runtime.autoscaler.setup import ControlParts, build_control
-from fleetkeeper.runtime.controller import Controller
 from fleetkeeper.runtime.crd import CrdCheck
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.event_recorder import EventRecorder
-from fleetkeeper.runtime.executor import Executor
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
+from fleetkeeper.runtime.reconciler.controller import Controller
+from fleetkeeper.runtime.reconciler.executor import Executor
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.settings import Settings
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from fleetkeeper.adapters.kubernetes.reading import Unreadable, maps, version_of
 from fleetkeeper.adapters.kubernetes.records import place_of
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 log = structlog.get_logger(__name__)
 

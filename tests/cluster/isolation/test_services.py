@@ -18,7 +18,9 @@ async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
         yield found
 
 
-@pytest.mark.parametrize("step", ["controller.decide_plan", "autoscaler.loop.decide_service"])
+@pytest.mark.parametrize(
+    "step", ["reconciler.controller.decide_plan", "autoscaler.loop.decide_service"]
+)
 async def test_a_defect_at_one_service_is_shown_there_and_ends_with_its_cause(
     world: World, step: str
 ) -> None:

@@ -23,13 +23,13 @@ from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.plan import Apply, MarkPod, Plan
 from fleetkeeper.reconcile.types import Kind, Revision, WriteProblem
 from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
-from fleetkeeper.runtime.controller import Controller, _Memory
 from fleetkeeper.runtime.event_recorder import EventRecorder
-from fleetkeeper.runtime.executor import Executor
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.reconciler.controller import Controller, _Memory
+from fleetkeeper.runtime.reconciler.executor import Executor
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
 

@@ -27,9 +27,9 @@ from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.types import Pod
 from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
 from fleetkeeper.runtime.autoscaler.sources import read_pod
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.control_cases import Loop, sample
 from tests.support.engine_metrics import metrics_text
 from tests.support.loopback_api import served

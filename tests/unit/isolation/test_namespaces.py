@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.reflector import Reflector, all_synced
 from fleetkeeper.adapters.kubernetes.resources import POD, Resource
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.namespaces import NamespaceReads, watch_each
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.contained import new_defects
 
 GUARD_S = 60.0

@@ -9,13 +9,13 @@ import pytest
 from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.plan import Plan
 from fleetkeeper.reconcile.types import Snapshot
-from fleetkeeper.runtime import controller as module
-from fleetkeeper.runtime.controller import Controller
-from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.outcome import Outcome
 from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.reconciler import controller as module
+from fleetkeeper.runtime.reconciler.controller import Controller
+from fleetkeeper.runtime.reconciler.outcome import Outcome
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.contained import new_defects
 
 FIRST, SECOND = Key("a", "chat"), Key("b", "chat")

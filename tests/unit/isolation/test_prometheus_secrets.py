@@ -147,7 +147,7 @@ def test_a_setting_that_is_refused_is_not_repeated(line: str, tmp_path: Path) ->
 
 SCRIPT = """
 import structlog
-from fleetkeeper.runtime.logs import configure_logs
+from fleetkeeper.runtime.telemetry.logs import configure_logs
 configure_logs("debug", "STYLE")
 def call(password):
     raise RuntimeError("failed")

@@ -15,10 +15,10 @@ import pytest
 from fleetkeeper.autoscale.types import LimitsRequest, PutOutcome
 from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.types import Kind, Pod
+from fleetkeeper.runtime.autoscaler.fleet_events import GATHER_S, FleetEvents
 from fleetkeeper.runtime.autoscaler.readings import Readings, Target
-from fleetkeeper.runtime.control_view import NoControl
-from fleetkeeper.runtime.fleet_events import GATHER_S, FleetEvents
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.reconciler.control_view import NoControl
 from tests.support.isolation_world import NAMESPACE, Operator
 from tests.support.loop_world import send_requests
 

@@ -21,8 +21,8 @@ from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.status.defect import plan_of_defect
 from fleetkeeper.reconcile.types import Defect, Snapshot
 from fleetkeeper.runtime.defects import KEPT_S
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.contained import counted, new_defects
 from tests.support.isolation_world import NAMESPACE, Fault, Operator
 
@@ -36,9 +36,9 @@ STEPS = {
     "autoscaler.loop.build_report": {"report"},
     "autoscaler.metrics.ControlMetrics.show": {"report"},
     "event_recorder.event_manifest": {"event"},
-    "controller.decide_plan": {"reconcile"},
-    "controller.Controller._snapshot": {"reconcile"},
-    "executor.Executor.carry_out": {"reconcile"},
+    "reconciler.controller.decide_plan": {"reconcile"},
+    "reconciler.controller.Controller._snapshot": {"reconcile"},
+    "reconciler.executor.Executor.carry_out": {"reconcile"},
 }
 """By the function below fleetkeeper.runtime: the steps in which its failure is counted."""
 ERRORS = (
@@ -87,7 +87,7 @@ async def test_a_step_that_fails_for_one_service_fails_for_no_other(
     await serve_others(operator)
     assert fault.hits
     assert counted(operator.metrics).keys() >= STEPS[step]
-    if step != "executor.Executor.carry_out":  # nothing can be written then
+    if step != "reconciler.executor.Executor.carry_out":  # nothing can be written then
         assert degraded(operator, "bad") == ("True", "InternalError")
     monkeypatch.undo()
     operator.clock += KEPT_S
@@ -160,7 +160,8 @@ async def test_a_defect_that_stays_is_written_and_told_once(
     operator = await Operator("bad").started()
     fault = Fault("bad", RuntimeError("no list foresees it"))
     monkeypatch.setattr(
-        "fleetkeeper.runtime.controller.decide_plan", fault.wrap(_found("controller.decide_plan"))
+        "fleetkeeper.runtime.reconciler.controller.decide_plan",
+        fault.wrap(_found("reconciler.controller.decide_plan")),
     )
     await operator.round()
     operator.server.status_writes.clear()

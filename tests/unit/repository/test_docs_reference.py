@@ -14,8 +14,8 @@ from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.cli import app
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.settings import Settings, load_settings
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from reference_metrics import CONTROL_GAUGES, NOTHING_TO_DO, STEP_MODEL
 from reference_metrics import generated_files as metric_pages
 from reference_pages import generated_files as program_pages

@@ -14,9 +14,9 @@ from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.common.values import Event
 from fleetkeeper.runtime import event_recorder
 from fleetkeeper.runtime.event_recorder import EventRecorder
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.contained import new_defects
 
 CHAT, LEASE = Key("a", "chat"), Key("fleet", "fleetkeeper")

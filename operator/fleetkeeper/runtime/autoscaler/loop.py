@@ -30,14 +30,14 @@ from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.runtime.autoscaler.arbiter import Arbiter
 from fleetkeeper.runtime.autoscaler.dispatcher import Dispatcher, Engines, ReplacePod
+from fleetkeeper.runtime.autoscaler.fleet_events import FleetEvents
 from fleetkeeper.runtime.autoscaler.inputs import is_unseen
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.autoscaler.readings import Readings, Source
 from fleetkeeper.runtime.autoscaler.service_state import PENDING, ServiceStates, ServiceTick
-from fleetkeeper.runtime.control_view import ControlView
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.fleet_events import FleetEvents
 from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.reconciler.control_view import ControlView
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 

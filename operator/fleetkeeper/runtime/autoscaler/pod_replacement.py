@@ -12,9 +12,9 @@ from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.autoscale.rules.removal import Removal
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.types import PodView
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 log = structlog.get_logger(__name__)
 

@@ -21,8 +21,8 @@ from fleetkeeper.runtime.autoscaler.inputs import (
     starting_memory,
 )
 from fleetkeeper.runtime.autoscaler.readings import Target
-from fleetkeeper.runtime.control_view import ControlView
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.reconciler.control_view import ControlView
 from fleetkeeper.runtime.state.cache import Cache
 
 PENDING: Final = ControlView(is_pending=True)

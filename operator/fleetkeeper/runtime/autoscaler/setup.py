@@ -23,11 +23,11 @@ from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource, read_pod
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.event_recorder import EventRecorder
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import KeyedQueue
 from fleetkeeper.runtime.settings import Settings, SettingsError
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 log = structlog.get_logger(__name__)
 

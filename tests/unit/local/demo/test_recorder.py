@@ -61,8 +61,8 @@ def test_decisions_that_left_the_status_are_kept_in_order(monkeypatch: pytest.Mo
         Fleet([_service(_decision(1), _decision(2))], GAUGES),
         Fleet([_service(_decision(2), _decision(3)), _service(_decision(9), name="b")], GAUGES),
     )
-    recorder._look()
-    recorder._look()
+    recorder._observe()
+    recorder._observe()
     assert [row["time"][-3:-1] for row in recorder.decisions] == ["01", "02", "03"]
     assert [look.ready for look in recorder.looks] == [2, 2]
     assert recorder.looks[0].gauges == GAUGES["a", "tiny"]
@@ -71,9 +71,9 @@ def test_decisions_that_left_the_status_are_kept_in_order(monkeypatch: pytest.Mo
 def test_an_api_server_that_is_silent_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else: the next look counts again. Without a leader there are no gauges."""
     recorder = _recorder(monkeypatch, None, Fleet([_service()], {}, "no measurements"))
-    recorder._look()
+    recorder._observe()
     assert recorder.looks == []
-    recorder._look()
+    recorder._observe()
     assert [dict(look.gauges) for look in recorder.looks] == [{}]
 
 

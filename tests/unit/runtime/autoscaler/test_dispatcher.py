@@ -15,8 +15,8 @@ from fleetkeeper.autoscale.types import Admission, Limits, LimitsRequest, PodVie
 from fleetkeeper.common.values import Event
 from fleetkeeper.runtime.autoscaler.dispatcher import FAILURE_KEPT_S, RETRY_BATCH, Dispatcher
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.contained import counted, new_defects
 
 CHAT = Key("team-a", "chat")

@@ -16,9 +16,9 @@ from fleetkeeper.autoscale.types import PodView
 from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.types import Pod
 from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
-from fleetkeeper.runtime.metrics import OperatorMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.control_cases import sample
 from tests.support.loopback_api import served
 

@@ -21,15 +21,15 @@ from fleetkeeper.reconcile.plan import Apply, Delete, Plan
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.status.defect import plan_of_defect
 from fleetkeeper.reconcile.types import Kind, ObjectEvent, Snapshot, WriteFailure
-from fleetkeeper.runtime.control_view import Control, NoControl
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.executor import Executor
-from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.outcome import Outcome
 from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.reconciler.control_view import Control, NoControl
+from fleetkeeper.runtime.reconciler.executor import Executor
+from fleetkeeper.runtime.reconciler.outcome import Outcome
+from fleetkeeper.runtime.reconciler.update_slot import UpdateSlot
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
-from fleetkeeper.runtime.update_slot import UpdateSlot
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 log = structlog.get_logger(__name__)
 

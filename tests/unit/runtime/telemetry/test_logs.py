@@ -8,7 +8,7 @@ import sys
 
 SCRIPT = """
 import logging
-from fleetkeeper.runtime.logs import configure_logs
+from fleetkeeper.runtime.telemetry.logs import configure_logs
 configure_logs("info", "json")
 pool = logging.getLogger("urllib3.connectionpool")
 pool.warning("Retrying after connection broken")

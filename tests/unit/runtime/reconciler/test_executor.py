@@ -14,11 +14,11 @@ from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.plan import Apply, Delete, MarkPod, Plan
 from fleetkeeper.reconcile.types import Kind, WriteFailure, WriteProblem
 from fleetkeeper.runtime.event_recorder import EventRecorder
-from fleetkeeper.runtime.executor import Executor
-from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.outcome import Outcome
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.reconciler.executor import Executor
+from fleetkeeper.runtime.reconciler.outcome import Outcome
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.contained import new_defects
 
 Live = dict[str, Any]

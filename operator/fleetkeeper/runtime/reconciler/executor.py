@@ -23,10 +23,10 @@ from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.plan import Action, Apply, Delete, MarkPod, Plan
 from fleetkeeper.reconcile.types import Child, Kind, WriteFailure, WriteProblem
 from fleetkeeper.runtime.event_recorder import EventRecorder
-from fleetkeeper.runtime.metrics import OperatorMetrics
-from fleetkeeper.runtime.outcome import Outcome
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.reconciler.outcome import Outcome
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 log = structlog.get_logger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from fleetkeeper.runtime.health import HealthServer, Vitals
-from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.telemetry.health import HealthServer, Vitals
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Final
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from fleetkeeper.runtime.metrics import OperatorMetrics
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 LAG_PERIOD_S: Final = 1.0
 MAX_LAG_S: Final = 15.0

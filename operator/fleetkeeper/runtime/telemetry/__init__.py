@@ -1,0 +1,1 @@
+"""What the process shows of itself: metrics, health endpoints, logs."""
