@@ -128,12 +128,14 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
     ):
         capacity = _capacity(address, fleet.name)
         first = rate or SHARE_RATIO * capacity
-        play = Play(stage, installation, fleet, address, first, show.look)
+        play = Play(stage, installation, fleet, address, first, show.update)
         play.run()
         end_s = time.time()
     samples = play.samples()
     figure = out / "demo.png"
-    run = Run(TITLE, play.start_s, end_s, play.spans, recorder.looks, recorder.decisions, samples)
+    run = Run(
+        TITLE, play.start_s, end_s, play.spans, recorder.observations, recorder.decisions, samples
+    )
     draw(run, figure)
     took_s = time.monotonic() - began
     text = page(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetkeeper_local.demo.record import seconds_of
-from fleetkeeper_local.demo.recorder import EVERY_S, Look, Points, points_of, ready_of
+from fleetkeeper_local.demo.recorder import EVERY_S, Observation, Points, points_of, ready_of
 from fleetkeeper_local.demo.series import gapped, spread, steps_of
 from fleetkeeper_local.load.open_loop import Sample
 
@@ -48,18 +48,20 @@ class Run:
     start_s: float
     end_s: float
     spans: Sequence[Span]
-    looks: Sequence[Look]
+    observations: Sequence[Observation]
     decisions: Sequence[Mapping[str, Any]]
     samples: Sequence[Sample]
 
     def points(self, name: str, **labels: str) -> Points:
         """Return a gauge of the control loop, with gaps while no operator led."""
-        return gapped(points_of(self.looks, self.start_s, name, **labels), GAP_S)
+        return gapped(points_of(self.observations, self.start_s, name, **labels), GAP_S)
 
     def signal(self, name: str) -> Points:
         """Return a signal, with gaps while no replica's signals were usable: it is 0 then."""
-        looks = [look for look in self.looks if look.gauges.get(COVERAGE)]
-        return gapped(points_of(looks, self.start_s, name), GAP_S)
+        observations = [
+            observation for observation in self.observations if observation.gauges.get(COVERAGE)
+        ]
+        return gapped(points_of(observations, self.start_s, name), GAP_S)
 
 
 def draw(run: Run, file: Path) -> None:
@@ -181,7 +183,7 @@ def _sequences(axis: Axes, run: Run) -> None:
 def _replicas(axis: Axes, run: Run) -> None:
     ordered = run.points("decision_replicas", kind="ordered")
     _line(axis, ordered, "allocated", INK, drawstyle="steps-post")
-    ready = ready_of(run.looks, run.start_s)
+    ready = ready_of(run.observations, run.start_s)
     _line(axis, ready, "ready", "#27824a", drawstyle="steps-post", linestyle="--")
     changes = [row for row in run.decisions if row["what"] == "replicas"]
     _marks(axis, run, changes, [float(row.get("to") or 0) for row in changes])

@@ -57,7 +57,7 @@ class Play:
         fleet: the service under load.
         base_url: the URL of its API from here.
         rate_per_s: requests per second in the first stage.
-        look: called about once per second, to show the progress.
+        on_progress: called about once per second, to show the progress.
         moments: the demo's actions, and their effects.
     """
 
@@ -66,7 +66,7 @@ class Play:
     fleet: Fleet
     base_url: str
     rate_per_s: float
-    look: Callable[[Play], None]
+    on_progress: Callable[[Play], None]
     moments: list[Moment] = field(default_factory=list)
     traffic: list[Traffic] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -171,7 +171,7 @@ class Play:
                 act.do()
                 waiting.remove(act)
             self._watch_frozen()
-            self.look(self)
+            self.on_progress(self)
             if elapsed_s >= min_s:
                 cut = unless is not None and unless()
                 if cut or (not waiting and until()):

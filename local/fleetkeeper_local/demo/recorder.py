@@ -24,7 +24,7 @@ Points = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Observation:
     """The fleet at one time of the wall clock; `gauges` is empty while no operator leads."""
 
     at_s: float
@@ -33,19 +33,25 @@ class Look:
     """Replicas that receive requests."""
 
 
-def points_of(looks: Sequence[Look], start_s: float, name: str, **labels: str) -> Points:
+def points_of(
+    observations: Sequence[Observation], start_s: float, name: str, **labels: str
+) -> Points:
     """Return a gauge (without its prefix) over time, in seconds after `start_s`."""
     key = (name, tuple(sorted(labels.items())))
     return tuple(
-        (look.at_s - start_s, look.gauges[key])
-        for look in looks
-        if key in look.gauges and look.at_s >= start_s
+        (observation.at_s - start_s, observation.gauges[key])
+        for observation in observations
+        if key in observation.gauges and observation.at_s >= start_s
     )
 
 
-def ready_of(looks: Sequence[Look], start_s: float) -> Points:
+def ready_of(observations: Sequence[Observation], start_s: float) -> Points:
     """Return the ready replicas over time, in seconds after `start_s`."""
-    return tuple((look.at_s - start_s, float(look.ready)) for look in looks if look.at_s >= start_s)
+    return tuple(
+        (observation.at_s - start_s, float(observation.ready))
+        for observation in observations
+        if observation.at_s >= start_s
+    )
 
 
 class Recorder:
@@ -60,7 +66,7 @@ class Recorder:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._decisions: dict[tuple[str, ...], dict[str, Any]] = {}
-        self.looks: list[Look] = []
+        self.observations: list[Observation] = []
         self.fleet = Fleet([], {})
         """The complete last reading."""
 
@@ -106,7 +112,7 @@ class Recorder:
 
     def _keep(self, status: dict[str, Any], at_s: float) -> None:
         gauges = self.fleet.gauges.get((self._namespace, self._name), {})
-        self.looks.append(Look(at_s, gauges, int(status.get("readyReplicas") or 0)))
+        self.observations.append(Observation(at_s, gauges, int(status.get("readyReplicas") or 0)))
         for row in status.get("decisions") or ():
             key = tuple(str(row.get(part, "")) for part in ("time", "what", "from", "to"))
             self._decisions[key] = row

@@ -20,7 +20,7 @@ MOMENTS_SHOWN = 6
 
 
 class Show:
-    """A context manager; the play calls its `look`."""
+    """A context manager; the play calls its `update`."""
 
     def __init__(self, recorder: Recorder) -> None:
         """Show the recorder's last reading."""
@@ -40,7 +40,7 @@ class Show:
         if self._console.is_terminal:
             self._live.stop()
 
-    def look(self, play: Play) -> None:
+    def update(self, play: Play) -> None:
         """Draw, or print a line every few seconds."""
         if self._console.is_terminal:
             self._live.update(self._screen(play), refresh=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetkeeper_local.demo.figure import BREAKERS, FAULT, LOAD, Run, Span, draw
-from fleetkeeper_local.demo.recorder import Look, points_of, ready_of
+from fleetkeeper_local.demo.recorder import Observation, points_of, ready_of
 from fleetkeeper_local.demo.series import gapped, spread, steps_of
 from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.open_loop import Sample
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.exhaustive
 START_S = 1_000_000_000.0
 
 
-def _look(at_s: float, *, leading: bool = True) -> Look:
+def _observation(at_s: float, *, leading: bool = True) -> Observation:
     gauges: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {
         ("signal_queue_wait_seconds", ()): at_s / 7 + 0.1,
         ("signal_coverage_ratio", ()): float(at_s < 50),
@@ -28,7 +28,7 @@ def _look(at_s: float, *, leading: bool = True) -> Look:
     }
     for name in BREAKERS:
         gauges["breaker_state", (("breaker", name),)] = 1.0
-    return Look(START_S + at_s, gauges if leading else {}, 1)
+    return Observation(START_S + at_s, gauges if leading else {}, 1)
 
 
 def _sample(at_s: float) -> Sample:
@@ -37,12 +37,17 @@ def _sample(at_s: float) -> Sample:
 
 
 def test_a_gauge_is_known_only_while_somebody_leads() -> None:
-    """Its times count from the start; looks before the start and without a leader are left out."""
-    looks = [_look(-2.0), _look(0.0), _look(2.0, leading=False), _look(4.0)]
-    points = points_of(looks, START_S, "decision_replicas", kind="ordered")
+    """Its times count from the start; observations before the start and without a leader are left out."""
+    observations = [
+        _observation(-2.0),
+        _observation(0.0),
+        _observation(2.0, leading=False),
+        _observation(4.0),
+    ]
+    points = points_of(observations, START_S, "decision_replicas", kind="ordered")
     assert points == ((0.0, 2.0), (4.0, 2.0))
-    assert points_of(looks, START_S, "decision_replicas", kind="live") == ()
-    assert ready_of(looks, START_S) == ((0.0, 1.0), (2.0, 1.0), (4.0, 1.0))
+    assert points_of(observations, START_S, "decision_replicas", kind="live") == ()
+    assert ready_of(observations, START_S) == ((0.0, 1.0), (2.0, 1.0), (4.0, 1.0))
 
 
 def test_no_line_is_drawn_across_what_was_not_known() -> None:
@@ -54,7 +59,9 @@ def test_no_line_is_drawn_across_what_was_not_known() -> None:
 
 def test_a_signal_is_drawn_only_while_it_is_known() -> None:
     """Without a replica whose signals can be used the gauges are 0, and that 0 was not measured."""
-    run = Run("A run", START_S, START_S + 60.0, [], [_look(48.0), _look(52.0)], [], [])
+    run = Run(
+        "A run", START_S, START_S + 60.0, [], [_observation(48.0), _observation(52.0)], [], []
+    )
     assert [at_s for at_s, _ in run.signal("signal_queue_wait_seconds")] == [48.0]
     assert [at_s for at_s, _ in run.points("decision_limit_sequences")] == [48.0, 52.0]
 
@@ -81,11 +88,11 @@ def test_the_figure_is_written_whatever_there_was_to_see(tmp_path: Path) -> None
         {"time": "2001-09-09T01:46:50Z", "what": "limits", "from": "9/512", "to": "11/512"},
         {"time": "2001-09-09T01:46:50Z", "what": "breaker", "to": "Tier batch"},
     ]
-    looks = [_look(2.0 * n, leading=not 9 < n < 15) for n in range(30)]
+    observations = [_observation(2.0 * n, leading=not 9 < n < 15) for n in range(30)]
     samples = [_sample(float(n)) for n in range(55)]
     end_s = START_S + 60.0
     draw(
-        Run("A run", START_S, end_s, spans, looks, decisions, samples),
+        Run("A run", START_S, end_s, spans, observations, decisions, samples),
         tmp_path / "out" / "full.png",
     )
     draw(Run("A run", START_S, end_s, [], [], [], []), tmp_path / "empty.png")

@@ -1,4 +1,4 @@
-"""The demo's course against a fleet of arithmetic and a clock of its own: each stage ends by its event."""
+"""The play of the demo against a fleet of arithmetic and a clock of its own: each stage ends by its event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import pytest
 
-from fleetkeeper_local.demo import play as course
+from fleetkeeper_local.demo import play as play_module
 from fleetkeeper_local.demo.figure import FAULT, LOAD
 from fleetkeeper_local.demo.play import Play
 from fleetkeeper_local.load.schedule import Arrival
@@ -35,7 +35,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Pod:
-    """What the course looks at."""
+    """What the play observes."""
 
     name: str
     ready: bool = True
@@ -114,8 +114,8 @@ def _played(monkeypatch: pytest.MonkeyPatch, capacity_per_s: float) -> tuple[Pla
         def wait(self) -> list[object]:
             return []
 
-    monkeypatch.setattr(course, "time", clock)
-    monkeypatch.setattr(course, "Traffic", Load)
+    monkeypatch.setattr(play_module, "time", clock)
+    monkeypatch.setattr(play_module, "Traffic", Load)
     anything: Any = world  # what it stands in for is a cluster, an installation and a fleet
     play = Play(anything, anything, anything, "http://nowhere", 2.0, lambda _: None)
     play.run()

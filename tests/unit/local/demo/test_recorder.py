@@ -30,7 +30,7 @@ def _decision(second: int) -> dict[str, str]:
 
 
 class Source:
-    """Answers look after look; None: the API server did not answer."""
+    """Answers observation after observation; None: the API server did not answer."""
 
     answers: list[Fleet | None]
 
@@ -64,17 +64,17 @@ def test_decisions_that_left_the_status_are_kept_in_order(monkeypatch: pytest.Mo
     recorder._observe()
     recorder._observe()
     assert [row["time"][-3:-1] for row in recorder.decisions] == ["01", "02", "03"]
-    assert [look.ready for look in recorder.looks] == [2, 2]
-    assert recorder.looks[0].gauges == GAUGES["a", "tiny"]
+    assert [observation.ready for observation in recorder.observations] == [2, 2]
+    assert recorder.observations[0].gauges == GAUGES["a", "tiny"]
 
 
 def test_an_api_server_that_is_silent_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing else: the next look counts again. Without a leader there are no gauges."""
+    """And nothing else: the next observation counts again. Without a leader there are no gauges."""
     recorder = _recorder(monkeypatch, None, Fleet([_service()], {}, "no measurements"))
     recorder._observe()
-    assert recorder.looks == []
+    assert recorder.observations == []
     recorder._observe()
-    assert [dict(look.gauges) for look in recorder.looks] == [{}]
+    assert [dict(observation.gauges) for observation in recorder.observations] == [{}]
 
 
 def test_leaving_the_block_looks_a_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
