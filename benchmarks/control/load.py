@@ -173,15 +173,17 @@ def judged(run: Run, times: Times, waits: Points, oldest: Points) -> list[Row]:
     broken_s = min((at_s for at_s in passed if at_s is not None), default=times.surge_s)
     first = min((at_s for at_s, _ in changes if at_s >= times.surge_s), default=None)
     ups = [at_s for at_s, row in replicas if at_s >= times.surge_s and _grows(row)]
-    ready_s = next((k.at_s for k in run.looks if k.at_s >= times.surge_s and k.ready >= 2), None)
+    ready_s = next(
+        (k.at_s for k in run.observations if k.at_s >= times.surge_s and k.ready >= 2), None
+    )
     well_s = _settled(waits, objective, ready_s)
     downs = [at_s for at_s, row in replicas if not _grows(row)]
     shown_s = _breaker(run, times.gone_s, 1.0)
     closed_s = _breaker(run, times.back_s, 0.0)
-    dark = [look for look in run.looks if times.gone_s <= look.at_s <= times.back_s]
-    known = sum(bool(look.gauges.get(("signal_coverage_ratio", ()))) for look in dark)
+    dark = [seen for seen in run.observations if times.gone_s <= seen.at_s <= times.back_s]
+    known = sum(bool(seen.gauges.get(("signal_coverage_ratio", ()))) for seen in dark)
     bad, refused = failed(run.samples), sum(s.outcome.status == 429 for s in run.samples)
-    last = run.looks[-1]
+    last = run.observations[-1]
     down_s = min((at_s for at_s in downs if at_s >= times.away_s), default=None)
     return [
         _within("first action, after queue wait exceeded its objective", 15, broken_s, first),
@@ -218,7 +220,7 @@ def _settled(waits: Points, objective: float, ready_s: float | None) -> float | 
 def _breaker(run: Run, since_s: float, state: float) -> float | None:
     key = ("breaker_state", (("breaker", "source"),))
     return next(
-        (k.at_s for k in run.looks if k.at_s >= since_s and k.gauges.get(key) == state), None
+        (k.at_s for k in run.observations if k.at_s >= since_s and k.gauges.get(key) == state), None
     )
 
 
@@ -309,7 +311,7 @@ def measure(stage: LocalStage, args: argparse.Namespace) -> list[Row]:
         begin_s,
         times.end_s,
         course.spans,
-        recorder.looks,
+        recorder.observations,
         recorder.decisions,
         joined(course.traffics),
     )

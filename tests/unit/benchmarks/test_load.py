@@ -12,7 +12,7 @@ import pytest
 
 from fleetkeeper_local.common.paths import REPOSITORY
 from fleetkeeper_local.demo.figure import Run
-from fleetkeeper_local.demo.recorder import Look
+from fleetkeeper_local.demo.recorder import Observation
 from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival
@@ -41,22 +41,22 @@ def _decision(minute: int, second: int, old: int, new: int) -> dict[str, str]:
     return {"time": when, "what": "replicas", "from": str(old), "to": str(new), "reason": "R"}
 
 
-def _looks(gone: tuple[float, float], down_s: float) -> list[Look]:
-    looks = []
+def _observations(gone: tuple[float, float], down_s: float) -> list[Observation]:
+    observations = []
     for at_s in range(0, 600, 2):
         gauges: dict[Any, float] = {
             ("objective_queue_wait_seconds", ()): 0.5,
             ("signal_coverage_ratio", ()): 1.0,
             ("breaker_state", (("breaker", "source"),)): float(gone[0] + 8 < at_s < gone[1] + 9),
         }
-        looks.append(Look(START_S + at_s, gauges, 2 if 120 <= at_s < down_s else 1))
-    return looks
+        observations.append(Observation(START_S + at_s, gauges, 2 if 120 <= at_s < down_s else 1))
+    return observations
 
 
 def _rows(load: ModuleType, decisions: list[dict[str, str]], cause: str = "") -> dict[str, Any]:
     outcome = Outcome(not cause, cause, 0, 1, 1.0, 1.1, 2.0, 8)
     samples = [Sample(Arrival(0, 1.0, "x1", "batch", "s", 8, 8), outcome, 1.0, 1.0, 2.0)]
-    run = Run("t", START_S, START_S + 600, [], _looks((180, 360), 500), decisions, samples)
+    run = Run("t", START_S, START_S + 600, [], _observations((180, 360), 500), decisions, samples)
     times = load.Times(START_S + 60, START_S + 180, START_S + 360, START_S + 400, START_S + 600)
     waits = tuple((START_S + t, 3.0 if 64 < t < 130 else 0.1) for t in range(0, 200, 2))
     return {row.what: row for row in load.judged(run, times, waits, waits)}
