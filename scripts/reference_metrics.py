@@ -24,7 +24,7 @@ STEP_MODEL = "fleetkeeper_step_model_"
 CONTROL_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "decision_replicas": (
         ("kind",),
-        "Replicas: `wanted` (the recommendation), `ordered` (the allocation after bounds and budgets), `live` (in the Deployment).",
+        "Replicas: `recommended` (by the control loop), `allocated` (the recommendation after bounds and budgets), `live` (in the Deployment).",
     ),
     "decision_limit_sequences": (
         (),

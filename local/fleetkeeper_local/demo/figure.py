@@ -181,14 +181,14 @@ def _sequences(axis: Axes, run: Run) -> None:
 
 
 def _replicas(axis: Axes, run: Run) -> None:
-    ordered = run.points("decision_replicas", kind="ordered")
-    _line(axis, ordered, "allocated", INK, drawstyle="steps-post")
+    allocated = run.points("decision_replicas", kind="allocated")
+    _line(axis, allocated, "allocated", INK, drawstyle="steps-post")
     ready = ready_of(run.observations, run.start_s)
     _line(axis, ready, "ready", "#27824a", drawstyle="steps-post", linestyle="--")
     changes = [row for row in run.decisions if row["what"] == "replicas"]
     _marks(axis, run, changes, [float(row.get("to") or 0) for row in changes])
     axis.set_ylabel("replicas")
-    most = max((value for _, value in (*ordered, *ready) if not isnan(value)), default=1.0)
+    most = max((value for _, value in (*allocated, *ready) if not isnan(value)), default=1.0)
     axis.set_yticks(range(int(most) + 1))
     axis.set_ylim(0, most + 0.9)
 

@@ -15,8 +15,8 @@ def gauges_of(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
     """Return the gauges of one service; the runtime adds the labels namespace and inference_service."""
     signals, settings = decision.signals, decision.settings
     gauges: list[Gauge] = [
-        ("decision_replicas", (("kind", "wanted"),), float(decision.replicas.value)),
-        ("decision_replicas", (("kind", "ordered"),), float(desired)),
+        ("decision_replicas", (("kind", "recommended"),), float(decision.replicas.value)),
+        ("decision_replicas", (("kind", "allocated"),), float(desired)),
         ("decision_replicas", (("kind", "live"),), float(decision.live_replicas)),
         ("decision_limit_sequences", (), float(decision.in_force.sequences)),
         ("decision_limit_tokens", (), float(decision.in_force.tokens)),

@@ -222,8 +222,12 @@ def test_what_was_too_little_is_not_tried_again_at_the_same_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "starting"), [({"ready": 3}, 1), ({"ready": 2, "pending": 1, "overdue": 1}, 2)]
+    ("change", "starting"),
+    [
+        ({"ready": 3}, "1 pod is starting"),
+        ({"ready": 2, "pending": 1, "overdue": 1}, "2 pods are starting"),
+    ],
 )
-def test_the_number_of_pods_that_start_is_never_zero(change: dict[str, int], starting: int) -> None:
+def test_the_number_of_pods_that_start_is_never_zero(change: dict[str, int], starting: str) -> None:
     """A replica without a pod yet counts as starting."""
-    assert decided(view(**change)).detail == f"{starting} pods are starting"
+    assert decided(view(**change)).detail == starting

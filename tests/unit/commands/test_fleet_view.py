@@ -75,14 +75,14 @@ def test_gauges_go_the_whole_way_from_the_operator_to_the_table() -> None:
 
 
 def test_labels_of_a_gauge_are_kept_apart() -> None:
-    """wanted and live replicas are two figures of one name."""
+    """Recommended and live replicas are two figures of one name."""
     text = exposition(
-        ("decision_replicas", (("kind", "wanted"),), 4.0),
+        ("decision_replicas", (("kind", "recommended"),), 4.0),
         ("decision_replicas", (("kind", "live"),), 2.0),
     )
     gauges = parse_gauges(text)["team-a", "chat"]
     view = view_of(service(), gauges)
-    assert view.gauge("decision_replicas", kind="wanted") == 4.0
+    assert view.gauge("decision_replicas", kind="recommended") == 4.0
     assert view.gauge("decision_replicas", kind="live") == 2.0
     assert view.gauge("decision_replicas") is None
 

@@ -158,7 +158,9 @@ def too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
 
 def _pending(view: ReplicaView) -> str:
     count = view.supply.pending + view.supply.overdue or view.replicas - view.supply.ready
-    return f"{count} pods are starting" if count > 0 else ""
+    if count <= 0:
+        return ""
+    return "1 pod is starting" if count == 1 else f"{count} pods are starting"
 
 
 def _queue(view: ReplicaView) -> str:

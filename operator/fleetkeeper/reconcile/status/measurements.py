@@ -39,7 +39,7 @@ def memory_within_cap(assessment: Assessment) -> Value:
     if memory is None or memory.over_cap_pod is None:
         return kept(assessment, ConditionType.MEMORY_WITHIN_CAP, Reason.NOT_MEASURED)
     if memory.over_cap_pod:
-        text = f"Replica {memory.over_cap_pod} had a memory peak of {memory.peak_percent}%, above the cap of {memory.cap_percent}%."
+        text = f"Replica {memory.over_cap_pod} had a memory peak above the cap of {memory.cap_percent}%. The highest peak of all replicas is {memory.peak_percent}%."
         return false(Reason.ABOVE_CAP, text)
     if not memory.peak_percent:
         return Value(Status.UNKNOWN, Reason.NOT_MEASURED, Reason.NOT_MEASURED.text)

@@ -24,7 +24,7 @@ def _observation(at_s: float, *, leading: bool = True) -> Observation:
         ("signal_queue_wait_seconds", ()): at_s / 7 + 0.1,
         ("signal_coverage_ratio", ()): float(at_s < 50),
         ("decision_limit_sequences", ()): 11.0,
-        ("decision_replicas", (("kind", "ordered"),)): 2.0,
+        ("decision_replicas", (("kind", "allocated"),)): 2.0,
     }
     for name in BREAKERS:
         gauges["breaker_state", (("breaker", name),)] = 1.0
@@ -44,7 +44,7 @@ def test_a_gauge_is_known_only_while_somebody_leads() -> None:
         _observation(2.0, leading=False),
         _observation(4.0),
     ]
-    points = points_of(observations, START_S, "decision_replicas", kind="ordered")
+    points = points_of(observations, START_S, "decision_replicas", kind="allocated")
     assert points == ((0.0, 2.0), (4.0, 2.0))
     assert points_of(observations, START_S, "decision_replicas", kind="live") == ()
     assert ready_of(observations, START_S) == ((0.0, 1.0), (2.0, 1.0), (4.0, 1.0))
