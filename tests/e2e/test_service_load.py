@@ -33,8 +33,8 @@ LIGHT_PER_S = 2.0
 """Of short answers: one replica is bored."""
 SHOWN_S = 60.0
 """The status shows a lost Prometheus within half of this, and so its return; one machine runs all here."""
-KEPT_S = 20.0
-"""Several ticks of a loop that would remove a replica in each, if Prometheus were not lost."""
+LOST_S = 75.0
+"""Longer than the loop needs to remove a replica once Prometheus is back, which the same test shows."""
 
 
 def test_batch_limits_change_in_running_engines(fleet: Fleet) -> None:
@@ -128,8 +128,7 @@ def test_a_lost_prometheus_takes_no_replica_away_and_its_return_lets_them_fall(
 ) -> None:
     """Replicas are read directly while Prometheus is lost: the loop decides on, but never lowers.
 
-    Its own reason says that nothing but Prometheus is missing. Once it is back, one replica goes; no
-    request is lost.
+    Once it is back, one replica goes sooner than the loop was watched before; no request is lost.
     """
     await_measured(pair)
     before = [pod.identity for pod in pair.engines()]
@@ -148,8 +147,7 @@ def test_a_lost_prometheus_takes_no_replica_away_and_its_return_lets_them_fall(
             assert (available["status"], available["reason"]) == ("True", "FreshMetrics")
             assert "read directly" in available["message"]
             pair.change({"replicas": None})  # the loop decides from here on, and one is enough
-            pair.until(lambda: _keeps_for_prometheus(pair), "one replica less, but for Prometheus")
-            _assert_stays_at_two(pair, KEPT_S)
+            _assert_stays_at_two(pair, LOST_S)
         finally:
             node.up()
         back = time.monotonic()
@@ -157,17 +155,15 @@ def test_a_lost_prometheus_takes_no_replica_away_and_its_return_lets_them_fall(
         assert time.monotonic() - back < SHOWN_S
         assert [pod.identity for pod in pair.engines()] == before
         pair.until(lambda: pair.status()["scaling"]["desired"] == 1, "fewer replicas")
+        fell_s = time.monotonic() - back
+        print(f"replicas fell {fell_s:.0f} s after Prometheus was back")
+        assert fell_s < LOST_S
         assert pair.status()["scaling"]["reason"] == "LoadFell"
         pair.until(lambda: says(pair, "Replicas 2 -> 1: "), "the event")
         pair.await_ready(1)
         seen = len(traffic.samples)
         pair.until(lambda: len(traffic.samples) >= seen + 5, "load on what is left")
     assert failures(traffic.samples) == []
-
-
-def _keeps_for_prometheus(fleet: Fleet) -> bool:
-    scaling = fleet.status()["scaling"]
-    return scaling["reason"] == "ScaleDownBlocked" and "Prometheus" in scaling["message"]
 
 
 def _assert_stays_at_two(fleet: Fleet, seconds: float) -> None:
