@@ -33,7 +33,7 @@ LIGHT_PER_S = 2.0
 """Of short answers: one replica is bored."""
 SHOWN_S = 60.0
 """The status shows a lost Prometheus within half of this, and so its return; one machine runs all here."""
-LOST_S = 75.0
+LOST_S = 120.0
 """Longer than the loop needs to remove a replica once Prometheus is back, which the same test shows."""
 
 
