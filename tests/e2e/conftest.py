@@ -30,7 +30,7 @@ from fleetkeeper_local.images import builder
 from fleetkeeper_local.node.node import Node
 from fleetkeeper_local.node.settings import NodeSettings
 from tests.support.node_world import MachineState, Pods, machine_state, until
-from tests.support.service_world import ordered, tiny, tracebacks
+from tests.support.service_world import SCALE_DOWN_DELAY_S, ordered, tiny, tracebacks
 
 DATA = cache_dir() / "e2e-node"
 """In the cache: the next session finds its images there."""
@@ -121,7 +121,7 @@ def shared_fleet(product: Installation, node: Node) -> Iterator[Fleet]:
         replicas=1,
         resources={"cpu": "800m"},
         routing={"policy": "SessionAffinity"},
-        scaling={"maxReplicas": 2, "scaleDownDelaySeconds": 30},
+        scaling={"maxReplicas": 2, "scaleDownDelaySeconds": SCALE_DOWN_DELAY_S},
     )
     fleet = Fleet(product.cluster, tenant, "tiny")
     fleet.said = say

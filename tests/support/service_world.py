@@ -23,6 +23,8 @@ FIS = "inferenceservices.fleetkeeper.io"
 ONE_TRY = Patience(attempts=1, request_timeout_s=300.0)
 """A client that hides nothing: any refusal or break is a failed request."""
 CONTROL_PORT = 9090
+SCALE_DOWN_DELAY_S = 30
+"""Of the shared fleet: the shortest that the schema allows."""
 ANSWER_TIMEOUT_S = 120
 OPERATORS_TIMEOUT_S = 120.0
 
