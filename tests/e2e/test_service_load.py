@@ -35,8 +35,8 @@ LIGHT_PER_S = 2.0
 """Of short answers: one replica is bored."""
 SHOWN_S = 60.0
 """The status shows a lost Prometheus within half of this, and so its return; one machine runs all here."""
-LOST_S = DIRECT_WHOLE_S + SCALE_DOWN_DELAY_S + 10.0
-"""With Prometheus, a replica that is not needed goes after a minute of direct reads and the delay."""
+LOST_S = DIRECT_WHOLE_S + SCALE_DOWN_DELAY_S + 30.0
+"""Longer than the loop needs to remove a replica with Prometheus, which the same test shows."""
 
 
 def test_batch_limits_change_in_running_engines(fleet: Fleet) -> None:
@@ -130,7 +130,7 @@ def test_a_lost_prometheus_takes_no_replica_away_and_its_return_lets_them_fall(
 ) -> None:
     """Replicas are read directly while Prometheus is lost: the loop decides on, but never lowers.
 
-    The loop is watched for longer than it otherwise waits. Once Prometheus is back, one replica goes; no
+    Once the loop reads Prometheus again, one replica goes sooner than the loop was watched before; no
     request is lost.
     """
     await_measured(pair)
@@ -155,10 +155,13 @@ def test_a_lost_prometheus_takes_no_replica_away_and_its_return_lets_them_fall(
             node.up()
         back = time.monotonic()
         pair.until(lambda: source() == "Closed", "the breaker closes")
-        assert time.monotonic() - back < SHOWN_S
+        closed = time.monotonic()
+        assert closed - back < SHOWN_S
         assert [pod.identity for pod in pair.engines()] == before
         pair.until(lambda: pair.status()["scaling"]["desired"] == 1, "fewer replicas")
-        print(f"replicas fell {time.monotonic() - back:.0f} s after Prometheus was back")
+        fell_s = time.monotonic() - closed
+        print(f"replicas fell {fell_s:.0f} s after the loop read Prometheus again")
+        assert fell_s < LOST_S
         assert pair.status()["scaling"]["reason"] == "LoadFell"
         pair.until(lambda: says(pair, "Replicas 2 -> 1: "), "the event")
         pair.await_ready(1)

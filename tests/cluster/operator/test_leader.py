@@ -12,15 +12,13 @@ import pytest_asyncio
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, operator_world, service
 
-FAILOVER_S = 60.0
-"""The promise is 20 s: 15 s of lease, 2 s to the next attempt. A busy machine gets three times that."""
+FAILOVER_S = 40.0
+"""The promise is 20 s: 15 s of lease, 2 s to the next attempt; a busy machine gets twice that."""
 LONG_LEASE = {
     "FLEETKEEPER_LEADER__DURATION_S": "240",
     "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "200",
 }
 """Longer than any wait here: who leads sooner did not wait for this Lease to expire."""
-GRACE_S = 20.0
-"""The termination grace period of the operator's pod."""
 
 
 @pytest_asyncio.fixture
@@ -74,7 +72,7 @@ async def test_sigterm_ends_in_time_and_frees_the_lease(world: World) -> None:
     began = loop.time()
     assert await first.stop() == 0
     ended = loop.time() - began
-    assert ended < GRACE_S
+    assert ended < 10
     await world.processes[1].leads()
     print(f"ended in {ended:.1f} s, taken over after {loop.time() - began:.1f} s")
     assert _holder(world) == "b"
