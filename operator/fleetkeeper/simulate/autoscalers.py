@@ -1,0 +1,179 @@
+"""What sets limits and replicas in a simulation: the shipped control loop, or an alternative to it.
+
+The alternatives see exact, current values, and stock engines: no tiers, no admission, start-up limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import process_time
+from typing import Final, Protocol
+
+from fleetkeeper.autoscale.arbitrate import arbitrate
+from fleetkeeper.autoscale.constants import FRESH_S, TICK_S
+from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.memory import ControlMemory
+from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.signals.samples import PodSample
+from fleetkeeper.autoscale.tick import decide_service
+from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, PutOutcome
+from fleetkeeper.common.budget import Budget
+from fleetkeeper.common.values import Event
+from fleetkeeper.simulate.cluster import Cluster
+
+HPA_SYNC_S: Final = 15.0
+HPA_TOLERANCE: Final = 0.1
+HPA_STABILIZATION_S: Final = 300.0
+HPA_UP_PODS: Final = 4
+"""Kubernetes' defaults: every 15 s; up by the larger of 4 pods and 100%; down to the highest
+recommendation of 5 minutes; no change within 10% of the target."""
+
+
+class Autoscaler(Protocol):
+    """The part of a simulation that decides. `control_s`: CPU seconds spent in decisions."""
+
+    interval_s: float
+    control_s: float
+
+    def tick(self, cluster: Cluster, now: float) -> None:
+        """Observe the cluster and act on it."""
+
+
+def always(_: float) -> bool:
+    """Return True at any time."""
+    return True
+
+
+@dataclass
+class ControlLoop:
+    """The shipped control loop: `decide_service`, `arbitrate`, `build_report`, unchanged.
+
+    `prometheus`: it is configured. `metrics(t)`: it answers. `direct(t)`: pods can be read directly.
+    `puts(t)`: engines accept limits. `scrape_lag_s`: age of a scrape when a query first returns it.
+    """
+
+    settings: ControlSettings
+    prometheus: bool = True
+    metrics: Callable[[float], bool] = always
+    direct: Callable[[float], bool] = always
+    puts: Callable[[float], bool] = always
+    scrape_lag_s: float = 0.5
+    interval_s: float = TICK_S
+    control_s: float = 0.0
+    gpus: int = 1
+    on_tick: Callable[[ControlInputs, ControlDecision], None] = lambda *_: None
+    memory: ControlMemory = field(default_factory=ControlMemory)
+    decision: ControlDecision | None = None
+    events: list[tuple[float, Event]] = field(default_factory=list)
+    _outcomes: tuple[PutOutcome, ...] = ()
+    _allocated: int | None = None
+    _started: float | None = None
+    _answered: float = -math.inf
+    _asks_pods: bool = False
+
+    def tick(self, cluster: Cluster, now: float) -> None:
+        """Decide once, send the limits, and set the replicas."""
+        self._started = now if self._started is None else self._started
+        samples, is_lost = self._observe(cluster, now)
+        inputs = ControlInputs(
+            namespace="default",
+            name="service",
+            settings=self.settings,
+            replicas=cluster.wanted,
+            started=self._started,
+            pods=cluster.views(),
+            samples=samples,
+            allocated_replicas=self._allocated,
+            put_outcomes=self._outcomes,
+            prometheus_lost=is_lost,
+            checks_directly=self.prometheus and self.direct(now),
+            gpus_per_replica=self.gpus,
+        )
+        began = process_time()
+        decision, memory = decide_service(inputs, self.memory, now)
+        allocations = arbitrate([decision.want], Budget())
+        result, self.memory = build_report(decision, allocations[decision.want.key], memory, now)
+        self.control_s += process_time() - began
+        self.decision, self._asks_pods = decision, decision.asks_pods
+        self.events += [(now, event) for event in result.events]
+        self.on_tick(inputs, decision)
+        if result.allocation is not None:
+            cluster.scale(result.allocation.replicas, now)
+            self._allocated = result.allocation.replicas
+        self._outcomes = cluster.put_limits(decision.puts, accepted=self.puts(now))
+
+    def _observe(self, cluster: Cluster, now: float) -> tuple[tuple[PodSample, ...], bool]:
+        """Return the samples of this tick, and whether Prometheus is lost, as the operator finds them."""
+        if not self.prometheus:
+            return (cluster.read_directly(now) if self.direct(now) else ()), False
+        rows: tuple[PodSample, ...] = ()
+        if self.metrics(now):
+            self._answered = now
+            cluster.scrape(now, self.scrape_lag_s)
+            rows = cluster.samples()
+        is_lost = now - self._answered > FRESH_S and bool(cluster.pods)
+        if self.direct(now) and (self._asks_pods or is_lost or not rows):
+            return cluster.read_directly(now), is_lost
+        return rows, is_lost
+
+
+@dataclass
+class Hpa:
+    """A HorizontalPodAutoscaler (or KEDA) on a sum over pods: concurrency or waiting requests per replica.
+
+    desired = ceil(sum / target), as for an external metric with an average value.
+    """
+
+    measure: Callable[[Cluster, float], float]
+    target: float
+    min_replicas: int
+    max_replicas: int
+    interval_s: float = HPA_SYNC_S
+    control_s: float = 0.0
+    _wanted: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def tick(self, cluster: Cluster, now: float) -> None:
+        """Sync once, as kube-controller-manager does."""
+        current = max(1, cluster.wanted)
+        ratio = self.measure(cluster, now) / (self.target * current)
+        desired = current
+        if abs(ratio - 1.0) > HPA_TOLERANCE:
+            desired = math.ceil(ratio * current - 1e-9)
+        self._wanted.append((now, desired))
+        while self._wanted and now - self._wanted[0][0] > HPA_STABILIZATION_S:
+            self._wanted.popleft()
+        if desired < current:
+            desired = min(current, max(count for _, count in self._wanted))
+        desired = min(desired, max(2 * current, current + HPA_UP_PODS))
+        cluster.scale(min(self.max_replicas, max(self.min_replicas, desired)), now)
+
+
+def concurrency(cluster: Cluster, now: float) -> float:
+    """Return the requests in all engines, running or waiting."""
+    return float(sum(engine.load for engine in _current(cluster, now)))
+
+
+def waiting(cluster: Cluster, now: float) -> float:
+    """Return the waiting requests of all engines."""
+    return float(sum(engine.waiting for engine in _current(cluster, now)))
+
+
+def _current(cluster: Cluster, now: float) -> list:  # type: ignore[type-arg]
+    engines = [pod.engine for pod in cluster.pods.values() if pod.engine is not None]
+    for engine in engines:
+        cluster.advance(engine, now)
+    return engines
+
+
+@dataclass
+class Static:
+    """A fixed number of replicas."""
+
+    interval_s: float = 60.0
+    control_s: float = 0.0
+
+    def tick(self, cluster: Cluster, now: float) -> None:
+        """Change nothing."""

@@ -1,0 +1,285 @@
+"""The simulated cluster: pods that start, serve, drain, crash and end, and the router before them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from fleetkeeper.autoscale.capacity.supply import emptiest
+from fleetkeeper.autoscale.signals.samples import PodSample, Source
+from fleetkeeper.autoscale.types import LimitsRequest, PodView, PutOutcome
+from fleetkeeper.simulate.engine import Engine, EngineSpec
+from fleetkeeper.simulate.requests import Request
+
+SCRAPE_S: Final = 5.0
+"""Prometheus' scrape interval, as the chart sets it."""
+READY_BEFORE_S: Final = 600.0
+"""Pods that exist at the start have been ready for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStart:
+    """The time from a pod's creation to ready: lognormal, with a tail (seconds, ratios).
+
+    The defaults without spread make a constant. `tail_ratio` of the starts take `tail_factor` times as
+    long (an image or weights that are not cached).
+    """
+
+    median_s: float = 75.0
+    sigma: float = 0.0
+    tail_ratio: float = 0.0
+    tail_factor: float = 3.0
+
+    def draw(self, random: Random) -> float:
+        """Return the seconds of one start."""
+        took_s = self.median_s * math.exp(self.sigma * random.gauss(0.0, 1.0))
+        return took_s * (self.tail_factor if random.random() < self.tail_ratio else 1.0)
+
+
+@dataclass(slots=True)
+class SimulatedPod:
+    """A pod. `ready_at`: when it becomes ready (infinite while no GPU is free). `engine`: once ready.
+
+    `seen`, `seen_at`: the load that the router knows, and since when. `phase_s`: its scrapes' offset.
+    """
+
+    name: str
+    created: float
+    ready_at: float
+    phase_s: float
+    engine: Engine | None = None
+    ready_since: float | None = None
+    removed_at: float | None = None
+    seen: int = 0
+    seen_at: float = -math.inf
+    scraped: PodSample | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        """Return whether the router may send requests to it."""
+        return self.engine is not None and self.removed_at is None
+
+
+@dataclass
+class Cluster:
+    """The pods of one service. All times are seconds; calls come in the order of time.
+
+    `pods_come`: whether a pod that is due becomes ready now (GPUs are free). `router_lag_s`: the age up to
+    which the router believes a pod's load; what it sent since is added. `discovery_s`: time from ready
+    until the router knows the pod. `drain_s`: longest drain. `gpus`: accelerators of a pod.
+    """
+
+    spec: EngineSpec
+    random: Random
+    cold_start: ColdStart = ColdStart()
+    gpus: int = 1
+    router_lag_s: float = 0.25
+    discovery_s: float = 1.0
+    drain_s: float = 300.0
+    removes_emptiest: bool = True
+    pods_come: Callable[[float], bool] = lambda _: True
+    slowness: Callable[[float], float] = lambda _: 1.0
+    on_end: Callable[[Iterable[Request]], None] = lambda _: None
+    on_lost: Callable[[Iterable[Request]], None] = lambda _: None
+    pods: dict[str, SimulatedPod] = field(default_factory=dict)
+    draining: list[SimulatedPod] = field(default_factory=list)
+    retired: list[Engine] = field(default_factory=list)
+    wanted: int = 0
+    pod_s: float = 0.0
+    _number: int = 0
+
+    # -- pods ---------------------------------------------------------------------------------------
+
+    def create(self, now: float, *, ready: bool = False) -> None:
+        """Create a pod; with `ready` it has been ready for a while, as at the start."""
+        name = f"sim-{self._number}"
+        self._number += 1
+        start_s = self.cold_start.draw(self.random)
+        phase_s = self.random.uniform(0.0, SCRAPE_S)
+        pod = SimulatedPod(name, now, now + start_s, phase_s)
+        self.pods[name] = pod
+        if ready:
+            self._begin(pod, now)
+            pod.ready_since = now - READY_BEFORE_S
+            pod.created = pod.ready_since - start_s
+
+    def _begin(self, pod: SimulatedPod, now: float) -> None:
+        pod.engine = Engine(self.spec, pod.name, now)
+        pod.engine.slowness = self.slowness(now)
+        pod.ready_since = now
+        pod.seen, pod.seen_at = 0, now
+
+    def scale(self, replicas: int, now: float) -> None:
+        """Set the replicas of the Deployment: create pods, or drain those with the least load."""
+        self.wanted = replicas
+        while len(self.pods) < replicas:
+            self.create(now)
+        if len(self.pods) > replicas:
+            running = [(pod.name, float(self.load(pod, now))) for pod in self.pods.values()]
+            if not self.removes_emptiest:
+                running = []
+            for name in emptiest(self.views(), running, len(self.pods) - replicas):
+                pod = self.pods.pop(name)
+                pod.removed_at = now
+                self.draining.append(pod)
+
+    def move(self, now: float) -> None:
+        """Make pods ready that are due, and end drained ones."""
+        for pod in self.pods.values():
+            if pod.engine is None and now >= pod.ready_at and self.pods_come(now):
+                self._begin(pod, now)
+            elif pod.engine is not None:
+                pod.engine.slowness = self.slowness(now)
+        still = []
+        for pod in self.draining:
+            if pod.engine is not None and not pod.engine.is_idle:
+                self.advance(pod.engine, now)
+                if not pod.engine.is_idle and now - (pod.removed_at or now) < self.drain_s:
+                    still.append(pod)
+                    continue
+            self._retire(pod, now)
+        self.draining = still
+
+    def _retire(self, pod: SimulatedPod, now: float) -> None:
+        ended = now
+        if pod.engine is not None:
+            self.on_lost(pod.engine.abort_all())
+            self.retired.append(pod.engine)
+            ended = min(now, max(pod.engine.time, pod.removed_at or now))
+        self._bill(pod, ended)
+
+    def _bill(self, pod: SimulatedPod, until: float) -> None:
+        start = max(pod.created, self._from)
+        self.pod_s += max(0.0, until - start)
+
+    _from: float = 0.0
+
+    def begin(self, now: float, replicas: int) -> None:
+        """Start with so many ready replicas; time is billed from here."""
+        self._from = now
+        self.wanted = replicas
+        for _ in range(replicas):
+            self.create(now, ready=True)
+
+    def finish(self, now: float) -> None:
+        """Bill every pod until `now`, and hand over what ended."""
+        for pod in (*self.pods.values(), *self.draining):
+            if pod.engine is not None:
+                self.advance(pod.engine, now)
+            self._bill(pod, now)
+
+    def crash(self, number: int, now: float) -> None:
+        """End the engine of a ready pod: its requests are lost, and its container starts again."""
+        ready = [(pod, pod.engine) for pod in self.pods.values() if pod.engine is not None]
+        if not ready:
+            return
+        pod, engine = ready[number % len(ready)]
+        self.advance(engine, now)
+        self.on_lost(engine.abort_all())
+        self.retired.append(engine)
+        pod.engine, pod.ready_since, pod.scraped = None, None, None
+        pod.ready_at = now + self.cold_start.draw(self.random)
+
+    def engines(self) -> list[Engine]:
+        """Return the engines of all pods, also of drained and crashed ones."""
+        living = (*self.pods.values(), *self.draining)
+        return [pod.engine for pod in living if pod.engine is not None] + self.retired
+
+    def views(self) -> tuple[PodView, ...]:
+        """Return the pods as the operator's cache shows them."""
+        rows = [*self.pods.values(), *self.draining]
+        return tuple(
+            PodView(
+                pod.name,
+                f"uid-{pod.name}",
+                pod.created,
+                ready=pod.engine is not None,
+                ready_since=pod.ready_since,
+                deleting=pod.removed_at is not None,
+                ip="127.0.0.1",
+            )
+            for pod in rows
+        )
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    def advance(self, engine: Engine, now: float) -> None:
+        """Advance an engine and hand over the requests that ended."""
+        engine.advance(now)
+        if engine.ended:
+            self.on_end(engine.take_ended())
+
+    def load(self, pod: SimulatedPod, now: float) -> int:
+        """Return the pod's load as the router sees it."""
+        engine = pod.engine
+        if engine is None:
+            return 0
+        if now - pod.seen_at >= self.router_lag_s:
+            self.advance(engine, now)
+            pod.seen, pod.seen_at = engine.load, now
+        return pod.seen
+
+    def route(self, request: Request) -> bool:
+        """Send a request to the less loaded of two random pods (vllm-router's power_of_two).
+
+        Return False if it is refused, or if no pod is ready.
+        """
+        now = request.arrived
+        ready = [(pod, pod.engine) for pod in self.pods.values() if pod.engine is not None]
+        serving = [row for row in ready if now - row[1].started >= self.discovery_s] or ready
+        if not serving:
+            return False
+        pod, engine = serving[0]
+        if len(serving) > 1:
+            one, two = self.random.sample(serving, 2)
+            pod, engine = one if self.load(one[0], now) <= self.load(two[0], now) else two
+        self.advance(engine, now)
+        pod.seen += 1
+        return engine.arrive(request, self.random.random())
+
+    # -- what the operator reads and writes -----------------------------------------------------------
+
+    def scrape(self, now: float, lag_s: float = 0.0) -> None:
+        """Keep the newest scrape of each pod that is at least `lag_s` old at `now`."""
+        for pod in self.pods.values():
+            engine = pod.engine
+            if engine is None:
+                continue
+            at = now - lag_s - (now - lag_s - pod.phase_s) % SCRAPE_S
+            if pod.scraped is None or at > pod.scraped.time:
+                self.advance(engine, at)
+                if at >= engine.started:
+                    pod.scraped = engine.sample(at)
+
+    def samples(self) -> tuple[PodSample, ...]:
+        """Return the newest scrape of each pod."""
+        return tuple(pod.scraped for pod in self.pods.values() if pod.scraped is not None)
+
+    def read_directly(self, now: float) -> tuple[PodSample, ...]:
+        """Read every ready pod itself."""
+        rows = []
+        for pod in self.pods.values():
+            if pod.engine is not None:
+                self.advance(pod.engine, now)
+                rows.append(pod.engine.sample(now, Source.DIRECT))
+        return tuple(rows)
+
+    def put_limits(
+        self, requests: Iterable[LimitsRequest], *, accepted: bool
+    ) -> tuple[PutOutcome, ...]:
+        """Carry out limits requests, or refuse them all."""
+        outcomes = []
+        for put in requests:
+            pod = self.pods.get(put.pod)
+            engine = pod.engine if pod is not None else None
+            if engine is not None and accepted:
+                engine.limit_sequences = put.limits.sequences
+                engine.limit_tokens = put.limits.tokens
+                engine.admit = put.admission.admit
+                engine.batch_share = put.admission.batch_share
+                engine.generation = float(put.generation)
+            outcomes.append(PutOutcome(put.pod, put.generation, engine is not None and accepted))
+        return tuple(outcomes)
