@@ -137,8 +137,8 @@ def sums(steps: list[Step]) -> StepSums:
     rows = []
     for step in steps:
         p, n, kv, s = float(step.prefill), float(step.sequences), float(step.kv), step.seconds
-        rows.append((1.0, p, n, kv, s, p * p, p * n, p * kv, p * s, n * n, n * kv, n * s)
-                    + (kv * kv, kv * s, s * s))  # fmt: skip
+        left = (1.0, p, n, kv, s, p * p, p * n, p * kv, p * s, n * n)
+        rows.append((*left, n * kv, n * s, kv * kv, kv * s, s * s))
     return StepSums._make([sum(column) for column in zip(*rows, strict=True)] or [0.0] * 15)
 
 

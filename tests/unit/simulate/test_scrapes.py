@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -64,6 +65,4 @@ def test_samples_are_one_scrape_interval_apart_and_at_least_the_lag_old(lag_s: f
     ]
     assert all(lag_s <= now - at <= lag_s + 5.0 for now, at in rows)
     times = [at for _, at in rows]
-    assert [b - a for a, b in zip(times, times[1:], strict=False)] == pytest.approx(
-        [5.0] * (len(times) - 1)
-    )
+    assert [b - a for a, b in pairwise(times)] == pytest.approx([5.0] * (len(times) - 1))
