@@ -63,8 +63,11 @@ by its liveness probe (three failures in 30 s, then 30 s of grace)."""
 # Step-time model and targets
 OBJECTIVE_RATIO: Final = 0.9
 """Targets aim at nine tenths of an objective: the mean must be below what 95% attain."""
-TOKEN_NOTCHES: Final = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
-"""Allowed tokens per step: kernels are tuned for multiples of 256, and small moves have no effect."""
+PREFILL_WAIT: Final = 1.25
+"""Mean wait for other prompts at a replica's capacity, in queue wait objectives, times the quantile of the
+attainment (1.64 at 95%: 0.76 objectives): half of the requests wait for nothing."""
+TOKEN_NOTCHES: Final = (256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 8192)
+"""Allowed tokens per step: kernels are tuned for multiples of 128, and small moves have no effect."""
 KV_CAPACITY_RATIO: Final = 0.9
 """The capacity of a replica leaves a tenth of the KV cache free: above it vLLM preempts."""
 KV_SEQUENCES_RATIO: Final = 0.85
@@ -73,8 +76,6 @@ KV_SPREAD: Final = 1.3
 """Standard deviations of a sequence's tokens that M* keeps in reserve."""
 KV_CV: Final = 0.5
 """Coefficient of variation of a sequence's tokens, which engines do not export (traces: 0.4 to 0.7)."""
-SEQUENCES_OVER_CAPACITY: Final = 1.15
-"""M* is slightly above the capacity, so that the capacity can be reached."""
 INNOVATION_GATE: Final = 7.4
 """Squared normalized innovation above which an update is rejected (2.72 standard deviations)."""
 GATE_REFUSALS: Final = 6
@@ -113,6 +114,8 @@ HIGH_LIMIT: Final = 0.999
 """Upper bound of both marks: more than 99.9% could not be reached."""
 HIGH_WINDOWS: Final = 4
 """Windows that must show room."""
+LASTING_WINDOWS: Final = 6
+"""Windows after which a queue no longer counts as one that drains by itself."""
 UP_EVERY_S: Final = 30.0
 """At most one raise in this time: its effect must show first (two windows and a scrape)."""
 DOWN_EVERY_S: Final = 10.0
@@ -165,16 +168,6 @@ PUT_RETRY_S: Final = 10.0
 """A failed PUT is retried after this."""
 
 # Replicas
-RHO_REALTIME: Final = 0.75
-"""Highest use of a replica's capacity for realtime traffic: below it the queue wait is short."""
-RHO_STANDARD: Final = 0.85
-"""For standard traffic, which may wait half a second."""
-RHO_BATCH: Final = 0.95
-"""For batch traffic, which may wait for minutes."""
-BETA_REALTIME: Final = 1.5
-"""Square-root staffing (Halfin-Whitt): standard deviations of the load kept in reserve for realtime."""
-BETA_STANDARD: Final = 0.75
-"""For standard traffic."""
 BURSTINESS: Final = (1.0, 10.0)
 """Bounds of the peakedness z = (IDC + Cs^2) / 2: below Poisson is implausible, above ten is an error."""
 SERVICE_CV2: Final = 1.0
@@ -203,8 +196,9 @@ CARRY_RATIO: Final = 0.85
 """The replicas that stay must be able to run all sequences with this share of their capacity ..."""
 CARRY_KV_RATIO: Final = 0.8
 """... and with this share of their KV cache."""
-TOO_FEW_KEPT_S: Final = 1800.0
-"""A fleet's throughput while requests waited limits scale-downs for this long; then requests may differ."""
+SURGE_DELAYS: Final = 4.0
+"""After requests waited too long, the replicas that this required are kept for so many scale-down delays:
+bursts return, and a replica takes minutes to start."""
 COLD_START_S: Final = 180.0
 """Cold start until one is measured: tens of GB of weights from a warm disk."""
 COLD_START_MAX_S: Final = 1800.0
@@ -213,12 +207,10 @@ PENDING_COLD_STARTS: Final = 2.0
 """A pod that is pending for more cold starts than this does not count as supply."""
 COLD_START_WEIGHT: Final = 0.3
 """Weight of a new measurement of the cold start."""
-FORECAST_LEVEL: Final = 0.2
-"""Holt's smoothing factor of the level, per tick: about 25 s."""
-FORECAST_TREND: Final = 0.05
-"""Holt's smoothing factor of the trend, per tick: slow, as noise times the horizon becomes replicas."""
-FORECAST_FACTOR: Final = 2.0
-"""A forecast may at most double the current rate."""
+DEMAND_TICKS: Final = 60
+"""Ticks of the mean arrival rate (five minutes): long enough that chance moves it by a few percent."""
+SIGMAS: Final = 2.0
+"""Standard deviations beyond which a change of the arrival rate, or a missed objective, is no chance."""
 RECOMMENDATION_SLOTS: Final = 20
 """The recommendations of the stabilization window are kept as the maxima of this many slots."""
 
@@ -231,17 +223,19 @@ BATCH_OPEN_TICKS: Final = 2
 """Ticks in a row above it that open batch."""
 BATCH_OPEN_PREEMPTIONS: Final = 1.0
 """Preemptions per second (all pods) above which batch opens at once."""
-STANDARD_OPEN: Final = 1.5
+STANDARD_OPEN: Final = 3.0
 """Pressure above which a share of the standard requests is shed."""
 STANDARD_OPEN_TICKS: Final = 3
 """Ticks in a row above it that open standard."""
 STANDARD_AFTER_BATCH_S: Final = 30.0
 """The batch breaker must have been open for this long first: that may be enough."""
+QUEUE_DRAIN_S: Final = 30.0
+"""While a tier is shed, its queue is to drain in this time: a request that waited for longer helps nobody."""
 SERVED_FACTOR: Final = 0.9
 """Admitted rate as a share of the served rate: the queue must shrink."""
 REJECT_MAX: Final = 0.95
 """Never shed everything: the last twentieth shows whether the overload is over."""
-REJECT_STEP: Final = 0.1
+REJECT_STEP: Final = 0.3
 """The admitted share changes by at most this per tick."""
 CLIENT_WAIT_S: Final = 30.0
 """Realtime requests are shed only if the oldest one has waited longer than a client does."""

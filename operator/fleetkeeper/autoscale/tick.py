@@ -62,7 +62,7 @@ def decide_service(
     by_pod = limits_by_pod(state, in_force, canary, admission)
     puts, requested = due_requests(memory.limits_requests, pods, by_pod, admission, now)
 
-    view = replica_view(state, batch, in_force, now)
+    view = replica_view(state, batch, now)
     replicas, replicas_memory = decide_replicas(view, memory.replicas, now)
     want = want_of(inputs, signals, replicas)
 

@@ -1,10 +1,11 @@
-"""The estimate of a service's fleet: the step-time model and its targets, pods by state, the forecast."""
+"""The estimate of a service's fleet: the step-time model and its targets, pods by state, the demand."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fleetkeeper.autoscale.capacity.forecast import Forecast, smoothed
+from fleetkeeper.autoscale.capacity.forecast import Demand, smoothed
+from fleetkeeper.autoscale.capacity.staffing import peakedness
 from fleetkeeper.autoscale.capacity.step_time_model import StepModel, learned
 from fleetkeeper.autoscale.capacity.supply import ColdStart, Supply, measured_cold_start, supply_of
 from fleetkeeper.autoscale.capacity.targets import Targets, decide_targets
@@ -23,7 +24,7 @@ class Estimate:
     model: StepModel = field(default_factory=StepModel)
     targets: Targets | None = None
     cold_start: ColdStart = field(default_factory=ColdStart)
-    forecast: Forecast = field(default_factory=Forecast)
+    demand: Demand = field(default_factory=Demand)
     supply: Supply = field(default_factory=Supply)
     capacity: float = 0.0
 
@@ -35,16 +36,16 @@ def updated_estimate(
 
     `limits`: those in force (None: never set). Without traffic the targets stay.
     """
-    model, targets, forecast = before.model, before.targets, before.forecast
+    model, targets, demand = before.model, before.targets, before.demand
     if signals.window is not None:
         model = learned(model, signals.window, now)
         found = decide_targets(model, signals, inputs.settings)
         targets = targets if found is None and signals.served_per_s == 0 else found
     if signals.grade is Grade.FRESH and signals.coverage >= 1.0:
-        forecast = smoothed(forecast, signals.arrivals_per_s)
+        demand = smoothed(demand, signals.arrivals_per_s, peakedness(signals.burstiness))
     cold_start = measured_cold_start(before.cold_start, inputs.pods)
     supply = supply_of(inputs.pods, cold_start.seconds, now)
     capacity = float(limits.sequences) if limits is not None else 0.0
     if targets is not None:
         capacity = targets.capacity
-    return Estimate(model, targets, cold_start, forecast, supply, capacity)
+    return Estimate(model, targets, cold_start, demand, supply, capacity)

@@ -1,41 +1,35 @@
-"""Forecast of arrivals over a replica's cold start (Holt's linear method)."""
+"""The arrival rate to plan for: the mean of minutes, unless the last half minute is surely different."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from fleetkeeper.autoscale.constants import (
-    FORECAST_FACTOR,
-    FORECAST_LEVEL,
-    FORECAST_TREND,
-    TICK_S,
-)
+from fleetkeeper.autoscale.constants import DEMAND_TICKS, RATE_S, SIGMAS
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """Level (requests/s) and trend (requests/s per tick). `seen`: number of ticks used."""
+class Demand:
+    """The planned arrivals per second. `seen`: number of ticks used."""
 
-    level: float = 0.0
-    trend: float = 0.0
+    per_s: float = 0.0
     seen: int = 0
 
 
-def smoothed(forecast: Forecast, arrivals_per_s: float) -> Forecast:
-    """Return the forecast after one more tick (Holt 1957, double exponential smoothing)."""
-    if forecast.seen == 0:
-        return Forecast(arrivals_per_s, 0.0, 1)
-    level = FORECAST_LEVEL * arrivals_per_s + (1 - FORECAST_LEVEL) * (
-        forecast.level + forecast.trend
-    )
-    trend = FORECAST_TREND * (level - forecast.level) + (1 - FORECAST_TREND) * forecast.trend
-    return Forecast(level, trend, forecast.seen + 1)
+def smoothed(demand: Demand, arrivals_per_s: float, z: float) -> Demand:
+    """Return the demand after one more tick.
 
+    Within half a minute, N arrivals vary by sqrt(z N). A rate within two such deviations of the mean
+    moves it by 1/60 a tick (five minutes); a rate beyond moves it at once, up to two deviations from the
+    rate.
 
-def expected_per_s(forecast: Forecast, arrivals_per_s: float, horizon_s: float) -> float:
-    """Return the arrivals to plan for: the larger of the current rate and the forecast, at most double.
-
-    Example: 4/s, rising by 0.1/s a tick, a cold start of 60 s (12 ticks): 5.2/s; of 600 s: 8/s.
+    Example: a mean of 4/s and z = 1; 5/s are 150 in 30 s, 24.5 more or fewer are chance, so 4.18/s are
+    certain and become the mean.
     """
-    ahead = forecast.level + forecast.trend * horizon_s / TICK_S
-    return max(arrivals_per_s, min(ahead, FORECAST_FACTOR * arrivals_per_s))
+    if demand.seen == 0:
+        return Demand(arrivals_per_s, 1)
+    weight = 1.0 / min(DEMAND_TICKS, demand.seen + 1)
+    mean = demand.per_s + weight * (arrivals_per_s - demand.per_s)
+    chance = SIGMAS * math.sqrt(z * arrivals_per_s / RATE_S)
+    mean = min(max(mean, arrivals_per_s - chance), arrivals_per_s + chance)
+    return Demand(mean, demand.seen + 1)

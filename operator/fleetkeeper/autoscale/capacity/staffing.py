@@ -1,66 +1,36 @@
-"""Replicas that a load needs: square-root staffing with measured burstiness.
+"""Replicas that a load needs, from what one replica carries within the objectives.
 
-a = arrivals * S(C*)                     sequences in service at the same time
-n = ceil(max(a / rho, a + beta sqrt(a z)) / C - 0.1)
-+ backlog / (60 s x completions per second of a pod)   if W is above a quarter of its objective
+B + k sqrt(z B) <= C        B: mean sequences in a replica, C: its capacity, z: peakedness
+carried = B / S(B)          requests/s at the largest such B; S(B): time of a request in that batch
+n = ceil(arrivals / carried - 0.1)
++ backlog / (60 s x carried)        if queue wait is above a quarter of its objective
 
-S(C*): time in service at capacity C. z: peakedness. W: queue wait.
+k: the quantile of the normal distribution at the objective's attainment (95%: 1.64). So the batch
+exceeds the capacity in one moment of twenty, and a higher `attainmentPercent` costs replicas.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from fleetkeeper.autoscale.constants import (
     BACKLOG_S,
     BACKLOG_WAIT_RATIO,
-    BETA_REALTIME,
-    BETA_STANDARD,
     BURSTINESS,
-    RHO_BATCH,
-    RHO_REALTIME,
-    RHO_STANDARD,
     ROUNDING,
     SERVICE_CV2,
 )
-from fleetkeeper.autoscale.signals.samples import Counters
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of a service. `capacity`: sequences of a replica; `service_s`: time of a request there.
-
-    `rho`, `beta`: headroom for the mix of tiers. `backlog`: waiting requests to work off.
-    `completions_per_s`: completions of one pod at its capacity.
-    """
+    """The load of a service. `carried_per_s`: requests/s of one replica. `backlog`: waiting requests."""
 
     arrivals_per_s: float
-    service_s: float
-    capacity: float
-    rho: float
-    beta: float
-    burstiness: float
+    carried_per_s: float
     backlog: float = 0.0
-    completions_per_s: float = 0.0
-
-
-def headroom(rates: Counters) -> tuple[float, float]:
-    """Return rho and beta, weighted by each tier's share of arrivals; without arrivals those of standard.
-
-    Example: realtime only 0.75 and 1.5; batch only 0.95 and 0; half realtime, half batch 0.85 and 0.75.
-    """
-    realtime, standard, batch = (
-        rates.arrivals_realtime,
-        rates.arrivals_standard,
-        rates.arrivals_batch,
-    )
-    total = realtime + standard + batch
-    if total <= 0:
-        return RHO_STANDARD, BETA_STANDARD
-    rho = (realtime * RHO_REALTIME + standard * RHO_STANDARD + batch * RHO_BATCH) / total
-    beta = (realtime * BETA_REALTIME + standard * BETA_STANDARD) / total
-    return rho, beta
 
 
 def peakedness(burstiness: float) -> float:
@@ -72,17 +42,25 @@ def peakedness(burstiness: float) -> float:
     return min(high, max(low, (burstiness + SERVICE_CV2) / 2))
 
 
-def needed_replicas(load: Load) -> int:
-    """Return n of the formula above; only the larger of the two headrooms applies.
+def mean_sequences(capacity: float, attainment_ratio: float, z: float) -> float:
+    """Return B of the formula: the mean of a batch that stays within `capacity` for that share of time.
 
-    Example: 4 requests/s of 20 s each are 80 sequences; at rho 0.85 that is 94.1, at beta 0.75 and
-    z = 1 it is 86.7: 94.1 / 32 - 0.1 = 2.84, so 3 replicas of capacity 32. Without load it is 0.
+    Example: capacity 100, 95% and z = 1: 84.9, because 84.9 + 1.645 sqrt(84.9) = 100.
     """
-    offered = load.arrivals_per_s * load.service_s
-    spread = load.beta * math.sqrt(offered * peakedness(load.burstiness))
-    needed = max(offered / load.rho, offered + spread) / max(load.capacity, 1.0)
-    if load.backlog > 0 and load.completions_per_s > 0:
-        needed += load.backlog / (BACKLOG_S * load.completions_per_s)
+    spread = NormalDist().inv_cdf(attainment_ratio) * math.sqrt(z)
+    root = (math.sqrt(spread * spread + 4.0 * max(0.0, capacity)) - spread) / 2.0
+    return root * root
+
+
+def needed_replicas(load: Load) -> int:
+    """Return n of the formula above.
+
+    Example: 20 requests/s, and 8 carried by a replica: 20 / 8 - 0.1 = 2.4, so 3 replicas.
+    """
+    if load.carried_per_s <= 0:
+        return 0
+    needed = load.arrivals_per_s / load.carried_per_s
+    needed += load.backlog / (BACKLOG_S * load.carried_per_s)
     return max(0, math.ceil(min(needed, 1e6) - ROUNDING))
 
 

@@ -2,7 +2,7 @@
 
 T* = (0.9 objective - t0 - b B - c KV) / g    all tokens of a step, rounded down to a notch
 C* = most sequences whose modeled batch time stays within 0.9 of the objective, KV below 0.9
-M* = min(start-up, 0.85 KV capacity / (I + O/2 + 1.3 sd), 1.15 C*)
+M* = min(start-up, 0.85 KV capacity / (I + O/2 + 1.3 sd), most whose full step is within the objective)
 
 I, O: mean prompt and generated tokens per request. sd: standard deviation of a sequence's KV tokens.
 """
@@ -10,8 +10,11 @@ I, O: mean prompt and generated tokens per request. sd: standard deviation of a 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
+from fleetkeeper.autoscale.capacity.staffing import mean_sequences
 from fleetkeeper.autoscale.capacity.step_time_model import StepModel, StepTime
 from fleetkeeper.autoscale.constants import (
     KV_CAPACITY_RATIO,
@@ -19,21 +22,12 @@ from fleetkeeper.autoscale.constants import (
     KV_SEQUENCES_RATIO,
     KV_SPREAD,
     OBJECTIVE_RATIO,
-    SEQUENCES_OVER_CAPACITY,
+    PREFILL_WAIT,
+    SERVICE_CV2,
     TOKEN_NOTCHES,
 )
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """T* (None: no prefill model), C* and M* in sequences, and the service time at C* in seconds."""
-
-    tokens: int | None
-    capacity: float
-    sequences: int
-    service_s: float
 
 
 def notches(settings: ControlSettings) -> tuple[int, ...]:
@@ -56,33 +50,122 @@ def moved_notch(tokens: int, by: int, settings: ControlSettings) -> int:
     return allowed[min(len(allowed) - 1, max(0, index + by))]
 
 
-def _mean_step_s(model: StepTime, n: float, prompt: float, generated: float) -> float:
-    """Return the batch time of `n` sequences in balance: each adds prompt/generated prefill tokens per step."""
-    prefill = n * prompt / max(1.0, generated)
-    return model.batch_time_s(prefill, n, n * (prompt + generated / 2))
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The mean tokens of a request, and the tokens that a step may have."""
+
+    prompt: float
+    generated: float
+    step_tokens: float
+
+    @property
+    def resident(self) -> float:
+        """The KV tokens of a running sequence, on average."""
+        return self.prompt + self.generated / 2
+
+
+def mean_step_s(model: StepTime, n: float, shape: Shape) -> float:
+    """Return the mean batch time of `n` sequences in balance.
+
+    Per step, n / generated requests start. Their prompts come in chunks of up to the step's tokens, in a
+    share p of the steps, and only these steps are long: an average of the tokens over all steps would
+    hide most of the prefill below the knee of the model.
+
+    Example: 70B on four H100, 2 sequences of code completion (2,050 + 28 tokens): 7% of the steps
+    contain a prompt and take 132 ms, the others 16 ms, so the mean is 24 ms.
+    """
+    prefill = n * shape.prompt / max(1.0, shape.generated)
+    chunk = max(1.0, prefill, min(shape.prompt, shape.step_tokens - n))
+    share = min(1.0, prefill / chunk)
+    kv = n * shape.resident
+    without = model.batch_time_s(0.0, n, kv)
+    return without + share * (model.batch_time_s(chunk, n, kv) - without)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """T* (None: no prefill model), C* and M* in sequences, and the model behind them.
+
+    `prompt_capacity`: sequences in balance up to which prompts are computed without a long wait.
+    """
+
+    tokens: int | None
+    capacity: float
+    sequences: int
+    prompt_capacity: float
+    time: StepTime
+    shape: Shape
+
+    def carried_per_s(self, attainment_ratio: float, z: float) -> float:
+        """Return the requests/s that a replica carries within both objectives. z: peakedness."""
+        within = mean_sequences(self.capacity, attainment_ratio, z)
+        return min(
+            within / self.service_s(within),
+            self.prompt_capacity / self.service_s(self.prompt_capacity),
+        )
+
+    def service_s(self, sequences: float) -> float:
+        """Return the time of a request in a batch of so many sequences, seconds."""
+        return self.shape.generated * mean_step_s(self.time, sequences, self.shape)
+
+
+def prefill_wait_s(model: StepTime, n: float, shape: Shape) -> float:
+    """Return the mean time that a prompt waits for others, with `n` sequences in balance.
+
+    Prompts share the tokens that the sequences leave of each step: an M/G/1 queue (Pollaczek-Khinchine)
+    whose service time D is that of the full steps that a prompt takes. Infinite if they are too many.
+    """
+    room = shape.step_tokens - n
+    if room <= 0:
+        return float("inf")
+    full_s = model.batch_time_s(room, n, n * shape.resident)
+    took_s = shape.prompt / room * full_s
+    arrivals_per_s = n / (max(1.0, shape.generated) * mean_step_s(model, n, shape))
+    busy = arrivals_per_s * took_s
+    if busy >= 1.0:
+        return float("inf")
+    return busy / (1.0 - busy) * took_s * (1.0 + SERVICE_CV2) / 2.0
 
 
 def capacity_of(
-    model: StepTime, settings: ControlSettings, prompt: float, generated: float, kv_capacity: float
+    model: StepTime, settings: ControlSettings, shape: Shape, kv_capacity: float
 ) -> float:
-    """Return C* by bisection, as batch time grows with the sequences; 0 if even one is too many."""
+    """Return C* by bisection, as batch time grows with the sequences; 0 if even one is too many.
+
+    The KV cache and the tokens of a step bound it, too.
+    """
     limit_s = OBJECTIVE_RATIO * settings.batch_time_objective_s
-    if _mean_step_s(model, 1.0, prompt, generated) > limit_s:
+    if mean_step_s(model, 1.0, shape) > limit_s:
         return 0.0
     high = float(settings.max_sequences)
-    resident = prompt + generated / 2
-    if kv_capacity > 0 and resident > 0:
-        high = min(high, KV_CAPACITY_RATIO * kv_capacity / resident)
-    high = max(1.0, high)
-    if _mean_step_s(model, high, prompt, generated) <= limit_s:
+    if kv_capacity > 0 and shape.resident > 0:
+        high = min(high, KV_CAPACITY_RATIO * kv_capacity / shape.resident)
+    return _most(lambda n: mean_step_s(model, n, shape) <= limit_s, high)
+
+
+def promptly_served(model: StepTime, settings: ControlSettings, shape: Shape) -> float:
+    """Return the most sequences in balance whose prompts do not wait for one another for too long."""
+    limit_s = prefill_wait_ratio(settings.attainment_ratio) * settings.queue_wait_objective_s
+    high = float(settings.max_sequences)
+    return _most(lambda n: prefill_wait_s(model, n, shape) <= limit_s, high)
+
+
+def prefill_wait_ratio(attainment_ratio: float) -> float:
+    """Return the mean prefill wait at a replica's capacity, as a ratio of the queue wait objective.
+
+    Example: 0.76 for an attainment of 95%, 0.98 for 90%, 0.54 for 99%.
+    """
+    return PREFILL_WAIT / NormalDist().inv_cdf(attainment_ratio)
+
+
+def _most(fits: Callable[[float], bool], high: float) -> float:
+    """Return the largest number from 1 to `high` that fits, within 0.25; 1 if none does."""
+    low, high = 1.0, max(1.0, high)
+    if fits(high):
         return high
-    low = 1.0
     while high - low > 0.25:
         middle = (low + high) / 2
-        if _mean_step_s(model, middle, prompt, generated) <= limit_s:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
@@ -92,6 +175,24 @@ def kv_sequences(prompt: float, generated: float, kv_capacity: float) -> float:
     if kv_capacity <= 0 or resident <= 0:
         return float("inf")
     return KV_SEQUENCES_RATIO * kv_capacity / (resident * (1 + KV_SPREAD * KV_CV))
+
+
+def most_sequences(
+    model: StepTime, settings: ControlSettings, shape: Shape, step_tokens: float
+) -> float:
+    """Return the sequences with which a full step takes as long as the objective allows.
+
+    A full step has `step_tokens`. They bound the time of a prefill, so the sequences bound only that of
+    their own: b and the KV tokens.
+    """
+    full_s = model.batch_time_s(step_tokens, 0.0, 0.0)
+    each_s = model.b_s + model.c_s * shape.resident
+    room_s = settings.batch_time_objective_s - full_s
+    within_tokens = room_s / each_s if each_s > 0 else float("inf")
+    if model.g_s <= 0 or within_tokens <= step_tokens:
+        return within_tokens
+    # More sequences than tokens: each costs a token of the step, too.
+    return step_tokens + (room_s - step_tokens * each_s) / (model.g_s + each_s)
 
 
 def decide_targets(model: StepModel, signals: Signals, settings: ControlSettings) -> Targets | None:
@@ -105,17 +206,13 @@ def decide_targets(model: StepModel, signals: Signals, settings: ControlSettings
         return None
     time = model.step_time
     kv_capacity = signals.gauges.kv_capacity_tokens / signals.reporting_pods
-    capacity = capacity_of(time, settings, prompt, generated, kv_capacity)
+    shape = Shape(prompt, generated, float(settings.max_tokens))
+    capacity = capacity_of(time, settings, shape, kv_capacity)
     if capacity < 1.0:
         return None
     resident = capacity * (prompt + generated / 2)
     if not model.is_certain_at(capacity, resident):
         return None
-    sequences = min(
-        float(settings.max_sequences),
-        kv_sequences(prompt, generated, kv_capacity),
-        SEQUENCES_OVER_CAPACITY * capacity,
-    )
     tokens: int | None = None
     if model.knows_prefill and time.g_s > 0:
         room_s = (
@@ -125,9 +222,18 @@ def decide_targets(model: StepModel, signals: Signals, settings: ControlSettings
             - time.c_s * resident
         )
         tokens = notch_down(room_s / time.g_s, settings)
+        shape = replace(shape, step_tokens=float(tokens))
+        capacity = max(1.0, capacity_of(time, settings, shape, kv_capacity))
+    sequences = min(
+        float(settings.max_sequences),
+        kv_sequences(prompt, generated, kv_capacity),
+        most_sequences(time, settings, shape, tokens or 0),
+    )
     return Targets(
         tokens=tokens,
         capacity=capacity,
         sequences=max(settings.min_sequences, int(sequences)),
-        service_s=generated * _mean_step_s(time, capacity, prompt, generated),
+        prompt_capacity=promptly_served(time, settings, shape),
+        time=time,
+        shape=shape,
     )

@@ -29,6 +29,7 @@ from fleetkeeper.autoscale.constants import (
     LOAD_OPEN_S,
     MIN_REQUESTS,
     PRESSURE_KV_RATIO,
+    QUEUE_DRAIN_S,
     RATE_S,
     REJECT_MAX,
     REJECT_STEP,
@@ -111,14 +112,18 @@ def pressure(signals: Signals, settings: ControlSettings, capacity: float) -> fl
     )
 
 
-def rejected_ratio(served_per_s: float, offered_per_s: float) -> float:
-    """Return the share to shed, clip(1 - 0.9 served / offered, 0, 0.95); 0 below 20 requests in 30 s.
+def rejected_ratio(served_per_s: float, offered_per_s: float, waiting: float = 0.0) -> float:
+    """Return the share to shed; 0 below 20 requests in 30 s.
 
-    Example: 4/s served of 10/s offered: 0.64 is shed, and 3.6/s are admitted.
+    What is admitted is nine tenths of what is served, less what drains the queue in 30 s:
+    clip(1 - (0.9 served - waiting / 30 s) / offered, 0, 0.95).
+
+    Example: 4/s served of 10/s offered: 0.64 is shed, and 3.6/s are admitted. With 60 that wait, 0.84.
     """
     if offered_per_s * RATE_S < MIN_REQUESTS:
         return 0.0
-    return min(REJECT_MAX, max(0.0, 1.0 - SERVED_FACTOR * served_per_s / offered_per_s))
+    admitted = SERVED_FACTOR * served_per_s - waiting / QUEUE_DRAIN_S
+    return min(REJECT_MAX, max(0.0, 1.0 - admitted / offered_per_s))
 
 
 def _towards(current: float, wanted: float) -> float:
@@ -256,10 +261,15 @@ def _standard_view(
     signals: Signals, breaker: LoadBreaker, x: float, now: float, *, enough: bool, clean: bool
 ) -> _TierView:
     batch, rates = breaker.batch, signals.rates
+    # Without batch requests, shedding batch cannot be enough.
     after_batch = (
-        batch.state is BreakerState.OPEN and now - batch.since >= STANDARD_AFTER_BATCH_S
-    ) or not breaker.standard.is_closed
-    wanted = 1.0 - rejected_ratio(rates.wait_count_standard, rates.arrivals_standard)
+        (batch.state is BreakerState.OPEN and now - batch.since >= STANDARD_AFTER_BATCH_S)
+        or rates.arrivals_batch == 0.0
+        or not breaker.standard.is_closed
+    )
+    wanted = 1.0 - rejected_ratio(
+        rates.wait_count_standard, rates.arrivals_standard, signals.gauges.waiting_standard
+    )
     return _TierView(
         over=x > STANDARD_OPEN and enough and after_batch and wanted < 1.0,
         ticks=STANDARD_OPEN_TICKS,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fleetkeeper.autoscale.capacity.staffing import backlog_counts
 from fleetkeeper.autoscale.constants import (
     FULL_RATIO,
     HIGH_LIMIT,
     HIGH_POINTS,
     HIGH_WINDOWS,
+    LASTING_WINDOWS,
     LOW_POINTS,
     LOW_WINDOWS,
+    SHORT_STEP_RATIO,
 )
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.signals.windows import Window
@@ -42,7 +45,8 @@ def is_slow(windows: Sequence[Window], settings: ControlSettings) -> bool:
     Example at 95%: 0.99, 0.96, 0.96 is slow; 0.96, 0.99 is not yet.
     """
     need, of = LOW_WINDOWS
-    low = [w for w in windows[-of:] if (w.batch_attainment or 0.0) < low_mark(settings)]
+    mark = low_mark(settings)
+    low = [w for w in windows[-of:] if (w.batch_attainment or 0.0) < mark]
     return len(low) >= need
 
 
@@ -54,13 +58,30 @@ def has_room(windows: Sequence[Window], settings: ControlSettings) -> bool:
 
 
 def wait_is_broken(signals: Signals, settings: ControlSettings) -> bool:
-    """Return whether the queue wait objective is missed, by the current wait or in the last window."""
-    if signals.queue_wait_s > settings.queue_wait_objective_s:
-        return True
-    if not signals.windows:
-        return False
-    attained = signals.windows[-1].wait_attainment
-    return attained is not None and attained < settings.attainment_ratio
+    """Return whether the queue wait objective is missed: on average over 30 s, or by those that wait."""
+    return signals.queue_wait_s > settings.queue_wait_objective_s
+
+
+def wait_lasts(signals: Signals) -> bool:
+    """Return whether most requests waited too long in every window of the last minute."""
+    last = signals.windows[-LASTING_WINDOWS:]
+    return len(last) == LASTING_WINDOWS and all(
+        window.requests > 0 and window.waited_within < 0.5 * window.requests for window in last
+    )
+
+
+def wait_is_near(signals: Signals, settings: ControlSettings) -> bool:
+    """Return whether queue wait is near its objective: above a quarter of it."""
+    return backlog_counts(signals.queue_wait_s, settings.queue_wait_objective_s)
+
+
+def is_loaded(signals: Signals, settings: ControlSettings) -> bool:
+    """Return whether an objective is near: batch time above 0.7 of it, or queue wait above a quarter.
+
+    Below that, fewer sequences shorten nothing that matters, and a burst would find a small batch.
+    """
+    slow = signals.batch_time_s >= SHORT_STEP_RATIO * settings.batch_time_objective_s
+    return slow or wait_is_near(signals, settings)
 
 
 def is_full(signals: Signals, sequences: int) -> bool:

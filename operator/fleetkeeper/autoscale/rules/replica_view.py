@@ -6,18 +6,28 @@ scales up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fleetkeeper.autoscale.capacity.forecast import expected_per_s
-from fleetkeeper.autoscale.capacity.staffing import Load, backlog_counts, headroom, needed_replicas
+from fleetkeeper.autoscale.capacity.staffing import (
+    Load,
+    backlog_counts,
+    mean_sequences,
+    needed_replicas,
+    peakedness,
+)
 from fleetkeeper.autoscale.capacity.supply import Supply, hung_in_supply
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory
 from fleetkeeper.autoscale.rules.fleet_limits import batch_view
-from fleetkeeper.autoscale.rules.objectives import is_slow, judged_since, wait_is_broken
+from fleetkeeper.autoscale.rules.objectives import (
+    is_slow,
+    judged_since,
+    wait_is_broken,
+    wait_lasts,
+)
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.state import TickState
-from fleetkeeper.autoscale.types import BreakerState, ControlInputs, ControlSettings, Limits
+from fleetkeeper.autoscale.types import BreakerState, ControlInputs, ControlSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,7 @@ class ReplicaView:
     capacity: float = 0.0
     model_trusted: bool = False
     wait_broken: bool = False
+    wait_lasts: bool = False
     batch_at_limit: bool = False
     demand: bool = False
     raise_first: bool = False
@@ -57,14 +68,11 @@ class ReplicaView:
         return self.inputs.replicas
 
 
-def replica_view(
-    state: TickState, memory: BatchMemory, in_force: Limits, now: float
-) -> ReplicaView:
-    """Return the inputs of the replica rules. The capacity comes from the model if limits follow it."""
+def replica_view(state: TickState, memory: BatchMemory, now: float) -> ReplicaView:
+    """Return the inputs of the replica rules."""
     inputs, settings = state.inputs, state.settings
     signals, estimate = state.signals, state.estimate
-    needed_up, needed_down = _needed(state, in_force)
-    follows_model = memory.followed is not None or not settings.tunes_limits
+    needed_up, needed_down = _needed(state)
     hung = 0
     if signals.hung_pods:
         cold_start_s = estimate.cold_start.seconds
@@ -75,9 +83,10 @@ def replica_view(
         estimate.supply,
         needed_up=needed_up,
         needed_down=needed_down,
-        capacity=min(estimate.capacity, float(in_force.sequences)),
-        model_trusted=estimate.targets is not None and follows_model,
+        capacity=estimate.capacity,
+        model_trusted=estimate.targets is not None,
         wait_broken=signals.known and wait_is_broken(signals, settings),
+        wait_lasts=signals.known and wait_lasts(signals),
         batch_at_limit=not step_up_possible(batch_view(state, now), memory),
         demand=_at_floor_and_slow(state, memory),
         raise_first=memory.replicas_wait_ticks > 0,
@@ -104,48 +113,35 @@ def _fallback_floor(state: TickState) -> int:
     return max(state.inputs.replicas, state.settings.fallback_replicas or 0)
 
 
-def _load(state: TickState, in_force: Limits, arrivals_per_s: float, silent: float) -> Load | None:
-    """Return the load to plan for; `silent` pods do not report and count as full. None if unknown."""
-    signals, settings = state.signals, state.settings
-    targets = state.estimate.targets
-    capacity = min(state.estimate.capacity, float(in_force.sequences))
+def _carried_per_s(state: TickState) -> float:
+    """Return the requests/s that a replica carries within the objectives; 0 if unknown.
+
+    It is computed at the limits that the replica would be given, not at those it has now: an engine
+    whose limits are low because few requests came carries as much as any other.
+    """
+    signals, estimate = state.signals, state.estimate
+    targets = estimate.targets
+    attainment, z = state.settings.attainment_ratio, peakedness(signals.burstiness)
     if targets is not None:
-        service_s = targets.service_s
-    elif signals.served_per_s > 0:
-        service_s = signals.gauges.running / signals.served_per_s
-    else:
-        service_s = 0.0
-    if capacity <= 0:
-        return None
-    completions = capacity / service_s if service_s > 0 else 0.0
-    rho, beta = headroom(signals.rates)
-    counts = backlog_counts(signals.queue_wait_s, settings.queue_wait_objective_s)
-    return Load(
-        arrivals_per_s=arrivals_per_s + silent * completions,
-        service_s=service_s,
-        capacity=capacity,
-        rho=rho,
-        beta=beta,
-        burstiness=signals.burstiness,
-        backlog=signals.waiting if counts else 0.0,
-        completions_per_s=completions,
-    )
+        return targets.carried_per_s(attainment, z)
+    if estimate.capacity <= 0 or signals.served_per_s <= 0:
+        return 0.0
+    measured_s = signals.gauges.running / signals.served_per_s
+    return mean_sequences(estimate.capacity, attainment, z) / measured_s if measured_s else 0.0
 
 
-def _needed(state: TickState, in_force: Limits) -> tuple[int | None, int | None]:
+def _needed(state: TickState) -> tuple[int | None, int | None]:
     """Return the replicas needed, counting pods that do not report as idle (up) and as full (down)."""
     signals = state.signals
-    if not signals.known:
+    if not signals.known or state.estimate.capacity <= 0:
         return None, None
-    expected = expected_per_s(
-        state.estimate.forecast, signals.arrivals_per_s, state.estimate.cold_start.seconds
-    )
-    silent = float(max(0, signals.ready_pods - signals.reporting_pods))
-    up = _load(state, in_force, expected, 0.0)
-    down = _load(state, in_force, expected, silent) if silent else up
-    if up is None or down is None:
-        return None, None
-    by_running = max(1, -int(-signals.gauges.running // max(down.capacity, 1.0)))
+    carried = _carried_per_s(state)
+    counts = backlog_counts(signals.queue_wait_s, state.settings.queue_wait_objective_s)
+    load = Load(state.estimate.demand.per_s, carried, signals.waiting if counts else 0.0)
+    silent = max(0, signals.ready_pods - signals.reporting_pods)
+    full = replace(load, arrivals_per_s=load.arrivals_per_s + silent * carried)
+    up, down = needed_replicas(load), needed_replicas(full)
     if state.estimate.targets is None and not signals.idle:
-        return needed_replicas(up), max(needed_replicas(down), by_running)
-    return needed_replicas(up), needed_replicas(down)
+        by_running = -int(-signals.gauges.running // max(state.estimate.capacity, 1.0))
+        return up, max(down, by_running, 1)
+    return up, down

@@ -14,9 +14,9 @@ from fleetkeeper.autoscale.rules.scale_down import (
     ReplicasMemory,
     bounded,
     scale_down,
-    too_few,
     with_direct_reads,
-    with_too_few,
+    with_reversal,
+    with_surge,
 )
 from fleetkeeper.autoscale.types import Decision, Grade, decide, no_change
 
@@ -71,12 +71,14 @@ def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
         )
     if view.wait_broken and view.batch_at_limit:
         if view.supply.pending:
-            return (needed if view.model_trusted else 0), "QueueWaitAboveTarget", against
-        return (
-            max(needed, supply + 1),
-            "QueueWaitAboveTarget",
-            f"{against}, and batch limits cannot be raised",
-        )
+            return needed, "QueueWaitAboveTarget", against
+        # If the model says that these replicas carry the load, a short queue drains by itself.
+        if needed > supply or not view.model_trusted or view.wait_lasts:
+            return (
+                max(needed, supply + 1),
+                "QueueWaitAboveTarget",
+                f"{against}, and batch limits cannot be raised",
+            )
     if view.model_trusted and needed > supply and not view.raise_first:
         return (
             needed,
@@ -125,18 +127,17 @@ def decide_replicas(
         return no_change(
             view.replicas, "SignalsStale", "no fresh samples, so the replica count is unchanged"
         ), memory
-    memory = with_too_few(view, memory, now)
     # While Prometheus is lost nothing is lowered, and its return does not lower on what was seen then.
     is_believed = view.signals.grade is Grade.FRESH and not view.inputs.prometheus_lost
     known = view.needed_down if is_believed else None
-    # A number that was too small for this load is not recommended: the stabilization window starts
-    # when the load falls.
-    least = view.replicas if too_few(view, memory, now) else view.floor
-    recommendation = view.replicas if known is None else max(known, least, view.floor)
+    recommendation = view.replicas if known is None else max(known, view.floor)
     memory = with_recommendation(memory, recommendation, settings.scale_down_delay_s, now)
     recent_replicas = tuple(seen for seen in memory.recent_replicas if now - seen[0] < UP_SPAN_S)
     memory = replace(memory, recent_replicas=(*recent_replicas, (now, view.replicas)))
     decision = _up(view, memory, now)
+    memory = with_surge(view, memory, view.replicas if decision is None else decision.value, now)
+    if decision is not None and decision.valid:
+        memory = with_reversal(view, memory, decision.value, now)
     if decision is not None:
         return decision, replace(memory, raised=now) if decision.valid else memory
     if view.replicas > settings.max_replicas:

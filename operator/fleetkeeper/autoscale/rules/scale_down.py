@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fleetkeeper.autoscale.capacity.staffing import backlog_counts
 from fleetkeeper.autoscale.constants import (
     ASKED_KEPT_S,
     CARRY_KV_RATIO,
@@ -17,7 +18,7 @@ from fleetkeeper.autoscale.constants import (
     DIRECT_WHOLE_S,
     DOWN_EVERY_REPLICA_S,
     DOWN_SHARE,
-    TOO_FEW_KEPT_S,
+    SURGE_DELAYS,
 )
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
 from fleetkeeper.autoscale.rules.replica_view import ReplicaView
@@ -29,11 +30,10 @@ UNCHECKED: Final = "replicas must be read directly before one is removed"
 
 
 @dataclass(frozen=True, slots=True)
-class TooFew:
-    """A number of replicas that was too small: it served `served_per_s` requests/s while others waited."""
+class Surge:
+    """The replicas that were required when queue wait last missed its objective, and when that was."""
 
     replicas: int
-    served_per_s: float
     at: float
 
 
@@ -45,7 +45,7 @@ class ReplicasMemory:
     (`scale_down_delay_s`). `since`: start of the observation. `recent_replicas`: (time, live replicas)
     over the last minute, for the bound on steps up. `lowered`, `raised`: times of the last changes.
     `direct_since`: since when every pod was read directly, without a gap and with Prometheus not lost.
-    `too_few`: the last number of replicas that was not enough.
+    `surge`: the replicas of the last time that requests waited too long.
     """
 
     recommendations: tuple[tuple[float, int], ...] = ()
@@ -54,7 +54,7 @@ class ReplicasMemory:
     lowered: float = 0.0
     raised: float = 0.0
     direct_since: float | None = None
-    too_few: TooFew | None = None
+    surge: Surge | None = None
 
 
 def _unknown(view: ReplicaView) -> str:
@@ -122,38 +122,36 @@ def reads_asked_at(
     return asked_at if asked_at is not None and now - asked_at < ASKED_KEPT_S else None
 
 
-def with_too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> ReplicasMemory:
-    """Return the memory with the rate that the fleet serves at its batch limit while requests wait.
-
-    This measurement complements the step-time model, which does not see that steps of a pod with a
-    throttled CPU take longer.
-    """
-    served = view.signals.served_per_s
-    full = view.wait_broken and view.batch_at_limit and view.supply.ready > 0 and served > 0
-    if not full or view.hung or _unknown(view) or _overdue(view):
+def with_surge(
+    view: ReplicaView, memory: ReplicasMemory, replicas: int, now: float
+) -> ReplicasMemory:
+    """Return the memory with the replicas that a missed queue wait objective required."""
+    before, kept_s = memory.surge, SURGE_DELAYS * view.settings.scale_down_delay_s
+    if before is not None and now - before.at < kept_s:
+        if (view.needed_down or 0) >= before.replicas:
+            return replace(memory, surge=Surge(before.replicas, now))
+        replicas = max(replicas, before.replicas)
+    if not (view.signals.known and view.wait_broken and view.wait_lasts):
         return memory
-    before = memory.too_few
-    if (
-        before is not None
-        and before.replicas == view.supply.ready
-        and now - before.at < TOO_FEW_KEPT_S
-    ):
-        served = max(served, before.served_per_s)
-    return replace(memory, too_few=TooFew(view.supply.ready, served, now))
+    return replace(memory, surge=Surge(replicas, now))
 
 
-def too_few(view: ReplicaView, memory: ReplicasMemory, now: float) -> str:
-    """Return why one replica less was measured to be too few for this load, or an empty string."""
-    before, left = memory.too_few, view.replicas - 1
-    if before is None or left < 1 or now - before.at >= TOO_FEW_KEPT_S:
-        return ""
-    carried = before.served_per_s * left / before.replicas
-    if view.signals.arrivals_per_s <= CARRY_RATIO * carried:
-        return ""
-    return (
-        f"{before.replicas} replicas served only {before.served_per_s:.1f} requests/s while others waited; "
-        f"{view.signals.arrivals_per_s:.1f} requests/s arrive now"
-    )
+def with_reversal(
+    view: ReplicaView, memory: ReplicasMemory, replicas: int, now: float
+) -> ReplicasMemory:
+    """Return the memory after a scale-up: one that takes back a recent scale-down is kept for longer."""
+    if now - memory.lowered >= SURGE_DELAYS * view.settings.scale_down_delay_s:
+        return memory
+    most = max(replicas, memory.surge.replicas if memory.surge is not None else 0)
+    return replace(memory, surge=Surge(most, now))
+
+
+def surge_floor(view: ReplicaView, memory: ReplicasMemory, now: float) -> int:
+    """Return the replicas that are kept for the next surge; 0 if there was none for three delays."""
+    surge, delay_s = memory.surge, view.settings.scale_down_delay_s
+    if surge is None or now - surge.at >= SURGE_DELAYS * delay_s:
+        return 0
+    return surge.replicas
 
 
 def _pending(view: ReplicaView) -> str:
@@ -164,7 +162,10 @@ def _pending(view: ReplicaView) -> str:
 
 
 def _queue(view: ReplicaView) -> str:
-    return f"{view.signals.waiting:.0f} requests are waiting" if view.signals.waiting > 0 else ""
+    wait_s, objective_s = view.signals.queue_wait_s, view.settings.queue_wait_objective_s
+    if not backlog_counts(wait_s, objective_s):
+        return ""
+    return f"queue wait is {wait_s:.2f} s, above a quarter of its objective"
 
 
 def _breakers(view: ReplicaView) -> str:
@@ -218,9 +219,10 @@ def scale_down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decisio
     recommendation = max((count for _, count in memory.recommendations), default=view.replicas)
     target = bounded(recommendation, view)
     if target >= view.replicas:
-        is_model_alone = view.needed_down is not None and view.needed_down < view.replicas
-        why = too_few(view, memory, now) if is_model_alone else ""
-        return no_change(view.replicas, "ScaleDownBlocked", why) if why else steady
+        return steady
+    if surge_floor(view, memory, now) >= view.replicas:
+        why = f"requests waited too long within {SURGE_DELAYS * delay_s / 60:.0f} minutes"
+        return no_change(view.replicas, "ScaleDownBlocked", why)
     if memory.since is None or now - memory.since < delay_s:
         why = f"observed for less than spec.scaling.scaleDownDelaySeconds ({delay_s:.0f} s)"
         return no_change(view.replicas, "ScaleDownDelay", why)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fleetkeeper.autoscale.capacity.targets import moved_notch
+from fleetkeeper.autoscale.capacity.targets import moved_notch, notch_down
 from fleetkeeper.autoscale.constants import (
+    CANARY_REST_S,
     CUT_FACTOR,
     DOWN_EVERY_S,
     DOWN_FACTOR,
@@ -17,7 +18,13 @@ from fleetkeeper.autoscale.constants import (
     UP_EVERY_S,
 )
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Step
-from fleetkeeper.autoscale.rules.objectives import is_slow, judged_since, running_per_pod
+from fleetkeeper.autoscale.rules.objectives import (
+    is_loaded,
+    is_slow,
+    judged_since,
+    running_per_pod,
+)
+from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import Limits, decide
 
 
@@ -61,20 +68,59 @@ def relieve_cap(view: BatchView, memory: BatchMemory, limits: Limits, now: float
 
 
 def shorten(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
-    """Go one notch down, tokens first, if batch time attainment is low in 2 of 3 windows."""
-    windows = judged_since(view.signals.windows, memory.changed)
-    if not is_slow(windows, view.settings) or now - memory.changed < DOWN_EVERY_S:
+    """Lower the limits, tokens first, if batch time attainment is low in 2 of 3 windows.
+
+    A mean step above the objective counts, too: steps that long are few, and a window needs 100 steps. If
+    the limits are not above the model's targets, the model errs, and nothing is raised for a while.
+    """
+    settings, signals = view.settings, view.signals
+    if now - memory.changed < DOWN_EVERY_S:
         return None
-    attained = windows[-1].batch_attainment or 0.0
-    objective_ms = view.settings.batch_time_objective_s * 1e3
-    detail = f"{attained:.1%} of steps are within {objective_ms:.0f} ms"
-    fewer = moved_notch(limits.tokens, -1, view.settings)
-    if fewer < limits.tokens and view.signals.rates.prompt_tokens > 0:
+    windows = judged_since(signals.windows, memory.changed)
+    objective_s = settings.batch_time_objective_s
+    mean_s = _mean_step_s(signals, memory.changed)
+    too_long = mean_s > objective_s
+    loaded = is_loaded(signals, settings)
+    if not too_long and not is_slow(windows, settings):
+        return None
+    detail = f"mean batch time is {mean_s * 1e3:.0f} ms (objective {objective_s * 1e3:.0f} ms)"
+    if windows:
+        attained = windows[-1].batch_attainment or 0.0
+        detail = f"{attained:.1%} of steps are within {objective_s * 1e3:.0f} ms"
+    fewer = _fewer_tokens(view, limits, mean_s)
+    targets = view.targets
+    if targets is not None and limits.tokens <= (targets.tokens or 0):
+        memory = replace(memory, rest_until=now + CANARY_REST_S)
+    if fewer < limits.tokens and signals.rates.prompt_tokens > 0:
         return decide(replace(limits, tokens=fewer), "BatchTimeAboveTarget", detail), memory
-    factor = DOWN_FACTOR if view.targets else CUT_FACTOR
-    least = math.ceil(running_per_pod(view.signals)) if view.pending else 1
-    base = min(limits.sequences, max(math.ceil(running_per_pod(view.signals)), 1))
+    if not loaded:
+        return None
+    factor = DOWN_FACTOR if targets else CUT_FACTOR
+    least = math.ceil(running_per_pod(signals)) if view.pending else 1
+    base = min(limits.sequences, max(math.ceil(running_per_pod(signals)), 1))
     sequences = max(least, math.floor(factor * base))
     if sequences >= limits.sequences:
         return None
     return decide(replace(limits, sequences=sequences), "BatchTimeAboveTarget", detail), memory
+
+
+def _mean_step_s(signals: Signals, since: float) -> float:
+    """Return the mean batch time of the last window that began after the last change; 0 if none did."""
+    window = signals.windows[-1] if signals.windows else None
+    if window is None or window.start < since or not window.steps:
+        return 0.0
+    return window.seconds / window.steps
+
+
+def _fewer_tokens(view: BatchView, limits: Limits, mean_s: float) -> int:
+    """Return the next lower limit of tokens.
+
+    The model's T* if it is known, because a notch less may only cut a prompt into more steps that are too
+    long; without it, in proportion to the mean step if that is above the objective.
+    """
+    settings, targets = view.settings, view.targets
+    fewer = moved_notch(limits.tokens, -1, settings)
+    if targets is not None and targets.tokens is not None and not view.model_frozen:
+        return min(fewer, max(targets.tokens, settings.min_tokens))
+    over = mean_s / settings.batch_time_objective_s
+    return min(fewer, notch_down(limits.tokens / over, settings)) if over > 1.0 else fewer

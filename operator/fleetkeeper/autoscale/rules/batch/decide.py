@@ -20,7 +20,6 @@ from fleetkeeper.autoscale.rules.batch.values import (
     BeforeRaise,
     Rule,
     clamped,
-    first_limits,
     start_up,
 )
 from fleetkeeper.autoscale.types import Decision, Limits, decide, no_change
@@ -50,9 +49,9 @@ def decide_limits(
         why = "limits are fixed by spec.batching.mode"
         return decide(limits, "Fixed", why), replace(memory, limits=limits)
     if memory.limits is None:
-        limits = first_limits(settings)
+        limits = start_up(settings)
         first = replace(memory, limits=limits, changed=now)
-        why = "no step-time model yet: limits start at the geometric mean of floor and ceiling"
+        why = "limits start at the engine's start-up values"
         return decide(limits, "Starting", why), first
     current = clamped(memory.limits, settings)
     if current != memory.limits:
@@ -78,16 +77,13 @@ def direction(before: Limits, after: Limits) -> int:
 def _reversals(
     memory: BatchMemory, before: Limits, after: Limits, now: float
 ) -> tuple[tuple[float, ...], tuple[int, int]]:
-    """Return the changes of direction including this one, and the last directions of both limits.
-
-    Following the model for the first time corrects a guess and does not count as a change of direction.
-    """
+    """Return the changes of direction including this one, and the last directions of both limits."""
     reversals = [time for time in memory.reversals if now - time <= DIRECTION_S]
     directions = []
     moves = (after.sequences - before.sequences, after.tokens - before.tokens)
     for move, last in zip(moves, memory.last_directions, strict=True):
         sign = (move > 0) - (move < 0)
-        if sign and last and sign != last and memory.followed is not None:
+        if sign and last and sign != last:
             reversals.append(now)
         directions.append(sign or last)
     return tuple(reversals), (directions[0], directions[1])

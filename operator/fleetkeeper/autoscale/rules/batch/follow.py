@@ -1,11 +1,10 @@
-"""Rules that follow the targets of the step-time model, down and up."""
+"""Rules that follow the targets of the step-time model: down to protect an objective, up for a queue."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from fleetkeeper.autoscale.capacity.targets import Targets, notch_down
 from fleetkeeper.autoscale.constants import (
     DOWN_EVERY_S,
     FEED_FORWARD_RATIO,
@@ -14,85 +13,78 @@ from fleetkeeper.autoscale.constants import (
 )
 from fleetkeeper.autoscale.rules.batch.raises import queue_wants_more, raise_allowed
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Step, clamped
-from fleetkeeper.autoscale.rules.objectives import running_per_pod
-from fleetkeeper.autoscale.types import ControlSettings, Limits, decide
+from fleetkeeper.autoscale.rules.objectives import (
+    is_loaded,
+    is_slow,
+    judged_since,
+    running_per_pod,
+    wait_is_near,
+)
+from fleetkeeper.autoscale.types import Limits, decide
 
 
 def follow_down(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
-    """Follow the model's targets down, also the first time that they are known."""
-    return _follow(view, memory, limits, now, down=True)
+    """Lower the limits to the model's targets while an objective is near.
+
+    A quiet engine keeps its limits: only single long steps lower its tokens.
+    """
+    aim = _aim(view, memory, limits)
+    if aim is None or now - memory.changed < DOWN_EVERY_S:
+        return None
+    loaded = is_loaded(view.signals, view.settings)
+    if not loaded and not is_slow(
+        judged_since(view.signals.windows, memory.changed), view.settings
+    ):
+        return None
+    sequences = limits.sequences
+    if loaded and aim.sequences < (1 - FEED_FORWARD_RATIO) * sequences:
+        sequences = min(sequences, max(aim.sequences, _least_followed(view, memory, limits, now)))
+    return _step(view, memory, limits, Limits(sequences, min(limits.tokens, aim.tokens)))
 
 
 def follow_up(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
-    """Follow the model's targets up where a raise is allowed."""
-    return _follow(view, memory, limits, now, down=False)
+    """Raise the limits to the model's targets while queue wait is near its objective."""
+    aim = _aim(view, memory, limits)
+    if aim is None or not wait_is_near(view.signals, view.settings):
+        return None
+    if not raise_allowed(view, memory, now, need_use=False, despite_gate=queue_wants_more(view)):
+        return None
+    sequences = limits.sequences
+    if aim.sequences > (1 + FEED_FORWARD_RATIO) * sequences:
+        sequences = aim.sequences
+    return _step(view, memory, limits, Limits(sequences, max(limits.tokens, aim.tokens)))
 
 
-def _follow(
-    view: BatchView, memory: BatchMemory, limits: Limits, now: float, *, down: bool
-) -> Step | None:
+def _aim(view: BatchView, memory: BatchMemory, limits: Limits) -> Limits | None:
+    """Return the model's targets within the bounds; None while limits must not follow them."""
     targets = view.targets
     if targets is None or view.model_frozen or memory.before_cut is not None:
         return None
-    aim = _shifted(targets, memory, limits, view.settings)
-    least = _least_followed(view, memory, limits, now)
-    wanted = replace(aim, sequences=max(aim.sequences, least))
-    lower = wanted.sequences < limits.sequences or wanted.tokens < limits.tokens
-    if wanted == limits or lower is not down:
+    return clamped(Limits(targets.sequences, targets.tokens or limits.tokens), view.settings)
+
+
+def _step(view: BatchView, memory: BatchMemory, limits: Limits, wanted: Limits) -> Step | None:
+    if wanted == limits or view.targets is None:
         return None
-    if down and now - memory.changed < DOWN_EVERY_S:
-        return None
-    if not down and not _may_follow_up(view, memory, now):
-        return None
-    followed = Limits(targets.sequences, targets.tokens or limits.tokens)
-    if wanted.sequences > aim.sequences:
-        # The part that was not applied remains to be followed by the next move.
-        share = wanted.sequences / aim.sequences
-        followed = replace(followed, sequences=math.ceil(targets.sequences * share))
-    detail = f"the step-time model predicts a capacity of {targets.capacity:.0f} sequences at {0.9 * view.settings.batch_time_objective_s * 1e3:.0f} ms"
-    return decide(wanted, "FollowsStepTimeModel", detail), replace(memory, followed=followed)
+    objective_ms = view.settings.batch_time_objective_s * 1e3
+    detail = (
+        f"the step-time model predicts that steps of {wanted.tokens} tokens and "
+        f"{wanted.sequences} sequences stay within {objective_ms:.0f} ms"
+    )
+    return decide(wanted, "FollowsStepTimeModel", detail), replace(memory, followed=wanted)
 
 
 def _least_followed(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> int:
     """Return the fewest sequences that one move with the model may leave.
 
-    Half of them; all of them within 30 s of the last cut, unless the model is followed for the first
-    time; and those that run while replicas are pending. A model that was fitted while steps were slow
-    for a short time (a neighbor's start) predicts the floor: halving costs less until it has learned
-    more. If measured steps are too long, `shorten` has already cut.
+    Half of them; all of them within 30 s of the last cut; and those that run while replicas are pending.
+    A model that was fitted while steps were slow for a short time (a neighbor's start) predicts the
+    floor: halving costs less until it has learned more. If measured steps are too long, `shorten` has
+    already cut.
     """
     least = math.ceil(MODEL_CUT_FACTOR * limits.sequences)
-    was_cut = memory.followed is not None and memory.changed > memory.raised
-    if was_cut and now - memory.changed < UP_EVERY_S:
+    if memory.changed > memory.raised and now - memory.changed < UP_EVERY_S:
         least = limits.sequences
     if view.pending:
         least = max(least, min(math.ceil(running_per_pod(view.signals)), limits.sequences))
     return least
-
-
-def _may_follow_up(view: BatchView, memory: BatchMemory, now: float) -> bool:
-    """Return whether limits may follow the model up; the first time at once, to replace the first guess."""
-    if memory.followed is None:
-        return view.may_raise and now >= memory.rest_until
-    return raise_allowed(view, memory, now, despite_gate=queue_wants_more(view))
-
-
-def _shifted(
-    targets: Targets, memory: BatchMemory, limits: Limits, settings: ControlSettings
-) -> Limits:
-    """Return the limits, moved by as much as the targets moved since they were last followed.
-
-    The difference between limits and targets that the other rules made is kept.
-    """
-    before = memory.followed
-    if before is None:
-        return clamped(Limits(targets.sequences, targets.tokens or limits.tokens), settings)
-    ratio = targets.sequences / before.sequences
-    sequences = limits.sequences
-    if abs(ratio - 1.0) > FEED_FORWARD_RATIO:
-        sequences = round(limits.sequences * ratio)
-    tokens = limits.tokens
-    if targets.tokens is not None and targets.tokens != before.tokens:
-        tokens = round(limits.tokens * targets.tokens / before.tokens)
-        tokens = notch_down(tokens, settings)
-    return clamped(Limits(sequences, tokens), settings)

@@ -111,6 +111,13 @@ def ceiling_sequences(view: BatchView) -> int:
     )
 
 
+def ceiling_tokens(view: BatchView) -> int:
+    """Return the upper bound of a raise of tokens: the model's T* if known, else the start-up value."""
+    if view.targets is None or view.targets.tokens is None:
+        return view.settings.max_tokens
+    return view.targets.tokens
+
+
 def lengthen(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
     """Go one notch up if batch time attainment left room for four windows and requests wait."""
     windows = judged_since(view.signals.windows, memory.changed)
@@ -123,7 +130,7 @@ def lengthen(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -
     if is_full(view.signals, limits.sequences) and limits.sequences < top:
         sequences = min(top, max(limits.sequences + 1, round(limits.sequences * UP_FACTOR)))
         return decide(replace(limits, sequences=sequences), "BatchTimeHeadroom", detail), memory
-    more = moved_notch(limits.tokens, 1, view.settings)
+    more = min(moved_notch(limits.tokens, 1, view.settings), ceiling_tokens(view))
     if more > limits.tokens:
         return decide(replace(limits, tokens=more), "BatchTimeHeadroom", detail), memory
     return None
@@ -138,5 +145,5 @@ def step_up_possible(view: BatchView, memory: BatchMemory) -> bool:
     if limits is None:
         return False
     windows = judged_since(view.signals.windows, memory.changed)
-    below = limits.sequences < ceiling_sequences(view) or limits.tokens < view.settings.max_tokens
+    below = limits.sequences < ceiling_sequences(view) or limits.tokens < ceiling_tokens(view)
     return below and has_room(windows, view.settings) and view.may_raise and not view.gated

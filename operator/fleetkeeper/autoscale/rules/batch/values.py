@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fleetkeeper.autoscale.capacity.targets import Targets, notch_down
+from fleetkeeper.autoscale.capacity.targets import Targets
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlSettings, Decision, Limits
 
@@ -74,16 +73,6 @@ Rule = Callable[[BatchView, BatchMemory, Limits, float], Step | None]
 def start_up(settings: ControlSettings) -> Limits:
     """Return the limits with which the engine starts; live limits never exceed them."""
     return Limits(settings.max_sequences, settings.max_tokens)
-
-
-def first_limits(settings: ControlSettings) -> Limits:
-    """Return the first limits, without a model: the geometric mean of floor and ceiling.
-
-    Example: 4..256 sequences start at 32, 256..8192 tokens at 1024 (1448 rounded down to a notch).
-    """
-    sequences = round(math.sqrt(settings.min_sequences * settings.max_sequences))
-    tokens = notch_down(math.sqrt(settings.min_tokens * settings.max_tokens), settings)
-    return clamped(Limits(sequences, tokens), settings)
 
 
 def clamped(limits: Limits, settings: ControlSettings) -> Limits:
