@@ -137,7 +137,7 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
         await receive()
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for _ in range(ADDED_FRAMES):
+        for _number in range(ADDED_FRAMES):
             await send({"type": "http.response.body", "body": FRAME, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
