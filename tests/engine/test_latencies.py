@@ -19,6 +19,7 @@ from fleetkeeper_contract.histogram_buckets import TIME_TO_FIRST_TOKEN_EDGES_S
 from tests.support.supervised_engine import RunningEngine
 
 TTFT, ITL = "fleetkeeper_time_to_first_token_seconds", "fleetkeeper_inter_token_latency_seconds"
+WAIT = "fleetkeeper_queue_wait_seconds"
 TOKENS = 40
 ROUTES: Mapping[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "one two", "max_tokens": TOKENS},
@@ -29,7 +30,8 @@ ROUTES: Mapping[str, dict[str, Any]] = {
     "/v1/responses": {"input": "one two", "max_output_tokens": TOKENS},
 }
 USAGE = {"stream_options": {"include_usage": True}}
-ROOM_S = 0.25
+ROUNDS = 5
+ROOM_S = 0.1
 """Between the middleware and a client that shares two cores with the engine."""
 
 
@@ -94,37 +96,56 @@ def within(metrics: Mapping[str, float], edge: float, tier: str) -> float:
     return metrics[f'{TTFT}_bucket{{le="{edge:.10g}",tier="{tier}"}}']
 
 
-@pytest.mark.parametrize("path", list(ROUTES))
-def test_the_histograms_hold_what_the_client_measured(engine: RunningEngine, path: str) -> None:
-    """Every stream one TTFT, every frame with tokens after it one gap, in the tier of the request.
+def compared(
+    engine: RunningEngine, path: str, tiers: Sequence[str]
+) -> Mapping[str, tuple[float, float]]:
+    """Stream once in each of `tiers`; return how much later the client saw TTFTs and spans, by tier.
 
-    The client sees a frame a little later, by what lies between it and the middleware.
+    What does not depend on how busy the machine is must hold each time.
     """
-    tiers = ["realtime", "standard", "standard", "batch"]
     before = engine.metrics()
     seen = asyncio.run(all_streamed(engine, [(path, tier) for tier in tiers]))
     after = engine.metrics()
-    for tier in ("realtime", "standard", "batch"):
-        mine = [found for found, of in zip(seen, tiers, strict=True) if of == tier]
-        firsts = [found.times[0] for found in mine]
-        gaps = sum(len(found.times) - 1 for found in mine)
-        spans = sum(found.times[-1] - found.times[0] for found in mine)
-        counted_s, gaps_s = (gained(before, after, f"{n}_sum", tier) for n in (TTFT, ITL))
+    found = {}
+    for tier in sorted(set(tiers)):
+        mine = [one for one, of in zip(seen, tiers, strict=True) if of == tier]
+        firsts = [one.times[0] for one in mine]
+        gaps = sum(len(one.times) - 1 for one in mine)
+        spans_s = sum(one.times[-1] - one.times[0] for one in mine)
+        counted_s, gaps_s = (gained(before, after, f"{name}_sum", tier) for name in (TTFT, ITL))
+        waited_s = gained(before, after, f"{WAIT}_sum", tier)
         print(
-            f"{path} {tier}: TTFT {counted_s / len(mine):.4f} s, client {sum(firsts) / len(mine):.4f} s; "
-            f"ITL {1e3 * gaps_s / gaps:.2f} ms, client {1e3 * spans / gaps:.2f} ms, {gaps} gaps, "
-            f"{mine[0].others} other events"
+            f"{path} {tier}: TTFT {counted_s / len(mine):.4f} s, client {sum(firsts) / len(mine):.4f} s, "
+            f"queue wait {waited_s / len(mine):.4f} s; ITL {1e3 * gaps_s / gaps:.2f} ms, "
+            f"client {1e3 * spans_s / gaps:.2f} ms; {gaps} gaps, {mine[0].others} other events"
         )
         assert gaps >= len(mine) * TOKENS / 4, "frames hold a few tokens at most"
         assert gained(before, after, f"{TTFT}_count", tier) == len(mine)
         assert gained(before, after, f"{ITL}_count", tier) == gaps
-        assert 0 < counted_s <= sum(firsts)
-        assert counted_s == pytest.approx(sum(firsts), abs=ROOM_S * len(mine))
-        assert gaps_s == pytest.approx(spans, abs=ROOM_S * len(mine))
+        assert waited_s < counted_s <= sum(firsts)
         # All are within the edge that holds the client's slowest.
-        place = bisect_left(TIME_TO_FIRST_TOKEN_EDGES_S, max(firsts))
-        edge = TIME_TO_FIRST_TOKEN_EDGES_S[place]
+        edge = TIME_TO_FIRST_TOKEN_EDGES_S[bisect_left(TIME_TO_FIRST_TOKEN_EDGES_S, max(firsts))]
         assert within(after, edge, tier) - within(before, edge, tier) == len(mine)
+        late_s = (sum(firsts) - counted_s) / len(mine)
+        found[tier] = late_s, abs(spans_s - gaps_s) / len(mine)
+    return found
+
+
+@pytest.mark.parametrize("path", list(ROUTES))
+def test_the_histograms_hold_what_the_client_measured(engine: RunningEngine, path: str) -> None:
+    """Every stream one TTFT, every frame with tokens after it one gap, in the tier of the request.
+
+    A client sees a frame later than the middleware, and on a busy machine it is itself late: one of
+    some rounds must agree.
+    """
+    differences = []
+    for _ in range(ROUNDS):
+        found = compared(engine, path, ["realtime", "standard", "standard", "batch"])
+        assert set(found) == {"realtime", "standard", "batch"}
+        differences.append(max(value for pair in found.values() for value in pair))
+        if differences[-1] < ROOM_S:
+            break
+    assert min(differences) < ROOM_S
 
 
 def test_what_has_no_first_token_is_not_counted(engine: RunningEngine) -> None:
