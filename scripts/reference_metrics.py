@@ -42,6 +42,14 @@ CONTROL_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
         "Queue wait that is compared with the objective: the mean of scheduled requests or the wait of the oldest waiting one, whichever is longer.",
     ),
     "signal_batch_time_seconds": ((), "Mean time of an engine step."),
+    "signal_time_to_first_token_seconds": (
+        (),
+        "Mean time to first token of streamed answers in the last half minute: realtime and standard requests, or batch if it is alone. Absent without streamed answers. No decision uses it.",
+    ),
+    "signal_inter_token_latency_seconds": (
+        (),
+        "Mean inter-token latency of streamed answers, for the same requests. Absent without streamed answers. No decision uses it.",
+    ),
     "signal_arrivals_per_second": ((), "Arriving requests per second, all tiers."),
     "signal_waiting": ((), "Requests that are not scheduled yet."),
     "signal_running": ((), "Requests being served."),

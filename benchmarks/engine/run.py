@@ -48,6 +48,13 @@ from tests.support.inside_engine import SETTINGS, THREADS, InsideEngine, client 
 INSIDE_ROUNDS = 5
 ROUND_S = 5.0
 ADDED_ROUNDS = 9
+ADDED_FRAMES = 1000
+FRAME = (
+    b'data: {"id":"chatcmpl-9f1c2d3e4a5b6c7d8e9f0a1b2c3d4e5f","object":"chat.completion.chunk",'
+    b'"created":1790000000,"model":"tiny","choices":[{"index":0,"delta":{"content":" word"},'
+    b'"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
+)
+"""A frame as vLLM sends it for one token of a chat."""
 TABLE_SEQUENCES = (1, 4, 8, 16, 32, 64)
 TABLE_ROUNDS = 5
 TABLE_CLIENTS = 80
@@ -115,7 +122,7 @@ async def switched(directory: Path, lock: Path | None) -> dict[str, Any]:
 
 
 async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
-    """Measure one request in the middleware alone, around an application that responds at once."""
+    """Measure one request and one frame in the middleware alone, around applications that respond at once."""
     region = Region.create(directory / "region")
     body = json.dumps(
         {"model": "tiny", "messages": [{"role": "user", "content": "x " * 500}], "max_tokens": 5}
@@ -126,7 +133,16 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}", "more_body": False})
 
+    async def stream(_: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for _number in range(ADDED_FRAMES):
+            await send({"type": "http.response.body", "body": FRAME, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
     middleware = TierMiddleware(application, SETTINGS, region)
+    streamed = TierMiddleware(stream, SETTINGS, region)
     scope: Scope = {
         "type": "http",
         "method": "POST",
@@ -141,9 +157,9 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
     async def send(_: Message) -> None:
         return
 
-    async def timed(app: App) -> list[float]:
+    async def timed(app: App, calls: int = 4000) -> list[float]:
         times = []
-        for _ in range(4000):
+        for _ in range(calls):
             started = time.perf_counter()
             await app(scope, receive, send)
             times.append(time.perf_counter() - started)
@@ -151,9 +167,16 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
 
     with locked(lock):
         rounds = [(await timed(middleware), await timed(application)) for _ in range(ADDED_ROUNDS)]
+        frames = [(await timed(streamed, 40), await timed(stream, 40)) for _ in range(ADDED_ROUNDS)]
     inside = [median(ours) - median(bare) for ours, bare in rounds]
     high = [sorted(ours)[int(0.99 * len(ours))] for ours, _ in rounds]
-    return {"p50_s": median(inside), "p99_s": median(high), "body_bytes": len(body)}
+    per_frame = [(median(ours) - median(bare)) / ADDED_FRAMES for ours, bare in frames]
+    return {
+        "p50_s": median(inside),
+        "p99_s": median(high),
+        "body_bytes": len(body),
+        "frame_s": median(per_frame),
+    }
 
 
 async def table(directory: Path, lock: Path | None) -> dict[str, Any]:
@@ -260,7 +283,9 @@ def _added(part: dict[str, Any]) -> str:
     return (
         "## Latency added by the middleware\n\n"
         f"A request with a body of {figures['body_bytes']} bytes, around an application that responds at "
-        f"once: **{1e3 * figures['p50_s']:.3f} ms** at p50, {1e3 * figures['p99_s']:.3f} ms at p99.\n"
+        f"once: **{1e3 * figures['p50_s']:.3f} ms** at p50, {1e3 * figures['p99_s']:.3f} ms at p99. "
+        f"A frame of a streamed answer: **{1e6 * figures['frame_s']:.1f} us**, which includes the counts of "
+        f"TTFT and ITL.\n"
     )
 
 

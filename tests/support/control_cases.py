@@ -9,7 +9,7 @@ from typing import Any
 from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Reason
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.memory import ControlMemory
-from fleetkeeper.autoscale.signals.samples import Counters, Gauges, PodSample
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Latencies, PodSample
 from fleetkeeper.autoscale.tick import decide_service
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, PodView, PutOutcome
 from fleetkeeper.common.values import ControlReport
@@ -56,6 +56,16 @@ def steady_counters(seconds: float, **per_second: float) -> Counters:
     return Counters(**{name: rate * seconds for name, rate in rates.items()})
 
 
+def steady_latencies(seconds: float) -> Latencies:
+    """What users saw in `seconds`: 0.3 s to the first token, 40 ms between two."""
+    return Latencies(
+        ttft_count_standard=4.0 * seconds,
+        ttft_sum_s_standard=1.2 * seconds,
+        itl_count_standard=800.0 * seconds,
+        itl_sum_s_standard=32.0 * seconds,
+    )
+
+
 def sample(
     time: float,
     pod: str = "chat-0",
@@ -74,7 +84,9 @@ def sample(
         memory_used_ratio=0.7,
         memory_peak_ratio=0.75,
     )
-    return PodSample(pod, time, steady_counters(time - origin, **per_second), gauges)
+    seconds = time - origin
+    counters = steady_counters(seconds, **per_second)
+    return PodSample(pod, time, counters, gauges, latencies=steady_latencies(seconds))
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fleetkeeper.adapters.exposition import ContractLines, parse_text
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.autoscale.signals.samples import PodSample
+from fleetkeeper.autoscale.signals.samples import Latencies, PodSample
 from fleetkeeper.autoscale.signals.series_map import PLACES
 from fleetkeeper_contract.step_terms import StepSums
 
@@ -26,6 +26,7 @@ def metrics_series(sample: PodSample, edges: Edges) -> Iterator[tuple[str, dict[
         "gauges": sample.gauges,
         "decode": sample.decode or StepSums(),
         "prefill": sample.prefill or StepSums(),
+        "latencies": sample.latencies or Latencies(),
     }
     seen: set[tuple[str, int]] = set()
     for (name, value), (record, index) in PLACES.items():

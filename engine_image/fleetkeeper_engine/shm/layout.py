@@ -18,7 +18,9 @@ from fleetkeeper_contract.histogram_buckets import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
+    INTER_TOKEN_LATENCY_EDGES_S,
     QUEUE_WAIT_EDGES_S,
+    TIME_TO_FIRST_TOKEN_EDGES_S,
 )
 from fleetkeeper_contract.step_terms import TERMS
 
@@ -53,6 +55,11 @@ class Outcome(IntEnum):
     def label(self) -> str:
         """Return the value of the label `outcome`."""
         return self.name.lower()
+
+
+def _of_tier(buckets: tuple[int, ...], tier: Tier) -> tuple[int, ...]:
+    width = len(buckets) // len(TIERS)
+    return buckets[tier * width : (tier + 1) * width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,23 @@ class MiddlewareBlock:
     """Requests refused for an unknown tier or path or an unreadable body."""
     own_rule_closed: bool = False
     """Without a lease: the oldest wait is above the objective, so batch is closed."""
+    time_to_first_token_buckets: tuple[int, ...] = (0,) * (
+        3 * (len(TIME_TO_FIRST_TOKEN_EDGES_S) + 1)
+    )
+    """By tier, as the scheduler's queue wait. Streamed answers only."""
+    time_to_first_token_sum: tuple[float, ...] = (0.0, 0.0, 0.0)
+    inter_token_latency_buckets: tuple[int, ...] = (0,) * (
+        3 * (len(INTER_TOKEN_LATENCY_EDGES_S) + 1)
+    )
+    inter_token_latency_sum: tuple[float, ...] = (0.0, 0.0, 0.0)
+
+    def time_to_first_token_of(self, tier: Tier) -> tuple[int, ...]:
+        """Return the buckets of one tier's TTFT."""
+        return _of_tier(self.time_to_first_token_buckets, tier)
+
+    def inter_token_latency_of(self, tier: Tier) -> tuple[int, ...]:
+        """Return the buckets of one tier's ITL."""
+        return _of_tier(self.inter_token_latency_buckets, tier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +193,7 @@ class SchedulerBlock:
 
     def queue_wait_of(self, tier: Tier) -> tuple[int, ...]:
         """Return the buckets of one tier's queue wait."""
-        width = len(QUEUE_WAIT_EDGES_S) + 1
-        return self.queue_wait_buckets[tier * width : (tier + 1) * width]
+        return _of_tier(self.queue_wait_buckets, tier)
 
 
 @dataclass(frozen=True, slots=True)

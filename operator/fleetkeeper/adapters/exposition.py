@@ -17,7 +17,7 @@ from fleetkeeper.autoscale.signals.samples import PodSample, Source
 from fleetkeeper.autoscale.signals.series_map import PREFIX, SERIES, sample_of
 
 LINES: Final = 2_000
-"""The contract has about 500 series. A pod with four times as many lines of our prefix is not read."""
+"""The contract has about 650 series. A pod with three times as many lines of our prefix is not read."""
 LINE_BYTES: Final = 1_024
 """A line of the contract takes about 100 bytes."""
 _MARK: Final = b"\n" + PREFIX.encode()

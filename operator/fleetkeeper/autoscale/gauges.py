@@ -36,6 +36,10 @@ def gauges_of(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
         ("model_capacity_sequences", (), decision.state.estimate.capacity),
         ("cold_start_seconds", (), decision.state.estimate.cold_start.seconds),
     ]
+    if signals.ttft_s is not None:
+        gauges.append(("signal_time_to_first_token_seconds", (), signals.ttft_s))
+    if signals.itl_s is not None:
+        gauges.append(("signal_inter_token_latency_seconds", (), signals.itl_s))
     if settings.restart_fragmented:
         gauges.append(("signal_fragmentation_ratio", (), decision.fragmentation_ratio))
         why = (("reason", str(decision.restart.reason)),)

@@ -18,6 +18,7 @@ from fleetkeeper.commands.fleet_view import (
     ServiceView,
     age_in_words,
     in_milliseconds,
+    latency_in_milliseconds,
     views_of,
 )
 from fleetkeeper.commands.top import MetricsUrl, OperatorNamespace
@@ -48,9 +49,12 @@ def _decision(view: ServiceView, section: str, what: str) -> Row:
 
 
 def evidence_rows(view: ServiceView) -> Iterator[Row]:
-    """Yield the measurements of the last tick, on which decisions are based."""
+    """Yield the measurements of the last tick: the inputs of decisions, and what users see."""
     yield "Queue wait (now / objective)", in_milliseconds(view.queue_wait)
     yield "Batch time (now / objective)", in_milliseconds(view.batch_time)
+    for title, seconds in (("TTFT", view.ttft_s), ("ITL", view.itl_s)):
+        if seconds is not None:
+            yield f"{title} (mean of streamed answers)", latency_in_milliseconds(seconds)
     for title, name in COUNTS:
         value = view.gauge(name)
         if value is not None:

@@ -58,6 +58,8 @@ class ServiceView:
     wanted: str
     queue_wait: Measured
     batch_time: Measured
+    ttft_s: float | None
+    itl_s: float | None
     sequences: str
     tokens: str
     breaker: str
@@ -120,6 +122,8 @@ def view_of(resource: Mapping[str, Any], gauges: Gauges) -> ServiceView:
         wanted=_shown(_section(status, "scaling").get("desired", status.get("replicas"))),
         queue_wait=measured("signal_queue_wait_seconds", "queueWaitMilliseconds"),
         batch_time=measured("signal_batch_time_seconds", "batchTimeMilliseconds"),
+        ttft_s=gauges.get(("signal_time_to_first_token_seconds", ())),
+        itl_s=gauges.get(("signal_inter_token_latency_seconds", ())),
         sequences=_shown(_section(status, "batching").get("sequences")),
         tokens=_shown(_section(status, "batching").get("tokens")),
         breaker=_shown(_section(status, "summary").get("breaker")),
@@ -158,3 +162,12 @@ def in_milliseconds(measured: Measured) -> str:
     value = "-" if measured.value_s is None else f"{measured.value_s * 1e3:.0f}"
     limit = "-" if measured.objective_s is None else f"{measured.objective_s * 1e3:.0f}"
     return f"{value} / {limit} ms"
+
+
+def latency_in_milliseconds(value_s: float | None) -> str:
+    """Format as `33.7 ms`, with at least three digits, or as `-` if it is unknown."""
+    if value_s is None:
+        return "-"
+    value_ms = value_s * 1e3
+    decimals = 0 if value_ms >= 100 else 1 if value_ms >= 10 else 2
+    return f"{value_ms:.{decimals}f} ms"

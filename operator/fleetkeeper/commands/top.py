@@ -18,6 +18,7 @@ from fleetkeeper.commands.fleet_view import (
     ServiceView,
     age_in_words,
     in_milliseconds,
+    latency_in_milliseconds,
     views_of,
 )
 
@@ -38,6 +39,8 @@ COLUMNS = (
     "READY/WANTED",
     "QUEUE WAIT",
     "BATCH TIME",
+    "TTFT",
+    "ITL",
     "SEQUENCES",
     "TOKENS",
     "BREAKER",
@@ -75,6 +78,8 @@ def fleet_table(views: Sequence[ServiceView], now: float) -> Table:
             _readiness(view),
             _figure(view.queue_wait),
             _figure(view.batch_time),
+            latency_in_milliseconds(view.ttft_s),
+            latency_in_milliseconds(view.itl_s),
             view.sequences,
             view.tokens,
             Text(view.breaker, style="" if closed else "bold red"),
@@ -93,6 +98,9 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print the overview once and exit.")] = False,
 ) -> None:
     """Show a live overview of services: queue wait, batch time, objectives, limits, and breakers.
+
+    TTFT (time to first token) and ITL (inter-token latency) are means of the streamed answers of
+    the last half minute, of realtime and standard requests (of batch requests if there are no others).
 
     \b
     Examples:

@@ -23,7 +23,7 @@ from fleetkeeper.adapters.engine import (
 from fleetkeeper.adapters.keys import public_jwk
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import Source
-from fleetkeeper.autoscale.signals.series_map import PLACES
+from fleetkeeper.autoscale.signals.series_map import PLACES, SHOWN
 from fleetkeeper.autoscale.types import Admission, Limits, LimitsRequest, PodView
 from fleetkeeper_contract.step_terms import StepSums
 from fleetkeeper_engine.spec import Batching
@@ -286,6 +286,7 @@ def test_a_missing_metric_is_named(name: str) -> None:
         "fleetkeeper_memory_fragmentation_ratio",
         "fleetkeeper_live_limits_supported",
         "fleetkeeper_hung",
+        *SHOWN,
     }
     assert (name in got.missing) is not optional
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -15,14 +16,16 @@ from aiohttp import web
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusError, PrometheusSettings
 from fleetkeeper.adapters.prometheus.answers import Fan
 from fleetkeeper.adapters.prometheus.queries import (
+    DISPUTED,
     TIMES,
     bucket_matcher,
     label_value,
     queries_for,
 )
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.autoscale.signals.series_map import STEP_CLASSES
-from tests.support.control_cases import NOW
+from fleetkeeper.autoscale.signals.series_map import SHOWN, STEP_CLASSES
+from tests.support.control_cases import NOW, sample
+from tests.support.engine_metrics import metrics_series
 
 EDGES = Edges(0.5, 0.05)
 CHAT = ("team-a", "chat-0")
@@ -68,8 +71,8 @@ def answer(rows: list[Any]) -> web.Response:
     )
 
 
-async def test_eleven_queries_a_tick_at_one_instant() -> None:
-    """Whatever the number of services; ten where the step-time model is left out."""
+async def test_twelve_queries_a_tick_at_one_instant() -> None:
+    """Whatever the number of services; eleven where the step-time model is left out."""
     seen: list[tuple[str, str]] = []
 
     async def handler(request: web.Request) -> web.Response:
@@ -77,11 +80,11 @@ async def test_eleven_queries_a_tick_at_one_instant() -> None:
         return answer([])
 
     assert await asked(handler) == {}
-    assert len(seen) == 11
+    assert len(seen) == 12
     assert {instant for _, instant in seen} == {f"{NOW:.3f}"}
     many = [Edges(0.1 * i, 0.01 * i) for i in range(1, 100)]
-    assert len(queries_for(many, step_class="prefill")) == 11
-    assert len(queries_for(many)) == 10
+    assert len(queries_for(many, step_class="prefill")) == 12
+    assert len(queries_for(many)) == 11
 
 
 def test_the_sums_of_one_class_of_steps_are_asked_for_at_a_time() -> None:
@@ -324,3 +327,32 @@ def test_bucket_edges_match_both_spellings() -> None:
     """Prometheus 3 writes 1.0 where older ones wrote 1; dots are literal."""
     assert set(bucket_matcher([1.0]).split("|")) == {"1", "1\\\\.0"}
     assert bucket_matcher([0.5]) == "0\\\\.5"
+
+
+async def test_series_that_no_decision_uses_cost_no_pod_its_sample() -> None:
+    """Neither if their query fails, nor if a pod has two of one name."""
+
+    async def handler(request: web.Request) -> web.Response:
+        query = request.query["query"]
+        if "time_to_first_token" in query:
+            return web.json_response({"status": "error", "error": "too much"}, status=400)
+        if "timestamp(" in query:
+            return answer([row(f"{NOW}")])
+        names = re.search(r'__name__=~"(.+?)"', query)
+        assert names is not None
+        return answer(
+            [
+                row(str(value), __name__=name, **labels)
+                for name, labels, value in metrics_series(sample(NOW), EDGES)
+                if re.fullmatch(names[1], name) and " > 1" not in query
+            ]
+        )
+
+    named = {name.removeprefix("fleetkeeper_") for name in SHOWN}
+    (disputed,) = (query.text() for query in queries_for([EDGES]) if query.name == DISPUTED)
+    assert not [name for name in named if name in disputed]
+    assert not [
+        query for query in queries_for([EDGES]) if query.required and query.name == "latencies"
+    ]
+    (found,) = (await asked(handler)).values()
+    assert (found.missing, found.latencies) == ((), None)

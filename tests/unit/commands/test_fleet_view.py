@@ -21,6 +21,7 @@ from fleetkeeper.commands.fleet_view import (
     Measured,
     age_in_words,
     in_milliseconds,
+    latency_in_milliseconds,
     parse_gauges,
     view_of,
     views_of,
@@ -59,7 +60,10 @@ def printed(table: object) -> str:
 def test_gauges_go_the_whole_way_from_the_operator_to_the_table() -> None:
     """What ControlMetrics exports is what `top` shows, in milliseconds against the objective."""
     text = exposition(
-        ("signal_queue_wait_seconds", (), 0.81), ("signal_batch_time_seconds", (), 0.0314)
+        ("signal_queue_wait_seconds", (), 0.81),
+        ("signal_batch_time_seconds", (), 0.0314),
+        ("signal_time_to_first_token_seconds", (), 1.2345),
+        ("signal_inter_token_latency_seconds", (), 0.0337),
     )
     status = {
         "summary": {"ready": "2/2", "breaker": "batch open"},
@@ -69,6 +73,8 @@ def test_gauges_go_the_whole_way_from_the_operator_to_the_table() -> None:
     views = views_of([service(**status)], parse_gauges(text))
     shown = printed(fleet_table(views, NOW))
     for part in ("team-a/chat", "2/3", "810 / 500 ms", "31 / 50 ms", "96", "4096", "batch open"):
+        assert part in shown
+    for part in ("TTFT", "1234 ms", "ITL", "33.7 ms"):
         assert part in shown
     assert views[0].queue_wait.is_broken
     assert not views[0].batch_time.is_broken
@@ -153,6 +159,32 @@ def test_explain_shows_reasons_with_figures() -> None:
     evidence = dict(evidence_rows(view))
     assert evidence["KV cache used"] == "42%"
     assert evidence["Pressure (1 = at an objective)"] == "3.8"
+
+
+def test_explain_shows_what_users_see_only_if_it_is_measured() -> None:
+    """Means of streamed answers; without any, or with engines of an older image, there is no row."""
+    measured = exposition(
+        ("signal_time_to_first_token_seconds", (), 0.81),
+        ("signal_inter_token_latency_seconds", (), 0.0314),
+    )
+    rows = dict(evidence_rows(view_of(service(), parse_gauges(measured)["team-a", "chat"])))
+    assert rows["TTFT (mean of streamed answers)"] == "810 ms"
+    assert rows["ITL (mean of streamed answers)"] == "31.4 ms"
+    none = view_of(
+        service(), parse_gauges(exposition(("signal_waiting", (), 1.0)))["team-a", "chat"]
+    )
+    assert not [title for title, _ in evidence_rows(none) if "streamed" in title]
+    header, row = printed(fleet_table([none], NOW)).splitlines()[:2]
+    assert row[header.index("TTFT") :].startswith("- ")
+    assert row[header.index("ITL") :].startswith("- ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.00123, "1.23 ms"), (0.0337, "33.7 ms"), (0.8, "800 ms"), (1.2345, "1234 ms"), (None, "-")],
+)
+def test_a_latency_has_three_digits_in_milliseconds(seconds: float | None, text: str) -> None:
+    assert latency_in_milliseconds(seconds) == text
 
 
 def test_explain_says_why_no_fragmented_replica_is_restarted() -> None:

@@ -66,6 +66,7 @@ fleetkeeper_engine_info gauge vllm_version accelerator contract
 fleetkeeper_engine_metrics_up gauge
 fleetkeeper_generation_tokens_total counter
 fleetkeeper_hung gauge
+fleetkeeper_inter_token_latency_seconds histogram tier
 fleetkeeper_kv_capacity_tokens gauge
 fleetkeeper_kv_resident_tokens gauge
 fleetkeeper_limit_generation gauge kind
@@ -105,6 +106,7 @@ fleetkeeper_step_model_sequences_sequences_total counter step_class
 fleetkeeper_step_model_sequences_total counter step_class
 fleetkeeper_step_model_steps_total counter step_class
 fleetkeeper_steps_total counter
+fleetkeeper_time_to_first_token_seconds histogram tier
 fleetkeeper_unauthorized_total counter
 fleetkeeper_waiting gauge tier
 """

@@ -19,8 +19,11 @@ from fleetkeeper_contract.histogram_buckets import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
+    INTER_TOKEN_LATENCY_EDGES_S,
+    MAX_LATENCY_RATIO,
     MAX_RATIO,
     QUEUE_WAIT_EDGES_S,
+    TIME_TO_FIRST_TOKEN_EDGES_S,
 )
 from fleetkeeper_contract.step_terms import TERMS
 from fleetkeeper_engine.shm.codec import VERSION, pack_header, places, seal, unpack_header, unseal
@@ -67,18 +70,18 @@ def path(tmp_path: Path) -> Path:
 
 FORMATS = {
     "SupervisorBlock": "QQQ d ddd ddd ? d ? ??? QQQ d d d d",
-    "MiddlewareBlock": "Q Q QQQ QQQ ddd QQQ QQQ QQQ QQQ 15Q Q Q ?",
+    "MiddlewareBlock": "Q Q QQQ QQQ ddd QQQ QQQ QQQ QQQ 15Q Q Q ? 99Q ddd 87Q ddd",
     "SchedulerBlock": "Q ? ? Q Q Q Q Q Q Q Q QQQ QQQ Q Q Q Q Q Q 168Q ddd 54Q d 41Q d 60Q d 30d",
     "HeartbeatBlock": "Q Q Q ddd",
     "CapBlock": "Q ? Q d Q Q Q Q d",
 }
-"""The cells of `codec.VERSION` 4 in their order: Q unsigned, d float, ? boolean."""
+"""The cells of `codec.VERSION` 5 in their order: Q unsigned, d float, ? boolean."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.kind.__name__)
 def test_a_block_has_the_cells_of_this_version_and_holds_its_defaults(layout: Layout[Any]) -> None:
     """Processes of one pod agree on every cell; `codec.VERSION` changes with them."""
-    assert VERSION == 4
+    assert VERSION == 5
     cells = "".join(code * count for _, code, count in layout.table)
     counted = re.sub(
         r"(\d+)(\w)", lambda found: int(found[1]) * found[2], FORMATS[layout.kind.__name__]
@@ -239,6 +242,20 @@ def test_edges_span_what_is_promised_and_hold_round_objectives() -> None:
     for objective in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0):
         assert objective in BATCH_TIME_EDGES_S
         assert objective in QUEUE_WAIT_EDGES_S
+
+
+@pytest.mark.parametrize(
+    ("edges", "lowest", "highest"),
+    [(TIME_TO_FIRST_TOKEN_EDGES_S, 0.01, 60.0), (INTER_TOKEN_LATENCY_EDGES_S, 0.001, 2.5)],
+)
+def test_edges_of_latencies_rise_by_at_most_half_and_hold_common_slos(
+    edges: tuple[float, ...], lowest: float, highest: float
+) -> None:
+    """An SLO of 2 s to the first token, or of 50 ms between two, is counted exactly."""
+    assert (edges[0], edges[-1]) == (lowest, highest)
+    assert all(low < high <= low * MAX_LATENCY_RATIO * 1.001 for low, high in pairwise(edges))
+    slos = (0.02, 0.025, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
+    assert [slo for slo in slos if lowest <= slo <= highest and slo not in edges] == []
 
 
 def test_products_of_a_step_fit_their_names() -> None:

@@ -83,9 +83,13 @@ class Dispatcher:
             # Publish now, because the next request may be hours away.
             self._shared_state.publish()
 
-    def publish_before_end(self) -> None:
-        """Publish counters before the final frame, so that scrapers see the completed request."""
-        if self._publishes and self._admission.unfinished <= 1:
+    def publish_before_end(self, timed: bool) -> None:
+        """Publish counters before the final frame, so that scrapers see the completed request.
+
+        Args:
+            timed: the frames of the response were counted, maybe after the last publication.
+        """
+        if (self._publishes or timed) and self._admission.unfinished <= 1:
             self._shared_state.publish()
 
     def _pump(self) -> None:

@@ -30,6 +30,7 @@ from fleetkeeper_engine.in_vllm.http.asgi import (
 from fleetkeeper_engine.in_vllm.http.bodies import BodyBudget, BodyLimits, Intake
 from fleetkeeper_engine.in_vllm.http.dispatcher import Dispatcher
 from fleetkeeper_engine.in_vllm.http.lane import Lane, Place
+from fleetkeeper_engine.in_vllm.http.latencies import StreamTimer, stream_of
 from fleetkeeper_engine.in_vllm.http.replies import (
     CLOSE,
     DRAINED,
@@ -140,7 +141,7 @@ class TierMiddleware:
         intake: Intake,
     ) -> None:
         dispatcher = self._dispatcher
-        reply = Reply(send, dispatcher.publish_before_end)
+        reply = Reply(send, dispatcher.publish_before_end, self._timer(ticket, shape, scope))
         task = asyncio.current_task()
         try:
             dispatcher.publish_soon()
@@ -163,6 +164,19 @@ class TierMiddleware:
             await reply.abort()
         finally:
             dispatcher.finish(ticket)
+
+    def _timer(self, ticket: Ticket, shape: Shape, scope: Scope) -> StreamTimer | None:
+        stream = stream_of(scope["path"])
+        if stream is None:
+            return None
+        return StreamTimer(
+            self._shared_state.latencies,
+            ticket.tier,
+            ticket.arrival_us / 1e6,
+            stream,
+            self._clock,
+            gaps=shape.sequences == 1,
+        )
 
     async def _enqueued(
         self,
@@ -254,7 +268,7 @@ class TierMiddleware:
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         self._dispatcher.publish_soon()
-        self._dispatcher.publish_before_end()
+        self._dispatcher.publish_before_end(False)
         if refusal.outcome is Outcome.DRAINING:
             await answer(send, 503, DRAINED, CLOSE)
             return

@@ -14,6 +14,7 @@ from fleetkeeper_engine.in_vllm.http.asgi import (
     error_body,
     first_headers,
 )
+from fleetkeeper_engine.in_vllm.http.latencies import StreamTimer, is_stream
 from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
 from fleetkeeper_engine.shm.layout import Outcome, Tier
 
@@ -29,11 +30,19 @@ _ABORT_EVENT = b"data: " + DRAINED + b"\n\ndata: [DONE]\n\n"
 
 
 class Reply:
-    """A response that is forwarded, with its progress. Calls `before_end` before its last frame."""
+    """A response that is forwarded, with its progress.
 
-    def __init__(self, send: Send, before_end: Callable[[], None]) -> None:
+    Calls `before_end` before its last frame, with True if the response was timed. `timer` times the
+    frames if the response is a stream; None if its route has no tokens.
+    """
+
+    def __init__(
+        self, send: Send, before_end: Callable[[bool], None], timer: StreamTimer | None = None
+    ) -> None:
         self._send = send
         self._before_end = before_end
+        self._timer = timer
+        self._timed: StreamTimer | None = None
         self._start: Message | None = None
         self._ended = False
 
@@ -41,14 +50,18 @@ class Reply:
         """Forward a message from vLLM. Not a coroutine of its own: a stream calls this with each token."""
         if not message.get("more_body", False):
             self._begins_or_ends(message)
+        elif self._timed is not None:
+            self._timed.frame(message["body"])
         return self._send(message)
 
     def _begins_or_ends(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._start = message
+            if self._timer is not None and is_stream(message):
+                self._timed = self._timer
         elif message["type"] == "http.response.body":
             self._ended = True
-            self._before_end()
+            self._before_end(self._timed is not None)
 
     async def abort(self) -> None:
         """End the response at a whole frame: a clean 503, or an error as the last event."""

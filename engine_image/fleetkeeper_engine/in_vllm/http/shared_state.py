@@ -6,6 +6,7 @@ import os
 from array import array
 
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
+from fleetkeeper_engine.in_vllm.http.latencies import LatencyRecord
 from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, Outcome, SupervisorBlock, Tier
 from fleetkeeper_engine.shm.region import Region
 
@@ -39,6 +40,7 @@ class SharedState:
         self._admission = admission
         self._cells = Cells(MIDDLEWARE)
         self._cells.whole[MIDDLEWARE.cells["pid"]] = os.getpid()
+        self.latencies = LatencyRecord(self._cells)
         self._supervisor_block: SupervisorBlock | None = None
         self._supervisor_sequence = -1
         self.unauthorized = 0

@@ -9,7 +9,9 @@ from fleetkeeper_contract.histogram_buckets import (
     BATCH_SEQUENCES_EDGES,
     BATCH_TIME_EDGES_S,
     BATCH_TOKENS_EDGES,
+    INTER_TOKEN_LATENCY_EDGES_S,
     QUEUE_WAIT_EDGES_S,
+    TIME_TO_FIRST_TOKEN_EDGES_S,
 )
 from fleetkeeper_contract.step_terms import TERMS, StepClass
 from fleetkeeper_engine.shm.layout import Outcome, Tier
@@ -49,6 +51,24 @@ METRICS: tuple[Metric, ...] = (
         "histogram",
         "Duration of an engine step: the time between two outputs while there is work.",
         edges=BATCH_TIME_EDGES_S,
+    ),
+    Metric(
+        "fleetkeeper_time_to_first_token_seconds",
+        "histogram",
+        "Time from a request's arrival until the first frame with a token left vLLM. Streamed answers "
+        "only: one that is sent whole has no first token, and is not counted.",
+        ("tier",),
+        _BY_TIER,
+        TIME_TO_FIRST_TOKEN_EDGES_S,
+    ),
+    Metric(
+        "fleetkeeper_inter_token_latency_seconds",
+        "histogram",
+        "Time between two successive frames with tokens of one streamed answer. A frame may hold "
+        "several tokens. Requests for several sequences are not counted.",
+        ("tier",),
+        _BY_TIER,
+        INTER_TOKEN_LATENCY_EDGES_S,
     ),
     Metric(
         "fleetkeeper_batch_sequences",

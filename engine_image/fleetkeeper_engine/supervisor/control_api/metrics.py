@@ -73,6 +73,7 @@ def _families(
         yield from _oldest(heartbeat, middleware or MiddlewareBlock(), now)
     if middleware is not None:
         yield from _arrivals(middleware)
+        yield from _latencies(middleware)
     if scheduler is not None and not instrumentation_disabled:
         yield from _work(scheduler)
         yield _counter("fleetkeeper_schedule_calls_total", heartbeat.schedule_calls)
@@ -191,6 +192,18 @@ def _arrivals(middleware: MiddlewareBlock) -> Iterator[Metric]:
     )
     yield _counter("fleetkeeper_unauthorized_total", middleware.unauthorized)
     yield _counter("fleetkeeper_rejected_total", middleware.rejected)
+
+
+def _latencies(middleware: MiddlewareBlock) -> Iterator[Metric]:
+    first = _histogram_family("fleetkeeper_time_to_first_token_seconds")
+    gaps = _histogram_family("fleetkeeper_inter_token_latency_seconds")
+    for tier in Tier:
+        label = (tier.label,)
+        first_sum, gap_sum = middleware.time_to_first_token_sum, middleware.inter_token_latency_sum
+        _add_histogram(first, label, middleware.time_to_first_token_of(tier), first_sum[tier])
+        _add_histogram(gaps, label, middleware.inter_token_latency_of(tier), gap_sum[tier])
+    yield first
+    yield gaps
 
 
 def _work(scheduler: SchedulerBlock) -> Iterator[Metric]:

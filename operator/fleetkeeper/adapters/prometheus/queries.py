@@ -14,7 +14,7 @@ from typing import Final
 
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import TIERS
-from fleetkeeper.autoscale.signals.series_map import PLACES, STEP_CLASSES, STEP_TERMS
+from fleetkeeper.autoscale.signals.series_map import PLACES, SHOWN, STEP_CLASSES, STEP_TERMS
 
 SERVICE_LABEL: Final = "inference_service"
 BY: Final = "namespace, pod"
@@ -24,7 +24,10 @@ KIND: Final = ', kind=~"effective|applied"'
 NAMESPACES_TEXT: Final = 2_000
 """Maximum length of the namespaces in a query of the whole fleet. Longer lists are left out, because
 the length of URLs is limited."""
-_NAMES: Final = "|".join(sorted({name.removeprefix("fleetkeeper_") for name, _ in PLACES}))
+_NAMES: Final = "|".join(
+    sorted({name.removeprefix("fleetkeeper_") for name, _ in PLACES if name not in SHOWN})
+)
+"""Series that no decision uses are no reason to disbelieve a pod."""
 _SELECTOR: Final = re.compile(
     r"""\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*"((?:[^"\\\n]|\\[\\"n])*)"\s*(?:,|$)"""
 )
@@ -153,6 +156,12 @@ def queries_for(
         (DISPUTED, _disputed(f"{waits}|{steps}")),
         ("memory", _named("memory_(used|peak|fragmentation)_ratio|live_limits_supported|hung")),
     ]
+    optional.append(
+        (
+            "latencies",
+            _named("(time_to_first_token|inter_token_latency)_seconds_(count|sum)", "tier", TIER),
+        )
+    )
     if step_class:
         terms, of_class = "|".join(STEP_TERMS[step_class]), f', step_class=~"{step_class}"'
         optional.append(

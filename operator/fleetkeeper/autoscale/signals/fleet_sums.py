@@ -11,6 +11,7 @@ from fleetkeeper.autoscale.constants import REJECTIONS_STALE
 from fleetkeeper.autoscale.signals.pod_history import PodTrack
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Source
 from fleetkeeper.autoscale.signals.service_signals import Signals, TokenUse
+from fleetkeeper.autoscale.signals.user_latencies import mean_latencies
 from fleetkeeper.autoscale.signals.windows import judged_waits
 
 
@@ -29,6 +30,7 @@ def with_sums(signals: Signals, tracks: Sequence[PodTrack], tokens: TokenUse) ->
     peak, peak_pod = max((t.history[-1].gauges.memory_peak_ratio, t.pod) for t in tracks)
     requests, waits_s, _ = judged_waits(rates)
     interactive = requests > 0 and rates.wait_count_realtime + rates.wait_count_standard > 0
+    ttft_s, itl_s = mean_latencies(tracks, interactive=_has_interactive(gauges, rates))
     direct = any(track.history[-1].source is Source.DIRECT for track in tracks)
     return replace(
         signals,
@@ -48,6 +50,8 @@ def with_sums(signals: Signals, tracks: Sequence[PodTrack], tokens: TokenUse) ->
         memory_used_ratio=max(t.history[-1].gauges.memory_used_ratio for t in tracks),
         memory_peak_ratio=peak,
         memory_peak_pod=peak_pod,
+        ttft_s=ttft_s,
+        itl_s=itl_s,
         live_limits=all(g.live_limits > 0 for g in per_pod),
         running_by_pod=tuple((t.pod, g.running) for t, g in zip(tracks, per_pod, strict=True)),
         generation_by_pod=tuple(

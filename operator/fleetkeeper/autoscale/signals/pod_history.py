@@ -65,7 +65,8 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
     """Return the track with one more sample: accepted, rejected as impossible, or the first after a reset.
 
     A sample that is not newer than the last (repeated, or the slower of two sources) changes nothing.
-    Sums for the step-time model that this sample leaves out are carried over, for each class. When the
+    Sums for the step-time model (for each class) and latencies that this sample leaves out are carried
+    over. When the
     objectives change, more or fewer of the same requests and steps are within: that is not a reset.
     """
     newest = track.newest
@@ -84,7 +85,7 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
         limit_s = max(BATCH_TIME_BELIEVED_S, BATCH_TIME_OUTLIER * slowest_step_s)
     if why_impossible(sample, limit_s, newest):
         return replace(before, rejected=before.rejected + 1)
-    if newest is not None and (sample.decode is None or sample.prefill is None):
+    if newest is not None and None in (sample.decode, sample.prefill, sample.latencies):
         sample = PodSample(
             sample.pod,
             sample.time,
@@ -95,6 +96,7 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
             sample.source,
             sample.missing,
             sample.edges,
+            newest.latencies if sample.latencies is None else sample.latencies,
         )
     oldest = sample.time - RATE_S - TICK_S / 2
     history = (*(row for row in track.history if row.time >= oldest), sample)

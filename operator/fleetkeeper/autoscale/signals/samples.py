@@ -91,11 +91,33 @@ class Gauges(NamedTuple):
     hung: float = 0.0
 
 
+class Latencies(NamedTuple):
+    """Cumulative TTFT and ITL of one pod's streamed answers: requests, gaps between frames, seconds.
+
+    Four groups of three tiers. They are not part of `Counters`, because engines of older images do not export them, and no decision
+    uses them.
+    """
+
+    ttft_count_realtime: float = 0.0
+    ttft_count_standard: float = 0.0
+    ttft_count_batch: float = 0.0
+    ttft_sum_s_realtime: float = 0.0
+    ttft_sum_s_standard: float = 0.0
+    ttft_sum_s_batch: float = 0.0
+    itl_count_realtime: float = 0.0
+    itl_count_standard: float = 0.0
+    itl_count_batch: float = 0.0
+    itl_sum_s_realtime: float = 0.0
+    itl_sum_s_standard: float = 0.0
+    itl_sum_s_batch: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class PodSample:
     """One scrape of one pod. `missing`: required metrics that the engine does not export.
 
-    `decode`, `prefill`: sums for the step-time model; a source may leave them out. `edges`: the bucket
+    `decode`, `prefill`: sums for the step-time model; a source may leave them out, and `latencies` too.
+    `edges`: the bucket
     boundaries at which `within` was counted; they follow the objectives in the spec.
     """
 
@@ -108,6 +130,7 @@ class PodSample:
     source: Source = Source.PROMETHEUS
     missing: tuple[str, ...] = ()
     edges: Edges | None = None
+    latencies: Latencies | None = None
 
 
 def _are_finite(values: Sequence[float], limit: float) -> bool:

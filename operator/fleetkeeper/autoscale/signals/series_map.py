@@ -14,6 +14,7 @@ from fleetkeeper.autoscale.signals.samples import (
     TIERS,
     Counters,
     Gauges,
+    Latencies,
     PodSample,
     Source,
 )
@@ -24,6 +25,8 @@ from fleetkeeper_contract.step_terms import StepClass, StepSums
 PREFIX: Final = "fleetkeeper_"
 QUEUE_WAIT: Final = "fleetkeeper_queue_wait_seconds"
 BATCH_TIME: Final = "fleetkeeper_batch_time_seconds"
+TTFT: Final = "fleetkeeper_time_to_first_token_seconds"
+ITL: Final = "fleetkeeper_inter_token_latency_seconds"
 STEP_MODEL: Final = "fleetkeeper_step_model_"
 STEP_CLASSES: Final = tuple(step.label for step in StepClass)
 STEP_TERMS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -33,7 +36,7 @@ STEP_TERMS: Final[Mapping[str, tuple[str, ...]]] = {
 """The sums of each step class that the step-time model needs; decode-only steps have no prefill tokens."""
 
 Place = tuple[str, int]
-"""A record (counters, gauges, decode, prefill) and an index in it."""
+"""A record (counters, gauges, latencies, decode, prefill) and an index in it."""
 
 
 def edges_of(settings: ControlSettings) -> Edges:
@@ -50,6 +53,10 @@ def _counter(name: str) -> Place:
 
 def _gauge(name: str) -> Place:
     return "gauges", Gauges._fields.index(name)
+
+
+def _latency(name: str) -> Place:
+    return "latencies", Latencies._fields.index(name)
 
 
 def _table() -> dict[tuple[str, str], Place]:
@@ -74,6 +81,9 @@ def _table() -> dict[tuple[str, str], Place]:
         places[f"{QUEUE_WAIT}_count", tier] = _counter(f"wait_count_{tier}")
         places[f"{QUEUE_WAIT}_sum", tier] = _counter(f"wait_sum_s_{tier}")
         places[f"{QUEUE_WAIT}_bucket", tier] = _counter(f"wait_within_{tier}")
+        for name, short in ((TTFT, "ttft"), (ITL, "itl")):
+            places[f"{name}_count", tier] = _latency(f"{short}_count_{tier}")
+            places[f"{name}_sum", tier] = _latency(f"{short}_sum_s_{tier}")
         places["fleetkeeper_arrivals_total", tier] = _counter(f"arrivals_{tier}")
         places["fleetkeeper_arrivals_squared_total", tier] = _counter("arrivals_squared")
         places["fleetkeeper_waiting", tier] = _gauge(f"waiting_{tier}")
@@ -95,13 +105,16 @@ OPTIONAL: Final = frozenset(
         "fleetkeeper_memory_fragmentation_ratio",
         "fleetkeeper_live_limits_supported",
         "fleetkeeper_hung",
-        *(name for name, _ in PLACES if name.startswith(STEP_MODEL)),
+        *(name for name, _ in PLACES if name.startswith((STEP_MODEL, TTFT, ITL))),
     }
 )
 """Names of series that decisions do not require."""
 
 REQUIRED: Final = frozenset(name for name, _ in PLACES) - OPTIONAL
 SERIES: Final = frozenset(name for name, _ in PLACES)
+SHOWN: Final = frozenset(name for name, _ in PLACES if name.startswith((TTFT, ITL)))
+"""Names of series that no decision uses."""
+_LENGTHS: Final = {"latencies": len(Latencies._fields)}
 BUCKETS: Final = frozenset({f"{QUEUE_WAIT}_bucket", f"{BATCH_TIME}_bucket"})
 LABELS: Final = ("tier", "kind", "step_class")
 
@@ -130,7 +143,8 @@ class PodSeries:
         record, index = place
         sums = self._records.get(record)
         if sums is None:
-            sums = self._records[record] = [0.0] * len(StepSums._fields)
+            length = _LENGTHS.get(record, len(StepSums._fields))
+            sums = self._records[record] = [0.0] * length
         if name == "fleetkeeper_live_limits_supported":
             sums[index] = value
         else:
@@ -152,6 +166,7 @@ class PodSeries:
     def sample(self, pod: str, time: float, source: Source) -> PodSample:
         """Return the sample, including the names of required series that are missing."""
         decode, prefill = (self._records.get(step_class) for step_class in STEP_CLASSES)
+        latencies = self._records.get("latencies")
         return PodSample(
             pod,
             time,
@@ -162,6 +177,7 @@ class PodSeries:
             source,
             tuple(sorted(REQUIRED - self._names)) if not self._names >= REQUIRED else (),
             self._edges,
+            Latencies._make(latencies) if latencies else None,
         )
 
 

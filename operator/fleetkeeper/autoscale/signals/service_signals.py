@@ -50,6 +50,7 @@ class Signals:
     - `hung_pods` report a hung engine, `long_hung_pods` have reported it for HANG_S; neither need be ready.
     - `window`: the window that closed in this tick, if any. `rejudged`: the objectives changed, and
       attainment is counted from zero.
+    - `ttft_s`, `itl_s`: means of streamed answers over 30 s, for people; no decision uses them.
     - `is_direct`: every sample behind the rates was read directly from its pod.
     """
 
@@ -84,6 +85,8 @@ class Signals:
     old_pods: int = 0
     rejudged: bool = False
     is_direct: bool = False
+    ttft_s: float | None = None
+    itl_s: float | None = None
 
     @property
     def known(self) -> bool:
