@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -26,8 +27,10 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper.simulate.hardware import Hardware, known_hardware
-from naive_engine import ClosedLoop, Outcome, simulate
+from fleetkeeper.simulate.requests import Request
+from naive_vllm import ClosedLoop, Outcome, simulate
 
 GOAL: Final = 0.15
 """Largest median error of TPOT."""
@@ -67,15 +70,21 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A measured run and its simulation."""
+    """A measured run, its simulation by `fleetkeeper.simulate`, and that by the naive engine."""
 
     measured: Measured
     simulated: Outcome
+    naive: Outcome
 
     @property
     def tpot_error(self) -> float:
         """The relative error of TPOT, with its sign."""
         return self.simulated.tpot_s / self.measured.tpot_s - 1.0
+
+    @property
+    def naive_tpot_error(self) -> float:
+        """The relative error of the naive engine's TPOT, with its sign."""
+        return self.naive.tpot_s / self.measured.tpot_s - 1.0
 
     @property
     def ttft_error(self) -> float:
@@ -90,7 +99,8 @@ class Comparison:
     @property
     def fills_cache(self) -> bool:
         """Whether the KV cache was full: an estimate of its capacity then decides."""
-        return bool(self.simulated.preemptions or self.simulated.waited_steps)
+        naive = self.naive
+        return bool(self.simulated.preemptions or naive.preemptions or naive.waited_steps)
 
 
 def main() -> None:
@@ -113,9 +123,9 @@ def main() -> None:
         hardware = known_hardware()[family.hardware]
         if arguments.kernel_ratio is not None:
             hardware = replace(hardware, kernel_ratio=arguments.kernel_ratio)
-        if arguments.max_tokens is not None:
-            family = replace(family, max_tokens=arguments.max_tokens)  # noqa: PLW2901 - an override
-        found = [compare(hardware, family, row) for row in rows[family]]
+        max_tokens = arguments.max_tokens or family.max_tokens
+        settings = replace(family, max_tokens=max_tokens)
+        found = [compare(hardware, settings, row) for row in rows[family]]
         print_family(family, hardware, found)
         everything += found
     print(f"\nall: {summary(everything)}")
@@ -166,7 +176,35 @@ def compare(hardware: Hardware, family: Family, row: Measured) -> Comparison:
         shortest=family.shortest,
         max_tokens=family.max_tokens,
     )
-    return Comparison(row, simulate(hardware, load))
+    return Comparison(row, simulate_product(hardware, load), simulate(hardware, load))
+
+
+def simulate_product(hardware: Hardware, load: ClosedLoop) -> Outcome:
+    """Return the outcome of the same closed loop on the engine of `fleetkeeper.simulate`."""
+    spec = EngineSpec(
+        hardware.costs,
+        kv_capacity_tokens=hardware.kv_capacity_tokens,
+        max_sequences=load.concurrency,
+        max_tokens=load.max_tokens,
+        queue_limits=None,
+    )
+    engine = Engine(spec, hardware.name, started=0.0)
+    lengths = load.lengths()[::-1]
+    ended: list[Request] = []
+    for _ in range(min(load.concurrency, load.requests)):
+        engine.arrive(Request(0.0, 1, *lengths.pop()))
+    while not engine.is_idle:
+        engine.advance(math.nextafter(engine.time, math.inf))  # one step
+        finished = engine.take_ended()
+        ended += finished
+        for _ in finished[: len(lengths)]:
+            engine.arrive(Request(engine.time, 1, *lengths.pop()))
+    preemptions = engine.sample(engine.time).counters.preemptions
+    return Outcome.of(
+        [request.ttft_s for request in ended],
+        [request.tpot_s for request in ended],
+        int(preemptions),
+    )
 
 
 def print_family(family: Family, hardware: Hardware, found: Sequence[Comparison]) -> None:
@@ -176,16 +214,18 @@ def print_family(family: Family, hardware: Hardware, found: Sequence[Comparison]
         f"kernel ratio {hardware.kernel_ratio}, KV cache {hardware.kv_capacity_tokens:.0f} tokens"
     )
     print(
-        f"{'in':>6}{'out':>6}{'conc':>6}{'TPOT ms':>18}{'':>7}{'TTFT ms':>18}{'median':>9}{'mean':>8}"
+        f"{'in':>5}{'out':>6}{'conc':>5} |{'TPOT ms':>8}{'simulated':>16}{'naive':>15}"
+        f" |{'TTFT ms':>8}{'median':>15}{'mean':>15}"
     )
     for item in found:
-        row, outcome = item.measured, item.simulated
-        mark = f" kv, {outcome.preemptions} preempted" if item.fills_cache else ""
+        row, simulated = item.measured, item.simulated
+        mark = f" kv, {simulated.preemptions} preempted" if item.fills_cache else ""
         print(
-            f"{row.prompt:>6}{row.generated:>6}{row.concurrency:>6}"
-            f"{1e3 * row.tpot_s:>9.1f}{1e3 * outcome.tpot_s:>9.1f}{item.tpot_error:>+7.0%}"
-            f"{1e3 * row.ttft_s:>9.0f}{1e3 * outcome.ttft_s:>9.0f}{item.ttft_error:>+9.0%}"
-            f"{item.mean_ttft_error:>+8.0%}{mark}",
+            f"{row.prompt:>5}{row.generated:>6}{row.concurrency:>5} |{1e3 * row.tpot_s:>8.1f}"
+            f"{1e3 * simulated.tpot_s:>9.1f}{item.tpot_error:>+7.0%}"
+            f"{1e3 * item.naive.tpot_s:>8.1f}{item.naive_tpot_error:>+7.0%}"
+            f" |{1e3 * row.ttft_s:>8.0f}{1e3 * simulated.ttft_s:>8.0f}{item.ttft_error:>+7.0%}"
+            f"{1e3 * simulated.mean_ttft_s:>8.0f}{item.mean_ttft_error:>+7.0%}{mark}",
             flush=True,
         )
     print(summary(found))
@@ -197,6 +237,7 @@ def summary(found: Sequence[Comparison]) -> str:
     return "; ".join(
         f"{len(part)} rows {label}: TPOT {median(abs(i.tpot_error) for i in part):.1%} "
         f"(largest {max(abs(i.tpot_error) for i in part):.0%}), "
+        f"naive {median(abs(i.naive_tpot_error) for i in part):.1%}, "
         f"TTFT {median(abs(i.ttft_error) for i in part):.0%}, "
         f"as a mean {median(abs(i.mean_ttft_error) for i in part):.0%}"
         for label, part in (("in all", found), ("with room in the KV cache", fitting))

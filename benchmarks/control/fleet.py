@@ -48,7 +48,8 @@ from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
-from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
+from fleetkeeper.simulate.engine import H100_8B, Engine
+from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.step_terms import StepSums
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import program_path
@@ -95,7 +96,7 @@ class Engines:
 
     def __init__(self, services: int, pods: int) -> None:
         self.services, self.pods = services, pods
-        self.engines = [EnginePod(H100_8B, f"model-{i}", time.time() - 600) for i in range(8)]
+        self.engines = [Engine(H100_8B, f"model-{i}", time.time() - 600) for i in range(8)]
         self.random = Random(1)
         self.last = time.time()
         self.lock = threading.Lock()
@@ -107,9 +108,9 @@ class Engines:
             now = time.time()
             with self.lock:
                 for engine in self.engines:
+                    engine.advance(now)
                     if self.random.random() < 4 * (now - self.last):
-                        engine.arrive(Request(now, 1, 800.0, self.random.uniform(50, 300)), 0.0)
-                    engine.advance(self.last, now - self.last)
+                        engine.arrive(Request(now, 1, 800, self.random.randint(50, 300)))
             self.last = now
 
     def text(self, shard: int) -> bytes:

@@ -21,7 +21,8 @@ from fleetkeeper.autoscale.tick import decide_service
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, PodView, PutOutcome
 from fleetkeeper.common.budget import Budget
 from fleetkeeper.runtime import heap
-from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
+from fleetkeeper.simulate.engine import H100_8B, Engine
+from fleetkeeper.simulate.requests import Request
 
 START_S = 1_000_000.0
 
@@ -29,14 +30,15 @@ START_S = 1_000_000.0
 def scrapes(pods: int, ticks: int) -> list[tuple[PodSample, ...]]:
     """Return scrapes of `pods` loaded engines, one row per tick of 5 s."""
     random = Random(1)
-    engines = [EnginePod(H100_8B, f"chat-{i}", START_S - 600) for i in range(pods)]
+    engines = [Engine(H100_8B, f"chat-{i}", START_S - 600) for i in range(pods)]
     rows, now = [], START_S
     for tick in range(ticks * 20):
         for engine in engines:
             if random.random() < 0.9:
-                engine.arrive(Request(now, 1, 800.0, random.uniform(50, 300)), 0.0)
-            engine.advance(now, 0.25)
+                engine.arrive(Request(now, 1, 800, random.randint(50, 300)))
         now += 0.25
+        for engine in engines:
+            engine.advance(now)
         if tick % 20 == 19:
             rows.append(tuple(engine.sample(now) for engine in engines))
     return rows

@@ -29,9 +29,9 @@ from fleetkeeper.adapters.engine import CONTROL_PORT
 from fleetkeeper.adapters.keys import ControlKeys, new_control_keys
 from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper.autoscale.capacity.step_time_model import StepTime
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.simulate.engine_model import Engine, EnginePod, Request
+from fleetkeeper.simulate.engine import Engine, EngineSpec, StepCosts
+from fleetkeeper.simulate.requests import Request
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.engine_metrics import metrics_text
@@ -42,9 +42,9 @@ from tests.support.operator_world import World
 from tests.support.prometheus_proxy import PrometheusProxy
 
 EDGES: Final = Edges(0.5, 0.05)
-SMALL: Final = Engine(StepTime(0.010, 0.010, 2.0e-5, 5.0e-6, 0.0), max_sequences=8)
+SMALL: Final = EngineSpec(StepCosts(0.010, 0.010, 2.0e-5, 5.0e-6, 0.0), max_sequences=8)
 """8 sequences at a time, 10 ms a step: with 100 tokens a request, 8 requests a second at most."""
-TOKENS: Final = 100.0
+TOKENS: Final = 100
 PASSWORD: Final = "canary-of-prometheus"
 """Part of the operator's Prometheus URL; it must appear nowhere else."""
 ADDRESSES: Final = 32
@@ -84,7 +84,7 @@ class LoopbackEngines(PrometheusProxy):
         self.slandered: set[str] = set()
         """Pods for which Prometheus gets a sample that says they hang."""
         self.url = ""
-        self._engines: dict[str, EnginePod] = {}
+        self._engines: dict[str, Engine] = {}
         self._random = Random(1)
         self._runners: list[web.AppRunner] = []
 
@@ -221,13 +221,13 @@ class LoopbackEngines(PrometheusProxy):
                 engines = [self._engine(pod) for pod in self.pods(service)]
                 if not engines:
                     continue
+                for engine in engines:
+                    engine.advance(now)
                 owed[service] = owed.get(service, 0.0) + rate * min(now - last, 1.0)
                 while owed[service] >= 1.0:
                     owed[service] -= 1.0
-                    engine = min(engines, key=lambda e: e.running + sum(map(len, e.queues)))
+                    engine = min(engines, key=lambda e: e.load)
                     engine.arrive(Request(now, 1, TOKENS, TOKENS), self._random.random())
-                for engine in engines:
-                    engine.advance(last, now - last)
             last = now
 
     def _write(self, name: str, text: str) -> Path:
@@ -242,10 +242,10 @@ class LoopbackEngines(PrometheusProxy):
         for address in addresses:
             await web.TCPSite(runner, address, port).start()
 
-    def _engine(self, pod: dict[str, Any]) -> EnginePod:
+    def _engine(self, pod: dict[str, Any]) -> Engine:
         uid = pod["metadata"]["uid"]
         if uid not in self._engines:
-            self._engines[uid] = EnginePod(SMALL, pod["metadata"]["name"], time.time())
+            self._engines[uid] = Engine(SMALL, pod["metadata"]["name"], time.time())
         return self._engines[uid]
 
     def _pod_at(self, request: web.Request) -> dict[str, Any]:

@@ -17,17 +17,16 @@ from typing import Any, Final
 from aiohttp import web
 
 from fleetkeeper.adapters.engine import CONTROL_PORT
-from fleetkeeper.autoscale.capacity.step_time_model import StepTime
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.simulate.engine_model import Engine, EnginePod
+from fleetkeeper.simulate.engine import Engine, EngineSpec, StepCosts
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.engine_metrics import metrics_text
 
 NETWORK: Final = "127.77"
 ADDRESSES_A_NODE: Final = 32
 EDGES: Final = Edges(0.5, 0.05)
-IDLE: Final = Engine(StepTime(0.010, 0.010, 2.0e-5, 5.0e-6, 0.0), max_sequences=256)
-IDLE_POD: Final = EnginePod(IDLE, "idle", time.time())
+IDLE: Final = EngineSpec(StepCosts(0.010, 0.010, 2.0e-5, 5.0e-6, 0.0), max_sequences=256)
+IDLE_POD: Final = Engine(IDLE, "idle", time.time())
 """Every address answers with the samples of one engine: idle ones are all alike."""
 READY_TIMEOUT: Final = "120s"
 

@@ -25,6 +25,7 @@ import yaml
 from fleetkeeper.autoscale.capacity.step_time_model import StepModel, learned
 from fleetkeeper.autoscale.constants import MODEL_STEPS
 from fleetkeeper.autoscale.signals.windows import Window
+from fleetkeeper.simulate.engine import StepCosts
 
 KERNEL_RATIO: Final = 1.1
 """Measured time of a step over the time of its kernels: the lower end of 1.1 to 1.15 (70B in FP8)."""
@@ -106,6 +107,20 @@ class Hardware:
             + self.step_overhead_s
             + self.sequence_overhead_s * sequences
             + self.request_overhead_s * admitted
+        )
+
+    @property
+    def costs(self) -> StepCosts:
+        """The coefficients that the simulated engine uses, with the overheads in them."""
+        ratio = self.kernel_ratio
+        return StepCosts(
+            t0_s=ratio * self.t0_s + self.step_overhead_s,
+            w_s=ratio * self.w_s,
+            g_s=ratio * self.g_s,
+            b_s=ratio * self.b_s + self.sequence_overhead_s,
+            c_s=ratio * self.c_s,
+            q_s=ratio * self.q_s,
+            request_s=self.request_overhead_s,
         )
 
 

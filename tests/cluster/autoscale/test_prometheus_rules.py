@@ -18,10 +18,11 @@ from aiohttp import ClientError, ClientSession, web
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusError, PrometheusSettings
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.observe import observe_service
-from fleetkeeper.autoscale.signals.samples import Counters, PodSample
+from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper.autoscale.types import Grade, PodView
-from fleetkeeper.simulate.engine_model import H100_8B, EnginePod, Request
+from fleetkeeper.simulate.engine import H100_8B, Engine
+from fleetkeeper.simulate.requests import Request
 from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.engine_metrics import metrics_text
 
@@ -54,12 +55,12 @@ class World:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.engines: dict[str, EnginePod] = {}
+        self.engines: dict[str, Engine] = {}
         self.services: dict[str, tuple[str, str]] = {}
         for namespace, name in SERVICES:
             for i in range(2):
                 pod = f"{name}-{i}"
-                self.engines[pod] = EnginePod(H100_8B, pod, time.time())
+                self.engines[pod] = Engine(H100_8B, pod, time.time())
                 self.services[pod] = (namespace, name)
         self.random = Random(1)
         self.garbage = ""
@@ -128,9 +129,9 @@ class World:
             await asyncio.sleep(0.25)
             now = time.time()
             for engine in self.engines.values():
+                engine.advance(now)
                 if self.random.random() < 4 * (now - last):
-                    engine.arrive(Request(now, 1, 500.0, 100.0), 0.0)
-                engine.advance(last, now - last)
+                    engine.arrive(Request(now, 1, 500, 100))
             last = now
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -187,10 +188,8 @@ async def test_real_samples_become_signals(world: World) -> None:
                 assert 0 <= time.time() - row.time < 30
                 assert row.decode is not None
                 assert row.prefill is None
-                assert (
-                    row.counters.arrivals_standard
-                    <= world.engines[row.pod].counters[Counters._fields.index("arrivals_standard")]
-                )
+                now = world.engines[row.pod].sample(time.time()).counters
+                assert row.counters.arrivals_standard <= now.arrivals_standard
         await signals_agree(world, prometheus)
         await rules_evaluate(world)
         world.garbage = "<html>"

@@ -83,6 +83,22 @@ def test_kernels_and_overheads_are_kept_apart() -> None:
     assert hardware.step_time_s(*content, admitted=2) == pytest.approx(1.1 * kernels + overhead)
 
 
+@pytest.mark.parametrize("prefill", [0, 300])
+def test_the_simulated_engine_uses_the_same_step_times(prefill: int) -> None:
+    hardware = known_hardware()["h200-70b-fp8"]
+    pairs = prefill * prefill / 2
+    costs = hardware.costs
+    step_s = (
+        costs.t0_s
+        + max(costs.w_s, costs.g_s * (prefill + 8))
+        + costs.b_s * 8
+        + costs.c_s * 5000
+        + costs.q_s * pairs
+        + costs.request_s * 3
+    )
+    assert step_s == pytest.approx(hardware.step_time_s(prefill, 8, 5000, pairs, admitted=3))
+
+
 AMOUNTS = st.tuples(
     st.floats(0, 16_384),
     st.floats(0, 1024),

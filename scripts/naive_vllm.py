@@ -52,7 +52,14 @@ class Outcome:
     mean_ttft_s: float
     tpot_s: float
     preemptions: int
-    waited_steps: int
+    waited_steps: int = 0
+
+    @classmethod
+    def of(
+        cls, ttft_s: list[float], tpot_s: list[float], preemptions: int, waited_steps: int = 0
+    ) -> Outcome:
+        """Return the outcome of requests with these times."""
+        return cls(median(ttft_s), mean(ttft_s), median(tpot_s), preemptions, waited_steps)
 
 
 @dataclass(slots=True)
@@ -175,15 +182,11 @@ def simulate(hardware: Hardware, load: ClosedLoop) -> Outcome:
         for _ in finished:
             if lengths:
                 _send(engine, lengths)
-    waits = [sequence.first - sequence.sent for sequence in ended]
-    return Outcome(
-        ttft_s=median(waits),
-        mean_ttft_s=mean(waits),
-        tpot_s=median(
-            (sequence.ended - sequence.first) / max(1, sequence.generated - 1) for sequence in ended
-        ),
-        preemptions=engine.preemptions,
-        waited_steps=engine.waited_steps,
+    return Outcome.of(
+        [sequence.first - sequence.sent for sequence in ended],
+        [(row.ended - row.first) / max(1, row.generated - 1) for row in ended],
+        engine.preemptions,
+        engine.waited_steps,
     )
 
 

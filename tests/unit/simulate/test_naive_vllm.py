@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fleetkeeper.simulate.hardware import known_hardware
-from naive_engine import ClosedLoop, simulate
+from naive_vllm import ClosedLoop, simulate
 
 HARDWARE = known_hardware()["h100-8b"]
 
