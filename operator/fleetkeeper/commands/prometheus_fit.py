@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, Final
 
 import requests
@@ -64,7 +65,9 @@ def fit_from_prometheus(url: str, namespace: str, name: str, hours: float) -> Fi
     begin = datetime.fromtimestamp(end.timestamp() - 3600 * hours, UTC)
     step_s = max(POINT_S, 3600 * hours / MOST_POINTS)
     scope = f'namespace="{label_value(namespace)}", inference_service="{label_value(name)}"'
-    query = f'max by (__name__, pod, tier, step_class) ({{__name__=~"fleetkeeper_({NAMES})", {scope}}})'
+    query = (
+        f'max by (__name__, pod, tier, step_class) ({{__name__=~"fleetkeeper_({NAMES})", {scope}}})'
+    )
     rows = history.range(query, begin, end, step_s)
     if not rows:
         raise NoFit(
@@ -129,7 +132,7 @@ def _windows(samples: Samples) -> tuple[list[Window], Counters, float]:
     prefill: dict[tuple[float, float], StepSums] = defaultdict(StepSums)
     total = Counters()
     for rows in samples.values():
-        for before, after in zip(rows, rows[1:], strict=False):
+        for before, after in pairwise(rows):
             span = (before.time, after.time)
             decode[span] = _plus(decode[span], _grown(before.decode, after.decode))
             prefill[span] = _plus(prefill[span], _grown(before.prefill, after.prefill))

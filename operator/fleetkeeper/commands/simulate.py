@@ -45,6 +45,7 @@ def simulate(
             "--file", "-f", help="YAML file with the InferenceService, or - for standard input."
         ),
     ],
+    *,
     service: Annotated[
         str,
         typer.Option(
@@ -98,9 +99,7 @@ def simulate(
     ] = None,
     hours: Annotated[
         float | None,
-        typer.Option(
-            min=0.02, max=336, help="Length of the run in hours.", rich_help_panel=LOAD
-        ),
+        typer.Option(min=0.02, max=336, help="Length of the run in hours.", rich_help_panel=LOAD),
     ] = None,
     prompt_tokens: Annotated[
         float | None,
@@ -110,9 +109,7 @@ def simulate(
     ] = None,
     output_tokens: Annotated[
         float | None,
-        typer.Option(
-            min=1, help="Mean output of the pattern. Default: 200.", rich_help_panel=LOAD
-        ),
+        typer.Option(min=1, help="Mean output of the pattern. Default: 200.", rich_help_panel=LOAD),
     ] = None,
     tiers: Annotated[
         str | None,
@@ -211,11 +208,15 @@ def simulate(
     checked = _only_service(read_inputs([file], context, namespace).checked, service)
     if fit_from_prometheus is not None:
         if hardware is not None:
-            raise typer.BadParameter("is measured with --fit-from-prometheus", param_hint="--hardware")
+            raise typer.BadParameter(
+                "is measured with --fit-from-prometheus", param_hint="--hardware"
+            )
         machine, options = _fitted(checked, fit_from_prometheus, fit_hours, options)
     elif hardware is None:
         names = ", ".join(known_hardware())
-        raise typer.BadParameter(f"is missing; give a file or one of {names}", param_hint="--hardware")
+        raise typer.BadParameter(
+            f"is missing; give a file or one of {names}", param_hint="--hardware"
+        )
     else:
         machine = read_hardware(hardware)
     cases, notes = cases_of(checked, machine, context, alternatives, what_ifs)
@@ -248,7 +249,9 @@ def _only_service(checked: Sequence[Checked], wanted: str) -> Checked:
     named = {_full_name(one): one for one in checked}
     if wanted:
         if wanted not in named:
-            stop(ExitCode.NO_INPUT, f"--service {wanted}: not in the file; it has {', '.join(named)}")
+            stop(
+                ExitCode.NO_INPUT, f"--service {wanted}: not in the file; it has {', '.join(named)}"
+            )
         return named[wanted]
     if len(checked) > 1:
         raise typer.BadParameter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -166,7 +167,8 @@ def _without_long(path: Path, trace: Trace, longest: int) -> tuple[Trace, tuple[
     left_out = len(trace.rows) - len(rows)
     if not rows:
         stop(
-            ExitCode.BAD_INPUT, f"{path}: every request is longer than engine.maxModelLength ({longest})"
+            ExitCode.BAD_INPUT,
+            f"{path}: every request is longer than engine.maxModelLength ({longest})",
         )
     if not left_out:
         return trace, ()
@@ -202,9 +204,8 @@ def cases_of(
     cases, notes = [Case(model)], list(model.notes)
     for what_if in what_ifs:
         origin = f"--what-if {what_if.text}: "
-        changed = understood(
-            "--what-if", lambda w=what_if: changed_manifest(dict(checked.document.manifest), w)
-        )
+        manifest = dict(checked.document.manifest)
+        changed = understood("--what-if", partial(changed_manifest, manifest, what_if))
         document = replace(checked.document, manifest=changed)
         other = read_model(checked_service(document, context, None), hardware, origin=origin)
         if replace(other, notes=()) == replace(model, notes=()):

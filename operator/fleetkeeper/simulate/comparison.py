@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -46,9 +46,9 @@ class Setting:
 
     load: Load
     seconds: float
-    targets: Targets = Targets()
+    targets: Targets = field(default_factory=Targets)
     seeds: int = 5
-    faults: Faults = Faults()
+    faults: Faults = field(default_factory=Faults)
 
 
 class Spread(NamedTuple):
@@ -136,7 +136,10 @@ def _result(case: Case, setting: Setting, progress: Progress) -> Result:
     return Result(
         case,
         {name: spread(values) for name, values in figures.items()},
-        {tier: {name: spread(values) for name, values in row.items()} for tier, row in tiers.items()},
+        {
+            tier: {name: spread(values) for name, values in row.items()}
+            for tier, row in tiers.items()
+        },
         moments,
     )
 

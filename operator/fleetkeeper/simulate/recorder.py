@@ -63,7 +63,7 @@ class Recorder:
     moments: list[Moment] = field(default_factory=list)
     _inner_at: float = -math.inf
     _row_at: float = -math.inf
-    _before: Counters = Counters()
+    _before: Counters = field(default_factory=Counters)
 
     def tick(self, cluster: Cluster, now: float) -> None:
         """Let the autoscaler decide if it is due, and record a row if one is due."""

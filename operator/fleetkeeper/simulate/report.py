@@ -123,7 +123,9 @@ SERVICE: Final[Sequence[Column]] = (
     Column("REFUSED", "refused", "whole", "requests that got status 429, or found no replica"),
     Column("LOST", "lost", "whole", "requests in an engine that ended"),
     Column("GPU-HOURS", "gpu_hours", "number", "replica-hours times the GPUs of a replica"),
-    Column("REPLICA-HOURS", "replica_hours", "number", "from the creation of replicas to their end"),
+    Column(
+        "REPLICA-HOURS", "replica_hours", "number", "from the creation of replicas to their end"
+    ),
 )
 LATENCY: Final[Sequence[Column]] = (
     Column("TTFT P50", "ttft_p50_s", "seconds", "time to the first token, median"),

@@ -63,9 +63,7 @@ def _cells(columns: Sequence[Column], result: Result) -> Iterator[Text]:
 
 def _tiers(results: Sequence[Result]) -> Table | None:
     """Return the SLO attainment and the refusals of each tier; None if there is only one tier."""
-    used = [
-        tier for tier, figures in results[0].tiers.items() if figures["requests"].most > 0
-    ]
+    used = [tier for tier, figures in results[0].tiers.items() if figures["requests"].most > 0]
     if len(used) < 2:
         return None
     table = _new_table()

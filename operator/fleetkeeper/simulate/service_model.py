@@ -15,7 +15,7 @@ from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.signals.series_map import edges_of
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.simulate.cluster import ColdStart
-from fleetkeeper.simulate.engine import EngineSpec, StepCosts
+from fleetkeeper.simulate.engine import EngineSpec
 from fleetkeeper.simulate.hardware import Hardware, floor_s
 
 COLD_START_SIGMA = 0.25
@@ -45,22 +45,10 @@ class ServiceModel:
 
 
 def engine_spec(hardware: Hardware, spec: InferenceServiceSpec) -> EngineSpec:
-    """Return the simulated engine of a service on this hardware.
-
-    The factor of the kernels' time and the overheads become part of the coefficients:
-    `t0 = kernel_ratio x t0 + step_overhead`, `b = kernel_ratio x b + sequence_overhead`.
-    """
-    ratio, tiers = hardware.kernel_ratio, spec.tiers
+    """Return the simulated engine of a service on this hardware."""
+    tiers = spec.tiers
     return EngineSpec(
-        StepCosts(
-            t0_s=ratio * hardware.t0_s + hardware.step_overhead_s,
-            w_s=ratio * hardware.w_s,
-            g_s=ratio * hardware.g_s,
-            b_s=ratio * hardware.b_s + hardware.sequence_overhead_s,
-            c_s=ratio * hardware.c_s,
-            q_s=ratio * hardware.q_s,
-            request_s=hardware.request_overhead_s,
-        ),
+        hardware.costs,
         kv_capacity_tokens=hardware.kv_capacity_tokens,
         max_sequences=spec.batching.max_sequences,
         max_tokens=spec.batching.max_tokens,

@@ -77,7 +77,9 @@ def parse_trace(name: str, content: bytes, kv_capacity_tokens: float) -> Trace:
 
 def _text(name: str, content: bytes) -> str:
     if name.endswith(".gz") and content and not content.startswith(GZIP_MAGIC):
-        raise BadTrace(f"{name}: the name ends in .gz, but the content is not gzip; rename the file")
+        raise BadTrace(
+            f"{name}: the name ends in .gz, but the content is not gzip; rename the file"
+        )
     try:
         if content.startswith(GZIP_MAGIC):
             content = gzip.decompress(content)
@@ -143,7 +145,7 @@ def _whole(place: str, column: str, text: str) -> int:
 
 def _ordered(name: str, rows: list[Row], *, has_tiers: bool) -> Trace:
     late = sum([b[0] < a[0] for a, b in pairwise(rows)])
-    notes = ()
+    notes: tuple[str, ...] = ()
     if late:
         rows.sort(key=lambda row: row[0])
         notes = (f"{name}: {late} rows were earlier than the row before them; the trace is sorted",)
