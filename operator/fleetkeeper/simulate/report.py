@@ -117,25 +117,27 @@ class Column:
 
 SERVICE: Final[Sequence[Column]] = (
     Column("SLO ATTAINMENT", "slo_attainment", "percent", "requests within both targets, of all"),
-    Column("GOODPUT/S", "goodput_per_s", "number", "requests per second within both targets"),
+    Column("GOODPUT /S", "goodput_per_s", "number", "requests per second within both targets"),
     Column("WAIT ATTAINED", "queue_wait_attainment", "percent", "queue waits within the objective"),
     Column("BATCH ATTAINED", "batch_time_attainment", "percent", "steps within the objective"),
     Column("REFUSED", "refused", "whole", "requests that got status 429, or found no replica"),
     Column("LOST", "lost", "whole", "requests in an engine that ended"),
-    Column("GPU-HOURS", "gpu_hours", "number", "replica-hours times the GPUs of a replica"),
-    Column(
-        "REPLICA-HOURS", "replica_hours", "number", "from the creation of replicas to their end"
-    ),
 )
 LATENCY: Final[Sequence[Column]] = (
     Column("TTFT P50", "ttft_p50_s", "seconds", "time to the first token, median"),
     Column("TTFT P95", "ttft_p95_s", "seconds", "time to the first token, 95th percentile"),
     Column("TPOT P50", "tpot_p50_s", "seconds", "mean ITL of a request, median"),
     Column("TPOT P95", "tpot_p95_s", "seconds", "mean ITL of a request, 95th percentile"),
+    Column("PREEMPTIONS", "preemptions", "whole", "sequences computed again for lack of KV cache"),
+)
+COST: Final[Sequence[Column]] = (
+    Column("GPU HOURS", "gpu_hours", "number", "replica-hours times the GPUs of a replica"),
+    Column(
+        "REPLICA HOURS", "replica_hours", "number", "from the creation of replicas to their end"
+    ),
     Column("MOST REPLICAS", "most_replicas", "whole", "the most replicas at any time"),
     Column("CHANGES", "replica_changes", "whole", "changes of the number of replicas"),
     Column("REVERSALS", "replica_reversals", "whole", "changes in the other direction"),
-    Column("PREEMPTIONS", "preemptions", "whole", "sequences computed again for lack of KV cache"),
 )
 CPU: Final[Sequence[Column]] = (
     Column("ENGINE MODEL CPU", "engine_cpu_s", "seconds", "of this simulation, per run"),
@@ -157,9 +159,12 @@ def value_text(value: float, form: str) -> str:
 
 
 def spread_text(spread: Spread, form: str) -> str:
-    """Return `least..most`, or an empty string if both look like the median."""
+    """Return `least..most`, the unit once; an empty string if both look like the median."""
     median, least, most = (value_text(value, form) for value in spread)
-    return "" if median == least == most else f"{least}..{most}"
+    if median == least == most:
+        return ""
+    (low, space, unit), (_, _, other) = least.partition(" "), most.partition(" ")
+    return f"{low if space and unit == other else least}..{most}"
 
 
 def seconds_text(value: float) -> str:

@@ -10,6 +10,7 @@ from importlib import resources
 from fleetkeeper.simulate.comparison import Result
 from fleetkeeper.simulate.recorder import Moment
 from fleetkeeper.simulate.report import (
+    COST,
     CPU,
     LATENCY,
     SERVICE,
@@ -68,9 +69,10 @@ def _body(report: Report) -> Iterator[str]:
         yield from (f"<li>{escape(note)}</li>" for note in report.notes)
         yield "</ul>"
     yield _section("Result")
-    yield _table("Service levels and cost", SERVICE, report.results)
+    yield _table("Service level", SERVICE, report.results)
+    yield _table("Cost and stability", COST, report.results)
     yield _scatter(report)
-    yield _table("Latency and stability", LATENCY, report.results)
+    yield _table("Latency", LATENCY, report.results)
     yield from _tiers(report.results)
     yield _section("Load and replicas")
     yield from _replicas(report)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from fleetkeeper.simulate.comparison import Result
 from fleetkeeper.simulate.report import (
+    COST,
     CPU,
     LATENCY,
     SERVICE,
@@ -28,7 +29,7 @@ def report_tables(report: Report) -> Group:
     parts += [Text(f"note: {note}", style="yellow") for note in report.notes]
     if report.setting.seeds > 1:
         parts.append(Text("Medians over the seeds, with min..max.", style="dim"))
-    for columns in (SERVICE, LATENCY):
+    for columns in (SERVICE, COST, LATENCY):
         parts += [Text(), _table(columns, report.results)]
     tiers = _tiers(report.results)
     if tiers is not None:
@@ -37,17 +38,24 @@ def report_tables(report: Report) -> Group:
     return Group(*parts)
 
 
-def _new_table() -> Table:
-    return Table(box=None, pad_edge=False, header_style="bold")
+def _new_table(titles: Sequence[str]) -> Table:
+    """Return an empty table. Titles of two words take two lines, so that columns are narrow."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(FIRST, no_wrap=True)
+    for title in titles:
+        table.add_column(title.replace(" ", "\n"), justify="right", no_wrap=True)
+    return table
+
+
+def _name(result: Result) -> str:
+    """Return the name, a what-if below the autoscaler."""
+    return result.name.replace(" ", "\n")
 
 
 def _table(columns: Sequence[Column], results: Sequence[Result]) -> Table:
-    table = _new_table()
-    table.add_column(FIRST, overflow="fold", min_width=11)
-    for column in columns:
-        table.add_column(column.title, justify="right")
+    table = _new_table([column.title for column in columns])
     for result in results:
-        table.add_row(result.name, *_cells(columns, result))
+        table.add_row(_name(result), *_cells(columns, result))
     return table
 
 
@@ -66,16 +74,14 @@ def _tiers(results: Sequence[Result]) -> Table | None:
     used = [tier for tier, figures in results[0].tiers.items() if figures["requests"].most > 0]
     if len(used) < 2:
         return None
-    table = _new_table()
-    table.add_column(FIRST, overflow="fold", min_width=11)
-    for tier in used:
-        table.add_column(f"{tier.upper()} ATTAINMENT", justify="right")
-        table.add_column(f"{tier.upper()} REFUSED", justify="right")
+    table = _new_table(
+        [f"{tier.upper()} {what}" for tier in used for what in ("ATTAINMENT", "REFUSED")]
+    )
     for result in results:
         cells = []
         for tier in used:
             figures = result.tiers[tier]
             cells.append(value_text(figures["slo_attainment"].median, "percent"))
             cells.append(value_text(figures["refused"].median, "whole"))
-        table.add_row(result.name, *cells)
+        table.add_row(_name(result), *cells)
     return table

@@ -61,7 +61,10 @@ def test_the_same_options_give_the_same_report() -> None:
 
 
 def test_a_seed_gives_every_case_the_same_requests() -> None:
-    cases = [Case(model()), *(Case(model(), one) for one in parse_alternatives("static:3,advisory"))]
+    cases = [
+        Case(model()),
+        *(Case(model(), one) for one in parse_alternatives("static:3,advisory")),
+    ]
     results = compare(cases, setting())
     assert len({result.figures["requests"] for result in results}) == 1
     assert results[0].figures["requests"].least < results[0].figures["requests"].most
@@ -97,13 +100,13 @@ def test_an_hpa_scales_to_its_target_and_not_without_metrics() -> None:
     case = Case(model(), alternative("hpa-concurrency:1"))
     (with_metrics,) = compare([case], setting(120.0, 12.0, seeds=1))
     assert with_metrics.figures["most_replicas"].median == 4
-    blind = setting(120.0, 12.0, seeds=1, faults=parse_faults(["metrics:0-120"]))
+    blind = setting(120.0, 12.0, seeds=1, faults=parse_faults(["metrics:0-200"]))
     (without,) = compare([case], blind)
     assert without.figures["most_replicas"].median == 2
 
 
 def test_faults_reach_the_cluster() -> None:
-    faults = parse_faults(["crash:30", "gpus:0-120"])
+    faults = parse_faults(["crash:30", "gpus:0-200"])
     case = Case(model(), alternative("hpa-concurrency:1"))
     (result,) = compare([case], setting(120.0, 12.0, seeds=1, faults=faults))
     assert result.figures["most_replicas"].median == 4

@@ -9,7 +9,9 @@ import pytest
 from fleetkeeper.simulate.trace_file import BadTrace, parse_trace
 
 HEADER = "t_s,input_tokens,output_tokens\n"
-GOOD = "t_s,client,input_tokens,output_tokens,tier\n5.5,a,100,20,realtime\n6,b,7,0,\n\n9,c,1,1,batch\n"
+GOOD = (
+    "t_s,client,input_tokens,output_tokens,tier\n5.5,a,100,20,realtime\n6,b,7,0,\n\n9,c,1,1,batch\n"
+)
 
 
 def test_a_trace_starts_at_zero_and_ignores_other_columns_and_blank_lines() -> None:
