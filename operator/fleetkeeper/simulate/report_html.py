@@ -41,6 +41,9 @@ HARDWARE_WORDS = (
 )
 
 
+ACRONYMS = frozenset({"SLO", "GPU", "TTFT", "TPOT", "CPU"})
+
+
 def report_page(report: Report) -> str:
     """Return the page."""
     style = resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
@@ -115,9 +118,15 @@ def _whole(value: float) -> str:
 # -- tables -------------------------------------------------------------------------------------------
 
 
+def heading(title: str) -> str:
+    """Return a column's title for the page: only acronyms stay in capitals."""
+    words = [word if word in ACRONYMS else word.lower() for word in title.split(" ")]
+    return " ".join([words[0][0].upper() + words[0][1:], *words[1:]]).replace(" /s", "/s")
+
+
 def _table(caption: str, columns: Sequence[Column], results: Sequence[Result]) -> str:
     heads = [
-        f'<th scope="col" title="{escape(column.help)}">{escape(column.title.capitalize())}</th>'
+        f'<th scope="col" title="{escape(column.help)}">{escape(heading(column.title))}</th>'
         for column in columns
     ]
     rows = []
@@ -200,7 +209,7 @@ def _replicas(report: Report) -> Iterator[str]:
         title,
         Panel(
             title,
-            [Series("requests/s", LOAD, load, area=True)],
+            [Series("", LOAD, load, area=True), Series("requests/s", LOAD, load)],
             seconds,
             axis_to(highest, lambda value: f"{value:g}"),
             150,

@@ -26,7 +26,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line. `style`: number of its color, LOAD for the load's. `steps`: each value holds until the next. `area`: filled."""
+    """A line. `style`: number of its color, LOAD for the load's. `steps`: each value holds until the next. `area`: filled, without a line."""
 
     name: str
     style: int
@@ -151,7 +151,8 @@ def _line(series: Series, points: Sequence[Point], bottom: float) -> Iterator[st
     style = style_name(series.style)
     if series.area:
         yield f'<path class="area {style}" d="{path}V{bottom:.1f}H{points[0][0]:.1f}Z"/>'
-    yield f'<path class="line {style}" d="{path}"/>'
+    else:
+        yield f'<path class="line {style}" d="{path}"/>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ def _label(
     """Return a label beside a point, moved down while another one is there."""
     width = LETTER * len(name)
     left = x + 9 if x + 9 + width < WIDTH else x - 9 - width
-    place = y + 4
+    place = y - 8
     free = [place + LINE * number * sign for number in range(len(taken) + 2) for sign in (1, -1)]
     for candidate in free:
         is_inside = TOP + 4 <= candidate <= bottom

@@ -148,7 +148,7 @@ def _ordered(name: str, rows: list[Row], *, has_tiers: bool) -> Trace:
     notes: tuple[str, ...] = ()
     if late:
         rows.sort(key=lambda row: row[0])
-        notes = (f"{name}: {late} rows were earlier than the row before them; the trace is sorted",)
+        notes = (f"{name}: rows out of order: {late}; the trace is sorted by {TIME}",)
     first = rows[0][0]
     moved = tuple((row[0] - first, *row[1:]) for row in rows) if first else tuple(rows)
     return Trace(moved, has_tiers, notes)

@@ -22,7 +22,7 @@ from fleetkeeper.simulate.hardware import known_hardware
 from fleetkeeper.simulate.loads import trace
 from fleetkeeper.simulate.recorder import Moment
 from fleetkeeper.simulate.report import Report, duration_text, seconds_text, value_text
-from fleetkeeper.simulate.report_html import report_page
+from fleetkeeper.simulate.report_html import heading, report_page
 from fleetkeeper.simulate.report_svg import Axis, axis_to, known_runs, log_axis
 from fleetkeeper.simulate.report_table import report_tables
 from fleetkeeper.simulate.service_model import model_of
@@ -194,6 +194,9 @@ def test_figures_are_written_for_people() -> None:
     )] == ["99.9%", "1,234", "12.35", "1,234", "-"]  # fmt: skip
     assert [seconds_text(value) for value in (0.0, 0.0123, 1.234, 125.0, 9000.0)] == [
         "0 s", "12.3 ms", "1.23 s", "125 s", "2.5 h",
+    ]  # fmt: skip
+    assert [heading(title) for title in ("SLO ATTAINMENT", "GOODPUT /S", "TTFT P50")] == [
+        "SLO attainment", "Goodput/s", "TTFT p50",
     ]  # fmt: skip
     assert [duration_text(value) for value in (45.0, 3600.0, 86_400.0)] == [
         "45 s",

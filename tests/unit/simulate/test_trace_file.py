@@ -35,7 +35,7 @@ def test_unsorted_rows_are_sorted_and_a_note_says_how_many() -> None:
     trace = parse_trace("t.csv", (HEADER + "3,1,1\n1,2,1\n2,3,1\n").encode(), 1000)
     assert [row[0] for row in trace.rows] == [0.0, 1.0, 2.0]
     (note,) = trace.notes
-    assert "1 rows" in note
+    assert "out of order: 1" in note
     assert "sorted" in note
 
 
