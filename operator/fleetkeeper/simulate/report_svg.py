@@ -64,7 +64,7 @@ class Axis:
 
 def round_step(step: float) -> float:
     """Return the next of 1, 2, 5, 10 ... times a power of ten."""
-    power = 10 ** math.floor(math.log10(step))
+    power = float(10 ** math.floor(math.log10(step)))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= step * (1 - 1e-9))
 
 
