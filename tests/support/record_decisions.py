@@ -24,12 +24,12 @@ sys.path.insert(0, str(ROOT))
 
 from fleetkeeper.autoscale import report as control_report  # noqa: E402
 from fleetkeeper.autoscale.types import ControlSettings  # noqa: E402
-from fleetkeeper.simulate import closed_loop  # noqa: E402
-from fleetkeeper.simulate.closed_loop import Scenario  # noqa: E402
-from fleetkeeper.simulate.engine_model import H100_70B  # noqa: E402
+from fleetkeeper.simulate import autoscalers  # noqa: E402
+from fleetkeeper.simulate.engine import H100_70B  # noqa: E402
 from tests.support import plan_cluster, plan_world  # noqa: E402 - found by the line above
 from tests.support.control_cases import reported_status  # noqa: E402
 from tests.support.random_specs import random_spec  # noqa: E402
+from tests.support.simulated import Case, played  # noqa: E402
 
 
 def plain(value: object) -> Any:
@@ -51,16 +51,16 @@ def burst(low: float, high: float) -> Callable[[float], float]:
     return lambda t: high if 300 <= t % 1200 < 600 else low
 
 
-def scenarios() -> Iterator[Scenario]:
+def scenarios() -> Iterator[Case]:
     """Yield scenarios with load, faults, modes and tiers."""
     wide = ControlSettings(max_replicas=12, scale_down_delay_s=300.0)
     for seed in (1, 7):
-        yield Scenario(1800, lambda _: 12.0, wide, H100_70B, replicas=2, seed=seed, slice_s=0.5)
-        yield Scenario(2400, burst(13, 40), wide, H100_70B, replicas=2, seed=seed, slice_s=0.5)
+        yield Case(1800, lambda _: 12.0, wide, H100_70B, replicas=2, seed=seed)
+        yield Case(2400, burst(13, 40), wide, H100_70B, replicas=2, seed=seed)
     tiers = (0.2, 0.5, 0.3)
     narrow = dataclasses.replace(wide, max_replicas=2)
-    yield Scenario(2400, burst(10, 60), narrow, H100_70B, replicas=1, tiers=tiers, slice_s=0.5)
-    yield Scenario(
+    yield Case(2400, burst(10, 60), narrow, H100_70B, replicas=1, tiers=tiers)
+    yield Case(
         2400,
         lambda t: 12.0 + 8 * math.sin(t / 300),
         wide,
@@ -68,20 +68,15 @@ def scenarios() -> Iterator[Scenario]:
         replicas=2,
         metrics=lambda t: not 600 <= t < 1200,
         direct=lambda t: t < 900,
-        slice_s=0.5,
     )
-    yield Scenario(
-        1800, burst(5, 30), wide, replicas=2, puts=lambda t: not 400 <= t < 800, slice_s=0.5
-    )
-    yield Scenario(1800, burst(5, 30), wide, replicas=2, pods_come=lambda t: t > 1000, slice_s=0.5)
-    yield Scenario(
-        1800, lambda _: 10.0, wide, replicas=2, slowness=lambda t: 3.0 if t > 600 else 1.0
-    )
+    yield Case(1800, burst(5, 30), wide, replicas=2, puts=lambda t: not 400 <= t < 800)
+    yield Case(1800, burst(5, 30), wide, replicas=2, pods_come=lambda t: t > 1000)
+    yield Case(1800, lambda _: 10.0, wide, replicas=2, slowness=lambda t: 3.0 if t > 600 else 1.0)
     fragmented = dataclasses.replace(wide, restart_fragmented=True)
-    yield Scenario(1800, lambda _: 8.0, fragmented, replicas=3, slice_s=0.5)
+    yield Case(1800, lambda _: 8.0, fragmented, replicas=3)
 
 
-def record_ticks(target: Path, played: Iterable[Scenario] | None = None) -> int:
+def record_ticks(target: Path, cases: Iterable[Case] | None = None) -> int:
     """Write one line a tick of each scenario; return the number of ticks."""
     rows = 0
     built = control_report.build_report
@@ -116,11 +111,11 @@ def record_ticks(target: Path, played: Iterable[Scenario] | None = None) -> int:
             rows += 1
             return report, after
 
-        setattr(closed_loop, "build_report", build)  # noqa: B010 - imported there, not defined
-        for number, scenario in enumerate(scenarios() if played is None else played):
+        setattr(autoscalers, "build_report", build)  # noqa: B010 - imported there, not defined
+        for number, scenario in enumerate(scenarios() if cases is None else cases):
             lines.write(f"scenario {number}\n")
-            closed_loop.run(scenario)
-        setattr(closed_loop, "build_report", built)  # noqa: B010 - as above
+            played(scenario)
+        setattr(autoscalers, "build_report", built)  # noqa: B010 - as above
     return rows
 
 

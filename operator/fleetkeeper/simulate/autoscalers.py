@@ -23,6 +23,7 @@ from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, PutOutco
 from fleetkeeper.common.budget import Budget
 from fleetkeeper.common.values import Event
 from fleetkeeper.simulate.cluster import Cluster
+from fleetkeeper.simulate.engine import Engine
 
 HPA_SYNC_S: Final = 15.0
 HPA_TOLERANCE: Final = 0.1
@@ -77,6 +78,7 @@ class ControlLoop:
     def tick(self, cluster: Cluster, now: float) -> None:
         """Decide once, send the limits, and set the replicas."""
         self._started = now if self._started is None else self._started
+        cluster.scrapes = self.prometheus
         samples, is_lost = self._observe(cluster, now)
         inputs = ControlInputs(
             namespace="default",
@@ -103,7 +105,7 @@ class ControlLoop:
         if result.allocation is not None:
             cluster.scale(result.allocation.replicas, now)
             self._allocated = result.allocation.replicas
-        self._outcomes = cluster.put_limits(decision.puts, accepted=self.puts(now))
+        self._outcomes = cluster.put_limits(decision.puts, now, accepted=self.puts(now))
 
     def _observe(self, cluster: Cluster, now: float) -> tuple[tuple[PodSample, ...], bool]:
         """Return the samples of this tick, and whether Prometheus is lost, as the operator finds them."""
@@ -112,8 +114,7 @@ class ControlLoop:
         rows: tuple[PodSample, ...] = ()
         if self.metrics(now):
             self._answered = now
-            cluster.scrape(now, self.scrape_lag_s)
-            rows = cluster.samples()
+            rows = cluster.samples(now, self.scrape_lag_s)
         is_lost = now - self._answered > FRESH_S and bool(cluster.pods)
         if self.direct(now) and (self._asks_pods or is_lost or not rows):
             return cluster.read_directly(now), is_lost
@@ -161,11 +162,10 @@ def waiting(cluster: Cluster, now: float) -> float:
     return float(sum(engine.waiting for engine in _current(cluster, now)))
 
 
-def _current(cluster: Cluster, now: float) -> list:  # type: ignore[type-arg]
-    engines = [pod.engine for pod in cluster.pods.values() if pod.engine is not None]
-    for engine in engines:
-        cluster.advance(engine, now)
-    return engines
+def _current(cluster: Cluster, now: float) -> list[Engine]:
+    for pod in cluster.pods.values():
+        cluster.advance(pod, now)
+    return [pod.engine for pod in cluster.pods.values() if pod.engine is not None]
 
 
 @dataclass

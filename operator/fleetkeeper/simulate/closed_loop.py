@@ -144,16 +144,18 @@ class _Clock:
 
     def _row(self, now: float) -> Tick:
         cluster = self.cluster
-        ready = sum([pod.engine is not None for pod in cluster.pods.values()])
+        for pod in cluster.pods.values():
+            cluster.advance(pod, now)
+        engines = [pod.engine for pod in cluster.pods.values() if pod.engine is not None]
         loop = self.autoscaler
         decision = loop.decision if isinstance(loop, ControlLoop) else None
         limits = decision.in_force if decision is not None else None
         return Tick(
             time=now - EPOCH_S,
             replicas=cluster.wanted,
-            ready=ready,
+            ready=len(engines),
             arrived=self.outcome.arrivals,
-            waiting=sum([p.engine.waiting for p in cluster.pods.values() if p.engine is not None]),
+            waiting=sum([engine.waiting for engine in engines]),
             queue_wait_s=decision.signals.queue_wait_s if decision else math.nan,
             batch_time_s=decision.signals.batch_time_s if decision else math.nan,
             sequences=limits.sequences if limits else self.scenario.engine.max_sequences,

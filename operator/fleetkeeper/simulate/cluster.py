@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
@@ -16,6 +17,8 @@ from fleetkeeper.simulate.requests import Request
 
 SCRAPE_S: Final = 5.0
 """Prometheus' scrape interval, as the chart sets it."""
+SCRAPES_KEPT: Final = 8
+"""Scrapes of a pod that a query may still want: the lag is shorter than 35 s."""
 READY_BEFORE_S: Final = 600.0
 """Pods that exist at the start have been ready for this long."""
 
@@ -44,6 +47,7 @@ class SimulatedPod:
     """A pod. `ready_at`: when it becomes ready (infinite while no GPU is free). `engine`: once ready.
 
     `seen`, `seen_at`: the load that the router knows, and since when. `phase_s`: its scrapes' offset.
+    `scraped`: its last scrapes. `scrape_at`: the time of the next one.
     """
 
     name: str
@@ -55,7 +59,8 @@ class SimulatedPod:
     removed_at: float | None = None
     seen: int = 0
     seen_at: float = -math.inf
-    scraped: PodSample | None = None
+    scraped: deque[PodSample] = field(default_factory=lambda: deque(maxlen=SCRAPES_KEPT))
+    scrape_at: float = math.inf
 
     @property
     def is_serving(self) -> bool:
@@ -69,7 +74,8 @@ class Cluster:
 
     `pods_come`: whether a pod that is due becomes ready now (GPUs are free). `router_lag_s`: the age up to
     which the router believes a pod's load; what it sent since is added. `discovery_s`: time from ready
-    until the router knows the pod. `drain_s`: longest drain. `gpus`: accelerators of a pod.
+    until the router knows the pod. `drain_s`: longest drain. `gpus`: accelerators of a pod. `scrapes`:
+    Prometheus scrapes the pods.
     """
 
     spec: EngineSpec
@@ -80,6 +86,7 @@ class Cluster:
     discovery_s: float = 1.0
     drain_s: float = 300.0
     removes_emptiest: bool = True
+    scrapes: bool = False
     pods_come: Callable[[float], bool] = lambda _: True
     slowness: Callable[[float], float] = lambda _: 1.0
     on_end: Callable[[Iterable[Request]], None] = lambda _: None
@@ -111,6 +118,7 @@ class Cluster:
         pod.engine.slowness = self.slowness(now)
         pod.ready_since = now
         pod.seen, pod.seen_at = 0, now
+        pod.scrape_at = now + (pod.phase_s - now) % SCRAPE_S
 
     def scale(self, replicas: int, now: float) -> None:
         """Set the replicas of the Deployment: create pods, or drain those with the least load."""
@@ -131,12 +139,13 @@ class Cluster:
         for pod in self.pods.values():
             if pod.engine is None and now >= pod.ready_at and self.pods_come(now):
                 self._begin(pod, now)
-            elif pod.engine is not None:
+            elif pod.engine is not None and pod.engine.slowness != self.slowness(now):
+                self.advance(pod, now)
                 pod.engine.slowness = self.slowness(now)
         still = []
         for pod in self.draining:
             if pod.engine is not None and not pod.engine.is_idle:
-                self.advance(pod.engine, now)
+                self.advance(pod, now)
                 if not pod.engine.is_idle and now - (pod.removed_at or now) < self.drain_s:
                     still.append(pod)
                     continue
@@ -167,8 +176,7 @@ class Cluster:
     def finish(self, now: float) -> None:
         """Bill every pod until `now`, and hand over what ended."""
         for pod in (*self.pods.values(), *self.draining):
-            if pod.engine is not None:
-                self.advance(pod.engine, now)
+            self.advance(pod, now)
             self._bill(pod, now)
 
     def crash(self, number: int, now: float) -> None:
@@ -177,10 +185,11 @@ class Cluster:
         if not ready:
             return
         pod, engine = ready[number % len(ready)]
-        self.advance(engine, now)
+        self.advance(pod, now)
         self.on_lost(engine.abort_all())
         self.retired.append(engine)
-        pod.engine, pod.ready_since, pod.scraped = None, None, None
+        pod.engine, pod.ready_since = None, None
+        pod.scraped.clear()
         pod.ready_at = now + self.cold_start.draw(self.random)
 
     def engines(self) -> list[Engine]:
@@ -206,8 +215,18 @@ class Cluster:
 
     # -- requests -----------------------------------------------------------------------------------
 
-    def advance(self, engine: Engine, now: float) -> None:
-        """Advance an engine and hand over the requests that ended."""
+    def advance(self, pod: SimulatedPod, now: float) -> None:
+        """Advance a pod's engine, scrape it on the way, and hand over the requests that ended.
+
+        A scrape sees the engine at its own time: requests that arrive later are not in it.
+        """
+        engine = pod.engine
+        if engine is None:
+            return
+        while self.scrapes and pod.scrape_at <= now:
+            engine.advance(pod.scrape_at)
+            pod.scraped.append(engine.sample(pod.scrape_at))
+            pod.scrape_at += SCRAPE_S
         engine.advance(now)
         if engine.ended:
             self.on_end(engine.take_ended())
@@ -218,7 +237,7 @@ class Cluster:
         if engine is None:
             return 0
         if now - pod.seen_at >= self.router_lag_s:
-            self.advance(engine, now)
+            self.advance(pod, now)
             pod.seen, pod.seen_at = engine.load, now
         return pod.seen
 
@@ -236,46 +255,40 @@ class Cluster:
         if len(serving) > 1:
             one, two = self.random.sample(serving, 2)
             pod, engine = one if self.load(one[0], now) <= self.load(two[0], now) else two
-        self.advance(engine, now)
+        self.advance(pod, now)
         pod.seen += 1
         return engine.arrive(request, self.random.random())
 
     # -- what the operator reads and writes -----------------------------------------------------------
 
-    def scrape(self, now: float, lag_s: float = 0.0) -> None:
-        """Keep the newest scrape of each pod that is at least `lag_s` old at `now`."""
+    def samples(self, now: float, lag_s: float = 0.0) -> tuple[PodSample, ...]:
+        """Return the newest scrape of each pod that is at least `lag_s` old at `now`."""
+        rows = []
         for pod in self.pods.values():
-            engine = pod.engine
-            if engine is None:
-                continue
-            at = now - lag_s - (now - lag_s - pod.phase_s) % SCRAPE_S
-            if pod.scraped is None or at > pod.scraped.time:
-                self.advance(engine, at)
-                if at >= engine.started:
-                    pod.scraped = engine.sample(at)
-
-    def samples(self) -> tuple[PodSample, ...]:
-        """Return the newest scrape of each pod."""
-        return tuple(pod.scraped for pod in self.pods.values() if pod.scraped is not None)
+            self.advance(pod, now - lag_s)
+            known = [row for row in pod.scraped if row.time <= now - lag_s]
+            rows += known[-1:]
+        return tuple(rows)
 
     def read_directly(self, now: float) -> tuple[PodSample, ...]:
         """Read every ready pod itself."""
         rows = []
         for pod in self.pods.values():
             if pod.engine is not None:
-                self.advance(pod.engine, now)
+                self.advance(pod, now)
                 rows.append(pod.engine.sample(now, Source.DIRECT))
         return tuple(rows)
 
     def put_limits(
-        self, requests: Iterable[LimitsRequest], *, accepted: bool
+        self, requests: Iterable[LimitsRequest], now: float, *, accepted: bool
     ) -> tuple[PutOutcome, ...]:
-        """Carry out limits requests, or refuse them all."""
+        """Carry out limits requests, or refuse them all. Steps that began before keep their limits."""
         outcomes = []
         for put in requests:
             pod = self.pods.get(put.pod)
             engine = pod.engine if pod is not None else None
-            if engine is not None and accepted:
+            if pod is not None and engine is not None and accepted:
+                self.advance(pod, now)
                 engine.limit_sequences = put.limits.sequences
                 engine.limit_tokens = put.limits.tokens
                 engine.admit = put.admission.admit

@@ -132,6 +132,8 @@ class Engine:
     _phases: list[int] = field(default_factory=lambda: [0] * BLOCK_TOKENS)
     _running_by_tier: list[int] = field(default_factory=lambda: [0, 0, 0])
     _realtime_seen: float = -math.inf
+    _step_tokens: int = 0
+    _has_preempted: bool = False
 
     def __post_init__(self) -> None:
         """Start with the start-up limits."""
@@ -201,23 +203,27 @@ class Engine:
         if self.hangs:
             return
         while self.time < until and not self.is_idle:
-            began, serial = self._admit()
+            self._step_tokens = self._budget(self.running)
+            began = self._admit()
             if self._prefilling:
                 self._mixed_step(began)
             elif self._decoding:
                 self._decode_steps(until)
-            elif serial == self._serial:
+            else:
                 raise AssertionError(
                     f"{self.name}: {self.waiting} requests wait and none can start"
                 )
 
-    def _admit(self) -> tuple[int, int]:
-        """Start waiting requests while sequences, tokens and KV blocks are left; return how many."""
-        began, before = 0, self._serial
-        if not self.waiting:
-            return 0, before
+    def _admit(self) -> int:
+        """Start waiting requests while sequences, tokens and KV blocks are left; return how many.
+
+        As in vLLM, a step that preempts starts none.
+        """
+        began = 0
+        if not self.waiting or self._has_preempted:
+            return 0
         running = self.running
-        budget = self._budget(running) - len(self._decoding)
+        budget = self._step_tokens - len(self._decoding)
         budget -= sum([row.left for row in self._prefilling])
         free = self.spec.blocks - self.blocks_used - self._new_blocks(1)
         while self.waiting and running < self.limit_sequences and budget > 0:
@@ -234,7 +240,7 @@ class Engine:
             running += 1
             began += 1
             budget -= self._start(request, blocks)
-        return began, before
+        return began
 
     def _budget(self, running: int) -> int:
         wanted = max(self.limit_tokens, running + PREFILL_QUANTUM_TOKENS)
@@ -263,7 +269,7 @@ class Engine:
         realtime, standard, batch = self.queues
         if realtime:
             return 0
-        if self.time - self._realtime_seen < RESERVE_KEPT_S:
+        if self.time < self._realtime_seen + RESERVE_KEPT_S:
             reserve = max(1, math.ceil(0.05 * self.limit_sequences))
             if running >= self.limit_sequences - reserve and running > 0:
                 return None
@@ -282,7 +288,7 @@ class Engine:
         if not self._prefilling:
             return
         costs, decoding = self.spec.costs, len(self._decoding)
-        budget = self._budget(self.running) - decoding
+        budget = self._step_tokens - decoding
         total, pairs, sequences = 0, 0.0, decoding
         kv = self.kv_tokens
         for row in self._prefilling:
@@ -305,6 +311,7 @@ class Engine:
         self.counts.prefill_step(total, sequences, kv, step_s)
         self.time += step_s
         self.kv_tokens += total
+        self._has_preempted = False
         self._decoded(1)
         self._end_prefills()
 
@@ -341,14 +348,21 @@ class Engine:
         )
         growth_s = self.slowness * costs.c_s * sequences
         steps = min(
-            self._ends[0][0] - self._clock, steps_until(first_s, growth_s, until - self.time)
+            self._ends[0][0] - self._clock,
+            steps_until(first_s, growth_s, self._next_start(until) - self.time),
         )
-        steps = self._make_room(steps)
+        steps = self._make_room(1 if self._has_preempted else steps)
         if len(self._decoding) != sequences:
             return
+        self._has_preempted = False
         self.counts.decode_steps(steps, sequences, self.kv_tokens, first_s, growth_s)
         self.time += steps * first_s + growth_s * (steps * (steps - 1) // 2)
         self._decoded(steps)
+
+    def _next_start(self, until: float) -> float:
+        """Return the earlier of `until` and the time when a reserve ends that may keep requests waiting."""
+        reserve_ends = self._realtime_seen + RESERVE_KEPT_S
+        return min(until, reserve_ends) if self.waiting and self.time < reserve_ends else until
 
     def _decoded(self, steps: int) -> None:
         """Give every decoding sequence `steps` tokens, and end those that have all."""
@@ -416,6 +430,7 @@ class Engine:
 
     def _preempt(self) -> None:
         self.counts.preempted()
+        self._has_preempted = True
         if self._prefilling:
             row = self._prefilling.pop()
             self._release(row, row.blocks, row.computed)
@@ -423,7 +438,7 @@ class Engine:
             _, row = self._decoding.popitem()
             tokens = self._leave(row)
             row.request.to_generate -= self._clock - row.entered
-            row.request.to_prefill = tokens
+            row.request.to_prefill = tokens + 1
         self.queues[row.request.tier].appendleft(row.request)
         self.waiting += 1
         while self._ends and self._ends[0][1] not in self._decoding:

@@ -122,7 +122,7 @@ class Outcome:
         end = start + seconds + tail_s
         for pod in (*cluster.pods.values(), *cluster.draining):
             if pod.engine is not None:
-                cluster.advance(pod.engine, end)
+                cluster.advance(pod, end)
                 self.unfinished += pod.engine.load
         total = [sum(column) for column in zip(*_counters(cluster), strict=True)]
         counters = Counters._make(total) if total else Counters()
