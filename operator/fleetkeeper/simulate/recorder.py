@@ -78,9 +78,10 @@ class Recorder:
             self._record(cluster, now)
 
     def _record(self, cluster: Cluster, now: float) -> None:
-        engines = [pod.engine for pod in cluster.pods.values() if pod.engine is not None]
-        for engine in engines:
-            cluster.advance(engine, now)
+        ready = [pod for pod in cluster.pods.values() if pod.engine is not None]
+        for pod in ready:
+            cluster.advance(pod, now)
+        engines = [pod.engine for pod in ready if pod.engine is not None]
         rows = [engine.counts.counters for engine in cluster.engines()]
         total = Counters._make([sum(column) for column in zip(*rows, strict=True)] or Counters())
         delta = Counters._make(a - b for a, b in zip(total, self._before, strict=True))
