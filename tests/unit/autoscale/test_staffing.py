@@ -117,9 +117,7 @@ def test_demand_worked_example() -> None:
     ("rate", "z", "want"),
     [(4.6, 1.0, 4.01), (3.5, 1.0, 3.992), (5.0, 10.0, 4.017), (0.0, 1.0, 0.0), (40.0, 1.0, 37.69)],
 )
-def test_only_a_certain_change_moves_the_demand_at_once(
-    rate: float, z: float, want: float
-) -> None:
+def test_only_a_certain_change_moves_the_demand_at_once(rate: float, z: float, want: float) -> None:
     """Within two deviations by a sixtieth of the difference; bursty arrivals vary more."""
     assert smoothed(Demand(4.0, 500), rate, z).per_s == pytest.approx(want, abs=0.005)
 
