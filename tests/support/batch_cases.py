@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fleetkeeper.autoscale.capacity.step_time_model import StepTime
+from fleetkeeper.autoscale.capacity.targets import Shape, Targets
 from fleetkeeper.autoscale.rules.batch.decide import decide_limits
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
@@ -60,6 +62,18 @@ def signals(**changes: object) -> Signals:
         windows=windows(0.98, 0.98, 0.98, 0.98),
     )
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def targets(tokens: int | None, sequences: int) -> Targets:
+    """Targets of so many tokens and sequences, of a 70B model on four H100 for 1000 + 200 tokens."""
+    return Targets(
+        tokens,
+        float(sequences),
+        sequences,
+        float(sequences),
+        StepTime(5.885e-3, 9.921e-3, 6.1715e-5, 7.919e-6, 28.57e-9),
+        Shape(1000.0, 200.0, float(tokens or 8192)),
+    )
 
 
 def decided(view: BatchView, memory: BatchMemory = MEMORY) -> tuple[Limits, str]:

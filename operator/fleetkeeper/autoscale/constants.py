@@ -66,6 +66,8 @@ OBJECTIVE_RATIO: Final = 0.9
 PREFILL_WAIT: Final = 1.25
 """Mean wait for other prompts at a replica's capacity, in queue wait objectives, times the quantile of the
 attainment (1.64 at 95%: 0.76 objectives): half of the requests wait for nothing."""
+PREFILL_WAIT_MAX: Final = 2.0
+"""Upper bound of that wait, in objectives: the quantile is 0 at the lowest attainment, 50%."""
 TOKEN_NOTCHES: Final = (256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 8192)
 """Allowed tokens per step: kernels are tuned for multiples of 128, and small moves have no effect."""
 KV_CAPACITY_RATIO: Final = 0.9

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.autoscale.rules.batch.decide import decide_limits, direction
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
-from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, first_limits, start_up
+from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, start_up
 from fleetkeeper.autoscale.rules.objectives import (
     has_room,
     high_mark,
+    is_loaded,
     is_slow,
     low_mark,
     wait_is_broken,
+    wait_lasts,
 )
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
@@ -84,38 +86,68 @@ def test_room_is_four_windows(attained: tuple[float, ...], room: bool) -> None:
     ("wait_s", "waited", "broken"),
     [
         (0.4, 1.0, False),
+        (0.5, 1.0, False),
         (0.51, 1.0, True),
-        (0.4, 0.94, True),
-        (0.4, 0.95, False),
+        (0.4, 0.0, False),
         (10.0, 0.0, True),
     ],
 )
-def test_queue_wait_is_broken_by_wait_or_attainment(
+def test_queue_wait_is_broken_above_its_objective(
     wait_s: float, waited: float, broken: bool
 ) -> None:
-    """The oldest wait speaks when nothing is scheduled and the histogram is silent."""
+    """A window in which requests waited too long does not count if the wait of 30 s is short."""
     seen = signals(queue_wait_s=wait_s, windows=(window(waited=waited),))
     assert wait_is_broken(seen, SETTINGS) is broken
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "low_tokens", "high_tokens", "want"),
+    ("waited", "lasts"),
     [
-        (4, 256, 256, 8192, Limits(32, 1024)),
-        (1, 1, 64, 64, Limits(1, 64)),
-        (8, 8, 256, 256, Limits(8, 256)),
-        (1, 1024, 256, 2048, Limits(32, 512)),
-        (16, 64, 512, 512, Limits(32, 512)),
+        ((0.0,) * 5, False),
+        ((0.0,) * 6, True),
+        ((0.49,) * 6, True),
+        ((0.5,) * 6, False),
+        ((0.0, 0.0, 0.0, 0.6, 0.0, 0.0), False),
+        ((1.0, *(0.0,) * 6), True),
+        ((), False),
     ],
 )
-def test_the_loop_begins_at_the_geometric_middle(
-    low: int, high: int, low_tokens: int, high_tokens: int, want: Limits
+def test_a_queue_lasts_if_most_requests_of_a_minute_waited(
+    waited: tuple[float, ...], lasts: bool
 ) -> None:
-    """Of floor and ceiling, tokens on a notch."""
+    """In every one of six windows; one in which most were prompt shows that the queue drains."""
+    assert wait_lasts(signals(windows=tuple(window(waited=each) for each in waited))) is lasts
+
+
+def test_a_queue_does_not_last_in_a_window_without_requests() -> None:
+    """A silent histogram shows nothing."""
+    silent = replace(window(waited=0.0), requests=0.0, waited_within=0.0)
+    assert not wait_lasts(signals(windows=(silent, *(window(waited=0.0),) * 5)))
+
+
+@pytest.mark.parametrize(
+    ("batch_time_s", "wait_s", "loaded"),
+    [(0.034, 0.12, False), (0.035, 0.0, True), (0.0, 0.13, True), (0.0, 0.0, False)],
+)
+def test_an_objective_is_near(batch_time_s: float, wait_s: float, loaded: bool) -> None:
+    """Batch time from 0.7 of 50 ms, or queue wait above a quarter of 500 ms."""
+    seen = signals(batch_time_s=batch_time_s, queue_wait_s=wait_s)
+    assert is_loaded(seen, SETTINGS) is loaded
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "low_tokens", "high_tokens"),
+    [(4, 256, 256, 8192), (1, 1, 64, 64), (8, 8, 256, 256), (1, 1024, 256, 2048)],
+)
+def test_limits_start_at_the_start_up_values(
+    low: int, high: int, low_tokens: int, high_tokens: int
+) -> None:
+    """Those with which the engine starts: nothing is lowered before something is measured."""
     settings = ControlSettings(
         min_sequences=low, max_sequences=high, min_tokens=low_tokens, max_tokens=high_tokens
     )
-    assert first_limits(settings) == want
+    started = decided(BatchView(Signals(), settings), BatchMemory())
+    assert started == (Limits(high, high_tokens), "Starting")
 
 
 def test_fixed_keeps_start_up_values() -> None:

@@ -7,12 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.autoscale.capacity.targets import Targets
 from fleetkeeper.autoscale.rules.batch.decide import decide_limits
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView
 from fleetkeeper.autoscale.signals.samples import Counters
 from fleetkeeper.autoscale.types import Limits
-from tests.support.batch_cases import HELD, MEMORY, SETTINGS, decided, signals, windows
+from tests.support.batch_cases import (
+    HELD,
+    MEMORY,
+    SETTINGS,
+    decided,
+    signals,
+    targets,
+    window,
+    windows,
+)
 from tests.support.control_cases import NOW
 
 
@@ -22,14 +30,63 @@ def test_batch_time_above_objective_lowers_tokens_first() -> None:
     assert decided(view) == (Limits(64, 1536), "BatchTimeAboveTarget")
 
 
+def test_long_steps_lower_tokens_in_proportion() -> None:
+    """A mean step of 150 ms, three times the objective, is too long for one notch: 2048 / 3 is 682."""
+    long = replace(window(1.0), seconds=0.15 * 400)
+    assert decided(BatchView(signals(windows=(long,)), SETTINGS)) == (
+        Limits(64, 640),
+        "BatchTimeAboveTarget",
+    )
+
+
+@pytest.mark.parametrize(
+    ("mean_s", "lowered"), [(0.049, False), (0.05, False), (0.051, True), (5.0, True)]
+)
+def test_a_mean_step_above_the_objective_counts_without_a_judgment(
+    mean_s: float, lowered: bool
+) -> None:
+    """Twenty steps are too few to judge attainment, and long ones are few."""
+    few = replace(window(steps=20.0), seconds=20.0 * mean_s)
+    assert few.batch_attainment is None
+    limits, _ = decided(BatchView(signals(windows=(few,)), SETTINGS))
+    assert (limits.tokens < HELD.tokens) is lowered
+    before = replace(few, start=MEMORY.changed - 1)
+    assert decided(BatchView(signals(windows=(before,)), SETTINGS))[0] == HELD
+
+
+def test_tokens_go_straight_to_the_target_of_the_model() -> None:
+    """A notch less may only cut a prompt into more steps that are too long; a frozen model is not asked."""
+    slow = BatchView(signals(windows=windows(0.9, 0.9)), SETTINGS, targets(512, 64))
+    assert decided(slow) == (Limits(64, 512), "BatchTimeAboveTarget")
+    assert decided(replace(slow, model_frozen=True))[0] == Limits(64, 1536)
+    higher = replace(slow, targets=targets(4096, 64))
+    assert decided(higher)[0] == Limits(64, 1536), "never up for steps that are too long"
+
+
+def test_nothing_is_raised_for_a_while_if_the_model_errs() -> None:
+    """Steps are too long although the limits are at the model's target."""
+    slow = signals(windows=windows(0.9, 0.9))
+    at_target = BatchView(slow, SETTINGS, targets(2048, 64))
+    assert decide_limits(at_target, MEMORY, NOW)[1].rest_until == NOW + 300
+    above = BatchView(slow, SETTINGS, targets(1024, 64))
+    assert decide_limits(above, MEMORY, NOW)[1].rest_until == 0.0
+
+
 def test_then_sequences_where_no_prefill_is_left() -> None:
     """20% without a model, 10% with one, of what runs."""
-    slow = signals(windows=windows(0.9, 0.9, 0.9))
+    slow = signals(windows=windows(0.9, 0.9, 0.9), batch_time_s=0.045)
     memory = replace(MEMORY, limits=Limits(64, 256))
     assert decided(BatchView(slow, SETTINGS), memory)[0] == Limits(48, 256)
-    targets = Targets(None, 60, 64, 5.0)
-    followed = replace(memory, followed=Limits(64, 256))
-    assert decided(BatchView(slow, SETTINGS, targets), followed)[0] == Limits(54, 256)
+    assert decided(BatchView(slow, SETTINGS, targets(None, 60)), memory)[0] == Limits(54, 256)
+
+
+def test_sequences_stay_while_no_objective_is_near() -> None:
+    """Steps of 30 ms with a few long ones: fewer sequences would shorten none of them."""
+    slow = signals(windows=windows(0.9, 0.9, 0.9), batch_time_s=0.03)
+    memory = replace(MEMORY, limits=Limits(64, 256))
+    assert decided(BatchView(slow, SETTINGS), memory)[0] == Limits(64, 256)
+    waits = replace(slow, queue_wait_s=0.13)
+    assert decided(BatchView(waits, SETTINGS), memory)[0] == Limits(48, 256)
 
 
 @pytest.mark.parametrize(("since_s", "moves"), [(5.0, False), (9.9, False), (30.0, True)])

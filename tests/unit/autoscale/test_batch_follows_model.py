@@ -1,4 +1,4 @@
-"""Batch limits follow the step-time model."""
+"""Batch limits follow the step-time model: down near an objective, up for a queue."""
 
 from __future__ import annotations
 
@@ -6,62 +6,106 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.autoscale.capacity.targets import Targets
 from fleetkeeper.autoscale.rules.batch.decide import decide_limits
-from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView
+from fleetkeeper.autoscale.rules.batch.values import BatchView
 from fleetkeeper.autoscale.signals.samples import Gauges
+from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import Limits
-from tests.support.batch_cases import HELD, MEMORY, SETTINGS, decided, signals
+from tests.support.batch_cases import (
+    HELD,
+    MEMORY,
+    SETTINGS,
+    decided,
+    signals,
+    targets,
+    windows,
+)
 from tests.support.control_cases import NOW
 
+NEAR = signals(batch_time_s=0.04)
+"""Batch time is above 0.7 of its objective; queue wait is short."""
 
-def test_the_model_is_followed_at_once_when_first_known() -> None:
-    """The first limits are a guess."""
-    view = BatchView(signals(), SETTINGS, Targets(4096, 100, 110, 5.0))
-    limits, reason = decided(view, replace(MEMORY, changed=NOW - 5))
-    assert (limits, reason) == (Limits(110, 4096), "FollowsStepTimeModel")
+WAITS = signals(queue_wait_s=0.2)
+"""Queue wait is above a quarter of its objective; steps are short."""
+
+
+@pytest.mark.parametrize("seen", [NEAR, WAITS], ids=["batch time", "queue wait"])
+def test_limits_go_down_to_the_targets_near_an_objective(seen: Signals) -> None:
+    """Both at once."""
+    view = BatchView(seen, SETTINGS, targets(1024, 40))
+    assert decided(view) == (Limits(40, 1024), "FollowsStepTimeModel")
+
+
+def test_a_quiet_engine_keeps_its_limits() -> None:
+    """A smaller batch would shorten nothing, and a burst would find it."""
+    quiet = BatchView(signals(), SETTINGS, targets(1024, 40))
+    assert decided(quiet) == (HELD, "Steady")
+
+
+def test_single_long_steps_lower_tokens_only() -> None:
+    """Attainment is low, and neither objective is near: the tokens of a step are what lengthens it."""
+    slow = signals(windows=windows(0.9, 0.9))
+    assert decided(BatchView(slow, SETTINGS, targets(1024, 40)))[0] == Limits(64, 1024)
+
+
+@pytest.mark.parametrize("seen", [NEAR, signals()], ids=["near", "quiet"])
+def test_nothing_is_raised_without_a_queue(seen: Signals) -> None:
+    """Targets above the limits are only followed while requests wait."""
+    assert decided(BatchView(seen, SETTINGS, targets(4096, 110)))[0] == HELD
+
+
+def test_limits_go_up_to_the_targets_for_a_queue() -> None:
+    """Not within half a minute of the last change."""
+    view = BatchView(WAITS, SETTINGS, targets(4096, 110))
+    assert decided(view) == (Limits(110, 4096), "FollowsStepTimeModel")
+    assert decided(view, replace(MEMORY, changed=NOW - 29))[0] == HELD
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "want"), [(100, 105, 64), (100, 91, 64), (100, 80, 51), (100, 120, 77)]
+    ("target", "want"), [(64, 64), (58, 64), (57, 57), (40, 40), (70, 64), (71, 71)]
 )
-def test_the_model_is_followed_by_as_much_as_it_moved(before: int, after: int, want: int) -> None:
-    """Trim is kept; moves below a tenth are not followed."""
-    memory = replace(MEMORY, followed=Limits(before, 2048))
-    view = BatchView(signals(), SETTINGS, Targets(2048, after, after, 5.0))
-    assert decided(view, memory)[0].sequences == want
+def test_the_targets_are_absolute(target: int, want: int) -> None:
+    """Sequences follow a target that is more than a tenth away, whatever it was before."""
+    for followed in (None, Limits(100, 2048)):
+        memory = replace(MEMORY, followed=followed)
+        assert decided(BatchView(WAITS, SETTINGS, targets(2048, target)), memory)[0] == Limits(
+            want, 2048
+        )
 
 
-def test_a_frozen_model_is_not_followed() -> None:
-    """After a refit that jumped, tuning waits."""
-    view = BatchView(signals(), SETTINGS, Targets(4096, 100, 110, 5.0), model_frozen=True)
-    assert decided(view)[0] == HELD
+@pytest.mark.parametrize("seen", [NEAR, WAITS], ids=["down", "up"])
+def test_a_frozen_model_is_not_followed(seen: Signals) -> None:
+    """After a refit that jumped, tuning waits. A cut for the KV cache is undone first, too."""
+    for wanted in (targets(1024, 40), targets(4096, 110)):
+        view = BatchView(seen, SETTINGS, wanted, model_frozen=True)
+        assert decided(view)[0] == HELD
+        cut = replace(MEMORY, before_cut=64)
+        assert decided(replace(view, model_frozen=False), cut)[0] == HELD
 
 
 def test_one_move_with_the_model_leaves_half_of_the_sequences() -> None:
-    """A model that learned from a crowded minute asks for the floor: it costs a half, and the rest is kept."""
-    view = BatchView(signals(), SETTINGS, Targets(2048, 4, 4, 5.0))
-    for followed in (None, Limits(64, 2048)):
-        decision, memory = decide_limits(view, replace(MEMORY, followed=followed), NOW)
-        assert (decision.value, decision.reason) == (Limits(32, 2048), "FollowsStepTimeModel")
-        assert decide_limits(view, memory, NOW + 25)[0].value.sequences == 32
-        assert decide_limits(view, memory, NOW + 30)[0].value.sequences == 16
-        better = replace(view, targets=Targets(2048, 64, 64, 5.0))
-        assert decide_limits(better, memory, NOW + 30)[0].value.sequences == 64
+    """A model that learned from a crowded minute predicts the floor: it costs a half, and the rest is kept."""
+    view = BatchView(WAITS, SETTINGS, targets(2048, 4))
+    decision, memory = decide_limits(view, MEMORY, NOW)
+    assert (decision.value, decision.reason) == (Limits(32, 2048), "FollowsStepTimeModel")
+    assert decide_limits(view, memory, NOW + 25)[0].value.sequences == 32
+    assert decide_limits(view, memory, NOW + 30)[0].value.sequences == 16
+    better = replace(view, targets=targets(2048, 64))
+    assert decide_limits(better, memory, NOW + 30)[0].value.sequences == 64
 
 
-def test_the_model_may_lower_the_first_guess_at_once() -> None:
-    """The first limits, ten seconds old, are the mean of floor and ceiling."""
-    began = BatchMemory(limits=HELD, changed=NOW - 10)
-    view = BatchView(signals(), SETTINGS, Targets(2048, 40, 40, 5.0))
-    assert decided(view, began) == (Limits(40, 2048), "FollowsStepTimeModel")
+def test_running_sequences_are_kept_while_replicas_start() -> None:
+    """50 run in each of two pods; without a pending replica the target counts."""
+    busy = replace(WAITS, gauges=Gauges(running=100.0))
+    view = BatchView(busy, SETTINGS, targets(2048, 40), pending=1)
+    assert decided(view)[0].sequences == 50
+    assert decided(replace(view, pending=0))[0].sequences == 40
 
 
 def test_tokens_follow_the_model_while_sequences_wait() -> None:
-    """Half a minute for sequences after a cut; tokens have no such wait, or the trim would come first."""
-    memory = replace(MEMORY, changed=NOW - 12, followed=Limits(64, 2048))
-    view = BatchView(signals(), SETTINGS, Targets(1024, 32, 32, 5.0))
-    assert decided(view, memory)[0] == Limits(64, 1024)
+    """Half a minute for sequences after a cut; tokens have no such wait."""
+    memory = replace(MEMORY, changed=NOW - 12)
+    assert decided(BatchView(WAITS, SETTINGS, targets(1024, 32)), memory)[0] == Limits(64, 1024)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +120,7 @@ def test_the_model_is_followed_up_while_requests_are_shed(
     busy = signals(
         gauges=Gauges(running=16.0), batch_time_s=batch_time_s, queue_wait_s=queue_wait_s
     )
-    view = BatchView(busy, SETTINGS, Targets(2048, 64, 64, 5.0), gated=True)
+    view = BatchView(busy, SETTINGS, targets(2048, 64), gated=True)
     limits, reason = decided(view, memory)
     assert (limits.sequences > 8) is moves
     assert (limits.sequences, reason) == (64, "FollowsStepTimeModel") or not moves

@@ -19,12 +19,19 @@ from fleetkeeper.autoscale.capacity.least_squares import (
 )
 from fleetkeeper.autoscale.capacity.step_time_model import StepModel, StepTime, learned
 from fleetkeeper.autoscale.capacity.targets import (
+    Shape,
+    Targets,
     capacity_of,
     decide_targets,
     kv_sequences,
+    mean_step_s,
+    most_sequences,
     moved_notch,
     notch_down,
     notches,
+    prefill_wait_ratio,
+    prefill_wait_s,
+    promptly_served,
 )
 from fleetkeeper.autoscale.constants import COVARIANCE_MAX, MODEL_OFF_WINDOWS, TOKEN_NOTCHES
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
@@ -45,6 +52,9 @@ CALIBRATED = {
     "70B on H200x2": StepTime(3.907e-3, 17.668e-3, 1.0361e-4, 1.0155e-5, 37.43e-9),
 }
 """Kernel times of measured models (calibration figures, rounded)."""
+
+CHAT = Shape(1000.0, 200.0, 2048.0)
+COMPLETION = Shape(2050.0, 28.0, 8192.0)
 
 
 def sums_of(rows: list[tuple[float, float, float, float]]) -> StepSums:
@@ -239,10 +249,12 @@ def test_a_jump_of_the_fit_freezes_tuning_for_a_minute() -> None:
         (0, 256),
         (255, 256),
         (256, 256),
-        (511, 256),
+        (383, 256),
+        (511, 384),
         (512, 512),
         (1000, 768),
         (1024, 1024),
+        (1535, 1280),
         (5000, 4096),
         (8192, 8192),
         (1e9, 8192),
@@ -280,10 +292,10 @@ def test_capacity_keeps_nine_tenths_of_the_objective(name: str, objective_ms: in
     """C* sequences stay within it; one more notch would not (or a bound is reached). 0: not even one does."""
     bounds = ControlSettings(batch_time_objective_s=objective_ms / 1e3)
     truth = CALIBRATED[name]
-    n = capacity_of(truth, bounds, 1000, 200, 400_000)
+    n = capacity_of(truth, bounds, CHAT, 400_000)
 
     def step_s(count: float) -> float:
-        return truth.batch_time_s(count * 1000 / 200, count, count * 1100)
+        return mean_step_s(truth, count, CHAT)
 
     limit_s = 0.9 * objective_ms / 1e3
     assert (n == 0) is (step_s(1) > limit_s)
@@ -300,8 +312,9 @@ def test_capacity_grows_with_the_objective(
     """Monotone: a laxer objective never gives a smaller capacity."""
     truth = CALIBRATED["70B on H100x4"]
     low, high = sorted((a, b))
-    small = capacity_of(truth, ControlSettings(batch_time_objective_s=low), prompt, generated, 4e5)
-    large = capacity_of(truth, ControlSettings(batch_time_objective_s=high), prompt, generated, 4e5)
+    shape = Shape(prompt, generated, 2048.0)
+    small = capacity_of(truth, ControlSettings(batch_time_objective_s=low), shape, 4e5)
+    large = capacity_of(truth, ControlSettings(batch_time_objective_s=high), shape, 4e5)
     assert large >= small - 0.26
 
 
@@ -328,7 +341,8 @@ def test_targets_lie_within_bounds(name: str) -> None:
     assert targets.tokens in notches(bounds)
     assert 8 <= targets.sequences <= 128
     assert 1 <= targets.capacity <= 128
-    assert targets.service_s > 0
+    assert targets.service_s(targets.capacity) > 0
+    assert targets.carried_per_s(0.95, 1.0) > 0
 
 
 def test_a_model_is_not_followed_after_a_jump_nor_while_it_misses() -> None:
@@ -384,3 +398,99 @@ def test_worked_example_of_the_step_time() -> None:
     time = StepTime(0.006, 0.010, 6e-5, 0.0, 0.0)
     assert time.batch_time_s(0, 64, 0) == pytest.approx(0.016)
     assert time.batch_time_s(512, 64, 0) == pytest.approx(0.04056)
+
+
+def test_worked_example_of_the_mean_step() -> None:
+    """Two sequences of code completion: 7% of the steps take 132 ms, the others 16 ms, the mean is 24 ms."""
+    time = CALIBRATED["70B on H100x4"]
+    without = time.batch_time_s(0, 2, 2 * COMPLETION.resident)
+    whole = time.batch_time_s(2050, 2, 2 * COMPLETION.resident)
+    assert without == pytest.approx(0.016, abs=0.0005)
+    assert whole == pytest.approx(0.132, abs=0.001)
+    assert mean_step_s(time, 2, COMPLETION) == pytest.approx(0.024, abs=0.0005)
+    share = (mean_step_s(time, 2, COMPLETION) - without) / (whole - without)
+    assert share == pytest.approx(0.07, abs=0.005)
+
+
+def test_many_sequences_prefill_in_every_step() -> None:
+    """50 sequences of chat bring 250 prompt tokens per step; a prompt of 1000 comes in one of four."""
+    time = CALIBRATED["70B on H100x4"]
+    without = time.batch_time_s(0, 50, 50 * 1100)
+    whole = time.batch_time_s(1000, 50, 50 * 1100)
+    assert mean_step_s(time, 50, CHAT) == pytest.approx(without + 0.25 * (whole - without))
+    narrow = replace(CHAT, step_tokens=300.0)
+    each = time.batch_time_s(250, 50, 50 * 1100)
+    assert mean_step_s(time, 50, narrow) == pytest.approx(each), "in every step"
+
+
+@given(st.floats(1, 512), st.floats(1, 512), st.floats(10, 8000), st.floats(10, 2000))
+@examples(100)
+def test_the_mean_step_grows_with_the_sequences(
+    a: float, b: float, prompt: float, generated: float
+) -> None:
+    """So a bisection finds the capacity."""
+    low, high = sorted((a, b))
+    shape = Shape(prompt, generated, 2048.0)
+    time = CALIBRATED["70B on H100x4"]
+    assert mean_step_s(time, low, shape) <= mean_step_s(time, high, shape) + 1e-9
+
+
+def test_prompts_wait_for_one_another() -> None:
+    """One sequence waits hardly, more wait longer, and above the throughput of prefill for ever."""
+    time = CALIBRATED["70B on H100x4"]
+    waits = [prefill_wait_s(time, n, COMPLETION) for n in (0.1, 1.0, 4.0, 6.0)]
+    assert waits == sorted(waits)
+    assert waits[0] < 0.01
+    assert prefill_wait_s(time, 115, COMPLETION) == math.inf
+    assert prefill_wait_s(time, 8192, COMPLETION) == math.inf, "no token is left for prompts"
+
+
+def test_prefill_wait_is_that_of_an_mg1_queue() -> None:
+    """Half busy, exponential service times: a prompt waits as long as it takes."""
+    flat = StepTime(0.1, 0.0, 0.0, 0.0, 0.0)
+    shape = Shape(500.0, 10.0, 1005.0)
+    # 5 sequences of 10 tokens in steps of 0.1 s are 5 requests/s; a prompt takes half a step, 0.05 s.
+    busy = 5.0 * 0.05
+    assert prefill_wait_s(flat, 5.0, shape) == pytest.approx(busy / (1 - busy) * 0.05)
+
+
+@pytest.mark.parametrize(
+    ("attainment", "want"), [(0.95, 0.76), (0.9, 0.98), (0.99, 0.54), (0.5, 2.0)]
+)
+def test_worked_examples_of_the_prefill_wait(attainment: float, want: float) -> None:
+    """A ratio of the queue wait objective; up to it prompts are served promptly."""
+    assert prefill_wait_ratio(attainment) == pytest.approx(want, abs=0.005)
+    bounds = ControlSettings(attainment_ratio=attainment)
+    time = CALIBRATED["70B on H100x4"]
+    n = promptly_served(time, bounds, COMPLETION)
+    assert prefill_wait_s(time, n, COMPLETION) <= want * 0.5 + 0.005
+    assert prefill_wait_s(time, n + 0.25, COMPLETION) > want * 0.5 - 0.005
+
+
+@pytest.mark.parametrize("name", CALIBRATED)
+@pytest.mark.parametrize("tokens", [256, 512])
+def test_a_full_step_with_the_most_sequences_takes_the_objective(name: str, tokens: int) -> None:
+    """Whether they fit in the step's tokens or not; none if the tokens alone take longer."""
+    time, bounds = CALIBRATED[name], ControlSettings()
+    n = most_sequences(time, bounds, CHAT, tokens)
+    if time.batch_time_s(tokens, 0, 0) > bounds.batch_time_objective_s:
+        assert n < 0
+        return
+    full_s = time.batch_time_s(max(tokens, n), 0, 0) + n * (time.b_s + time.c_s * CHAT.resident)
+    assert full_s == pytest.approx(bounds.batch_time_objective_s, rel=0.01)
+
+
+@pytest.mark.parametrize("name", CALIBRATED)
+@pytest.mark.parametrize("shape", [CHAT, COMPLETION], ids=["chat", "completion"])
+def test_a_higher_attainment_carries_less(name: str, shape: Shape) -> None:
+    """attainmentPercent 50, 90, 95 and 99: fewer requests/s each time. So do bursty arrivals."""
+    time, carried = CALIBRATED[name], []
+    for attainment in (0.5, 0.9, 0.95, 0.99):
+        bounds = ControlSettings(attainment_ratio=attainment, batch_time_objective_s=0.1)
+        capacity = capacity_of(time, bounds, shape, 400_000)
+        prompt_capacity = promptly_served(time, bounds, shape)
+        targets = Targets(None, capacity, int(capacity), prompt_capacity, time, shape)
+        carried.append(targets.carried_per_s(attainment, 1.0))
+        assert targets.carried_per_s(attainment, 4.0) <= carried[-1]
+    assert carried == sorted(carried, reverse=True)
+    assert carried[0] > carried[-1] > 0

@@ -45,8 +45,20 @@ def test_up_by_two_or_double_in_a_minute(
     [
         ("broken, batch at its limit", {**BROKEN, "signals": WAITS}, 6, "QueueWaitAboveTarget"),
         (
-            "broken, little needed: one more",
+            "broken for a short time, the model says that these carry it",
             {**BROKEN, "needed_up": 2, "signals": WAITS},
+            4,
+            "Steady",
+        ),
+        (
+            "broken for a minute, whatever the model says: one more",
+            {**BROKEN, "needed_up": 2, "wait_lasts": True, "signals": WAITS},
+            5,
+            "QueueWaitAboveTarget",
+        ),
+        (
+            "broken, little needed, no model: one more",
+            {**BROKEN, "needed_up": 2, "model_trusted": False, "signals": WAITS},
             5,
             "QueueWaitAboveTarget",
         ),
@@ -67,10 +79,10 @@ def test_up_by_two_or_double_in_a_minute(
             "QueueWaitAboveTarget",
         ),
         (
-            "coming, no model",
+            "more than is coming, no model",
             {**BROKEN, "needed_up": 6, "ready": 3, "pending": 1, "model_trusted": False},
-            4,
-            "Steady",
+            6,
+            "QueueWaitAboveTarget",
         ),
         (
             "overdue does not count",
@@ -135,6 +147,7 @@ def test_bounds_are_kept_also_without_signals(live: int, low: int, high: int, wa
             st.sampled_from(Grade),
             st.integers(0, 3),
             st.floats(0, 1),
+            st.booleans(),
         ),
         min_size=5,
         max_size=80,
@@ -148,7 +161,7 @@ def test_replicas_stay_in_bounds_and_go_down_slowly(rows: list[tuple], low: int,
     settings = ControlSettings(min_replicas=low, max_replicas=high, scale_down_delay_s=60.0)
     memory, now, count = ReplicasMemory(), NOW, low
     lowered: list[float] = []
-    for up, down, broken, at_limit, grade, pending, coverage in rows:
+    for up, down, broken, at_limit, grade, pending, coverage, lasts in rows:
         seen = view(
             settings=settings,
             replicas=count,
@@ -157,6 +170,7 @@ def test_replicas_stay_in_bounds_and_go_down_slowly(rows: list[tuple], low: int,
             needed_up=up,
             needed_down=down,
             wait_broken=broken,
+            wait_lasts=lasts,
             batch_at_limit=at_limit,
             signals=signals(grade=grade, coverage=1.0 if coverage > 0.3 else coverage),
         )

@@ -11,7 +11,7 @@ from fleetkeeper.autoscale.rules.replica_view import ReplicaView
 from fleetkeeper.autoscale.rules.replicas import (
     decide_replicas,
 )
-from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
+from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory, Surge
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Source
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import Decision, Grade
@@ -44,7 +44,7 @@ OBJECTIONS = [
     ("overdue", {"ready": 3, "overdue": 1}),
     ("fewer ready than replicas", {"ready": 3}),
     ("hung", {"hung": 1}),
-    ("queue", {"signals": signals(waiting=1.0)}),
+    ("queue", {"signals": signals(queue_wait_s=0.13)}),
     ("n-1 would be too full", {"signals": signals(gauges=Gauges(running=0.86 * 3 * 32))}),
     ("n-1 would fill the cache", {"signals": signals(kv_ratio=0.61)}),
     ("capacity not known", {"capacity": 0.0}),
@@ -58,6 +58,11 @@ OBJECTIONS = [
 def test_no_way_down_when(case: str, change: dict[str, object]) -> None:
     """Each objection alone keeps the number."""
     assert decided(view(**change)).value == 4
+
+
+def test_a_few_waiting_requests_keep_no_replica() -> None:
+    """They are scheduled in the next step: queue wait is at a quarter of its objective."""
+    assert decided(view(signals=signals(waiting=3.0, queue_wait_s=0.125))).value == 3
 
 
 @pytest.mark.parametrize(
@@ -185,40 +190,73 @@ def test_what_was_seen_while_prometheus_was_missed_lowers_nothing_when_it_is_bac
     assert 60 <= first * 5 <= 75
 
 
-def test_what_was_too_little_is_not_tried_again_at_the_same_load() -> None:
-    """For any model: 2 replicas that served 8 requests/s while others waited do not carry 10."""
-    delay = replace(SETTINGS, scale_down_delay_s=60.0)
-    waits = view(
-        settings=delay,
-        replicas=2,
-        ready=2,
-        wait_broken=True,
-        batch_at_limit=True,
-        signals=signals(rates=Counters(arrivals_standard=10, wait_count_standard=8)),
+DELAY = replace(SETTINGS, scale_down_delay_s=60.0)
+
+WAITED = {**BROKEN, "needed_down": 6, "wait_lasts": True, "signals": WAITS}
+"""Four replicas, six are needed, and requests have waited too long for a minute."""
+
+
+def _four(**changes: object) -> ReplicaView:
+    return view(settings=DELAY, **changes)
+
+
+def test_the_replicas_of_a_surge_are_kept_for_four_delays() -> None:
+    """Bursts return, and a replica takes minutes to start."""
+    decision, memory = decide_replicas(_four(**WAITED), OBSERVED, NOW)
+    assert decision.value == 6
+    assert memory.surge == Surge(6, NOW)
+    full = signals(ready_pods=6, reporting_pods=6)
+    calm = _four(replicas=6, ready=6, signals=full)
+    made, after, _ = _over_time(calm, memory, 235, NOW + 5)
+    assert {each.value for each in made} == {6}
+    assert (made[-1].reason, made[-1].detail) == (
+        "ScaleDownBlocked",
+        "requests waited too long within 4 minutes",
     )
-    decision, memory = decide_replicas(waits, OBSERVED, NOW)
-    assert decision.value > 2
-    calm = view(
-        settings=delay,
-        replicas=3,
-        ready=3,
-        signals=signals(rates=Counters(arrivals_standard=10, wait_count_standard=10)),
-    )
-    made, after, now = _over_time(calm, memory, 1200, NOW + 5)
-    assert {decision.value for decision in made} == {3}
-    assert made[-1].reason == "ScaleDownBlocked"
-    assert all(figure in made[-1].detail for figure in ("2 replicas", "8.0 requests/s", "10.0"))
-    less = view(
-        settings=delay,
-        replicas=3,
-        ready=3,
-        signals=signals(rates=Counters(arrivals_standard=5, wait_count_standard=5)),
-    )
-    made, _, _ = _over_time(less, after, 120, now)
-    first = next(place for place, decision in enumerate(made) if decision.value < 3)
-    assert 60 <= first * 5 <= 75, "with less load it goes when the delay has passed since then"
-    made, _, _ = _over_time(calm, after, 1200, now)
-    assert made[-1].value == 2, "and after half an hour it may be tried again"
+    assert decide_replicas(calm, after, NOW + 240)[0].value == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"wait_lasts": False}, id="a short queue"),
+        pytest.param({"wait_broken": False}, id="the objective is met"),
+        pytest.param({"signals": Signals()}, id="nothing is known"),
+    ],
+)
+def test_only_a_lasting_queue_is_a_surge(change: dict[str, object]) -> None:
+    """A burst that drains by itself keeps no replica."""
+    memory = decide_replicas(_four(**{**WAITED, **change}), OBSERVED, NOW)[1]
+    assert memory.surge is None
+
+
+def test_a_surge_that_goes_on_is_kept_for_longer() -> None:
+    """The four delays begin when fewer replicas are needed. A smaller surge does not lower the number."""
+    memory = replace(OBSERVED, surge=Surge(6, NOW))
+    same = _four(needed_up=6, needed_down=6, replicas=6, ready=6)
+    assert decide_replicas(same, memory, NOW + 200)[1].surge == Surge(6, NOW + 200)
+    smaller = _four(**{**WAITED, "needed_up": 4, "needed_down": 4})
+    assert decide_replicas(smaller, memory, NOW + 200)[1].surge == Surge(6, NOW + 200)
+    assert decide_replicas(smaller, memory, NOW + 240)[1].surge == Surge(5, NOW + 240)
+
+
+def test_a_scale_down_that_was_taken_back_is_not_repeated_soon() -> None:
+    """One replica went, and the load needs it again: it stays for four delays."""
+    lowered = replace(OBSERVED, lowered=NOW - 100)
+    decision, memory = decide_replicas(_four(needed_up=5, needed_down=5), lowered, NOW)
+    assert decision.value == 5
+    assert memory.surge == Surge(5, NOW)
+    long_ago = replace(OBSERVED, lowered=NOW - 240)
+    assert decide_replicas(_four(needed_up=5, needed_down=5), long_ago, NOW)[1].surge is None
+    blocked = _four(needed_up=5, needed_down=5, scale_up_blocked="no replica is ready")
+    assert decide_replicas(blocked, lowered, NOW)[1].surge is None
+
+
+def test_a_surge_keeps_no_more_than_the_maximum() -> None:
+    """A lower maximum holds, whatever was needed."""
+    memory = replace(OBSERVED, surge=Surge(6, NOW))
+    small = replace(DELAY, max_replicas=3)
+    assert decided(view(settings=small), memory).value == 3
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
-"""The replicas that a load needs: staffing, forecast, pods by state and cold start."""
+"""The replicas that a load needs: staffing, demand, pods by state and cold start."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from random import Random
+from statistics import NormalDist
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper.autoscale.capacity.forecast import Forecast, expected_per_s, smoothed
+from fleetkeeper.autoscale.capacity.forecast import Demand, smoothed
 from fleetkeeper.autoscale.capacity.staffing import (
     Load,
     backlog_counts,
-    headroom,
+    mean_sequences,
     needed_replicas,
     peakedness,
 )
@@ -22,30 +25,9 @@ from fleetkeeper.autoscale.capacity.supply import (
     measured_cold_start,
     supply_of,
 )
-from fleetkeeper.autoscale.signals.samples import Counters
 from fleetkeeper.autoscale.types import PodView
 from tests.support.control_cases import NOW, pod_view
 from tests.support.lanes import examples
-
-
-@pytest.mark.parametrize(
-    ("realtime", "standard", "batch", "rho", "beta"),
-    [
-        (1, 0, 0, 0.75, 1.5),
-        (0, 1, 0, 0.85, 0.75),
-        (0, 0, 1, 0.95, 0.0),
-        (1, 0, 1, 0.85, 0.75),
-        (1, 1, 0, 0.8, 1.125),
-        (0, 0, 0, 0.85, 0.75),
-        (2, 1, 1, 0.825, 0.9375),
-    ],
-)
-def test_headroom_follows_the_mix_of_tiers(
-    realtime: float, standard: float, batch: float, rho: float, beta: float
-) -> None:
-    """From 0.75 and 1.5 (realtime) to 0.95 and 0 (batch only)."""
-    rates = Counters(arrivals_realtime=realtime, arrivals_standard=standard, arrivals_batch=batch)
-    assert headroom(rates) == pytest.approx((rho, beta))
 
 
 @pytest.mark.parametrize(
@@ -56,46 +38,61 @@ def test_peakedness_is_bounded(idc: float, z: float) -> None:
     assert peakedness(idc) == z
 
 
-def load(**changes: float) -> Load:
-    """4 requests/s of 20 s at capacity 32, standard traffic."""
-    base = Load(4.0, 20.0, 32.0, 0.85, 0.75, 1.0)
-    return replace(base, **changes)
+@pytest.mark.parametrize(
+    ("capacity", "attainment", "z", "want"),
+    [
+        (100.0, 0.95, 1.0, 84.85),
+        (100.0, 0.5, 1.0, 100.0),
+        (100.0, 0.99, 1.0, 79.29),
+        (100.0, 0.95, 4.0, 72.07),
+        (1.0, 0.95, 1.0, 0.22),
+        (0.0, 0.95, 1.0, 0.0),
+    ],
+)
+def test_mean_sequences_worked_examples(
+    capacity: float, attainment: float, z: float, want: float
+) -> None:
+    """84.85 + 1.645 sqrt(84.85) is 100; an attainment of 50% leaves no reserve."""
+    assert mean_sequences(capacity, attainment, z) == pytest.approx(want, abs=0.01)
+
+
+@given(st.floats(0, 512), st.floats(0.5, 0.999), st.floats(1, 10))
+@examples(200)
+def test_the_mean_and_its_spread_are_the_capacity(
+    capacity: float, attainment: float, z: float
+) -> None:
+    """B + k sqrt(z B) = C, for any capacity, attainment and burstiness."""
+    mean = mean_sequences(capacity, attainment, z)
+    spread = NormalDist().inv_cdf(attainment) * math.sqrt(z * mean)
+    assert mean + spread == pytest.approx(capacity, abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("change", "want"),
+    ("load", "want"),
     [
-        ({}, 3),
-        ({"arrivals_per_s": 0.0}, 0),
-        ({"rho": 0.75, "beta": 1.5}, 4),
-        ({"burstiness": 16.0}, 4),
-        ({"arrivals_per_s": 8.0}, 6),
-        ({"capacity": 64.0}, 2),
-        ({"capacity": 0.0}, 95),
-        ({"backlog": 96.0, "completions_per_s": 1.6}, 4),
-        ({"backlog": 960.0, "completions_per_s": 1.6}, 13),
-        ({"backlog": 96.0, "completions_per_s": 0.0}, 3),
-        ({"arrivals_per_s": 1e300}, 1_000_000),
+        (Load(20.0, 8.0), 3),
+        (Load(16.8, 8.0), 2),
+        (Load(16.9, 8.0), 3),
+        (Load(0.0, 8.0), 0),
+        (Load(20.0, 8.0, backlog=480.0), 4),
+        (Load(20.0, 8.0, backlog=4800.0), 13),
+        (Load(20.0, 0.0), 0),
+        (Load(1e300, 8.0), 1_000_000),
     ],
 )
-def test_staffing_worked_examples(change: dict[str, float], want: int) -> None:
-    """The formula's examples, its corner cases and its bound."""
-    assert needed_replicas(load(**change)) == want
+def test_staffing_worked_examples(load: Load, want: int) -> None:
+    """20 / 8 - 0.1 is 2.4; 480 that wait need one replica for a minute. The number is bounded."""
+    assert needed_replicas(load) == want
 
 
-@given(
-    st.floats(0, 500), st.floats(0, 500), st.floats(0.1, 60), st.floats(1, 256), st.floats(0, 20)
-)
+@given(st.floats(0, 500), st.floats(0, 500), st.floats(0.1, 60), st.floats(0, 1000))
 @examples(200)
-def test_more_load_never_needs_fewer(
-    a: float, b: float, service_s: float, capacity: float, idc: float
-) -> None:
-    """Monotone in arrivals, and never below the load itself."""
+def test_more_load_never_needs_fewer(a: float, b: float, carried: float, backlog: float) -> None:
+    """Monotone in arrivals and backlog, and never below the load itself."""
     low, high = sorted((a, b))
-    small = needed_replicas(Load(low, service_s, capacity, 0.85, 0.75, idc))
-    large = needed_replicas(Load(high, service_s, capacity, 0.85, 0.75, idc))
-    assert small <= large
-    assert large >= high * service_s / capacity - 0.1
+    small, large = needed_replicas(Load(low, carried)), needed_replicas(Load(high, carried))
+    assert small <= large <= needed_replicas(Load(high, carried, backlog))
+    assert large >= high / carried - 0.1
 
 
 @pytest.mark.parametrize(
@@ -106,26 +103,45 @@ def test_backlog_counts_from_a_quarter_of_the_objective(wait_s: float, counts: b
     assert backlog_counts(wait_s, 0.5) is counts
 
 
-@pytest.mark.parametrize(("horizon_s", "want"), [(0.0, 4.0), (60.0, 5.2), (600.0, 8.0), (1e9, 8.0)])
-def test_forecast_worked_examples(horizon_s: float, want: float) -> None:
-    """At most double the present rate."""
-    assert expected_per_s(Forecast(4.0, 0.1, 50), 4.0, horizon_s) == pytest.approx(want)
+def test_the_first_rate_is_the_demand() -> None:
+    """Nothing else is known."""
+    assert smoothed(Demand(), 7.0, 1.0) == Demand(7.0, 1)
 
 
-def test_a_falling_forecast_never_lowers_the_present_rate() -> None:
-    """Going down is not for forecasts."""
-    assert expected_per_s(Forecast(4.0, -0.5, 50), 4.0, 180.0) == 4.0
+def test_demand_worked_example() -> None:
+    """A mean of 4/s, and 150 requests in 30 s: 24.5 of them may be chance, so 4.18/s are certain."""
+    assert smoothed(Demand(4.0, 500), 5.0, 1.0).per_s == pytest.approx(4.18, abs=0.005)
 
 
-def test_forecast_follows_a_ramp_and_forgets_it() -> None:
-    """A steady ramp is seen ahead; at a constant rate the trend dies out."""
-    forecast = Forecast()
-    for i in range(60):
-        forecast = smoothed(forecast, 4 + 0.1 * i)
-    assert expected_per_s(forecast, 10.0, 60.0) > 10.5
-    for _ in range(200):
-        forecast = smoothed(forecast, 10.0)
-    assert expected_per_s(forecast, 10.0, 60.0) == pytest.approx(10.0, rel=0.02)
+@pytest.mark.parametrize(
+    ("rate", "z", "want"),
+    [(4.6, 1.0, 4.01), (3.5, 1.0, 3.992), (5.0, 10.0, 4.017), (0.0, 1.0, 0.0), (40.0, 1.0, 37.69)],
+)
+def test_only_a_certain_change_moves_the_demand_at_once(rate: float, z: float, want: float) -> None:
+    """Within two deviations by a sixtieth of the difference; bursty arrivals vary more."""
+    assert smoothed(Demand(4.0, 500), rate, z).per_s == pytest.approx(want, abs=0.005)
+
+
+def test_the_demand_of_a_constant_rate_varies_little() -> None:
+    """Poisson arrivals of 10/s for an hour: half a minute varies by 6%, the demand by less than 4%."""
+    random, demand = Random(3), Demand()
+    recent: list[int] = []
+    for tick in range(720):
+        recent = [*recent[-5:], sum(random.random() < 0.01 for _ in range(5000))]
+        demand = smoothed(demand, sum(recent) / (5.0 * len(recent)), 1.0)
+        if tick > 60:
+            assert demand.per_s == pytest.approx(10.0, rel=0.1)
+
+
+def test_the_demand_follows_a_step() -> None:
+    """Up and down within one tick by all that is no chance, the rest within five minutes."""
+    demand = Demand(10.0, 500)
+    demand = smoothed(demand, 30.0, 1.0)
+    assert demand.per_s == pytest.approx(28.0, abs=0.01)
+    for _ in range(60):
+        demand = smoothed(demand, 30.0, 1.0)
+    assert demand.per_s == pytest.approx(29.3, abs=0.1)
+    assert smoothed(demand, 10.0, 1.0).per_s == pytest.approx(11.15, abs=0.01)
 
 
 def test_pods_by_state() -> None:

@@ -23,6 +23,7 @@ from fleetkeeper.autoscale.constants import (
     KV_SPREAD,
     OBJECTIVE_RATIO,
     PREFILL_WAIT,
+    PREFILL_WAIT_MAX,
     SERVICE_CV2,
     TOKEN_NOTCHES,
 )
@@ -153,9 +154,10 @@ def promptly_served(model: StepTime, settings: ControlSettings, shape: Shape) ->
 def prefill_wait_ratio(attainment_ratio: float) -> float:
     """Return the mean prefill wait at a replica's capacity, as a ratio of the queue wait objective.
 
-    Example: 0.76 for an attainment of 95%, 0.98 for 90%, 0.54 for 99%.
+    Example: 0.76 for an attainment of 95%, 0.98 for 90%, 0.54 for 99%. For 50% it is the bound, 2.
     """
-    return PREFILL_WAIT / NormalDist().inv_cdf(attainment_ratio)
+    quantile = NormalDist().inv_cdf(attainment_ratio)
+    return PREFILL_WAIT / max(quantile, PREFILL_WAIT / PREFILL_WAIT_MAX)
 
 
 def _most(fits: Callable[[float], bool], high: float) -> float:

@@ -147,7 +147,7 @@ def with_reversal(
 
 
 def surge_floor(view: ReplicaView, memory: ReplicasMemory, now: float) -> int:
-    """Return the replicas that are kept for the next surge; 0 if there was none for three delays."""
+    """Return the replicas that are kept for the next surge; 0 if there was none for SURGE_DELAYS delays."""
     surge, delay_s = memory.surge, view.settings.scale_down_delay_s
     if surge is None or now - surge.at >= SURGE_DELAYS * delay_s:
         return 0
