@@ -5,6 +5,7 @@
     .venv/bin/python benchmarks/engine/run.py inside       # CPU time of our code in a running engine
     .venv/bin/python benchmarks/engine/run.py added        # time a request spends in the middleware
     .venv/bin/python benchmarks/engine/run.py table        # sequences in a batch -> tok/s, waits, step time
+    .venv/bin/python benchmarks/engine/run.py wide         # the same for every power of two up to 128
 
 One call can name several. Each writes its figures into results.json next to this file and renders
 RESULTS.md again. On shared machines, `--lock FILE` holds a lock during each measurement.
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
+import functools
 import itertools
 import json
 import logging
@@ -36,7 +38,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 import accounted  # noqa: E402 - the path to inside_engine is set above
 import against_stock  # noqa: E402
-import aiohttp  # noqa: E402
+import limit_table  # noqa: E402
 import with_and_without  # noqa: E402
 from clients import CONCURRENCIES, warm_load  # noqa: E402
 
@@ -48,15 +50,6 @@ from tests.support.inside_engine import SETTINGS, THREADS, InsideEngine, client 
 INSIDE_ROUNDS = 5
 ROUND_S = 5.0
 ADDED_ROUNDS = 9
-TABLE_SEQUENCES = (1, 4, 8, 16, 32, 64)
-TABLE_ROUNDS = 5
-TABLE_CLIENTS = 80
-"""More than the highest limit, so that a free place is taken at once."""
-TABLE_TOKENS = 32
-TABLE_WINDOW_S = 2.5
-TABLE_STEPS = 40
-PATIENCE_S = 900.0
-"""Only a hang lasts this long; a busy machine must not end a measurement."""
 
 
 @contextlib.contextmanager
@@ -157,73 +150,13 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
 
 
 async def table(directory: Path, lock: Path | None) -> dict[str, Any]:
-    """Measure one running engine; only the limit changes between windows, never the process."""
-    rounds: dict[int, list[dict[str, float]]] = {n: [] for n in TABLE_SEQUENCES}
-    engine = InsideEngine(directory)
-    try:
-        async with client() as session:
-            for number in range(TABLE_ROUNDS):
-                with locked(lock):
-                    for sequences, figures in (await one_round(engine, session)).items():
-                        rounds[sequences].append(figures)
-                print("round", number + 1, flush=True)
-    finally:
-        engine.stop()
-    return {
-        str(sequences): {key: median(r[key] for r in found) for key in found[0]}
-        for sequences, found in rounds.items()
-    }
+    """Measure limits up to the usual 64 sequences."""
+    return await limit_table.measure(directory, lambda: locked(lock), limit_table.NARROW)
 
 
-async def one_round(
-    engine: InsideEngine, session: aiohttp.ClientSession
-) -> dict[int, dict[str, float]]:
-    """Measure every limit once, with all clients active."""
-    over = False
-
-    async def one_client() -> None:
-        while not over:
-            # Not streamed: a stream's chunks would keep the HTTP side busier than the engine.
-            answer = await engine.complete(session, TABLE_TOKENS)
-            if answer.tokens != TABLE_TOKENS:
-                raise RuntimeError(f"status {answer.status}")
-
-    clients = [asyncio.create_task(one_client()) for _ in range(TABLE_CLIENTS)]
-    found = {}
-    for sequences in reversed(TABLE_SEQUENCES):
-        engine.set_block(sequences=sequences)
-        scheduled = sum(engine.scheduler().queue_wait_buckets)
-        # By then every client has waited once under this limit.
-        due = scheduled + TABLE_CLIENTS
-        await engine.until(
-            lambda due=due: sum(engine.scheduler().queue_wait_buckets) >= due,  # type: ignore[misc]
-            PATIENCE_S,
-        )
-        found[sequences] = await window(engine)
-    over = True
-    engine.free_all()
-    await asyncio.gather(*clients)
-    return found
-
-
-async def window(engine: InsideEngine) -> dict[str, float]:
-    """Return the engine's own figures over a few seconds."""
-    before, started = engine.scheduler(), time.perf_counter()
-    await asyncio.sleep(TABLE_WINDOW_S)
-    # A machine that is busy otherwise may take no step for seconds.
-    least = before.worked_steps + TABLE_STEPS
-    await engine.until(lambda: engine.scheduler().worked_steps >= least, PATIENCE_S)
-    waits = sum(before.queue_wait_buckets)
-    await engine.until(lambda: sum(engine.scheduler().queue_wait_buckets) > waits, PATIENCE_S)
-    after, took = engine.scheduler(), time.perf_counter() - started
-    steps = after.worked_steps - before.worked_steps
-    waits = sum(after.queue_wait_buckets) - sum(before.queue_wait_buckets)
-    return {
-        "tokens_per_s": (after.generation_tokens - before.generation_tokens) / took,
-        "batch_time_s": (after.batch_time_sum - before.batch_time_sum) / steps,
-        "batch_sequences": (after.batch_sequences_sum - before.batch_sequences_sum) / steps,
-        "queue_wait_s": (sum(after.queue_wait_sum) - sum(before.queue_wait_sum)) / waits,
-    }
+async def wide(directory: Path, lock: Path | None) -> dict[str, Any]:
+    """Measure every power of two up to 128 sequences."""
+    return await limit_table.measure(directory, lambda: locked(lock), limit_table.WIDE)
 
 
 def render(results: dict[str, Any]) -> str:
@@ -239,7 +172,8 @@ def render(results: dict[str, Any]) -> str:
         ("switched", with_and_without.render),
         ("inside", _inside),
         ("added", _added),
-        ("table", _table),
+        ("table", functools.partial(limit_table.render, sweep=limit_table.NARROW)),
+        ("wide", functools.partial(limit_table.render, sweep=limit_table.WIDE)),
     ):
         if name in results:
             part = results[name]
@@ -264,23 +198,6 @@ def _added(part: dict[str, Any]) -> str:
     )
 
 
-def _table(part: dict[str, Any]) -> str:
-    figures = part["figures"]
-    lines = [
-        "## Sequence limit, changed while the engine runs\n",
-        f"{part['clients']} clients, {TABLE_TOKENS} tokens per request; medians of {TABLE_ROUNDS} rounds.\n",
-        "| limit | sequences per step | tok/s | queue wait | batch time |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for sequences, f in sorted(figures.items(), key=lambda item: int(item[0])):
-        lines.append(
-            f"| {sequences} | {f['batch_sequences']:.1f} | {f['tokens_per_s']:.0f} "
-            f"| {f['queue_wait_s']:.3f} s | {1e3 * f['batch_time_s']:.1f} ms |"
-        )
-    gain = figures["64"]["tokens_per_s"] / figures["1"]["tokens_per_s"]
-    return "\n".join(lines) + f"\n\nThroughput at 64 is {gain:.1f} times that at 1.\n"
-
-
 def save(name: str, figures: dict[str, Any]) -> None:
     """Store the figures of a part and render the report again."""
     file = HERE / "results.json"
@@ -289,7 +206,6 @@ def save(name: str, figures: dict[str, Any]) -> None:
         "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
         "load_average": os.getloadavg()[1],
-        "clients": TABLE_CLIENTS,
         "threads": int(THREADS),
         "figures": figures,
     }
@@ -303,6 +219,7 @@ PARTS = {
     "switched": switched,
     "table": table,
     "throughput": throughput,
+    "wide": wide,
 }
 
 
