@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import signal
 import sys
 import tempfile
 import time
@@ -30,6 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from cpu_share import CpuShare
 from live_control import LiveControl
 from mode_figures import Answer, Cell, Rounds, cell_of, mode_table, tier_table
 from results_page import measured_on, write_section
@@ -165,7 +168,7 @@ def rounds_of(rounds: Sequence[Round], load: str, tier: str) -> Rounds:
     return [found.cells[load][tier] for found in rounds]
 
 
-def render(rounds: Sequence[Round], seconds: dict[str, float]) -> str:
+def render(rounds: Sequence[Round], seconds: dict[str, float], cores: float) -> str:
     """Return the section of RESULTS.md."""
     top = list(LOADS)[-1]
     capacity = median(value for found in rounds for value in found.capacities_per_s.values())
@@ -180,7 +183,8 @@ def render(rounds: Sequence[Round], seconds: dict[str, float]) -> str:
             "    .venv/bin/python benchmarks/serving/batch_against_async.py",
             (
                 f"Stock vLLM and an engine with Fleetkeeper, same options (at most {MAX_SEQUENCES} sequences, prefix caching "
-                "off), the tiny model, one engine measured at a time. Objectives and queue limits are those of "
+                f"off), the tiny model, one engine measured at a time. The engines have {cores:g} of {os.cpu_count()} cores, with priority over "
+                "other processes, and the client has priority too. Objectives and queue limits are those of "
                 "`examples/tiny.yaml`; the control loop decides every 5 s in the benchmark's process, with one replica. "
                 f"Requests: realtime and standard, 7:3, 16 to 64 tokens in and out, Poisson arrivals, not streamed, no "
                 f"retries. A client hangs up {DEADLINE_S:.0f} s after it should have sent its request. Latencies count from that time and "
@@ -209,7 +213,14 @@ async def measure(args: argparse.Namespace, directory: Path) -> list[Round]:
     """Start both engines and measure all rounds."""
     seconds = phase_seconds(args)
     rounds = []
-    with running_pair(directory) as pair, LiveControl(pair.ours, control_settings()) as control:
+    with (
+        CpuShare(args.cores) as engines,
+        CpuShare(None) as own,
+        running_pair(directory, engines.enter) as pair,
+        LiveControl(pair.ours, control_settings()) as control,
+    ):
+        # The client and the control loop must not wait for a CPU, whatever else runs here.
+        own.enter()
         await warm_up(pair, args.warm_seconds)
         for number in range(args.rounds):
             rounds.append(await one_round(number, pair, control, seconds))
@@ -238,7 +249,7 @@ def phase_seconds(args: argparse.Namespace) -> dict[str, float]:
 
 def keep(rounds: Sequence[Round], args: argparse.Namespace) -> None:
     """Write what was measured so far: an interrupted run keeps its rounds."""
-    text = render(rounds, phase_seconds(args))
+    text = render(rounds, phase_seconds(args), args.cores)
     rows: list[dict[str, Any]] = [asdict(found) for found in rounds]
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(rows, indent=1) + "\n")
@@ -253,14 +264,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=25.0, help="of a phase")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a phase")
     parser.add_argument("--overload-seconds", type=float, default=50.0, help="of the highest load")
+    parser.add_argument("--cores", type=float, default=1.25, help="of both engines together")
     parser.add_argument("--warm-seconds", type=float, default=60.0)
     parser.add_argument(
         "--json", type=Path, default=Path("out/benchmarks/batch_against_async.json")
     )
     parser.add_argument("--no-write", dest="write", action="store_false", help="print only")
     args = parser.parse_args()
+    # A terminated measurement leaves no engine behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as name:
         asyncio.run(measure(args, Path(name)))
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +71,8 @@ class Pair:
 
 
 @contextmanager
-def running_pair(directory: Path) -> Iterator[Pair]:
-    """Run both engines until the block is left."""
+def running_pair(directory: Path, before_exec: Callable[[], None]) -> Iterator[Pair]:
+    """Run both engines until the block is left; `before_exec` runs in each new process."""
     spec = desired_service()["spec"]
     signer = Signer(directory / "keys")
     document = desired_document(
@@ -84,17 +84,19 @@ def running_pair(directory: Path) -> Iterator[Pair]:
         tiers=spec["tiers"],
         objectives={"queueWaitMilliseconds": spec["objectives"]["queueWaitMilliseconds"]},
     )
-    engine = start_engine(document, signer, directory / "ours")
+    engine = start_engine(document, signer, directory / "ours", before_exec=before_exec)
     try:
         engine.wait_ready()
-        with running_stock(engine, directory) as url:
+        with running_stock(engine, directory, before_exec) as url:
             yield Pair(engine, url)
     finally:
         engine.stop()
 
 
 @contextmanager
-def running_stock(engine: RunningEngine, directory: Path) -> Iterator[str]:
+def running_stock(
+    engine: RunningEngine, directory: Path, before_exec: Callable[[], None]
+) -> Iterator[str]:
     """Run stock vLLM with the options and the environment of our engine's vLLM; yield its URL."""
     vllm = engine.vllm_process("APIServer")
     environment = {
@@ -111,6 +113,7 @@ def running_stock(engine: RunningEngine, directory: Path) -> Iterator[str]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=before_exec,  # noqa: PLW1509 - a cgroup must be entered before exec
         )
     url = f"http://127.0.0.1:{port}"
     try:

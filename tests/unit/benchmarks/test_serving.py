@@ -138,6 +138,18 @@ def test_stock_vllm_starts_with_all_options_but_ours(part: Callable[[str], Modul
     assert module.stock_argv(ours, 2)[1:] == ["-m", "api", "--port=2", "--dtype=x"]
 
 
+def test_a_share_of_the_machine_is_a_quota_with_priority(part: Callable[[str], ModuleType]) -> None:
+    """In both versions of cgroups; the client's own group has no quota."""
+    module = part("cpu_share")
+    assert module.desired_files(1.5, v1=True) == {
+        "cpu.shares": "102400",
+        "cpu.cfs_period_us": "100000",
+        "cpu.cfs_quota_us": "150000",
+    }
+    assert module.desired_files(1.5, v1=False)["cpu.max"] == "150000 100000"
+    assert list(module.desired_files(None, v1=False)) == ["cpu.weight"]
+
+
 def test_the_page_keeps_the_sections_of_others(part: Callable[[str], ModuleType]) -> None:
     """A section is replaced in its place; a new one comes last."""
     module = part("results_page")
