@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from cpu_share import CpuShare
 from live_control import LiveControl
 from mode_figures import Answer, Cell, Rounds, cell_of, mode_table, tier_table
-from results_page import measured_on, write_section
+from results_page import markdown_table, measured_on, write_section
 from send_modes import (
     StaticBatches,
     new_client,
@@ -176,8 +176,6 @@ def render(rounds: Sequence[Round], seconds: dict[str, float], cores: float) -> 
         f"{size}: {median(found.batch_sizes_per_s[size] for found in rounds):.0f}" for size in SIZES
     )
     chosen = ", ".join(str(found.batch_size) for found in rounds)
-    limits = [limit for found in rounds for limit in found.limits[top]]
-    shed = min(found.shed[top] for found in rounds)
     return "\n\n".join(
         [
             "    .venv/bin/python benchmarks/serving/batch_against_async.py",
@@ -200,13 +198,22 @@ def render(rounds: Sequence[Round], seconds: dict[str, float], cores: float) -> 
             mode_table({load: rounds_of(rounds, load, "") for load in LOADS}, ASYNC),
             f"By tier, at {top} times the capacity:",
             tier_table({tier: rounds_of(rounds, top, tier) for tier in TIERS}),
-            (
-                f"At that load the control loop's sequence limit was {min(limits)} to {max(limits)}, and it admitted at least "
-                f"{100 * shed:.0f}% of the standard requests."
-            ),
+            control_table(rounds),
             measured_on(),
         ]
     )
+
+
+def control_table(rounds: Sequence[Round]) -> str:
+    """Return what the control loop did: it starts with low limits and raises them while requests wait."""
+    headings = ["control loop", *(f"load {load}" for load in LOADS)]
+    rows = []
+    for number, found in enumerate(rounds):
+        limits = [f"{min(found.limits[load])} to {max(found.limits[load])}" for load in LOADS]
+        rows.append([f"round {number + 1}: sequence limit", *limits])
+        admitted = [f"{100 * found.shed[load]:.0f}%" for load in LOADS]
+        rows.append([f"round {number + 1}: standard requests admitted, at least", *admitted])
+    return markdown_table(headings, rows)
 
 
 async def measure(args: argparse.Namespace, directory: Path) -> list[Round]:
@@ -229,16 +236,19 @@ async def measure(args: argparse.Namespace, directory: Path) -> list[Round]:
 
 
 async def warm_up(pair: Pair, seconds: float) -> None:
-    """Send some requests to both engines: kernels are chosen in the first steps.
+    """Load both engines at the capacity of stock vLLM.
 
-    The control loop does not judge a pod's first minute.
+    Kernels are chosen in the first steps, and the control loop does not judge a pod's first minute.
+    After that it raises the limits by at most a quarter every 30 s, from 16 to 64 sequences in
+    minutes.
     """
     async with (
         new_client(pair.stock_url, MODEL, DEADLINE_S) as stock,
         new_client(pair.ours.url, MODEL, DEADLINE_S) as ours,
     ):
-        planned = plan_arrivals([Phase("warm", seconds, 10.0)], SHAPE, 99)
-        await asyncio.gather(*(send_each(client, planned, DEADLINE_S) for client in (stock, ours)))
+        planned = plan_arrivals([PLANNED], SHAPE, 99)
+        rate = await saturated_per_s(stock, planned, CAPACITY_CLIENTS, CAPACITY_S)
+        await send_each(ours, plan_arrivals([Phase("warm", seconds, rate)], SHAPE, 98), DEADLINE_S)
 
 
 def phase_seconds(args: argparse.Namespace) -> dict[str, float]:
@@ -267,7 +277,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of a phase")
     parser.add_argument("--overload-seconds", type=float, default=50.0, help="of the highest load")
     parser.add_argument("--cores", type=float, default=1.25, help="of both engines together")
-    parser.add_argument("--warm-seconds", type=float, default=60.0)
+    parser.add_argument("--warm-seconds", type=float, default=300.0)
     parser.add_argument(
         "--json", type=Path, default=Path("out/benchmarks/batch_against_async.json")
     )
