@@ -67,7 +67,7 @@ DEADLINE_S = 10.0
 WARM_S = 5.0
 CAPACITY_CLIENTS = 96
 """More than the sequence limit, so that a free place is taken at once."""
-CAPACITY_S = 8.0
+CAPACITY_RAMP_S, CAPACITY_S = 4.0, 8.0
 PLANNED = Phase("capacity", 3600.0, 10.0)
 TIERS = tuple(SHAPE.tiers)
 
@@ -85,6 +85,17 @@ class Round:
     """By load: sequence limits of the control loop while our engine was measured."""
     shed: dict[str, float] = field(default_factory=dict)
     """By load: the lowest admitted share of standard requests."""
+
+
+async def measure_capacity(stock: CompletionClient, seed: int) -> float:
+    """Return the requests per second of stock vLLM while more always wait."""
+    return await saturated_per_s(
+        stock,
+        plan_arrivals([PLANNED], SHAPE, seed),
+        CAPACITY_CLIENTS,
+        ramp_s=CAPACITY_RAMP_S,
+        seconds=CAPACITY_S,
+    )
 
 
 async def measure_sizes(client: CompletionClient) -> dict[int, float]:
@@ -124,8 +135,7 @@ async def one_round(
         print(f"round {number + 1}: static batches, requests/s by size: {sizes}", flush=True)
         for place, (load, share) in enumerate(LOADS.items()):
             seed = 1000 + 10 * number + place
-            planned = plan_arrivals([PLANNED], SHAPE, seed + 500)
-            capacity = await saturated_per_s(stock, planned, CAPACITY_CLIENTS, CAPACITY_S)
+            capacity = await measure_capacity(stock, seed + 500)
             found.capacities_per_s[load] = capacity
             print(f"  load {load}: {share} of {capacity:.1f} requests/s", flush=True)
             phase = Phase(load, seconds[load], share * capacity)
@@ -246,8 +256,7 @@ async def warm_up(pair: Pair, seconds: float) -> None:
         new_client(pair.stock_url, MODEL, DEADLINE_S) as stock,
         new_client(pair.ours.url, MODEL, DEADLINE_S) as ours,
     ):
-        planned = plan_arrivals([PLANNED], SHAPE, 99)
-        rate = await saturated_per_s(stock, planned, CAPACITY_CLIENTS, CAPACITY_S)
+        rate = await measure_capacity(stock, 99)
         await send_each(ours, plan_arrivals([Phase("warm", seconds, rate)], SHAPE, 98), DEADLINE_S)
 
 

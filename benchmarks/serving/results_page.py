@@ -15,7 +15,9 @@ TITLE = "# Serving, measured\n"
 def with_section(page: str, heading: str, text: str) -> str:
     """Return the page with the section `## heading` replaced by this text, or added at the end."""
     parts = re.split(r"(?m)^(?=## )", page or TITLE)
-    section = f"## {heading}\n\n{text.strip()}\n"
+    # Not its spaces: an indented first line is a command.
+    body = text.strip("\n")
+    section = f"## {heading}\n\n{body}\n"
     found = [n for n, part in enumerate(parts) if part.splitlines()[:1] == [f"## {heading}"]]
     if found:
         parts[found[0]] = section

@@ -14,6 +14,8 @@ from fleetkeeper_local.load.schedule import Arrival
 
 CONNECTIONS = 4096
 """More than ever wait, so that no request waits in the client for a connection."""
+PATIENCE_S = 120.0
+"""Only a hang lasts this long."""
 
 
 def new_client(url: str, model: str, deadline_s: float) -> CompletionClient:
@@ -133,15 +135,23 @@ class StaticBatches:
 
 
 async def saturated_per_s(
-    client: CompletionClient, arrivals: Sequence[Arrival], clients: int, seconds: float
+    client: CompletionClient,
+    arrivals: Sequence[Arrival],
+    clients: int,
+    *,
+    ramp_s: float,
+    seconds: float,
 ) -> float:
     """Return the requests answered per second while so many clients always have one in flight.
+
+    Responses in the first `ramp_s` do not count: then the first requests are still on their way.
 
     Raises:
         RuntimeError: a request failed, or the planned requests do not last that long.
     """
     loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
+    begin = loop.time() + ramp_s
+    end = begin + seconds
     planned = iter(arrivals)
     answered = 0
 
@@ -151,10 +161,10 @@ async def saturated_per_s(
             arrival = next(planned, None)
             if arrival is None:
                 raise RuntimeError(f"{len(arrivals)} requests do not last {seconds:.0f} s")
-            cause = await cause_of(client, arrival, loop.time() + 10 * seconds)
+            cause = await cause_of(client, arrival, end + PATIENCE_S)
             if cause:
                 raise RuntimeError(f"a request failed: {cause}")
-            answered += loop.time() < end
+            answered += begin <= loop.time() < end
 
     await asyncio.gather(*(one() for _ in range(clients)))
     return answered / seconds

@@ -131,6 +131,26 @@ async def test_a_client_that_hung_up_before_its_batch_is_not_sent(
     assert [answer.cause for answer in found] == ["", "timeout"]
 
 
+class Server:
+    """A client of a server that answers each request after 50 ms, however many there are."""
+
+    async def complete(self, prompt: list[int], tokens: int, **_: Any) -> Outcome:
+        """Takes its time."""
+        del prompt
+        await asyncio.sleep(0.05)
+        return Outcome(True, "", 200, 1, 0.0, None, 0.0, tokens)
+
+
+async def test_the_capacity_does_not_count_the_ramp(part: Callable[[str], ModuleType]) -> None:
+    """Ten clients, one of whose requests takes 50 ms: at most 200 a second, and none is left out."""
+    module = part("send_modes")
+    arrivals = [Arrival(n, 0.0, "p", "realtime", "s", 1, 1) for n in range(2000)]
+    found = await module.saturated_per_s(Server(), arrivals, 10, ramp_s=0.2, seconds=0.5)
+    assert 0 < found <= 220
+    with pytest.raises(RuntimeError, match="do not last"):
+        await module.saturated_per_s(Server(), arrivals[:20], 10, ramp_s=0.2, seconds=0.5)
+
+
 def test_stock_vllm_starts_with_all_options_but_ours(part: Callable[[str], ModuleType]) -> None:
     """The same command without our scheduler and middleware, on another port."""
     module = part("stock_and_ours")
@@ -154,8 +174,8 @@ def test_the_page_keeps_the_sections_of_others(part: Callable[[str], ModuleType]
     """A section is replaced in its place; a new one comes last."""
     module = part("results_page")
     page = module.with_section(module.with_section("", "One", "1"), "Two", "2")
-    again = module.with_section(page, "One", "new\n\n### Part\n\nx")
-    assert again == "# Serving, measured\n\n## One\n\nnew\n\n### Part\n\nx\n\n## Two\n\n2\n"
+    again = module.with_section(page, "One", "    new\n\n### Part\n\nx\n")
+    assert again == "# Serving, measured\n\n## One\n\n    new\n\n### Part\n\nx\n\n## Two\n\n2\n"
 
 
 def test_the_ratio_of_sequential_to_concurrent_requests(part: Callable[[str], ModuleType]) -> None:
