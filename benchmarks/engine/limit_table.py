@@ -16,7 +16,6 @@ import aiohttp
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from tests.support.inside_engine import SETTINGS, InsideEngine, client
 
-ROUNDS = 5
 TOKENS = 32
 WINDOW_S = 2.5
 STEPS = 40
@@ -35,14 +34,18 @@ class Sweep:
     sequences: tuple[int, ...]
     clients: int
     settings: VllmSettings
+    rounds: int
 
 
-NARROW = Sweep("Sequence limit, changed while the engine runs", (1, 4, 8, 16, 32, 64), 80, SETTINGS)
+NARROW = Sweep(
+    "Sequence limit, changed while the engine runs", (1, 4, 8, 16, 32, 64), 80, SETTINGS, 5
+)
 WIDE = Sweep(
     "Sequence limit up to 128, changed while the engine runs",
     (1, 2, 4, 8, 16, 32, 64, 128),
     160,
     replace(SETTINGS, max_sequences=128, standard_queue_limit=256),
+    3,
 )
 
 
@@ -56,7 +59,7 @@ async def measure(
     engine = InsideEngine(directory, sweep.settings)
     try:
         async with client() as session:
-            for number in range(ROUNDS):
+            for number in range(sweep.rounds):
                 with locked():
                     for sequences, figures in (await one_round(engine, session, sweep)).items():
                         rounds[sequences].append(figures)
@@ -125,7 +128,7 @@ def render(part: dict[str, Any], sweep: Sweep) -> str:
     figures = part["figures"]
     lines = [
         f"## {sweep.title}\n",
-        f"{sweep.clients} clients, {TOKENS} tokens per request; medians of {ROUNDS} rounds.\n",
+        f"{sweep.clients} clients, {TOKENS} tokens per request; medians of {sweep.rounds} rounds{share_of(part)}.\n",
         "| limit | sequences per step | tok/s | queue wait | batch time |",
         "| --- | --- | --- | --- | --- |",
     ]
@@ -135,6 +138,12 @@ def render(part: dict[str, Any], sweep: Sweep) -> str:
             f"| {f['queue_wait_s']:.3f} s | {1e3 * f['batch_time_s']:.1f} ms |"
         )
     return "\n".join(lines) + f"\n\n{gains(figures, sweep)}\n"
+
+
+def share_of(part: dict[str, Any]) -> str:
+    """Return the share of the machine that the benchmark was guaranteed, if any."""
+    cores = part.get("cores")
+    return f", {cores:g} cores guaranteed to the engine and the clients" if cores else ""
 
 
 def gains(figures: dict[str, dict[str, float]], sweep: Sweep) -> str:

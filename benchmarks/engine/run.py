@@ -34,13 +34,14 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "serving")]
 
 import accounted  # noqa: E402 - the path to inside_engine is set above
 import against_stock  # noqa: E402
 import limit_table  # noqa: E402
 import with_and_without  # noqa: E402
 from clients import CONCURRENCIES, warm_load  # noqa: E402
+from cpu_share import CpuShare  # noqa: E402
 
 from fleetkeeper_engine.in_vllm.http.asgi import App, Message, Receive, Scope, Send  # noqa: E402
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware  # noqa: E402
@@ -198,7 +199,7 @@ def _added(part: dict[str, Any]) -> str:
     )
 
 
-def save(name: str, figures: dict[str, Any]) -> None:
+def save(name: str, figures: dict[str, Any], cores: float | None) -> None:
     """Store the figures of a part and render the report again."""
     file = HERE / "results.json"
     results = json.loads(file.read_text()) if file.exists() else {}
@@ -207,6 +208,7 @@ def save(name: str, figures: dict[str, Any]) -> None:
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
         "load_average": os.getloadavg()[1],
         "threads": int(THREADS),
+        **({} if cores is None else {"cores": cores}),
         "figures": figures,
     }
     file.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
@@ -230,15 +232,21 @@ def main() -> None:
     )
     parser.add_argument("what", nargs="+", choices=list(PARTS))
     parser.add_argument("--lock", type=Path)
+    parser.add_argument("--cores", type=float, help="share of the machine to guarantee (root)")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     # A terminated measurement leaves no engine behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory() as name:
+    share: contextlib.AbstractContextManager[CpuShare | None] = (
+        contextlib.nullcontext() if arguments.cores is None else CpuShare(arguments.cores)
+    )
+    with share as group, tempfile.TemporaryDirectory() as name:
+        if group is not None:
+            group.enter()
         directory = Path(name)
         for part, measure in PARTS.items():
             if part in arguments.what:
-                save(part, asyncio.run(measure(directory, arguments.lock)))
+                save(part, asyncio.run(measure(directory, arguments.lock)), arguments.cores)
     print((HERE / "RESULTS.md").read_text())
 
 
