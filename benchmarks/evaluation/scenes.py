@@ -1,6 +1,6 @@
 """The scenes of the evaluation: a load, a model on its GPUs, and whether the load is steady.
 
-A scene is steady if the 95th percentile of its 5-minute rates is below 1.5 times their mean. All
+A scene counts as steady if the 95th percentile of its 5-minute rates is below 1.5 times their mean. All
 patterns are synthetic; `conversation` and `clients` replay samples of public traces, which are read
 from a directory that the command names.
 """
@@ -64,7 +64,7 @@ SHORT: Final = Lengths(180, 160)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A load on a model. `gpus`: of a replica."""
+    """A load on a model. `gpus`: of a replica. It starts with so many `replicas`."""
 
     name: str
     hours: float
@@ -73,7 +73,6 @@ class Scene:
     gpus: int = 4
     cold_start: ColdStart = START_70B
     max_replicas: int = 12
-    is_steady: bool = True
     replicas: int = 1
 
 
@@ -176,18 +175,18 @@ def scenes(traces: Path | None) -> list[Scene]:
     """Return all scenes; those of public traces only with their directory."""
     rows = [
         Scene("chat", 2, modulated(jitter(13, 0.12), CHAT)),
-        Scene("chat, morning", 4, modulated(wave(11, 0.3, 8 * HOUR), CHAT)),
+        Scene("chat, morning", 3, modulated(wave(11, 0.3, 8 * HOUR), CHAT)),
         Scene("chat, quiet", 2, modulated(jitter(4, 0.15), CHAT)),
         Scene("long outputs", 2, modulated(jitter(6, 0.12), REASONING), max_replicas=16),
-        Scene("enterprise, 70B", 3, modulated(jitter(3.2, 0.2), ENTERPRISE)),
+        Scene("enterprise, 70B", 2, modulated(jitter(3.2, 0.2), ENTERPRISE)),
         small("enterprise, 8B", 2, modulated(jitter(6, 0.2), ENTERPRISE)),
-        Scene("code completion", 3, modulated(jitter(2.4, 0.2), CODE)),
+        Scene("code completion", 2, modulated(jitter(2.4, 0.2), CODE)),
         small("code completion, 8B", 2, modulated(jitter(12, 0.15), CODE)),
-        Scene("step x3", 1, modulated(steps(4, 12, 1200, 2400), CHAT), is_steady=False),
-        Scene("bursts of 1 min", 2, modulated(bursts(5, 30, 600, 60), CHAT), is_steady=False),
-        Scene("bursts of 3 min", 2, modulated(bursts(5, 25, 900, 180), CHAT), is_steady=False),
-        small("bursts, 8B", 2, modulated(bursts(8, 35, 900, 90), SHORT), is_steady=False),
-        Scene("ramp", 2, modulated(ramp(3, 25, 5400), CHAT), is_steady=False),
+        Scene("step x3", 1, modulated(steps(4, 12, 1200, 2400), CHAT)),
+        Scene("bursts of 1 min", 2, modulated(bursts(5, 30, 600, 60), CHAT)),
+        Scene("bursts of 3 min", 2, modulated(bursts(5, 25, 900, 180), CHAT)),
+        small("bursts, 8B", 2, modulated(bursts(8, 35, 900, 90), SHORT)),
+        Scene("ramp", 2, modulated(ramp(3, 25, 5400), CHAT)),
     ]
     if traces is not None:
         conversation = traces / "azure2023_conv.csv.gz"
@@ -200,9 +199,9 @@ def scenes(traces: Path | None) -> list[Scene]:
     return rows
 
 
-def small(name: str, hours: float, load: Load, *, is_steady: bool = True) -> Scene:
+def small(name: str, hours: float, load: Load) -> Scene:
     """Return a scene of the 8B model on one GPU."""
-    return Scene(name, hours, load, H100_8B, 1, START_8B, is_steady=is_steady)
+    return Scene(name, hours, load, H100_8B, 1, START_8B)
 
 
 def rates(load: Load, seconds: float, seed: int) -> Sequence[float]:
