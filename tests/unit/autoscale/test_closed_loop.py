@@ -65,7 +65,7 @@ def test_step_times_three(cold_start_s: float) -> None:
     def rate(t: float) -> float:
         return 40.0 if 300 <= t < 1200 else 13.0
 
-    record = played(Case(2100, rate, SETTINGS, H100_70B, replicas=2, cold_start_s=cold_start_s))
+    record = played(Case(3300, rate, SETTINGS, H100_70B, replicas=2, cold_start_s=cold_start_s))
     broken = [tick.time for tick in record.ticks if tick.time > 300 and tick.queue_wait_s > 0.5]
     if broken:
         before = [tick for tick in record.ticks if tick.time <= 300][-1]

@@ -157,8 +157,8 @@ def test_nothing_is_restarted_while_a_breaker_is_not_closed(
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda rows: [gauged(row, running=27.0) for row in rows],
-        only("chat-0", lambda row: gauged(row, waiting_standard=1.0)),
+        lambda rows: [gauged(row, running=250.0) for row in rows],
+        only("chat-0", lambda row: gauged(row, waiting_standard=1.0, oldest_wait_s_standard=2.0)),
         only("chat-2", lambda row: gauged(row, running=math.nan)),
     ],
     ids=["busy", "queue", "another replica unknown"],

@@ -57,10 +57,10 @@ def test_up_by_two_or_double_in_a_minute(
             "QueueWaitAboveTarget",
         ),
         (
-            "broken, little needed, no model: one more",
+            "broken for a short time, little needed, no model",
             {**BROKEN, "needed_up": 2, "model_trusted": False, "signals": WAITS},
-            5,
-            "QueueWaitAboveTarget",
+            4,
+            "Steady",
         ),
         (
             "broken, batch has room",

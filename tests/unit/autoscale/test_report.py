@@ -16,9 +16,7 @@ from fleetkeeper.autoscale.memory import (
 )
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.signals.samples import Gauges, Source
-from fleetkeeper.autoscale.types import (
-    BreakerState,
-)
+from fleetkeeper.autoscale.types import BreakerState, ControlSettings
 from fleetkeeper.reconcile.status.control import report_to_status
 from tests.support.control_cases import NOW, Loop, pod_view, reported_status
 from tests.support.service_reports import condition, reported
@@ -108,7 +106,7 @@ def test_an_allocation_has_its_reason_and_no_event_of_its_own() -> None:
     waiting = Gauges(
         running=64,
         waiting_standard=40,
-        oldest_wait_s_standard=1.9,
+        oldest_wait_s_standard=2.9,
         limit_sequences=32,
         kv_capacity_tokens=4e5,
         kv_resident_tokens=1e5,
@@ -123,7 +121,7 @@ def test_an_allocation_has_its_reason_and_no_event_of_its_own() -> None:
             recorded.append(report.allocation.message)
             loop.replicas = report.allocation.replicas
     assert recorded[0].startswith("Queue wait")
-    assert all(figure in recorded[0] for figure in ("1.9 s", "0.5 s"))
+    assert all(figure in recorded[0] for figure in ("2.9 s", "0.5 s"))
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -172,7 +170,7 @@ def test_an_allocation_that_was_never_written_is_reported_as_externally_changed(
 
 def test_the_status_fits_the_published_schema_and_is_quiet() -> None:
     """Every piece parses; an hour of calm changes nothing in it."""
-    loop = Loop()
+    loop = Loop(settings=ControlSettings(min_replicas=2))
     report = reported(loop, loop.steady(60))
     InferenceServiceStatus.model_validate(report_to_status(report.report))
     first = None

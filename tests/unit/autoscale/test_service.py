@@ -36,7 +36,7 @@ def test_nothing_is_known_at_first_and_nothing_changes() -> None:
 
 def test_a_calm_service_is_left_alone() -> None:
     """An hour of steady load within the objectives: no change of replicas, one limits request a pod, then lease renewals."""
-    loop = Loop()
+    loop = Loop(settings=ControlSettings(min_replicas=2))
     puts = 0
     for _ in range(720):
         decision = loop.tick(loop.samples(), put_outcomes=())

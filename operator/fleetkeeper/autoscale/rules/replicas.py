@@ -15,7 +15,6 @@ from fleetkeeper.autoscale.rules.scale_down import (
     bounded,
     scale_down,
     with_direct_reads,
-    with_reversal,
     with_surge,
 )
 from fleetkeeper.autoscale.types import Decision, Grade, decide, no_change
@@ -135,9 +134,8 @@ def decide_replicas(
     recent_replicas = tuple(seen for seen in memory.recent_replicas if now - seen[0] < UP_SPAN_S)
     memory = replace(memory, recent_replicas=(*recent_replicas, (now, view.replicas)))
     decision = _up(view, memory, now)
-    memory = with_surge(view, memory, view.replicas if decision is None else decision.value, now)
-    if decision is not None and decision.valid:
-        memory = with_reversal(view, memory, decision.value, now)
+    raised_to = decision.value if decision is not None and decision.valid else None
+    memory = with_surge(view, memory, raised_to, now)
     if decision is not None:
         return decision, replace(memory, raised=now) if decision.valid else memory
     if view.replicas > settings.max_replicas:

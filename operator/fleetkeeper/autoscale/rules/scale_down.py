@@ -123,27 +123,26 @@ def reads_asked_at(
 
 
 def with_surge(
-    view: ReplicaView, memory: ReplicasMemory, replicas: int, now: float
+    view: ReplicaView, memory: ReplicasMemory, raised_to: int | None, now: float
 ) -> ReplicasMemory:
-    """Return the memory with the replicas that a missed queue wait objective required."""
-    before, kept_s = memory.surge, SURGE_DELAYS * view.settings.scale_down_delay_s
-    if before is not None and now - before.at < kept_s:
-        if (view.needed_down or 0) >= before.replicas:
-            return replace(memory, surge=Surge(before.replicas, now))
-        replicas = max(replicas, before.replicas)
-    if not (view.signals.known and view.wait_broken and view.wait_lasts):
-        return memory
-    return replace(memory, surge=Surge(replicas, now))
+    """Return the memory with the replicas that are kept for the next surge.
 
-
-def with_reversal(
-    view: ReplicaView, memory: ReplicasMemory, replicas: int, now: float
-) -> ReplicasMemory:
-    """Return the memory after a scale-up: one that takes back a recent scale-down is kept for longer."""
-    if now - memory.lowered >= SURGE_DELAYS * view.settings.scale_down_delay_s:
+    `raised_to`: a scale-up of this tick. It is kept if requests wait too long or are shed, or if it takes
+    back a recent scale-down. A load that needs the kept replicas again keeps them for longer.
+    """
+    kept_s = SURGE_DELAYS * view.settings.scale_down_delay_s
+    before = memory.surge
+    kept = before.replicas if before is not None and now - before.at < kept_s else 0
+    needed = 0
+    if raised_to is not None:
+        is_reversal = now - memory.lowered < kept_s
+        if view.wait_broken or not view.breakers_closed or is_reversal:
+            needed = raised_to
+    elif view.wait_broken and view.wait_lasts:
+        needed = view.replicas
+    if needed == 0 and not 0 < kept <= (view.needed_down or 0):
         return memory
-    most = max(replicas, memory.surge.replicas if memory.surge is not None else 0)
-    return replace(memory, surge=Surge(most, now))
+    return replace(memory, surge=Surge(max(kept, needed), now))
 
 
 def surge_floor(view: ReplicaView, memory: ReplicasMemory, now: float) -> int:
