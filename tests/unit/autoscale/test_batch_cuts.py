@@ -86,7 +86,9 @@ def test_sequences_stay_while_no_objective_is_near() -> None:
     memory = replace(MEMORY, limits=Limits(64, 256))
     assert decided(BatchView(slow, SETTINGS), memory)[0] == Limits(64, 256)
     waits = replace(slow, queue_wait_s=0.13)
-    assert decided(BatchView(waits, SETTINGS), memory)[0] == Limits(48, 256)
+    assert decided(BatchView(waits, SETTINGS), memory)[0] == Limits(64, 256)
+    near = replace(slow, batch_time_s=0.035)
+    assert decided(BatchView(near, SETTINGS), memory)[0] == Limits(48, 256)
 
 
 @pytest.mark.parametrize(("since_s", "moves"), [(5.0, False), (9.9, False), (30.0, True)])

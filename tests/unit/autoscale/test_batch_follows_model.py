@@ -28,12 +28,17 @@ NEAR = signals(batch_time_s=0.04)
 WAITS = signals(queue_wait_s=0.2)
 """Queue wait is above a quarter of its objective; steps are short."""
 
+BOTH = signals(batch_time_s=0.04, queue_wait_s=0.2)
+"""Both are near."""
 
-@pytest.mark.parametrize("seen", [NEAR, WAITS], ids=["batch time", "queue wait"])
-def test_limits_go_down_to_the_targets_near_an_objective(seen: Signals) -> None:
-    """Both at once."""
+
+@pytest.mark.parametrize(
+    ("seen", "sequences"), [(NEAR, 40), (WAITS, 64)], ids=["batch time", "queue wait"]
+)
+def test_limits_go_down_to_the_targets_near_an_objective(seen: Signals, sequences: int) -> None:
+    """Both at once near the batch time objective; fewer sequences would not shorten a queue."""
     view = BatchView(seen, SETTINGS, targets(1024, 40))
-    assert decided(view) == (Limits(40, 1024), "FollowsStepTimeModel")
+    assert decided(view) == (Limits(sequences, 1024), "FollowsStepTimeModel")
 
 
 def test_a_quiet_engine_keeps_its_limits() -> None:
@@ -68,7 +73,7 @@ def test_the_targets_are_absolute(target: int, want: int) -> None:
     """Sequences follow a target that is more than a tenth away, whatever it was before."""
     for followed in (None, Limits(100, 2048)):
         memory = replace(MEMORY, followed=followed)
-        assert decided(BatchView(WAITS, SETTINGS, targets(2048, target)), memory)[0] == Limits(
+        assert decided(BatchView(BOTH, SETTINGS, targets(2048, target)), memory)[0] == Limits(
             want, 2048
         )
 
@@ -85,7 +90,7 @@ def test_a_frozen_model_is_not_followed(seen: Signals) -> None:
 
 def test_one_move_with_the_model_leaves_half_of_the_sequences() -> None:
     """A model that learned from a crowded minute predicts the floor: it costs a half, and the rest is kept."""
-    view = BatchView(WAITS, SETTINGS, targets(2048, 4))
+    view = BatchView(BOTH, SETTINGS, targets(2048, 4))
     decision, memory = decide_limits(view, MEMORY, NOW)
     assert (decision.value, decision.reason) == (Limits(32, 2048), "FollowsStepTimeModel")
     assert decide_limits(view, memory, NOW + 25)[0].value.sequences == 32
@@ -96,7 +101,7 @@ def test_one_move_with_the_model_leaves_half_of_the_sequences() -> None:
 
 def test_running_sequences_are_kept_while_replicas_start() -> None:
     """50 run in each of two pods; without a pending replica the target counts."""
-    busy = replace(WAITS, gauges=Gauges(running=100.0))
+    busy = replace(BOTH, gauges=Gauges(running=100.0))
     view = BatchView(busy, SETTINGS, targets(2048, 40), pending=1)
     assert decided(view)[0].sequences == 50
     assert decided(replace(view, pending=0))[0].sequences == 40

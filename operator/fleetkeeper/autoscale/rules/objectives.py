@@ -85,13 +85,17 @@ def wait_is_near(signals: Signals, settings: ControlSettings) -> bool:
     return backlog_counts(signals.queue_wait_s, settings.queue_wait_objective_s)
 
 
-def is_loaded(signals: Signals, settings: ControlSettings) -> bool:
-    """Return whether an objective is near: batch time above 0.7 of it, or queue wait above a quarter.
+def batch_time_is_near(signals: Signals, settings: ControlSettings) -> bool:
+    """Return whether mean batch time is near its objective: above 0.7 of it.
 
     Below that, fewer sequences shorten nothing that matters, and a burst would find a small batch.
     """
-    slow = signals.batch_time_s >= SHORT_STEP_RATIO * settings.batch_time_objective_s
-    return slow or wait_is_near(signals, settings)
+    return signals.batch_time_s >= SHORT_STEP_RATIO * settings.batch_time_objective_s
+
+
+def is_loaded(signals: Signals, settings: ControlSettings) -> bool:
+    """Return whether batch time or queue wait is near its objective."""
+    return batch_time_is_near(signals, settings) or wait_is_near(signals, settings)
 
 
 def is_full(signals: Signals, sequences: int) -> bool:

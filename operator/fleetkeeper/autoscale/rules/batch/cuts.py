@@ -20,7 +20,7 @@ from fleetkeeper.autoscale.constants import (
 )
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Step
 from fleetkeeper.autoscale.rules.objectives import (
-    is_loaded,
+    batch_time_is_near,
     is_slow,
     judged_since,
     running_per_pod,
@@ -118,7 +118,7 @@ def _is_too_slow(
 
 def _fewer_sequences(view: BatchView, limits: Limits) -> int:
     """Return the next lower limit of sequences; a quiet engine keeps its own."""
-    if not is_loaded(view.signals, view.settings):
+    if not batch_time_is_near(view.signals, view.settings):
         return limits.sequences
     running = math.ceil(running_per_pod(view.signals))
     factor = DOWN_FACTOR if view.targets else CUT_FACTOR

@@ -14,6 +14,7 @@ from fleetkeeper.autoscale.constants import (
 from fleetkeeper.autoscale.rules.batch.raises import queue_wants_more, raise_allowed
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Step, clamped
 from fleetkeeper.autoscale.rules.objectives import (
+    batch_time_is_near,
     is_loaded,
     is_slow,
     judged_since,
@@ -37,7 +38,8 @@ def follow_down(view: BatchView, memory: BatchMemory, limits: Limits, now: float
     ):
         return None
     sequences = limits.sequences
-    if loaded and aim.sequences < (1 - FEED_FORWARD_RATIO) * sequences:
+    near = batch_time_is_near(view.signals, view.settings)
+    if near and aim.sequences < (1 - FEED_FORWARD_RATIO) * sequences:
         sequences = min(sequences, max(aim.sequences, _least_followed(view, memory, limits, now)))
     return _step(view, memory, limits, Limits(sequences, min(limits.tokens, aim.tokens)))
 
