@@ -42,6 +42,13 @@ def test_a_quiet_engine_keeps_its_limits() -> None:
     assert decided(quiet) == (HELD, "Steady")
 
 
+@pytest.mark.parametrize(("running", "want"), [(39.0, 64), (40.0, 40)])
+def test_sequences_of_which_few_run_are_kept(running: float, want: int) -> None:
+    """19 or 20 of 40 in each of two pods: a prompt that waits for others gains nothing from fewer."""
+    busy = replace(WAITS, gauges=Gauges(running=running))
+    assert decided(BatchView(busy, SETTINGS, targets(1024, 40)))[0] == Limits(want, 1024)
+
+
 def test_single_long_steps_lower_tokens_only() -> None:
     """Attainment is low, and neither objective is near: the tokens of a step are what lengthens it."""
     slow = signals(windows=windows(0.9, 0.9))

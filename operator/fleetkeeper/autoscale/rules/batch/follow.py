@@ -10,6 +10,7 @@ from fleetkeeper.autoscale.constants import (
     FEED_FORWARD_RATIO,
     MODEL_CUT_FACTOR,
     UP_EVERY_S,
+    USED_RATIO,
 )
 from fleetkeeper.autoscale.rules.batch.raises import queue_wants_more, raise_allowed
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Step, clamped
@@ -26,7 +27,8 @@ from fleetkeeper.autoscale.types import Limits, decide
 def follow_down(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
     """Lower the limits to the model's targets while an objective is near.
 
-    A quiet engine keeps its limits: only single long steps lower its tokens.
+    A quiet engine keeps its limits: only single long steps lower its tokens. Sequences are lowered if at
+    least half of the target run: prompts that wait for one another gain nothing from fewer sequences.
     """
     aim = _aim(view, memory, limits)
     if aim is None or now - memory.changed < DOWN_EVERY_S:
@@ -37,7 +39,8 @@ def follow_down(view: BatchView, memory: BatchMemory, limits: Limits, now: float
     ):
         return None
     sequences = limits.sequences
-    if loaded and aim.sequences < (1 - FEED_FORWARD_RATIO) * sequences:
+    used = running_per_pod(view.signals) >= USED_RATIO * aim.sequences
+    if loaded and used and aim.sequences < (1 - FEED_FORWARD_RATIO) * sequences:
         sequences = min(sequences, max(aim.sequences, _least_followed(view, memory, limits, now)))
     return _step(view, memory, limits, Limits(sequences, min(limits.tokens, aim.tokens)))
 
