@@ -5,6 +5,7 @@
     .venv/bin/python benchmarks/engine/run.py inside       # CPU time of our code in a running engine
     .venv/bin/python benchmarks/engine/run.py added        # time a request spends in the middleware
     .venv/bin/python benchmarks/engine/run.py table        # sequences in a batch -> tok/s, waits, step time
+    .venv/bin/python benchmarks/engine/run.py wide         # the same for every power of two up to 128
 
 One call can name several. Each writes its figures into results.json next to this file and renders
 RESULTS.md again. On shared machines, `--lock FILE` holds a lock during each measurement.
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
+import functools
 import itertools
 import json
 import logging
@@ -32,13 +34,14 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "serving")]
 
 import accounted  # noqa: E402 - the path to inside_engine is set above
 import against_stock  # noqa: E402
-import aiohttp  # noqa: E402
+import limit_table  # noqa: E402
 import with_and_without  # noqa: E402
 from clients import CONCURRENCIES, warm_load  # noqa: E402
+from cpu_share import CpuShare  # noqa: E402
 
 from fleetkeeper_engine.in_vllm.http.asgi import App, Message, Receive, Scope, Send  # noqa: E402
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware  # noqa: E402
@@ -55,15 +58,6 @@ FRAME = (
     b'"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 )
 """A frame as vLLM sends it for one token of a chat."""
-TABLE_SEQUENCES = (1, 4, 8, 16, 32, 64)
-TABLE_ROUNDS = 5
-TABLE_CLIENTS = 80
-"""More than the highest limit, so that a free place is taken at once."""
-TABLE_TOKENS = 32
-TABLE_WINDOW_S = 2.5
-TABLE_STEPS = 40
-PATIENCE_S = 900.0
-"""Only a hang lasts this long; a busy machine must not end a measurement."""
 
 
 @contextlib.contextmanager
@@ -180,73 +174,13 @@ async def added(directory: Path, lock: Path | None) -> dict[str, Any]:
 
 
 async def table(directory: Path, lock: Path | None) -> dict[str, Any]:
-    """Measure one running engine; only the limit changes between windows, never the process."""
-    rounds: dict[int, list[dict[str, float]]] = {n: [] for n in TABLE_SEQUENCES}
-    engine = InsideEngine(directory)
-    try:
-        async with client() as session:
-            for number in range(TABLE_ROUNDS):
-                with locked(lock):
-                    for sequences, figures in (await one_round(engine, session)).items():
-                        rounds[sequences].append(figures)
-                print("round", number + 1, flush=True)
-    finally:
-        engine.stop()
-    return {
-        str(sequences): {key: median(r[key] for r in found) for key in found[0]}
-        for sequences, found in rounds.items()
-    }
+    """Measure limits up to the usual 64 sequences."""
+    return await limit_table.measure(directory, lambda: locked(lock), limit_table.NARROW)
 
 
-async def one_round(
-    engine: InsideEngine, session: aiohttp.ClientSession
-) -> dict[int, dict[str, float]]:
-    """Measure every limit once, with all clients active."""
-    over = False
-
-    async def one_client() -> None:
-        while not over:
-            # Not streamed: a stream's chunks would keep the HTTP side busier than the engine.
-            answer = await engine.complete(session, TABLE_TOKENS)
-            if answer.tokens != TABLE_TOKENS:
-                raise RuntimeError(f"status {answer.status}")
-
-    clients = [asyncio.create_task(one_client()) for _ in range(TABLE_CLIENTS)]
-    found = {}
-    for sequences in reversed(TABLE_SEQUENCES):
-        engine.set_block(sequences=sequences)
-        scheduled = sum(engine.scheduler().queue_wait_buckets)
-        # By then every client has waited once under this limit.
-        due = scheduled + TABLE_CLIENTS
-        await engine.until(
-            lambda due=due: sum(engine.scheduler().queue_wait_buckets) >= due,  # type: ignore[misc]
-            PATIENCE_S,
-        )
-        found[sequences] = await window(engine)
-    over = True
-    engine.free_all()
-    await asyncio.gather(*clients)
-    return found
-
-
-async def window(engine: InsideEngine) -> dict[str, float]:
-    """Return the engine's own figures over a few seconds."""
-    before, started = engine.scheduler(), time.perf_counter()
-    await asyncio.sleep(TABLE_WINDOW_S)
-    # A machine that is busy otherwise may take no step for seconds.
-    least = before.worked_steps + TABLE_STEPS
-    await engine.until(lambda: engine.scheduler().worked_steps >= least, PATIENCE_S)
-    waits = sum(before.queue_wait_buckets)
-    await engine.until(lambda: sum(engine.scheduler().queue_wait_buckets) > waits, PATIENCE_S)
-    after, took = engine.scheduler(), time.perf_counter() - started
-    steps = after.worked_steps - before.worked_steps
-    waits = sum(after.queue_wait_buckets) - sum(before.queue_wait_buckets)
-    return {
-        "tokens_per_s": (after.generation_tokens - before.generation_tokens) / took,
-        "batch_time_s": (after.batch_time_sum - before.batch_time_sum) / steps,
-        "batch_sequences": (after.batch_sequences_sum - before.batch_sequences_sum) / steps,
-        "queue_wait_s": (sum(after.queue_wait_sum) - sum(before.queue_wait_sum)) / waits,
-    }
+async def wide(directory: Path, lock: Path | None) -> dict[str, Any]:
+    """Measure every power of two up to 128 sequences."""
+    return await limit_table.measure(directory, lambda: locked(lock), limit_table.WIDE)
 
 
 def render(results: dict[str, Any]) -> str:
@@ -262,7 +196,8 @@ def render(results: dict[str, Any]) -> str:
         ("switched", with_and_without.render),
         ("inside", _inside),
         ("added", _added),
-        ("table", _table),
+        ("table", functools.partial(limit_table.render, sweep=limit_table.NARROW)),
+        ("wide", functools.partial(limit_table.render, sweep=limit_table.WIDE)),
     ):
         if name in results:
             part = results[name]
@@ -289,24 +224,7 @@ def _added(part: dict[str, Any]) -> str:
     )
 
 
-def _table(part: dict[str, Any]) -> str:
-    figures = part["figures"]
-    lines = [
-        "## Sequence limit, changed while the engine runs\n",
-        f"{part['clients']} clients, {TABLE_TOKENS} tokens per request; medians of {TABLE_ROUNDS} rounds.\n",
-        "| limit | sequences per step | tok/s | queue wait | batch time |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for sequences, f in sorted(figures.items(), key=lambda item: int(item[0])):
-        lines.append(
-            f"| {sequences} | {f['batch_sequences']:.1f} | {f['tokens_per_s']:.0f} "
-            f"| {f['queue_wait_s']:.3f} s | {1e3 * f['batch_time_s']:.1f} ms |"
-        )
-    gain = figures["64"]["tokens_per_s"] / figures["1"]["tokens_per_s"]
-    return "\n".join(lines) + f"\n\nThroughput at 64 is {gain:.1f} times that at 1.\n"
-
-
-def save(name: str, figures: dict[str, Any]) -> None:
+def save(name: str, figures: dict[str, Any], cores: float | None) -> None:
     """Store the figures of a part and render the report again."""
     file = HERE / "results.json"
     results = json.loads(file.read_text()) if file.exists() else {}
@@ -314,8 +232,8 @@ def save(name: str, figures: dict[str, Any]) -> None:
         "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
         "load_average": os.getloadavg()[1],
-        "clients": TABLE_CLIENTS,
         "threads": int(THREADS),
+        **({} if cores is None else {"cores": cores}),
         "figures": figures,
     }
     file.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
@@ -328,6 +246,7 @@ PARTS = {
     "switched": switched,
     "table": table,
     "throughput": throughput,
+    "wide": wide,
 }
 
 
@@ -338,15 +257,21 @@ def main() -> None:
     )
     parser.add_argument("what", nargs="+", choices=list(PARTS))
     parser.add_argument("--lock", type=Path)
+    parser.add_argument("--cores", type=float, help="share of the machine to guarantee (root)")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     # A terminated measurement leaves no engine behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory() as name:
+    share: contextlib.AbstractContextManager[CpuShare | None] = (
+        contextlib.nullcontext() if arguments.cores is None else CpuShare(arguments.cores)
+    )
+    with share as group, tempfile.TemporaryDirectory() as name:
+        if group is not None:
+            group.enter()
         directory = Path(name)
         for part, measure in PARTS.items():
             if part in arguments.what:
-                save(part, asyncio.run(measure(directory, arguments.lock)))
+                save(part, asyncio.run(measure(directory, arguments.lock)), arguments.cores)
     print((HERE / "RESULTS.md").read_text())
 
 

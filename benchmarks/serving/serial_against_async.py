@@ -117,7 +117,7 @@ def report(runs: list[Run], args: argparse.Namespace) -> tuple[Table, str, float
         )
         table.add_row(*cells)
         lines.append("| " + " | ".join(cells) + " |")
-    ratio = medians["sequential"] / medians["all at once"]
+    ratio = medians["sequential"] / medians["concurrent"]
     lines += ["", f"Concurrent requests are {ratio:.1f} times as fast."]
     return table, "\n".join(lines) + "\n", ratio
 

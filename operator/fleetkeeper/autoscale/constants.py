@@ -116,6 +116,10 @@ HIGH_LIMIT: Final = 0.999
 """Upper bound of both marks: more than 99.9% could not be reached."""
 HIGH_WINDOWS: Final = 4
 """Windows that must show room."""
+LASTING_RATIO: Final = 0.75
+"""Queue wait attainment below which a window is part of a lasting queue."""
+LONG_WAIT: Final = 5.0
+"""Queue wait above this many objectives needs no minute to count."""
 LASTING_WINDOWS: Final = 6
 """Windows after which a queue no longer counts as one that drains by itself."""
 UP_EVERY_S: Final = 30.0
@@ -238,7 +242,9 @@ SERVED_FACTOR: Final = 0.9
 REJECT_MAX: Final = 0.95
 """Never shed everything: the last twentieth shows whether the overload is over."""
 REJECT_STEP: Final = 0.3
-"""The admitted share changes by at most this per tick."""
+"""The admitted share falls by at most this per tick ..."""
+ADMIT_STEP: Final = 0.1
+"""... and rises by at most this."""
 CLIENT_WAIT_S: Final = 30.0
 """Realtime requests are shed only if the oldest one has waited longer than a client does."""
 CLEAN: Final = 0.7

@@ -23,7 +23,7 @@ MEANING = {
     ExitCode.OK: "success",
     ExitCode.FAILED: "failure (the last line of output names the cause)",
     ExitCode.USAGE: "invalid command-line arguments",
-    ExitCode.BAD_INPUT: "a file has invalid content",
+    ExitCode.BAD_INPUT: "a file has invalid content, or a service that does not fit the hardware",
     ExitCode.NO_INPUT: "a file cannot be read or contains no InferenceService",
     ExitCode.NOT_INSTALLED: "a required part of Fleetkeeper is not installed",
 }

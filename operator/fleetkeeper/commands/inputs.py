@@ -73,7 +73,7 @@ def read_inputs(files: list[str], context: PlanContext, namespace: str | None) -
             stop(ExitCode.NO_INPUT, str(problem))
         for document in documents:
             if document.is_service:
-                checked.append(_checked(document, context, namespace))
+                checked.append(checked_service(document, context, namespace))
             else:
                 others.append(document)
     if not checked:
@@ -81,7 +81,8 @@ def read_inputs(files: list[str], context: PlanContext, namespace: str | None) -
     return Inputs(tuple(checked), tuple(others))
 
 
-def _checked(document: Document, context: PlanContext, namespace: str | None) -> Checked:
+def checked_service(document: Document, context: PlanContext, namespace: str | None) -> Checked:
+    """Return a document's service with its profile, or its errors. `namespace`: if it sets none."""
     try:
         service = document.service(allow_floating_revisions=context.floating_revisions)
     except InvalidService as problem:

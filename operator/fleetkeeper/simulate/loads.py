@@ -82,3 +82,33 @@ def scaled(rows: Sequence[Row], factor: float) -> Callable[[Random], Iterator[Re
             yield Request(*row)
 
     return load
+
+
+class StockRequest(Request):
+    """A request to a stock engine, which knows no tiers: all are standard there. `asked`: its tier."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request.arrived, 1, request.prompt, request.generated)
+        self.asked = request.tier
+
+
+def untiered(
+    load: Callable[[Random], Iterator[Request]],
+) -> Callable[[Random], Iterator[Request]]:
+    """Return the same load for stock engines, which serve requests in the order of arrival."""
+    return lambda random: map(StockRequest, load(random))
+
+
+def retiered(
+    load: Callable[[Random], Iterator[Request]], tiers: tuple[float, float, float]
+) -> Callable[[Random], Iterator[Request]]:
+    """Return the same load with tiers at random: shares of realtime, standard and batch."""
+
+    def changed(random: Random) -> Iterator[Request]:
+        for request in load(random):
+            request.tier = random.choices((0, 1, 2), tiers)[0]
+            yield request
+
+    return changed

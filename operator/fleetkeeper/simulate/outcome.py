@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.signals.samples import Counters
 from fleetkeeper.simulate.cluster import Cluster
+from fleetkeeper.simulate.loads import StockRequest
 from fleetkeeper.simulate.requests import TIER_NAMES, Request
 
 
@@ -83,25 +84,29 @@ class Outcome:
 
     # -- what the cluster reports -------------------------------------------------------------------
 
+    def _tier_of(self, request: Request) -> TierOutcome:
+        asked = request.asked if isinstance(request, StockRequest) else request.tier
+        return self.tiers[asked]
+
     def arrived(self, request: Request) -> None:
         """Count an arrival."""
         self.arrivals += 1
-        self.tiers[request.tier].arrived += 1
+        self._tier_of(request).arrived += 1
 
     def refused(self, request: Request) -> None:
         """Count a refusal."""
-        self.tiers[request.tier].refused += 1
+        self._tier_of(request).refused += 1
 
     def lost_all(self, requests: Iterable[Request]) -> None:
         """Count requests of an engine that ended."""
         for request in requests:
-            self.tiers[request.tier].lost += 1
+            self._tier_of(request).lost += 1
 
     def ended(self, requests: Iterable[Request]) -> None:
         """Count requests that were answered in full."""
         ttft_s, tpot_s = self.targets
         for request in requests:
-            tier = self.tiers[request.tier]
+            tier = self._tier_of(request)
             tier.finished += 1
             first_s, each_s = request.ttft_s, request.tpot_s
             tier.good += first_s <= ttft_s and each_s <= tpot_s

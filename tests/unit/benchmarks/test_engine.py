@@ -58,3 +58,19 @@ def test_what_the_clock_takes_for_itself_is_taken_off(part: Callable[[str], Modu
     assert found["cpu_ratio"] == pytest.approx((100 * 4 * 3e-6 + 10 * 50e-6) / 2.0)
     empty = module.Snapshot(calls, {e: round(n * clock_ns[e]) for e, n in calls.items()}, 3.0, 11.0)
     assert module.per_call_ns(none, empty) == clock_ns | {"publish": 0.0, "tick": 0.0}
+
+
+@pytest.mark.parametrize(("name", "said"), [("NARROW", 1), ("WIDE", 3)])
+def test_the_limit_table_compares_with_the_lowest_limit(
+    part: Callable[[str], ModuleType], name: str, said: int
+) -> None:
+    """Twice the limit gives twice the throughput; every sweep has more clients than places."""
+    module = part("limit_table")
+    sweep = getattr(module, name)
+    keys = ("tokens_per_s", "batch_time_s", "batch_sequences", "queue_wait_s")
+    figures = {str(n): dict.fromkeys(keys, 10.0 * n) for n in sweep.sequences}
+    text = module.render({"figures": figures}, sweep)
+    assert sweep.clients > max(sweep.sequences) == sweep.settings.max_sequences
+    top = max(sweep.sequences)
+    assert text.splitlines()[-1].endswith(f"Throughput at {top} is {top}.0 times that at 1.")
+    assert text.splitlines()[-1].count("Throughput at") == said

@@ -42,7 +42,8 @@ def test_a_wheel_contains_one_package(project: str, package: str, tmp_path: Path
         f"{package}-{VERSION}.dist-info",
     }
     assert f"{package}/py.typed" in files
-    assert ("fleetkeeper/simulate/hardware.json" in files) == (package == "fleetkeeper")
+    for data in ("hardware.json", "report.css"):
+        assert (f"fleetkeeper/simulate/{data}" in files) == (package == "fleetkeeper")
 
 
 def test_no_image_is_made_of_the_local_cluster() -> None:

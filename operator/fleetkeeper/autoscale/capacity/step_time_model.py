@@ -1,11 +1,12 @@
 """The step-time model: the batch time of a step as a function of its content.
 
-    batch_time = t0 + max(w, g (P + B)) + b B + c KV
+    batch_time = t0 + max(w, g (P + B)) + b B + c KV + p [P > 0]
 
 P: prefill tokens, B: sequences in the step, KV: resident KV tokens. Below the knee (g (P + B) < w)
-reading the weights hides the cost of tokens. So g is learned from steps with prefill, and b and c from
-decode-only steps, whose intercept is t0 + w. Internally, milliseconds and scaled features (hundreds of
-sequences, hundreds of thousands of KV tokens, thousands of tokens) keep the numbers near one.
+reading the weights hides the cost of tokens. A step with prefill takes p more. So g and p are learned
+from steps with prefill, and b and c from decode-only steps, whose intercept is t0 + w. Internally,
+milliseconds and scaled features (hundreds of sequences, hundreds of thousands of KV tokens, thousands
+of tokens) keep the numbers near one.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ UNKNOWN_PREFILL = unknown_fit(2)
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Coefficients in seconds: `t0_s`, `w_s`, `g_s` per token, `b_s` per sequence, `c_s` per KV token."""
+    """Coefficients in seconds: `t0_s`, `w_s`, `g_s` per token, `b_s` per sequence, `c_s` per KV token.
+
+    `p_s`: what a step with prefill takes beyond its tokens, such as the work for a request that starts.
+    """
 
     t0_s: float
     w_s: float
     g_s: float
     b_s: float
     c_s: float
+    p_s: float = 0.0
 
     def batch_time_s(self, prefill_tokens: float, sequences: float, kv_tokens: float) -> float:
         """Return the modeled time of one step.
@@ -53,6 +58,7 @@ class StepTime:
             + max(self.w_s, self.g_s * (prefill_tokens + sequences))
             + self.b_s * sequences
             + self.c_s * kv_tokens
+            + (self.p_s if prefill_tokens > 0 else 0.0)
         )
 
 
@@ -102,8 +108,10 @@ class StepModel:
         """The coefficients in seconds; the knee w is the cost of decode-only steps above t0."""
         base, b, c = self.decode.coefficients
         t0, g = self.prefill.coefficients if self.knows_prefill else (base, 0.0)
-        t0 = min(t0, base)
-        return StepTime(t0 / MS, (base - t0) / MS, g / MS / TOKENS, b / MS / SEQUENCES, c / MS / KV)
+        more, t0 = max(0.0, t0 - base), min(t0, base)
+        return StepTime(
+            t0 / MS, (base - t0) / MS, g / MS / TOKENS, b / MS / SEQUENCES, c / MS / KV, more / MS
+        )
 
     def is_certain_at(self, sequences: float, kv_tokens: float) -> bool:
         """Return whether the standard error of a prediction there is at most a fifth of the prediction."""

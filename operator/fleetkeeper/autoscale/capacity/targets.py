@@ -220,6 +220,7 @@ def decide_targets(model: StepModel, signals: Signals, settings: ControlSettings
         room_s = (
             OBJECTIVE_RATIO * settings.batch_time_objective_s
             - time.t0_s
+            - time.p_s
             - time.b_s * capacity
             - time.c_s * resident
         )

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fleetkeeper.autoscale.constants import (
+    ADMIT_STEP,
     BATCH_OPEN,
     BATCH_OPEN_PREEMPTIONS,
     BATCH_OPEN_TICKS,
@@ -127,7 +128,7 @@ def rejected_ratio(served_per_s: float, offered_per_s: float, waiting: float = 0
 
 
 def _towards(current: float, wanted: float) -> float:
-    return max(current - REJECT_STEP, min(current + REJECT_STEP, wanted))
+    return max(current - REJECT_STEP, min(current + ADMIT_STEP, wanted))
 
 
 def _opened(view: _TierView, now: float, wait_s: float) -> TierBreaker:
@@ -267,9 +268,12 @@ def _standard_view(
         or rates.arrivals_batch == 0.0
         or not breaker.standard.is_closed
     )
-    wanted = 1.0 - rejected_ratio(
-        rates.wait_count_standard, rates.arrivals_standard, signals.gauges.waiting_standard
-    )
+    wanted = 1.0
+    if x > 1.0:
+        # Once the queue is gone, what is served is what is admitted, and says nothing about the capacity.
+        wanted -= rejected_ratio(
+            rates.wait_count_standard, rates.arrivals_standard, signals.gauges.waiting_standard
+        )
     return _TierView(
         over=x > STANDARD_OPEN and enough and after_batch and wanted < 1.0,
         ticks=STANDARD_OPEN_TICKS,

@@ -10,7 +10,9 @@ from fleetkeeper.autoscale.constants import (
     HIGH_LIMIT,
     HIGH_POINTS,
     HIGH_WINDOWS,
+    LASTING_RATIO,
     LASTING_WINDOWS,
+    LONG_WAIT,
     LOW_POINTS,
     LOW_WINDOWS,
     SHORT_STEP_RATIO,
@@ -39,13 +41,15 @@ def judged_since(windows: Sequence[Window], since: float) -> list[Window]:
     ]
 
 
-def is_slow(windows: Sequence[Window], settings: ControlSettings) -> bool:
-    """Return whether batch time attainment was low in 2 of the last 3 judged windows.
+def is_slow(
+    windows: Sequence[Window], settings: ControlSettings, mark: float | None = None
+) -> bool:
+    """Return whether batch time attainment was below the mark in 2 of the last 3 judged windows.
 
-    Example at 95%: 0.99, 0.96, 0.96 is slow; 0.96, 0.99 is not yet.
+    `mark`: None means the low mark. Example at 95%: 0.99, 0.96, 0.96 is slow; 0.96, 0.99 is not yet.
     """
     need, of = LOW_WINDOWS
-    mark = low_mark(settings)
+    mark = low_mark(settings) if mark is None else mark
     low = [w for w in windows[-of:] if (w.batch_attainment or 0.0) < mark]
     return len(low) >= need
 
@@ -62,11 +66,17 @@ def wait_is_broken(signals: Signals, settings: ControlSettings) -> bool:
     return signals.queue_wait_s > settings.queue_wait_objective_s
 
 
-def wait_lasts(signals: Signals) -> bool:
-    """Return whether most requests waited too long in every window of the last minute."""
+def wait_lasts(signals: Signals, settings: ControlSettings) -> bool:
+    """Return whether requests waited too long in every window of the last minute, or wait very long now.
+
+    A quarter of them counts, or a wait of five times the objective.
+    """
+    if signals.queue_wait_s > LONG_WAIT * settings.queue_wait_objective_s:
+        return True
     last = signals.windows[-LASTING_WINDOWS:]
     return len(last) == LASTING_WINDOWS and all(
-        window.requests > 0 and window.waited_within < 0.5 * window.requests for window in last
+        window.requests > 0 and window.waited_within < LASTING_RATIO * window.requests
+        for window in last
     )
 
 

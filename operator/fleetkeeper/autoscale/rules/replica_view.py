@@ -16,6 +16,7 @@ from fleetkeeper.autoscale.capacity.staffing import (
     peakedness,
 )
 from fleetkeeper.autoscale.capacity.supply import Supply, hung_in_supply
+from fleetkeeper.autoscale.constants import DEMAND_TICKS
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory
 from fleetkeeper.autoscale.rules.fleet_limits import batch_view
@@ -36,7 +37,7 @@ class ReplicaView:
 
     `needed_up` counts pods that do not report as idle, `needed_down` counts them as full; None: not known.
     `capacity`: sequences that a replica can run within the objectives. `batch_at_limit`: batch limits
-    cannot be raised. `demand`: batch limits are at their floor and batch time is still too long.
+    cannot be raised. `wait_lasts`: requests wait for longer than a short queue takes to drain. `demand`: batch limits are at their floor and batch time is still too long.
     `raise_first`: batch limits were just raised, which may be enough. `floor`: the number below which the
     control breaker allows no scale-down. `hung`: hung pods that the supply counts.
     """
@@ -84,9 +85,9 @@ def replica_view(state: TickState, memory: BatchMemory, now: float) -> ReplicaVi
         needed_up=needed_up,
         needed_down=needed_down,
         capacity=estimate.capacity,
-        model_trusted=estimate.targets is not None,
+        model_trusted=estimate.targets is not None and estimate.demand.seen >= DEMAND_TICKS,
         wait_broken=signals.known and wait_is_broken(signals, settings),
-        wait_lasts=signals.known and wait_lasts(signals),
+        wait_lasts=signals.known and wait_lasts(signals, settings),
         batch_at_limit=not step_up_possible(batch_view(state, now), memory),
         demand=_at_floor_and_slow(state, memory),
         raise_first=memory.replicas_wait_ticks > 0,

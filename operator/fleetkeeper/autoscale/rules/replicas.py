@@ -73,7 +73,7 @@ def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
         if view.supply.pending:
             return needed, "QueueWaitAboveTarget", against
         # If the model says that these replicas carry the load, a short queue drains by itself.
-        if needed > supply or not view.model_trusted or view.wait_lasts:
+        if needed > supply or view.wait_lasts:
             return (
                 max(needed, supply + 1),
                 "QueueWaitAboveTarget",

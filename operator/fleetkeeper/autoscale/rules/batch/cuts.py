@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fleetkeeper.autoscale.capacity.targets import moved_notch, notch_down
@@ -23,8 +24,10 @@ from fleetkeeper.autoscale.rules.objectives import (
     is_slow,
     judged_since,
     running_per_pod,
+    wait_is_near,
 )
 from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.signals.windows import Window
 from fleetkeeper.autoscale.types import Limits, decide
 
 
@@ -77,31 +80,50 @@ def shorten(view: BatchView, memory: BatchMemory, limits: Limits, now: float) ->
     if now - memory.changed < DOWN_EVERY_S:
         return None
     windows = judged_since(signals.windows, memory.changed)
-    objective_s = settings.batch_time_objective_s
     mean_s = _mean_step_s(signals, memory.changed)
-    too_long = mean_s > objective_s
-    loaded = is_loaded(signals, settings)
-    if not too_long and not is_slow(windows, settings):
+    targets = view.targets
+    at_target = targets is not None and limits.tokens <= (targets.tokens or 0)
+    if not _is_too_slow(view, windows, mean_s, at_target=at_target):
         return None
-    detail = f"mean batch time is {mean_s * 1e3:.0f} ms (objective {objective_s * 1e3:.0f} ms)"
+    objective_ms = settings.batch_time_objective_s * 1e3
+    detail = f"mean batch time is {mean_s * 1e3:.0f} ms (objective {objective_ms:.0f} ms)"
     if windows:
         attained = windows[-1].batch_attainment or 0.0
-        detail = f"{attained:.1%} of steps are within {objective_s * 1e3:.0f} ms"
-    fewer = _fewer_tokens(view, limits, mean_s)
-    targets = view.targets
-    if targets is not None and limits.tokens <= (targets.tokens or 0):
+        detail = f"{attained:.1%} of steps are within {objective_ms:.0f} ms"
+    if at_target:
         memory = replace(memory, rest_until=now + CANARY_REST_S)
+    fewer = _fewer_tokens(view, limits, mean_s)
     if fewer < limits.tokens and signals.rates.prompt_tokens > 0:
         return decide(replace(limits, tokens=fewer), "BatchTimeAboveTarget", detail), memory
-    if not loaded:
-        return None
-    factor = DOWN_FACTOR if targets else CUT_FACTOR
-    least = math.ceil(running_per_pod(signals)) if view.pending else 1
-    base = min(limits.sequences, max(math.ceil(running_per_pod(signals)), 1))
-    sequences = max(least, math.floor(factor * base))
+    sequences = _fewer_sequences(view, limits)
     if sequences >= limits.sequences:
         return None
     return decide(replace(limits, sequences=sequences), "BatchTimeAboveTarget", detail), memory
+
+
+def _is_too_slow(
+    view: BatchView, windows: Sequence[Window], mean_s: float, *, at_target: bool
+) -> bool:
+    """Return whether steps are too long.
+
+    Below the model's target, smaller steps cost so much throughput that only the objective itself counts,
+    and not while queue wait is near its own.
+    """
+    if at_target and wait_is_near(view.signals, view.settings):
+        return False
+    mark = view.settings.attainment_ratio if at_target else None
+    too_long = mean_s > view.settings.batch_time_objective_s
+    return too_long or is_slow(windows, view.settings, mark)
+
+
+def _fewer_sequences(view: BatchView, limits: Limits) -> int:
+    """Return the next lower limit of sequences; a quiet engine keeps its own."""
+    if not is_loaded(view.signals, view.settings):
+        return limits.sequences
+    running = math.ceil(running_per_pod(view.signals))
+    factor = DOWN_FACTOR if view.targets else CUT_FACTOR
+    least = running if view.pending else 1
+    return max(least, math.floor(factor * min(limits.sequences, max(running, 1))))
 
 
 def _mean_step_s(signals: Signals, since: float) -> float:

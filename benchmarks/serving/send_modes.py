@@ -1,0 +1,170 @@
+"""Two ways to send planned requests: each at its time, or collected into batches by the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from mode_figures import TIMED_OUT, Answer
+
+from fleetkeeper_local.load.client import CompletionClient, Patience
+from fleetkeeper_local.load.open_loop import prompt_of
+from fleetkeeper_local.load.schedule import Arrival
+
+CONNECTIONS = 4096
+"""More than ever wait, so that no request waits in the client for a connection."""
+PATIENCE_S = 120.0
+"""Only a hang lasts this long."""
+
+
+def new_client(url: str, model: str, deadline_s: float) -> CompletionClient:
+    """Return a client that tries once, so that every refusal is seen."""
+    patience = Patience(attempts=1, request_timeout_s=2 * deadline_s)
+    return CompletionClient(f"{url}/v1", model, patience=patience, connections=CONNECTIONS)
+
+
+async def cause_of(client: CompletionClient, arrival: Arrival, deadline: float) -> str:
+    """Send a request; return how it failed, or nothing. At the deadline the client hangs up."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            outcome = await client.complete(
+                prompt_of(arrival), arrival.output_tokens, tier=arrival.tier, stream=False
+            )
+    except TimeoutError:
+        return TIMED_OUT
+    return outcome.cause
+
+
+async def send_each(
+    client: CompletionClient, arrivals: Sequence[Arrival], deadline_s: float
+) -> list[Answer]:
+    """Send every request at its time and wait for all."""
+    loop = asyncio.get_running_loop()
+    zero = loop.time()
+
+    async def one(arrival: Arrival) -> Answer:
+        await asyncio.sleep(zero + arrival.at_s - loop.time())
+        cause = await cause_of(client, arrival, zero + arrival.at_s + deadline_s)
+        return Answer(arrival.tier, arrival.at_s, loop.time() - zero, cause)
+
+    return list(await asyncio.gather(*(one(arrival) for arrival in arrivals)))
+
+
+class StaticBatches:
+    """Requests collected into batches. The next batch is sent when the whole last one was answered.
+
+    A batch is sent once `size` requests wait, or `window_s` after the first of them. All its
+    responses are passed on when the last has come.
+    """
+
+    def __init__(
+        self, client: CompletionClient, size: int, window_s: float, deadline_s: float
+    ) -> None:
+        self._client = client
+        self._size = size
+        self._window_s = window_s
+        self._deadline_s = deadline_s
+        self._waiting: deque[Arrival] = deque()
+        self._full = asyncio.Event()
+        self._some = asyncio.Event()
+
+    async def send(self, arrivals: Sequence[Arrival]) -> list[Answer]:
+        """Collect and send all requests; return when the last batch was answered."""
+        zero = asyncio.get_running_loop().time()
+        collecting = asyncio.create_task(self._collect(arrivals, zero))
+        answers: list[Answer] = []
+        while len(answers) < len(arrivals):
+            await self._until_due(zero)
+            answers += await self._send_batch(self._take(), zero)
+        await collecting
+        return answers
+
+    async def _collect(self, arrivals: Sequence[Arrival], zero: float) -> None:
+        loop = asyncio.get_running_loop()
+        for arrival in arrivals:
+            await asyncio.sleep(max(0.0, zero + arrival.at_s - loop.time()))
+            self._waiting.append(arrival)
+            self._some.set()
+            if len(self._waiting) >= self._size:
+                self._full.set()
+
+    async def _until_due(self, zero: float) -> None:
+        """Wait until the batch is full, or until its first request waited for the window."""
+        await self._some.wait()
+        try:
+            async with asyncio.timeout_at(zero + self._waiting[0].at_s + self._window_s):
+                await self._full.wait()
+        except TimeoutError:
+            return
+
+    def _take(self) -> list[Arrival]:
+        batch = [self._waiting.popleft() for _ in range(min(self._size, len(self._waiting)))]
+        if not self._waiting:
+            self._some.clear()
+        if len(self._waiting) < self._size:
+            self._full.clear()
+        return batch
+
+    async def _send_batch(self, batch: Sequence[Arrival], zero: float) -> list[Answer]:
+        """Send a batch without the requests whose clients hung up while they waited for it."""
+        loop = asyncio.get_running_loop()
+        due = [zero + arrival.at_s + self._deadline_s for arrival in batch]
+        now = loop.time()
+        sent = [arrival for arrival, at in zip(batch, due, strict=True) if at > now]
+        causes = await asyncio.gather(
+            *(cause_of(self._client, a, zero + a.at_s + self._deadline_s) for a in sent)
+        )
+        found = dict(zip((arrival.number for arrival in sent), causes, strict=True))
+        ended = loop.time() - zero
+        return [
+            Answer(
+                arrival.tier,
+                arrival.at_s,
+                min(ended, arrival.at_s + self._deadline_s),
+                self._cause(found.get(arrival.number, TIMED_OUT), arrival, ended),
+            )
+            for arrival in batch
+        ]
+
+    def _cause(self, cause: str, arrival: Arrival, ended_s: float) -> str:
+        """Return the cause of a request; it is answered only when its whole batch is."""
+        if not cause and ended_s > arrival.at_s + self._deadline_s:
+            return TIMED_OUT
+        return cause
+
+
+async def saturated_per_s(
+    client: CompletionClient,
+    arrivals: Sequence[Arrival],
+    clients: int,
+    *,
+    ramp_s: float,
+    seconds: float,
+) -> float:
+    """Return the requests answered per second while so many clients always have one in flight.
+
+    Responses in the first `ramp_s` do not count: then the first requests are still on their way.
+
+    Raises:
+        RuntimeError: a request failed, or the planned requests do not last that long.
+    """
+    loop = asyncio.get_running_loop()
+    begin = loop.time() + ramp_s
+    end = begin + seconds
+    planned = iter(arrivals)
+    answered = 0
+
+    async def one() -> None:
+        nonlocal answered
+        while loop.time() < end:
+            arrival = next(planned, None)
+            if arrival is None:
+                raise RuntimeError(f"{len(arrivals)} requests do not last {seconds:.0f} s")
+            cause = await cause_of(client, arrival, end + PATIENCE_S)
+            if cause:
+                raise RuntimeError(f"a request failed: {cause}")
+            answered += begin <= loop.time() < end
+
+    await asyncio.gather(*(one() for _ in range(clients)))
+    return answered / seconds

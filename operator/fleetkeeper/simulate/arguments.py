@@ -1,0 +1,206 @@
+"""Parsers of the short texts that describe a comparison: alternatives, what-ifs, faults, tiers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import yaml
+
+
+class BadArgument(ValueError):
+    """A text that is not understood. The message quotes it and says what is expected."""
+
+
+class Kind(StrEnum):
+    """The autoscalers of a comparison."""
+
+    FLEETKEEPER = "fleetkeeper"
+    HPA_CONCURRENCY = "hpa-concurrency"
+    HPA_WAITING = "hpa-waiting"
+    STATIC = "static"
+    ADVISORY = "advisory"
+
+    @property
+    def is_stock(self) -> bool:
+        """Return whether its engines are stock vLLM: no tiers, no queue limits, no live limits."""
+        return self not in {Kind.FLEETKEEPER, Kind.ADVISORY}
+
+
+_NUMBERED: Final = {Kind.HPA_CONCURRENCY, Kind.HPA_WAITING, Kind.STATIC}
+LEAST_TOKENS: Final = 64
+MOST_STATIC: Final = 1000
+AGAINST: Final = (
+    "hpa-concurrency:N, hpa-waiting:N, static:N or advisory, each with @TOKENS if wanted"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """An autoscaler to compare. `number`: its target or replicas. `tokens`: tokens of a step (None: the spec's)."""
+
+    name: str
+    kind: Kind
+    number: float = 0.0
+    tokens: int | None = None
+
+
+FLEETKEEPER: Final = Alternative("fleetkeeper", Kind.FLEETKEEPER)
+
+
+def parse_alternatives(text: str) -> tuple[Alternative, ...]:
+    """Return the alternatives in a list such as `hpa-concurrency:40,static:4@512,advisory`."""
+    found = tuple(_alternative(part.strip()) for part in text.split(",") if part.strip())
+    names = [one.name for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadArgument(f"{twice!r} is given twice")
+    return found
+
+
+def _alternative(text: str) -> Alternative:
+    name, at, budget = text.partition("@")
+    word, colon, number = name.partition(":")
+    try:
+        kind = Kind(word)
+    except ValueError:
+        raise BadArgument(f"{text!r} is unknown; use {AGAINST}") from None
+    if kind is Kind.FLEETKEEPER:
+        raise BadArgument("'fleetkeeper' is always compared; leave it out")
+    if bool(colon) != (kind in _NUMBERED):
+        raise BadArgument(f"{text!r} must be {AGAINST}")
+    tokens = None
+    if at:
+        tokens = int(_positive(text, budget, whole=True))
+        if tokens < LEAST_TOKENS:
+            raise BadArgument(f"{text!r}: a step has at least {LEAST_TOKENS} tokens")
+    value = _positive(text, number, whole=kind is Kind.STATIC) if colon else 0.0
+    if kind is Kind.STATIC and value > MOST_STATIC:
+        raise BadArgument(f"{text!r}: at most {MOST_STATIC} replicas can be simulated")
+    return Alternative(text, kind, value, tokens)
+
+
+def _positive(text: str, number: str, *, whole: bool) -> float:
+    wrong = f"{text!r}: {number!r} must be a {'whole ' * whole}number above 0"
+    try:
+        value = float(number)
+    except ValueError:
+        raise BadArgument(wrong) from None
+    if not 0 < value < math.inf or (whole and not value.is_integer()):
+        raise BadArgument(wrong)
+    return value
+
+
+_PATH: Final = re.compile(r"[a-z][A-Za-z0-9]*(\.[a-z][A-Za-z0-9]*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A field of the spec (`scaling.maxReplicas`), and a value for it. `text`: as in the report."""
+
+    path: tuple[str, ...]
+    value: Any
+    text: str
+
+
+def parse_what_ifs(texts: Iterable[str]) -> tuple[WhatIf, ...]:
+    """Return one what-if per value of texts such as `scaling.maxReplicas=8,16`."""
+    found: list[WhatIf] = []
+    for text in texts:
+        path, equals, values = text.partition("=")
+        path = path.strip().removeprefix("spec.")
+        if not equals or not _PATH.fullmatch(path) or not values.strip():
+            raise BadArgument(
+                f"{text!r} must be FIELD=VALUE[,VALUE...], for example scaling.maxReplicas=8,16"
+            )
+        for part in values.split(","):
+            try:
+                value = yaml.safe_load(part)
+            except yaml.YAMLError:
+                raise BadArgument(f"{text!r}: {part!r} is not a value in YAML") from None
+            found.append(WhatIf(tuple(path.split(".")), value, f"{path}={part.strip()}"))
+    return tuple(found)
+
+
+def changed_manifest(manifest: dict[str, Any], what_if: WhatIf) -> dict[str, Any]:
+    """Return a copy of a service's manifest with the field of its spec set; null removes the field."""
+    changed = dict(manifest)
+    inner = changed
+    for key in ("spec", *what_if.path[:-1]):
+        below = inner.get(key)
+        if below is not None and not isinstance(below, dict):
+            raise BadArgument(f"{what_if.text!r}: {key} has no fields")
+        inner[key] = dict(below or {})
+        inner = inner[key]
+    if what_if.value is None:
+        inner.pop(what_if.path[-1], None)
+    else:
+        inner[what_if.path[-1]] = what_if.value
+    return changed
+
+
+Span = tuple[float, float]
+"""From and until, seconds since the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What breaks. `crashes`: times at which an engine ends. `metrics`, `gpus`: spans without them."""
+
+    crashes: tuple[float, ...] = ()
+    metrics: tuple[Span, ...] = ()
+    gpus: tuple[Span, ...] = ()
+
+    def has_metrics(self, now: float) -> bool:
+        """Return whether Prometheus answers."""
+        return not any(start <= now < end for start, end in self.metrics)
+
+    def has_gpus(self, now: float) -> bool:
+        """Return whether new pods find accelerators."""
+        return not any(start <= now < end for start, end in self.gpus)
+
+
+FAULTS: Final = "crash:SECOND, metrics:FROM-UNTIL or gpus:FROM-UNTIL, in seconds since the start"
+
+
+def parse_faults(texts: Iterable[str]) -> Faults:
+    """Return the faults in texts such as `crash:600` and `metrics:900-1200`."""
+    crashes: list[float] = []
+    spans: dict[str, list[Span]] = {"metrics": [], "gpus": []}
+    for text in texts:
+        word, _, times = text.partition(":")
+        parts = [_second(text, part) for part in times.split("-")]
+        if word == "crash" and len(parts) == 1:
+            crashes.append(parts[0])
+        elif word in spans and len(parts) == 2 and parts[0] < parts[1]:
+            spans[word].append((parts[0], parts[1]))
+        else:
+            raise BadArgument(f"{text!r} must be {FAULTS}")
+    return Faults(tuple(sorted(crashes)), tuple(spans["metrics"]), tuple(spans["gpus"]))
+
+
+def _second(text: str, number: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        raise BadArgument(f"{text!r} must be {FAULTS}") from None
+    if not 0 <= value < math.inf:
+        raise BadArgument(f"{text!r} must be {FAULTS}")
+    return value
+
+
+def parse_tiers(text: str) -> tuple[float, float, float]:
+    """Return the shares of realtime, standard and batch; their sum is 1."""
+    wrong = f"{text!r} must be three shares with the sum 1: realtime,standard,batch"
+    try:
+        realtime, standard, batch = (float(part) for part in text.split(","))
+    except ValueError:
+        raise BadArgument(wrong) from None
+    shares = (realtime, standard, batch)
+    if not all(share >= 0 for share in shares) or not math.isclose(sum(shares), 1, abs_tol=1e-3):
+        raise BadArgument(wrong)
+    return shares

@@ -1,0 +1,112 @@
+"""The time line of a run: a wrapper that lets an autoscaler decide and records what the engines did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from fleetkeeper.autoscale.constants import TICK_S
+from fleetkeeper.autoscale.signals.samples import Counters
+from fleetkeeper.simulate.autoscalers import Autoscaler, ControlLoop
+from fleetkeeper.simulate.closed_loop import EPOCH_S
+from fleetkeeper.simulate.cluster import Cluster
+from fleetkeeper.simulate.requests import TIER_NAMES
+
+MOMENTS: Final = 360
+"""The most rows of a time line."""
+SHORTEST_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A row of the time line: what was at `time_s`, and the means since the row before. NaN: unknown."""
+
+    time_s: float
+    requests_per_s: float
+    replicas: int
+    ready: int
+    running: int
+    waiting: int
+    queue_wait_s: float
+    batch_time_s: float
+    limit_sequences: float
+    limit_tokens: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row with null for what is unknown."""
+        return {
+            key: None if value != value else round(value, 6)  # noqa: PLR0124 - NaN is not itself
+            for key, value in asdict(self).items()
+        }
+
+
+def moment_s(seconds: float) -> float:
+    """Return the time between two rows: a multiple of 15 s that gives at most 360 rows."""
+    return SHORTEST_S * max(1, math.ceil(seconds / SHORTEST_S / MOMENTS))
+
+
+@dataclass
+class Recorder:
+    """An autoscaler that records. `has_metrics(t)`: without metrics, an HPA changes nothing.
+
+    `drain_s`: the longest drain of a replica.
+    """
+
+    inner: Autoscaler
+    every_s: float
+    drain_s: float
+    has_metrics: Callable[[float], bool]
+    interval_s: float = TICK_S
+    control_s: float = 0.0
+    moments: list[Moment] = field(default_factory=list)
+    _inner_at: float = -math.inf
+    _row_at: float = -math.inf
+    _before: Counters = field(default_factory=Counters)
+
+    def tick(self, cluster: Cluster, now: float) -> None:
+        """Let the autoscaler decide if it is due, and record a row if one is due."""
+        cluster.drain_s = self.drain_s
+        if now >= self._inner_at:
+            self._inner_at = now + self.inner.interval_s
+            if isinstance(self.inner, ControlLoop) or self.has_metrics(now - EPOCH_S):
+                self.inner.tick(cluster, now)
+            self.control_s = self.inner.control_s
+        if now >= self._row_at:
+            self._row_at = now + self.every_s
+            self._record(cluster, now)
+
+    def _record(self, cluster: Cluster, now: float) -> None:
+        ready = [pod for pod in cluster.pods.values() if pod.engine is not None]
+        for pod in ready:
+            cluster.advance(pod, now)
+        engines = [pod.engine for pod in ready if pod.engine is not None]
+        rows = [engine.counts.counters for engine in cluster.engines()]
+        total = Counters._make([sum(column) for column in zip(*rows, strict=True)] or Counters())
+        delta = Counters._make(a - b for a, b in zip(total, self._before, strict=True))
+        self._before = total
+        waits = _sum_of(delta, "wait_count")
+        steps = delta.batch_time_count
+        self.moments.append(
+            Moment(
+                time_s=now - EPOCH_S,
+                requests_per_s=_sum_of(delta, "arrivals") / self.every_s,
+                replicas=cluster.wanted,
+                ready=len(engines),
+                running=sum([engine.running for engine in engines]),
+                waiting=sum([engine.waiting for engine in engines]),
+                queue_wait_s=_sum_of(delta, "wait_sum_s") / waits if waits else math.nan,
+                batch_time_s=delta.batch_time_sum_s / steps if steps else math.nan,
+                limit_sequences=_mean([engine.limit_sequences for engine in engines]),
+                limit_tokens=_mean([engine.limit_tokens for engine in engines]),
+            )
+        )
+
+
+def _sum_of(counters: Counters, prefix: str) -> float:
+    return float(sum([getattr(counters, f"{prefix}_{tier}") for tier in TIER_NAMES]))
+
+
+def _mean(values: list[int]) -> float:
+    return sum(values) / len(values) if values else math.nan

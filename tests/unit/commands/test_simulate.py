@@ -1,0 +1,198 @@
+"""`fleetkeeper simulate`: exit codes, messages with places, and the three forms of the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fleetkeeper import cli
+
+SERVICE = """\
+apiVersion: fleetkeeper.io/v1alpha1
+kind: InferenceService
+metadata: {name: chat, namespace: team-a}
+spec:
+  model: {source: pvc://models/llama-3.1-8b}
+  scaling: {minReplicas: 1, maxReplicas: 2}
+"""
+LOAD = ("--pattern", "constant", "--rate", "1", "--minutes", "1", "--seeds", "1")
+HARDWARE = ("--hardware", "h100-8b")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    (tmp_path / "chat.yaml").write_text(SERVICE)
+    (tmp_path / "t.csv").write_text("t_s,input_tokens,output_tokens\n0,100,10\n20,100,10\n")
+    return tmp_path
+
+
+def simulate(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["simulate", "-f", "chat.yaml", *arguments])
+
+
+def changed(folder: Path, more: str) -> None:
+    (folder / "chat.yaml").write_text(SERVICE + more)
+
+
+def test_the_report_names_each_alternative_and_the_page_is_written(folder: Path) -> None:
+    done = simulate(
+        *HARDWARE, *LOAD, "--against", "static:2", "--what-if", "scaling.maxReplicas=3",
+        "--html", "r.html",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    for words in ("team-a/chat", "h100-8b", "static:2", "scaling.maxReplicas=3", "CONTROL"):
+        assert words in done.stdout
+    assert done.stderr == ""
+    assert (folder / "r.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_json_is_the_only_output(folder: Path) -> None:
+    done = simulate(*HARDWARE, "--trace", "t.csv", "--seeds", "1", "--json", "--ttft", "1.5")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert (report["service"], report["seconds"], report["targets"]["ttft_s"]) == (
+        "team-a/chat", 21.0, 1.5,
+    )  # fmt: skip
+    assert report["alternatives"][0]["figures"]["requests"]["median"] == 2
+    assert report["alternatives"][0]["figures"]["slo_attainment"]["median"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*LOAD,), ("--hardware", "h100-8b", "h200-70b")),
+        ((*LOAD, "--hardware", "b300"), ("--hardware", "'b300'", "h100-8b")),
+        ((*HARDWARE, *LOAD, "--against", "hpa:3"), ("--against", "'hpa:3'", "hpa-concurrency:N")),
+        ((*HARDWARE, *LOAD, "--what-if", "maxReplicas"), ("--what-if", "'maxReplicas'")),
+        ((*HARDWARE, *LOAD, "--fault", "fire:1"), ("--fault", "'fire:1'", "crash:SECOND")),
+        ((*HARDWARE, *LOAD, "--tiers", "1,1,1"), ("--tiers", "'1,1,1'", "sum 1")),
+        ((*HARDWARE, *LOAD, "--trace", "t.csv"), ("either --trace or --pattern",)),
+        (HARDWARE, ("either --trace or --pattern",)),
+        ((*HARDWARE, "--trace", "t.csv", "--rate", "3"), ("--rate", "needs --pattern")),
+        ((*HARDWARE, *LOAD, "--scale", "2"), ("--scale", "needs --trace")),
+        ((*HARDWARE, *LOAD, "--hours", "1"), ("--minutes or --hours",)),
+        ((*HARDWARE, *LOAD, "--tpot", "0.005"), ("--tpot", "0.005", "shortest step")),
+        ((*HARDWARE, *LOAD, "--prompt-tokens", "500000"), ("--prompt-tokens", "(400000)")),
+    ],
+)
+def test_a_wrong_option_ends_with_2_and_is_named(
+    arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    done = simulate(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    shown = " ".join(done.stderr.replace("│", " ").split())
+    for word in words:
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("  replicas: 3\n", ("chat.yaml:7: spec.replicas: is 3", "static:3")),
+        ("  engine: {tensorParallelSize: 4}\n", ("chat.yaml:4: ", "4 accelerators", "runs on 1")),
+        (
+            "  objectives: {batchTimeMilliseconds: 5}\n",
+            ("chat.yaml:7: spec.objectives.batchTimeMilliseconds: is 5", "floor 7."),
+        ),
+        ("  engine: {maxModelLength: 900000}\n", ("chat.yaml:7: spec.engine.maxModelLength",)),
+        ("  scalng: {}\n", ("chat.yaml:7: spec.scalng",)),
+    ],
+)
+def test_a_service_that_does_not_fit_ends_with_64(
+    folder: Path, more: str, words: tuple[str, ...]
+) -> None:
+    changed(folder, more)
+    done = simulate(*HARDWARE, *LOAD)
+    assert (done.exit_code, done.stdout) == (64, "")
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_what_if_is_validated_and_one_without_effect_is_noted() -> None:
+    done = simulate(*HARDWARE, *LOAD, "--what-if", "scaling.minReplicas=9")
+    assert done.exit_code == 64
+    assert done.stderr.startswith("--what-if scaling.minReplicas=9: chat.yaml:6: spec.scaling")
+    done = simulate(*HARDWARE, *LOAD, "--what-if", "model.servedName=x")
+    assert done.exit_code == 0, done.output
+    assert "--what-if model.servedName=x: changes nothing" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "t.csv: the file is empty"),
+        ("t_s,input_tokens\n", "t.csv:1: column output_tokens is missing"),
+        ("t_s,input_tokens,output_tokens\n0,1,x\n", "t.csv:2: output_tokens: 'x'"),
+        ("t_s,input_tokens,output_tokens\n0,400000,1\n", "t.csv:2: input_tokens + output_tokens"),
+    ],
+)
+def test_a_malformed_trace_ends_with_64(folder: Path, content: str, words: str) -> None:
+    (folder / "t.csv").write_text(content)
+    done = simulate(*HARDWARE, "--trace", "t.csv")
+    assert (done.exit_code, done.stdout) == (64, "")
+    assert done.stderr.startswith(words)
+
+
+def test_files_that_cannot_be_read_end_with_66(folder: Path) -> None:
+    done = simulate(*HARDWARE, "--trace", "nowhere.csv")
+    assert (done.exit_code, "nowhere.csv: " in done.stderr) == (66, True)
+    done = simulate("--hardware", ".", *LOAD)
+    assert (done.exit_code, done.stderr.startswith(".: cannot read")) == (66, True)
+    (folder / "chat.yaml").unlink()
+    assert simulate(*HARDWARE, *LOAD).exit_code == 66
+
+
+def test_a_hardware_file_is_read_and_checked(folder: Path) -> None:
+    text = (
+        "{t0_s: 0.001, w_s: 0.002, g_s: 0.00001, b_s: 0.000001, c_s: 0.0, q_s: 0.0, "
+        "kv_capacity_tokens: 100000, cold_start_s: 9}"
+    )
+    (folder / "mine.yaml").write_text(text)
+    done = simulate("--hardware", "mine.yaml", *LOAD)
+    assert done.exit_code == 0, done.output
+    (folder / "mine.yaml").write_text("{t0_s: 1}")
+    done = simulate("--hardware", "mine.yaml", *LOAD)
+    assert (done.exit_code, done.stderr.startswith("mine.yaml: ")) == (64, True)
+    assert "add the field w_s" in done.stderr
+
+
+def test_one_of_several_services_is_chosen(folder: Path) -> None:
+    other = SERVICE.replace("name: chat", "name: other")
+    (folder / "chat.yaml").write_text(f"{SERVICE}---\n{other}")
+    done = simulate(*HARDWARE, *LOAD)
+    assert done.exit_code == 2
+    assert "team-a/other" in done.stderr
+    assert simulate(*HARDWARE, *LOAD, "--service", "team-a/other").exit_code == 0
+    assert simulate(*HARDWARE, *LOAD, "--service", "x/y").exit_code == 66
+
+
+def test_requests_that_vllm_refuses_are_left_out_and_late_ends_are_noted(folder: Path) -> None:
+    changed(folder, "  engine: {maxModelLength: 1000}\n")
+    (folder / "t.csv").write_text(
+        "t_s,input_tokens,output_tokens\n0,100,10\n5,2000,10\n20,100,10\n"
+    )
+    done = simulate(*HARDWARE, "--trace", "t.csv", "--seeds", "1", "--hours", "1")
+    assert done.exit_code == 0, done.output
+    assert "1 of 3 requests are longer than engine.maxModelLength (1000)" in done.stdout
+    assert "t.csv ends after 21 s" in done.stdout
+
+
+def test_prometheus_without_an_answer_ends_with_1() -> None:
+    done = simulate("--fit-from-prometheus", "http://127.0.0.1:1", *LOAD)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "Prometheus did not answer" in done.stderr
+    done = simulate("--fit-from-prometheus", "127.0.0.1", *LOAD)
+    assert done.exit_code == 1
+    assert "must be a URL" in done.stderr
+
+
+def test_help_has_the_exit_codes_and_examples() -> None:
+    text = " ".join(simulate("--help").stdout.split())
+    for words in ("64", "66", "Exit codes", "Examples:", "fleetkeeper simulate -f chat.yaml"):
+        assert words in text

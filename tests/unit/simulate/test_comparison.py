@@ -1,0 +1,203 @@
+"""Comparisons: the same seed gives the same figures and the same requests; alternatives do what their name says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+
+from fleetkeeper.api.types import InferenceServiceSpec
+from fleetkeeper.simulate.arguments import Alternative, parse_alternatives, parse_faults
+from fleetkeeper.simulate.comparison import (
+    Case,
+    Result,
+    Setting,
+    Spread,
+    compare,
+    scenario_of,
+    spread,
+)
+from fleetkeeper.simulate.engine import StepCosts
+from fleetkeeper.simulate.hardware import Hardware, known_hardware
+from fleetkeeper.simulate.loads import Mix, poisson, retiered, trace
+from fleetkeeper.simulate.recorder import Moment, moment_s
+from fleetkeeper.simulate.service_model import ServiceModel, UnfitService, engine_spec, model_of
+
+MIX = Mix(300, 60, (0.3, 0.4, 0.3))
+SPEC: Mapping[str, Any] = {
+    "model": {"source": "pvc://models/m"},
+    "scaling": {"minReplicas": 2, "maxReplicas": 4},
+    "rollout": {"drainSeconds": 77},
+}
+WALL = ("engine_cpu_s", "control_cpu_s")
+
+
+def model(hardware: Hardware | None = None, gpus: int = 1, **more: Any) -> ServiceModel:
+    spec = InferenceServiceSpec.model_validate({**SPEC, **more})
+    return model_of(spec, 1, hardware or known_hardware()["h100-8b"], gpus)
+
+
+def setting(seconds: float = 90.0, rate: float = 4.0, **more: Any) -> Setting:
+    return Setting(poisson(lambda _: rate, rate, MIX), seconds, **{"seeds": 2, **more})
+
+
+def alternative(text: str) -> Alternative:
+    (one,) = parse_alternatives(text)
+    return one
+
+
+def without_cpu(result: Result) -> dict[str, Spread]:
+    return {name: value for name, value in result.figures.items() if name not in WALL}
+
+
+def test_the_same_options_give_the_same_report() -> None:
+    cases = [Case(model()), Case(model(), alternative("hpa-concurrency:4"))]
+    first, second = compare(cases, setting()), compare(cases, setting())
+    assert [without_cpu(a) for a in first] == [without_cpu(b) for b in second]
+    assert [str(a.moments) for a in first] == [str(b.moments) for b in second]
+
+
+def test_a_seed_gives_every_case_the_same_requests() -> None:
+    cases = [
+        Case(model()),
+        *(Case(model(), one) for one in parse_alternatives("static:3,advisory")),
+    ]
+    results = compare(cases, setting())
+    assert len({result.figures["requests"] for result in results}) == 1
+    assert results[0].figures["requests"].least < results[0].figures["requests"].most
+    per_tier = [{tier: row["requests"] for tier, row in result.tiers.items()} for result in results]
+    assert per_tier[0] == per_tier[1] == per_tier[2]
+    assert all(row.median > 0 for row in per_tier[0].values())
+
+
+def test_stock_engines_have_no_tiers_no_queue_limits_and_their_own_token_budget() -> None:
+    stock = scenario_of(Case(model(), alternative("static:3@512")), setting(), 1)
+    assert (stock.engine.queue_limits, stock.engine.max_tokens, stock.replicas) == (None, 512, 3)
+    requests = stock.load(Random(1))
+    assert {next(requests).tier for _ in range(50)} == {1}
+    ours = scenario_of(Case(model(tiers={"batch": {"queueLimit": 9}})), setting(), 1)
+    assert (ours.engine.queue_limits, ours.engine.max_tokens, ours.replicas) == (
+        (64, 256, 9), 8192, 2,
+    )  # fmt: skip
+    requests = ours.load(Random(1))
+    assert {next(requests).tier for _ in range(50)} == {0, 1, 2}
+
+
+def test_advisory_computes_and_changes_nothing() -> None:
+    tight = model(objectives={"queueWaitMilliseconds": 10, "batchTimeMilliseconds": 10})
+    case = Case(tight, alternative("advisory@1024"))
+    (result,) = compare([case], setting(240.0, 20.0, seeds=1))
+    assert {moment.limit_sequences for moment in result.moments} == {256.0}
+    assert {moment.limit_tokens for moment in result.moments} == {1024.0}
+    assert {moment.replicas for moment in result.moments} == {2}
+    assert result.figures["control_cpu_s"].median > 0
+
+
+def test_an_hpa_scales_to_its_target_and_not_without_metrics() -> None:
+    case = Case(model(), alternative("hpa-concurrency:1"))
+    (with_metrics,) = compare([case], setting(120.0, 12.0, seeds=1))
+    assert with_metrics.figures["most_replicas"].median == 4
+    blind = setting(120.0, 12.0, seeds=1, faults=parse_faults(["metrics:0-200"]))
+    (without,) = compare([case], blind)
+    assert without.figures["most_replicas"].median == 2
+
+
+def test_faults_reach_the_cluster() -> None:
+    faults = parse_faults(["crash:30", "gpus:0-200"])
+    case = Case(model(), alternative("hpa-concurrency:1"))
+    (result,) = compare([case], setting(120.0, 12.0, seeds=1, faults=faults))
+    assert result.figures["most_replicas"].median == 4
+    assert max(moment.ready for moment in result.moments) == 2
+    assert min(moment.ready for moment in result.moments) == 1
+
+
+def test_the_time_line_has_one_row_per_quarter_of_a_minute_or_fewer() -> None:
+    assert [moment_s(seconds) for seconds in (90.0, 5400.0, 86_400.0)] == [15.0, 15.0, 240.0]
+    (result,) = compare([Case(model())], setting(seeds=1))
+    assert [moment.time_s for moment in result.moments] == [15.0 * n for n in range(7)]
+    assert math.isnan(result.moments[0].queue_wait_s)
+    assert result.moments[0].as_json()["queue_wait_s"] is None
+    assert result.moments[-1].requests_per_s > 0
+    assert isinstance(result.moments[-1], Moment)
+
+
+def test_what_ifs_have_a_name_and_their_own_service() -> None:
+    less = model(scaling={"minReplicas": 1, "maxReplicas": 1})
+    case = Case(less, what_if="scaling.maxReplicas=1")
+    assert case.name == "fleetkeeper scaling.maxReplicas=1"
+    (base, other) = compare([Case(model()), case], setting(seeds=1))
+    assert other.figures["replica_hours"].median < base.figures["replica_hours"].median
+
+
+def test_progress_names_the_case_the_seed_and_the_time() -> None:
+    seen: list[tuple[str, int, float]] = []
+    compare([Case(model())], setting(), lambda case, seed, now: seen.append((case.name, seed, now)))
+    assert seen[-1] == ("fleetkeeper", 2, 90.0)
+    assert [row[2] for row in seen] == [0.0, 60.0, 90.0] * 2
+
+
+def test_the_spread_ignores_unknown_values() -> None:
+    assert spread([3.0, 1.0, math.nan, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert all(math.isnan(value) for value in spread([math.nan]))
+
+
+def test_tiers_can_be_drawn_for_a_trace() -> None:
+    load = retiered(trace([(float(n), 1, 1, 1) for n in range(100)]), (0.5, 0.0, 0.5))
+    tiers = [request.tier for request in load(Random(1))]
+    assert set(tiers) == {0, 2}
+    assert tiers == [request.tier for request in load(Random(1))]
+
+
+def test_the_engine_of_a_service_has_the_overheads_and_the_spec_in_it() -> None:
+    hardware = Hardware(
+        "x", "m", "s", 1, "bf16", 0.002, 0.004, 2e-5, 5e-6, 4e-8, 3e-9, 10_000.0,
+        step_overhead_s=0.001, sequence_overhead_s=1e-6, request_overhead_s=0.01, kernel_ratio=2.0,
+    )  # fmt: skip
+    spec = InferenceServiceSpec.model_validate(
+        {**SPEC, "batching": {"maxSequences": 32, "maxTokens": 2048}}
+    )
+    engine = engine_spec(hardware, spec)
+    expected = StepCosts(0.005, 0.008, 4e-5, 1.1e-5, 8e-8, 6e-9, 0.01)
+    assert tuple(engine.costs) == pytest.approx(tuple(expected))
+    assert (engine.max_sequences, engine.max_tokens, engine.kv_capacity_tokens) == (32, 2048, 1e4)
+    assert model().drain_s == 77.0
+
+
+@pytest.mark.parametrize(
+    ("more", "gpus", "path", "words"),
+    [
+        ({"replicas": 3}, 1, "spec.replicas", ("pins", "static:3")),
+        ({}, 4, "spec.resources.accelerator", ("4 accelerators", "runs on 1")),
+        ({"engine": {"maxModelLength": 500_000}}, 1, "spec.engine.maxModelLength", ("400000",)),
+        (
+            {"objectives": {"batchTimeMilliseconds": 5}},
+            1,
+            "spec.objectives.batchTimeMilliseconds",
+            ("is 5", "cannot do that", "floor 7.", "Llama-3.1-8B on h100-8b"),
+        ),
+    ],
+)
+def test_a_service_that_does_not_fit_names_the_field(
+    more: Mapping[str, Any], gpus: int, path: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(UnfitService) as caught:
+        model(gpus=gpus, **more)
+    assert caught.value.error.path == path
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_modes_that_stop_fleetkeeper_are_noted() -> None:
+    notes = model(
+        paused=True,
+        scaling={"mode": "Advisory"},
+        batching={"mode": "Fixed"},
+        routing={"policy": "RoundRobin"},
+    ).notes
+    assert [note.split(" ")[0] for note in notes] == [
+        "spec.paused", "scaling.mode", "batching.mode", "routing.policy",
+    ]  # fmt: skip
+    assert model().notes == ()

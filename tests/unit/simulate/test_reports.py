@@ -1,0 +1,210 @@
+"""Reports: golden texts of a made-up comparison, the schema of the JSON, and a page that stands alone.
+
+`python -m tests.unit.simulate.test_reports` writes the golden files again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fleetkeeper.api.types import InferenceServiceSpec
+from fleetkeeper.simulate.arguments import FLEETKEEPER, parse_alternatives
+from fleetkeeper.simulate.comparison import FIGURES, TIER_FIGURES, Case, Result, Setting, Spread
+from fleetkeeper.simulate.hardware import known_hardware
+from fleetkeeper.simulate.loads import trace
+from fleetkeeper.simulate.recorder import Moment
+from fleetkeeper.simulate.report import Report, duration_text, seconds_text, value_text
+from fleetkeeper.simulate.report_html import heading, report_page
+from fleetkeeper.simulate.report_svg import Axis, axis_to, known_runs, log_axis
+from fleetkeeper.simulate.report_table import report_tables
+from fleetkeeper.simulate.service_model import model_of
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "simulate"
+HARDWARE = known_hardware()["h100-8b"]
+UNKNOWN = Spread(math.nan, math.nan, math.nan)
+
+
+def made_up(case: Case, level: float, replicas: int) -> Result:
+    """Return a result with simple figures: a half less and more than the median."""
+    figures = {name: Spread(level, level / 2, level * 1.5) for name in FIGURES}
+    figures |= {
+        "slo_attainment": Spread(0.95 + level / 100, 0.95, 0.999),
+        "queue_wait_attainment": Spread(1.0, 1.0, 1.0),
+        "batch_time_attainment": Spread(0.97, 0.9699, 0.97),
+        "refused": Spread(1234.0, 1200.0, 1300.0),
+        "lost": Spread(0.0, 0.0, 0.0),
+        "tpot_p95_s": UNKNOWN,
+        "gpu_hours": Spread(10.0 * level, 9.0 * level, 12.0 * level),
+    }
+    tier = {name: Spread(level / 10, 0.0, 1.0) for name in TIER_FIGURES}
+    unused = dict.fromkeys(TIER_FIGURES, Spread(0.0, 0.0, 0.0))
+    moments = tuple(
+        Moment(at, 5.0 * bool(at), replicas, replicas - (at == 15), 3, 0,
+               math.nan if at == 0 else 0.01 * level, 0.02, 256.0 / level, 8192.0)
+        for at in (0.0, 15.0, 30.0)
+    )  # fmt: skip
+    tiers = {"realtime": tier, "standard": tier, "batch": unused}
+    return Result(case, figures, tiers, moments)
+
+
+def example() -> Report:
+    """Return the comparison of the golden files."""
+    spec = InferenceServiceSpec.model_validate({"model": {"source": "pvc://m/x"}})
+    model = model_of(spec, 1, HARDWARE, 1)
+    (static,) = parse_alternatives("static:4@512")
+    return Report(
+        "team-a/chat",
+        HARDWARE,
+        "trace <monday>.csv.gz (1,000 requests)",
+        Setting(trace(()), 45.0, seeds=3),
+        (
+            made_up(Case(model, FLEETKEEPER), 1.0, 2),
+            made_up(Case(model, FLEETKEEPER, "scaling.maxReplicas=3"), 2.0, 3),
+            made_up(Case(model, static), 4.0, 4),
+        ),
+        ("a & b",),
+    )
+
+
+def texts() -> dict[str, str]:
+    """Return the golden texts by file name."""
+    out = StringIO()
+    Console(file=out, width=120, no_color=True).print(report_tables(example()))
+    table = "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    content = example().as_json()
+    content["alternatives"] = content["alternatives"][:1]
+    return {"table.txt": table, "report.json": json.dumps(content, indent=1) + "\n"}
+
+
+@pytest.mark.parametrize("name", ["table.txt", "report.json"])
+def test_a_report_looks_as_before(name: str) -> None:
+    assert texts()[name] == (GOLDEN / name).read_text("utf-8")
+
+
+def test_the_json_has_no_nan_and_one_entry_per_alternative() -> None:
+    content = json.loads(json.dumps(example().as_json(), allow_nan=False))
+    assert [row["name"] for row in content["alternatives"]] == [
+        "fleetkeeper", "fleetkeeper scaling.maxReplicas=3", "static:4@512",
+    ]  # fmt: skip
+    assert content["alternatives"][0]["figures"]["tpot_p95_s"]["median"] is None
+    assert content["alternatives"][0]["time_line"][0]["queue_wait_s"] is None
+
+
+def test_a_single_tier_has_no_table_of_tiers() -> None:
+    report = example()
+    for result in report.results:
+        assert isinstance(result.tiers, dict)
+        result.tiers["realtime"] = result.tiers["batch"]
+    out = StringIO()
+    Console(file=out, width=120).print(report_tables(report))
+    assert "STANDARD" not in out.getvalue()
+    assert "Standard attainment" not in report_page(report)
+
+
+class Page(HTMLParser):
+    """The elements of a page; open elements must be closed in order."""
+
+    EMPTY = frozenset({"meta", "path", "circle"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_and_is_accessible() -> None:
+    text = report_page(example())
+    page = Page(text)
+    assert page.open == []
+    tags = [tag for tag, _ in page.found]
+    assert not {"script", "link", "img", "iframe"} & set(tags)
+    assert not re.search(r"https?:|url\(|@import|src=|href=", text)
+    assert dict(page.found)["html"] == {"lang": "en"}
+    assert "<title>Simulation of team-a/chat</title>" in text
+    assert "prefers-color-scheme:dark" in text
+    assert {attrs.get("scope") for tag, attrs in page.found if tag == "th"} == {"col", "row"}
+    assert tags.count("caption") == tags.count("table") == 5
+    figures = [attrs for tag, attrs in page.found if tag == "svg" and "role" in attrs]
+    assert len(figures) == 1 + 1 + 3 + 2 + 2
+    ids = {attrs["id"] for _, attrs in page.found if "id" in attrs}
+    for attrs in figures:
+        assert attrs["role"] == "img"
+        assert set((attrs["aria-labelledby"] or "").split()) <= ids
+    assert len(ids) == 2 * len(figures)
+
+
+def test_the_page_escapes_names_and_draws_no_unknown_value() -> None:
+    text = report_page(example())
+    assert "&lt;monday&gt;" in text
+    assert "a &amp; b" in text
+    assert "nan" not in text.lower()
+
+
+def test_a_page_of_a_run_without_requests_is_drawn() -> None:
+    report = example()
+    empty = tuple(
+        Result(one.case, dict.fromkeys(FIGURES, UNKNOWN) | {
+            "gpu_hours": Spread(0.0, 0.0, 0.0), "slo_attainment": Spread(1.0, 1.0, 1.0),
+        }, one.tiers, one.moments[:1])
+        for one in report.results
+    )  # fmt: skip
+    page = Page(report_page(Report("a/b", HARDWARE, "none", report.setting, empty)))
+    assert page.open == []
+
+
+def test_axes_have_round_ticks_and_hold_every_value() -> None:
+    axis = axis_to(37.0, str)
+    assert (axis.ticks(4), axis.high, axis.ratio(20.0)) == (
+        [0.0, 10.0, 20.0, 30.0, 40.0],
+        40.0,
+        0.5,
+    )
+    wait = log_axis([0.0, 0.004, 2.0], str)
+    assert wait.ticks(4) == pytest.approx([0.001, 0.01, 0.1, 1.0, 10.0])
+    assert [wait.ratio(0.0), wait.ratio(0.1)] == pytest.approx([0.0, 0.5])
+    assert Axis(0.9, 1.0, str).ticks(5) == pytest.approx([0.9, 0.92, 0.94, 0.96, 0.98, 1.0])
+    runs = list(known_runs([(0, math.nan), (1, 1.0), (2, 2.0), (3, math.nan), (4, 1.0)]))
+    assert runs == [[(1, 1.0), (2, 2.0)], [(4, 1.0)]]
+
+
+def test_figures_are_written_for_people() -> None:
+    assert [value_text(value, form) for value, form in (
+        (0.9987, "percent"), (1234.4, "whole"), (12.345, "number"), (1234.5, "number"), (math.nan, "percent"),
+    )] == ["99.9%", "1,234", "12.35", "1,234", "-"]  # fmt: skip
+    assert [seconds_text(value) for value in (0.0, 0.0123, 1.234, 125.0, 9000.0)] == [
+        "0 s", "12.3 ms", "1.23 s", "125 s", "2.5 h",
+    ]  # fmt: skip
+    assert [heading(title) for title in ("SLO ATTAINMENT", "GOODPUT /S", "TTFT P50")] == [
+        "SLO attainment", "Goodput/s", "TTFT p50",
+    ]  # fmt: skip
+    assert [duration_text(value) for value in (45.0, 3600.0, 86_400.0)] == [
+        "45 s",
+        "60 min",
+        "24 h",
+    ]
+
+
+if __name__ == "__main__":
+    for name, text in texts().items():
+        (GOLDEN / name).write_text(text, "utf-8")
