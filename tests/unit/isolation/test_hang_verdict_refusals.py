@@ -70,9 +70,17 @@ def test_no_replica_goes_while_signals_only_age(delay_s: float) -> None:
     """The same fleet, idle for an hour, seen at once or through samples that are 20 s old."""
     loop = Loop(replicas=3, settings=replace(SETTINGS, scale_down_delay_s=60.0, min_replicas=1))
     least = 3
-    few = {"arrivals_standard": 0.1, "wait_count_standard": 0.1, "wait_sum_s_standard": 0.001}
     for _ in range(720):
-        rows = [sample(loop.now - delay_s, pod.name, **few) for pod in loop.pods]
+        rows = [
+            sample(
+                loop.now - delay_s,
+                pod.name,
+                arrivals_standard=0.1,
+                wait_count_standard=0.1,
+                wait_sum_s_standard=0.001,
+            )
+            for pod in loop.pods
+        ]
         gauges = [row.gauges._replace(running=0.0) for row in rows]
         decision = loop.tick(
             [replace(row, gauges=held) for row, held in zip(rows, gauges, strict=True)]
