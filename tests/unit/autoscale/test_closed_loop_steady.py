@@ -31,30 +31,17 @@ def code_completion(rate: float, seed: int) -> Record:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 7])
-def test_a_quiet_engine_keeps_its_sequences(seed: int) -> None:
-    """0.5 requests/s of code completion: queue wait stays below a quarter of its objective."""
-    record = code_completion(0.5, seed)
-    assert not record.replica_changes()
-    assert {tick.sequences for tick in record.ticks} == {256}
-    tokens = [tick.tokens for tick in record.ticks]
-    assert tokens == sorted(tokens, reverse=True), "only single long steps lower them"
-    assert record.outcome.wait_attainment >= 0.97
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 7])
-def test_one_replica_carries_code_completion(seed: int) -> None:
-    """2.6 requests/s are near what it carries: no replica comes, and limits are never raised again."""
-    record = code_completion(2.6, seed)
+@pytest.mark.parametrize(("rate", "attained"), [(0.5, 0.97), (2.6, 0.93)])
+def test_a_quiet_engine_keeps_its_sequences(rate: float, attained: float, seed: int) -> None:
+    """Few run although prompts wait for one another. One replica carries even 2.6 requests/s."""
+    record = code_completion(rate, seed)
     assert not record.replica_changes()
     assert record.outcome.total_refused == 0
-    assert record.outcome.wait_attainment >= 0.93
+    assert {tick.sequences for tick in record.ticks} == {256}
+    tokens = [tick.tokens for tick in record.ticks]
+    assert tokens == sorted(tokens, reverse=True), "only long steps lower them"
+    assert record.outcome.wait_attainment >= attained
     assert record.outcome.batch_attainment >= 0.93
-    for before, after in pairwise(record.ticks):
-        assert after.sequences <= before.sequences
-        assert after.tokens <= before.tokens
-    # Some ten of them run.
-    assert record.ticks[-1].sequences >= 64
 
 
 @pytest.mark.slow

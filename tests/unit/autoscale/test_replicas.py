@@ -45,13 +45,13 @@ def test_up_by_two_or_double_in_a_minute(
     [
         ("broken, batch at its limit", {**BROKEN, "signals": WAITS}, 6, "QueueWaitAboveTarget"),
         (
-            "broken for a short time, the model says that these carry it",
+            "broken for a short time, these carry it",
             {**BROKEN, "needed_up": 2, "signals": WAITS},
             4,
             "Steady",
         ),
         (
-            "broken for a minute, whatever the model says: one more",
+            "broken for a minute, whatever is needed: one more",
             {**BROKEN, "needed_up": 2, "wait_lasts": True, "signals": WAITS},
             5,
             "QueueWaitAboveTarget",

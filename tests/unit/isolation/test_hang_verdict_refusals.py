@@ -55,7 +55,7 @@ def test_ticks_before_signals_aged_do_not_count_with_those_after() -> None:
 
 def test_a_tier_that_is_open_lets_in_no_fewer_while_signals_age() -> None:
     """What was decided on fresh signals stays, until they are fresh again or lost."""
-    opened = played([OVERLOAD] * 12)
+    opened = played([OVERLOAD] * 3)
     assert opened.standard.state is BreakerState.OPEN
     aged = played([AGEING] * 12, opened)
     assert aged.standard == replace(opened.standard, over=0)
@@ -72,7 +72,13 @@ def test_no_replica_goes_while_signals_only_age(delay_s: float) -> None:
     least = 3
     for _ in range(720):
         rows = [
-            sample(loop.now - delay_s, pod.name, arrivals_standard=0.1, wait_count_standard=0.1)
+            sample(
+                loop.now - delay_s,
+                pod.name,
+                arrivals_standard=0.1,
+                wait_count_standard=0.1,
+                wait_sum_s_standard=0.001,
+            )
             for pod in loop.pods
         ]
         gauges = [row.gauges._replace(running=0.0) for row in rows]

@@ -27,7 +27,8 @@ from fleetkeeper.autoscale.types import Limits, decide
 def follow_down(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
     """Lower the limits to the model's targets while an objective is near.
 
-    A quiet engine keeps its limits: only single long steps lower its tokens.
+    A quiet engine keeps its limits: only single long steps lower its tokens. Sequences are lowered if at
+    least half of the target run: prompts that wait for one another gain nothing from fewer sequences.
     """
     aim = _aim(view, memory, limits)
     if aim is None or now - memory.changed < DOWN_EVERY_S:
