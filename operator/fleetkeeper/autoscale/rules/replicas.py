@@ -83,7 +83,7 @@ def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
             needed,
             "LoadForecast",
             (
-                f"{signals.arrivals_per_s:.1f} requests/s and their forecast need {needed} replicas of {view.capacity:.0f} sequences each"
+                f"{signals.arrivals_per_s:.1f} requests/s need {needed} replicas, which carry up to {view.capacity:.0f} sequences each"
             ),
         )
     return 0, "", ""
