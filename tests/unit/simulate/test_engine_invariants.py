@@ -58,6 +58,8 @@ SPECS = st.builds(
 TIGHT = EngineSpec(COSTS, kv_capacity_tokens=400.0)
 TOGETHER = [Action(0.0, 1, 60, 120, 0.0, None)] * 6
 """Six prompts that fill 24 of 25 blocks: their outputs preempt one another."""
+RESERVED = [Action(0.0, 0, 16, 1, 0.0, (2, 2048)), *[Action(0.0, 1, 16, 4000, 0.0, None)] * 6]
+"""One sequence of two is kept for realtime for 10 s, while the other decodes: then another one starts."""
 
 
 class Watched:
@@ -149,6 +151,7 @@ def test_every_request_ends_once_within_blocks_and_limits(
 
 @given(SPECS, ACTIONS, st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4))
 @example(TIGHT, TOGETHER, [0.5])
+@example(EngineSpec(COSTS), RESERVED, [0.5])
 @examples(40)
 def test_observing_an_engine_does_not_change_what_it_does(
     spec: EngineSpec, actions: list[Action], at: list[float]
@@ -165,8 +168,8 @@ def test_observing_an_engine_does_not_change_what_it_does(
         one.act(now, action)
         two.act(now, action)
     one.advance(now + 1e4)
-    for number in range(20):
-        two.advance(now + 0.05 * number)
+    for number in range(200):
+        two.advance(now + 0.1 * number)
     two.advance(now + 1e4)
     ends = [row.ended for row in two.taken]
     assert [row.ended for row in one.taken] == pytest.approx(ends, rel=0.0, abs=1e-6)
