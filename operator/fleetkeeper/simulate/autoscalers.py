@@ -91,7 +91,7 @@ class ControlLoop:
             allocated_replicas=self._allocated,
             put_outcomes=self._outcomes,
             prometheus_lost=is_lost,
-            checks_directly=self.prometheus and self.direct(now),
+            checks_directly=self.prometheus and self.direct(now) and not is_lost,
             gpus_per_replica=self.gpus,
         )
         began = process_time()

@@ -484,8 +484,9 @@ def steps_until(first_s: float, growth_s: float, room_s: float) -> int:
 
     Example: steps of 10 ms that do not grow, and 25 ms: 3 steps, of which the last ends after it.
     """
-    if growth_s * room_s <= 1e-9 * first_s * first_s:
-        return max(1, math.ceil(room_s / first_s - 1e-9))
+    if room_s <= 0.0:
+        return 1
+    # The usual form, (sqrt(...) - half) / growth, cancels where steps hardly grow.
     half = first_s - growth_s / 2
-    exact = (math.sqrt(half * half + 2 * growth_s * room_s) - half) / growth_s
+    exact = 2 * room_s / (half + math.sqrt(half * half + 2 * growth_s * room_s))
     return max(1, math.ceil(exact - 1e-9))
