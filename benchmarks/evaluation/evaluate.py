@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from curve import draw
 from pages import page
 from play import ALTERNATIVES, RULES, Case, Figures, Job, key_of, play
 from scenes import rates, scenes
@@ -26,6 +27,7 @@ from scenes import rates, scenes
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 PAGE = HERE.parents[1] / "docs" / "evaluation.md"
+FIGURE = PAGE.parent / "img" / "evaluation.png"
 DIAL = (0.90, 0.95, 0.99)
 ABLATED = (
     "chat",
@@ -136,7 +138,8 @@ def main() -> None:
         scene.name: _peak_ratio(rates(scene.load, scene.hours * 3600, 1)) < 1.5 for scene in chosen
     }
     PAGE.write_text(page(chosen, steady, list(seeds), results))
-    print(f"wrote {PAGE.name}")
+    draw(names, list(seeds), results, FIGURE)
+    print(f"wrote {PAGE.name} and {FIGURE.name}")
 
 
 def _peak_ratio(values: Sequence[float]) -> float:

@@ -26,6 +26,7 @@ def page(
     names = [scene.name for scene in scenes]
     parts = [
         before,
+        "![SLO attainment against GPU-hours, one panel for each scene](img/evaluation.png)\n",
         "## Steady loads\n",
         tables.compared([name for name in names if steady[name]]),
         "\n## Steps, ramps and bursts\n",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from scenes import Scene, scenes
 
-from fleetkeeper.autoscale.capacity import estimate, forecast, staffing, targets
+from fleetkeeper.autoscale.capacity import demand, estimate, targets
 from fleetkeeper.autoscale.rules import load_breaker, objectives, scale_down
 from fleetkeeper.autoscale.rules.batch import cuts, decide
 from fleetkeeper.autoscale.types import ControlSettings
@@ -81,12 +81,11 @@ class Figures(NamedTuple):
 
 RULES: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "prefill wait in the capacity": ((targets, "prefill_wait_s", lambda *_: 0.0),),
-    "headroom for chance (k)": ((targets, "mean_sequences", lambda capacity, *_: capacity),),
     "mean demand (plan for the last 30 s)": (
         (
             estimate,
             "smoothed",
-            lambda demand, rate, _: forecast.Demand(rate, demand.seen + 1),
+            lambda before, rate: demand.Demand(rate, before.seen + 1),
         ),
     ),
     "replicas kept after a surge": ((scale_down, "SURGE_DELAYS", 0.0),),
@@ -100,7 +99,6 @@ RULES: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     ),
     "limits": ((decide, "RULES", ()),),
     "shedding that drains the queue": ((load_breaker, "QUEUE_DRAIN_S", 1e9),),
-    "backlog in the replicas": ((staffing, "BACKLOG_S", 1e9),),
 }
 """What replaces a rule to switch it off: (module, name, value)."""
 

@@ -63,6 +63,8 @@ by its liveness probe (three failures in 30 s, then 30 s of grace)."""
 # Step-time model and targets
 OBJECTIVE_RATIO: Final = 0.9
 """Targets aim at nine tenths of an objective: the mean must be below what 95% attain."""
+PREFILL_CV2: Final = 1.0
+"""Squared coefficient of variation of the time that a prompt takes, which is not measured (exponential)."""
 PREFILL_WAIT: Final = 1.25
 """Mean wait for other prompts at a replica's capacity, in queue wait objectives, times the quantile of the
 attainment (1.64 at 95%: 0.76 objectives): half of the requests wait for nothing."""
@@ -116,6 +118,8 @@ HIGH_LIMIT: Final = 0.999
 """Upper bound of both marks: more than 99.9% could not be reached."""
 HIGH_WINDOWS: Final = 4
 """Windows that must show room."""
+NEAR_WAIT_RATIO: Final = 0.25
+"""Queue wait is near its objective above a quarter of it: below that it is the ordinary queue."""
 LASTING_RATIO: Final = 0.75
 """Queue wait attainment below which a window is part of a lasting queue."""
 LONG_WAIT: Final = 5.0
@@ -174,16 +178,10 @@ PUT_RETRY_S: Final = 10.0
 """A failed PUT is retried after this."""
 
 # Replicas
-BURSTINESS: Final = (1.0, 10.0)
-"""Bounds of the peakedness z = (IDC + Cs^2) / 2: below Poisson is implausible, above ten is an error."""
-SERVICE_CV2: Final = 1.0
-"""Squared coefficient of variation of the service time, which is not measured (exponential)."""
 ROUNDING: Final = 0.1
 """Subtracted before rounding up: less than a tenth of a replica does not justify another GPU."""
-BACKLOG_S: Final = 60.0
-"""A backlog is planned to drain within a minute."""
-BACKLOG_WAIT_RATIO: Final = 0.25
-"""Waiting requests count as backlog above a quarter of the queue wait objective."""
+MAX_REPLICAS_NEEDED: Final = 1e6
+"""Upper bound of that number, so that no forged rate makes it infinite."""
 UP_STEP: Final = 2
 """Within a minute, at most two more replicas or twice as many."""
 UP_SPAN_S: Final = 60.0

@@ -116,8 +116,9 @@ def test_a_queue_lasts_if_a_quarter_of_the_requests_of_a_minute_waited(
     waited: tuple[float, ...], lasts: bool
 ) -> None:
     """In every one of six windows; one in which more were prompt shows that the queue drains."""
-    seen = signals(windows=tuple(window(waited=each) for each in waited))
+    seen = signals(queue_wait_s=0.6, windows=tuple(window(waited=each) for each in waited))
     assert wait_lasts(seen, SETTINGS) is lasts
+    assert not wait_lasts(replace(seen, queue_wait_s=0.5), SETTINGS), "the objective is met"
 
 
 @pytest.mark.parametrize(("wait_s", "lasts"), [(2.5, False), (2.6, True)])
@@ -129,7 +130,7 @@ def test_a_very_long_wait_needs_no_minute(wait_s: float, lasts: bool) -> None:
 def test_a_queue_does_not_last_in_a_window_without_requests() -> None:
     """A silent histogram shows nothing."""
     silent = replace(window(waited=0.0), requests=0.0, waited_within=0.0)
-    seen = signals(windows=(silent, *(window(waited=0.0),) * 5))
+    seen = signals(queue_wait_s=0.6, windows=(silent, *(window(waited=0.0),) * 5))
     assert not wait_lasts(seen, SETTINGS)
 
 

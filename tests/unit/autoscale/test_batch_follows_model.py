@@ -70,12 +70,9 @@ def test_limits_go_up_to_the_targets_for_a_queue() -> None:
     ("target", "want"), [(64, 64), (58, 64), (57, 57), (40, 40), (70, 64), (71, 71)]
 )
 def test_the_targets_are_absolute(target: int, want: int) -> None:
-    """Sequences follow a target that is more than a tenth away, whatever it was before."""
-    for followed in (None, Limits(100, 2048)):
-        memory = replace(MEMORY, followed=followed)
-        assert decided(BatchView(BOTH, SETTINGS, targets(2048, target)), memory)[0] == Limits(
-            want, 2048
-        )
+    """Sequences follow a target that is more than a tenth away."""
+    view = BatchView(BOTH, SETTINGS, targets(2048, target))
+    assert decided(view, MEMORY)[0] == Limits(want, 2048)
 
 
 @pytest.mark.parametrize("seen", [NEAR, WAITS], ids=["down", "up"])
@@ -121,7 +118,7 @@ def test_the_model_is_followed_up_while_requests_are_shed(
     batch_time_s: float, queue_wait_s: float, moves: bool
 ) -> None:
     """An open load breaker keeps limits from rising, unless a wider batch is what would close it."""
-    memory = replace(MEMORY, limits=Limits(8, 2048), followed=Limits(8, 2048))
+    memory = replace(MEMORY, limits=Limits(8, 2048))
     busy = signals(
         gauges=Gauges(running=16.0), batch_time_s=batch_time_s, queue_wait_s=queue_wait_s
     )

@@ -184,7 +184,6 @@ def test_no_sequence_of_samples_gives_a_hostile_signal(rows: list[tuple[float, .
             signals.queue_wait_s,
             signals.batch_time_s,
             signals.kv_ratio,
-            signals.burstiness,
             signals.coverage,
             signals.prompt_tokens,
         ]

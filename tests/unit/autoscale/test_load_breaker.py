@@ -35,9 +35,9 @@ def loaded(
     oldest_realtime_s: float = 0.0,
     preemptions: float = 0.0,
     batch: float = 1.0,
-    waiting: float = 0.0,
+    waiting: float = 3.0,
 ) -> Signals:
-    """Signals with pressure x by queue wait."""
+    """Signals with pressure x by queue wait, and a short queue."""
     return Signals(
         Grade.FRESH,
         1.0,
@@ -159,12 +159,27 @@ def test_standard_does_not_wait_for_batch_if_none_arrives() -> None:
     """Shedding batch requests cannot be enough then: the third tick opens standard."""
     states = played([4.0] * 8, batch=0.0)
     assert [b.standard.state for b in states[:3]] == [CLOSED, CLOSED, OPEN]
-    assert [round(b.standard.admit, 2) for b in states[2:6]] == [0.7, 0.4, 0.36, 0.36]
+    assert [round(b.standard.admit, 2) for b in states[2:6]] == [0.7, 0.4, 0.35, 0.35]
 
 
 def test_more_is_shed_while_a_queue_has_to_drain() -> None:
-    """Of 10/s, 3.6 are admitted; 60 that wait take 2 of them for half a minute."""
+    """Of 10/s, 3.6 can be admitted; 60 that wait take 2 of them for half a minute."""
     assert played([4.0] * 8, batch=0.0, waiting=60.0)[-1].standard.admit == pytest.approx(0.16)
+
+
+@pytest.mark.parametrize(("waiting", "sheds"), [(0.0, False), (2.0, False), (2.1, True)])
+def test_nothing_is_shed_once_who_comes_now_waits_within_the_objective(
+    waiting: float, sheds: bool
+) -> None:
+    """Of 4/s that are served, 2 waiting ones take 0.5 s, however long those of the last 30 s waited."""
+    assert (played([4.0] * 8, batch=0.0, waiting=waiting)[-1].standard.admit < 1.0) is sheds
+
+
+def test_an_admission_rises_as_soon_as_the_queue_is_gone() -> None:
+    """By 0.1 a tick, while queue wait, a mean of 30 s, is still eight times its objective."""
+    opened = played([8.0] * 6, batch=0.0)[-1]
+    after = played([8.0] * 2, opened, NOW + 30, batch=0.0, waiting=1.0)
+    assert [round(b.standard.admit - opened.standard.admit, 2) for b in after] == [0.1, 0.2]
 
 
 def test_standard_never_opens_between() -> None:

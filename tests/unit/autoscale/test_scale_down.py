@@ -219,12 +219,12 @@ def test_the_replicas_of_a_surge_are_kept_for_four_delays() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param({"wait_broken": False}, id="the objective is met"),
+        pytest.param({"wait_lasts": False}, id="the queue is short"),
         pytest.param({"signals": Signals()}, id="nothing is known"),
     ],
 )
-def test_only_a_missed_objective_is_a_surge(change: dict[str, object]) -> None:
-    """A load that grows without harm keeps no replica beyond the usual delay."""
+def test_only_a_lasting_wait_is_a_surge(change: dict[str, object]) -> None:
+    """A load that grows without much harm keeps no replica beyond the usual delay."""
     memory = decide_replicas(_four(**{**WAITED, **change}), OBSERVED, NOW)[1]
     assert memory.surge is None
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fleetkeeper.autoscale.capacity.forecast import Demand, smoothed
-from fleetkeeper.autoscale.capacity.staffing import peakedness
+from fleetkeeper.autoscale.capacity.demand import Demand, smoothed
 from fleetkeeper.autoscale.capacity.step_time_model import StepModel, learned
 from fleetkeeper.autoscale.capacity.supply import ColdStart, Supply, measured_cold_start, supply_of
 from fleetkeeper.autoscale.capacity.targets import Targets, decide_targets
@@ -42,7 +41,7 @@ def updated_estimate(
         found = decide_targets(model, signals, inputs.settings)
         targets = targets if found is None and signals.served_per_s == 0 else found
     if signals.grade is Grade.FRESH and signals.coverage >= 1.0:
-        demand = smoothed(demand, signals.arrivals_per_s, peakedness(signals.burstiness))
+        demand = smoothed(demand, signals.arrivals_per_s)
     cold_start = measured_cold_start(before.cold_start, inputs.pods)
     supply = supply_of(inputs.pods, cold_start.seconds, now)
     capacity = float(limits.sequences) if limits is not None else 0.0

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from fleetkeeper.autoscale.capacity.staffing import mean_sequences
 from fleetkeeper.autoscale.capacity.step_time_model import StepModel, StepTime
 from fleetkeeper.autoscale.constants import (
     KV_CAPACITY_RATIO,
@@ -22,9 +21,9 @@ from fleetkeeper.autoscale.constants import (
     KV_SEQUENCES_RATIO,
     KV_SPREAD,
     OBJECTIVE_RATIO,
+    PREFILL_CV2,
     PREFILL_WAIT,
     PREFILL_WAIT_MAX,
-    SERVICE_CV2,
     TOKEN_NOTCHES,
 )
 from fleetkeeper.autoscale.signals.service_signals import Signals
@@ -97,13 +96,14 @@ class Targets:
     time: StepTime
     shape: Shape
 
-    def carried_per_s(self, attainment_ratio: float, z: float) -> float:
-        """Return the requests/s that a replica carries within both objectives. z: peakedness."""
-        within = mean_sequences(self.capacity, attainment_ratio, z)
-        return min(
-            within / self.service_s(within),
-            self.prompt_capacity / self.service_s(self.prompt_capacity),
-        )
+    @property
+    def carried_per_s(self) -> float:
+        """The requests/s that a replica carries within both objectives.
+
+        Sequences in balance divided by the time of a request (Little's law), at the smaller capacity.
+        """
+        sequences = min(self.capacity, self.prompt_capacity)
+        return sequences / self.service_s(sequences)
 
     def service_s(self, sequences: float) -> float:
         """Return the time of a request in a batch of so many sequences, seconds."""
@@ -125,7 +125,7 @@ def prefill_wait_s(model: StepTime, n: float, shape: Shape) -> float:
     busy = arrivals_per_s * took_s
     if busy >= 1.0:
         return float("inf")
-    return busy / (1.0 - busy) * took_s * (1.0 + SERVICE_CV2) / 2.0
+    return busy / (1.0 - busy) * took_s * (1.0 + PREFILL_CV2) / 2.0
 
 
 def capacity_of(

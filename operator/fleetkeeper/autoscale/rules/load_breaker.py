@@ -195,7 +195,7 @@ def decide_load_breaker(
     clean = x < CLEAN
     views = (
         _realtime_view(signals, breaker, clean=clean),
-        _standard_view(signals, breaker, x, now, enough=enough, clean=clean),
+        _standard_view(signals, settings, breaker, x, now, enough=enough, clean=clean),
         _batch_view(signals, settings, x, enough=enough, clean=clean),
     )
     may_close = signals.is_direct or not checks_directly
@@ -259,7 +259,14 @@ def _batch_view(
 
 
 def _standard_view(
-    signals: Signals, breaker: LoadBreaker, x: float, now: float, *, enough: bool, clean: bool
+    signals: Signals,
+    settings: ControlSettings,
+    breaker: LoadBreaker,
+    x: float,
+    now: float,
+    *,
+    enough: bool,
+    clean: bool,
 ) -> _TierView:
     batch, rates = breaker.batch, signals.rates
     # Without batch requests, shedding batch cannot be enough.
@@ -269,8 +276,10 @@ def _standard_view(
         or not breaker.standard.is_closed
     )
     wanted = 1.0
-    if x > 1.0:
-        # Once the queue is gone, what is served is what is admitted, and says nothing about the capacity.
+    drained = settings.queue_wait_objective_s * rates.wait_count_standard
+    if x > 1.0 and signals.gauges.waiting_standard > drained:
+        # Queue wait is a mean of 30 s, so it stays long after the queue is gone. Then what is served is
+        # what is admitted, and says nothing about the capacity.
         wanted -= rejected_ratio(
             rates.wait_count_standard, rates.arrivals_standard, signals.gauges.waiting_standard
         )

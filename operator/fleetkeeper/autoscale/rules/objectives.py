@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleetkeeper.autoscale.capacity.staffing import backlog_counts
 from fleetkeeper.autoscale.constants import (
     FULL_RATIO,
     HIGH_LIMIT,
@@ -15,6 +14,7 @@ from fleetkeeper.autoscale.constants import (
     LONG_WAIT,
     LOW_POINTS,
     LOW_WINDOWS,
+    NEAR_WAIT_RATIO,
     SHORT_STEP_RATIO,
 )
 from fleetkeeper.autoscale.signals.service_signals import Signals
@@ -67,10 +67,12 @@ def wait_is_broken(signals: Signals, settings: ControlSettings) -> bool:
 
 
 def wait_lasts(signals: Signals, settings: ControlSettings) -> bool:
-    """Return whether requests waited too long in every window of the last minute, or wait very long now.
+    """Return whether the objective is missed, and requests waited in every window of the last minute.
 
-    A quarter of them counts, or a wait of five times the objective.
+    A quarter of them counts. A wait of five times the objective needs no such minute.
     """
+    if not wait_is_broken(signals, settings):
+        return False
     if signals.queue_wait_s > LONG_WAIT * settings.queue_wait_objective_s:
         return True
     last = signals.windows[-LASTING_WINDOWS:]
@@ -82,7 +84,7 @@ def wait_lasts(signals: Signals, settings: ControlSettings) -> bool:
 
 def wait_is_near(signals: Signals, settings: ControlSettings) -> bool:
     """Return whether queue wait is near its objective: above a quarter of it."""
-    return backlog_counts(signals.queue_wait_s, settings.queue_wait_objective_s)
+    return signals.queue_wait_s > NEAR_WAIT_RATIO * settings.queue_wait_objective_s
 
 
 def batch_time_is_near(signals: Signals, settings: ControlSettings) -> bool:

@@ -6,14 +6,10 @@ scales up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fleetkeeper.autoscale.capacity.staffing import (
-    Load,
-    backlog_counts,
-    mean_sequences,
     needed_replicas,
-    peakedness,
 )
 from fleetkeeper.autoscale.capacity.supply import Supply, hung_in_supply
 from fleetkeeper.autoscale.constants import DEMAND_TICKS
@@ -37,7 +33,8 @@ class ReplicaView:
 
     `needed_up` counts pods that do not report as idle, `needed_down` counts them as full; None: not known.
     `capacity`: sequences that a replica can run within the objectives. `batch_at_limit`: batch limits
-    cannot be raised. `wait_lasts`: requests wait for longer than a short queue takes to drain. `demand`: batch limits are at their floor and batch time is still too long.
+    cannot be raised. `wait_lasts`: the queue wait objective is missed, and not only by a short queue.
+    `demand`: batch limits are at their floor and batch time is still too long.
     `raise_first`: batch limits were just raised, which may be enough. `floor`: the number below which the
     control breaker allows no scale-down. `hung`: hung pods that the supply counts.
     """
@@ -122,13 +119,12 @@ def _carried_per_s(state: TickState) -> float:
     """
     signals, estimate = state.signals, state.estimate
     targets = estimate.targets
-    attainment, z = state.settings.attainment_ratio, peakedness(signals.burstiness)
     if targets is not None:
-        return targets.carried_per_s(attainment, z)
+        return targets.carried_per_s
     if estimate.capacity <= 0 or signals.served_per_s <= 0:
         return 0.0
     measured_s = signals.gauges.running / signals.served_per_s
-    return mean_sequences(estimate.capacity, attainment, z) / measured_s if measured_s else 0.0
+    return estimate.capacity / measured_s if measured_s else 0.0
 
 
 def _needed(state: TickState) -> tuple[int | None, int | None]:
@@ -137,11 +133,10 @@ def _needed(state: TickState) -> tuple[int | None, int | None]:
     if not signals.known or state.estimate.capacity <= 0:
         return None, None
     carried = _carried_per_s(state)
-    counts = backlog_counts(signals.queue_wait_s, state.settings.queue_wait_objective_s)
-    load = Load(state.estimate.demand.per_s, carried, signals.waiting if counts else 0.0)
+    arrivals_per_s = state.estimate.demand.per_s
     silent = max(0, signals.ready_pods - signals.reporting_pods)
-    full = replace(load, arrivals_per_s=load.arrivals_per_s + silent * carried)
-    up, down = needed_replicas(load), needed_replicas(full)
+    up = needed_replicas(arrivals_per_s, carried)
+    down = needed_replicas(arrivals_per_s + silent * carried, carried)
     if state.estimate.targets is None and not signals.idle:
         by_running = -int(-signals.gauges.running // max(state.estimate.capacity, 1.0))
         return up, max(down, by_running, 1)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fleetkeeper.autoscale.capacity.staffing import backlog_counts
 from fleetkeeper.autoscale.constants import (
     ASKED_KEPT_S,
     CARRY_KV_RATIO,
@@ -21,6 +20,7 @@ from fleetkeeper.autoscale.constants import (
     SURGE_DELAYS,
 )
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
+from fleetkeeper.autoscale.rules.objectives import wait_is_near
 from fleetkeeper.autoscale.rules.replica_view import ReplicaView
 from fleetkeeper.autoscale.signals.samples import Source
 from fleetkeeper.autoscale.types import ControlInputs, Decision, Grade, decide, no_change
@@ -136,9 +136,9 @@ def with_surge(
     needed = 0
     if raised_to is not None:
         is_reversal = now - memory.lowered < kept_s
-        if view.wait_broken or not view.breakers_closed or is_reversal:
+        if view.wait_lasts or not view.breakers_closed or is_reversal:
             needed = raised_to
-    elif view.wait_broken and view.wait_lasts:
+    elif view.wait_lasts:
         needed = view.replicas
     if needed == 0 and not 0 < kept <= (view.needed_down or 0):
         return memory
@@ -161,10 +161,9 @@ def _pending(view: ReplicaView) -> str:
 
 
 def _queue(view: ReplicaView) -> str:
-    wait_s, objective_s = view.signals.queue_wait_s, view.settings.queue_wait_objective_s
-    if not backlog_counts(wait_s, objective_s):
+    if not wait_is_near(view.signals, view.settings):
         return ""
-    return f"queue wait is {wait_s:.2f} s, above a quarter of its objective"
+    return f"queue wait is {view.signals.queue_wait_s:.2f} s, above a quarter of its objective"
 
 
 def _breakers(view: ReplicaView) -> str:

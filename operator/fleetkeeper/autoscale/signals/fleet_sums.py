@@ -42,7 +42,6 @@ def with_sums(signals: Signals, tracks: Sequence[PodTrack], tokens: TokenUse) ->
         queue_wait_s=max(waits_s / requests if requests else 0.0, oldest_wait_s(gauges, rates)),
         batch_time_s=_quotient(rates.batch_time_sum_s, rates.batch_time_count),
         waiting=judged_waiting(gauges, rates, interactive=interactive),
-        burstiness=_dispersion(rate_rows),
         kv_ratio=sum(kv) / len(kv) if kv else 0.0,
         kv_ratio_max=max(kv, default=0.0),
         prompt_tokens=_quotient(tokens.prompt, tokens.requests),
@@ -114,19 +113,3 @@ def judged_waiting(gauges: Gauges, rates: Counters, *, interactive: bool) -> flo
     if interactive or _has_interactive(gauges, rates):
         return gauges.waiting_realtime + gauges.waiting_standard
     return gauges.waiting_batch
-
-
-def _dispersion(rows: Sequence[Sequence[float]]) -> float:
-    """Return the index of dispersion of arrivals in 1 s bins: variance over mean, 1 for Poisson.
-
-    Each row holds a pod's rates, so `arrivals_squared` is the mean of the squared bins, summed over
-    tiers. Tiers and pods are assumed to be independent, so that variances add.
-    """
-    index_squared = Counters._fields.index("arrivals_squared")
-    first = Counters._fields.index("arrivals_realtime")
-    variance = mean = 0.0
-    for row in rows:
-        tiers = row[first : first + 3]
-        variance += max(0.0, row[index_squared] - sum([rate * rate for rate in tiers]))
-        mean += sum(tiers)
-    return variance / mean if mean > 0 else 1.0

@@ -64,7 +64,6 @@ class Signals:
     queue_wait_s: float = 0.0
     batch_time_s: float = 0.0
     waiting: float = 0.0
-    burstiness: float = 1.0
     kv_ratio: float = 0.0
     kv_ratio_max: float = 0.0
     prompt_tokens: float = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from fleetkeeper.autoscale.constants import (
     DOWN_EVERY_S,
@@ -74,7 +73,7 @@ def _step(view: BatchView, memory: BatchMemory, limits: Limits, wanted: Limits) 
         f"the step-time model predicts that steps of {wanted.tokens} tokens and "
         f"{wanted.sequences} sequences stay within {objective_ms:.0f} ms"
     )
-    return decide(wanted, "FollowsStepTimeModel", detail), replace(memory, followed=wanted)
+    return decide(wanted, "FollowsStepTimeModel", detail), memory
 
 
 def _least_followed(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> int:

@@ -44,8 +44,7 @@ class BatchMemory:
     """The memory of the rules.
 
     `limits`: in force for all pods (None: never set). `changed`, `raised`: times of the last change and
-    raise. `followed`: the model's targets that were followed last. `before_cut`: sequences to return to
-    after a cut for KV cache pressure. `replicas_wait_ticks`: ticks in which no scale-up is recommended,
+    raise. `before_cut`: sequences to return to after a cut for KV cache pressure. `replicas_wait_ticks`: ticks in which no scale-up is recommended,
     because a raise may be enough. `before_raise`: the state with which a raise is compared.
     `rest_until`: no raise before this time, after a canary failed. `reversals`: times of
     changes of direction over 15 minutes, counted for each limit. `last_directions`: of sequences and
@@ -55,7 +54,6 @@ class BatchMemory:
     limits: Limits | None = None
     changed: float = 0.0
     raised: float = 0.0
-    followed: Limits | None = None
     before_cut: int | None = None
     replicas_wait_ticks: int = 0
     before_raise: BeforeRaise | None = None

@@ -16,20 +16,20 @@ class Demand:
     seen: int = 0
 
 
-def smoothed(demand: Demand, arrivals_per_s: float, z: float) -> Demand:
+def smoothed(demand: Demand, arrivals_per_s: float) -> Demand:
     """Return the demand after one more tick.
 
-    Within half a minute, N arrivals vary by sqrt(z N). A rate within two such deviations of the mean
-    moves it by 1/60 a tick (five minutes); a rate beyond moves it at once, up to two deviations from the
-    rate.
+    Within half a minute, N Poisson arrivals vary by sqrt(N). A rate within two such deviations of the
+    mean moves it by 1/60 a tick (five minutes); a rate beyond moves it at once, up to two deviations from
+    the rate.
 
-    Example: a mean of 4/s and z = 1; 5/s are 150 in 30 s, 24.5 more or fewer are chance, so 4.18/s are
-    certain and become the mean.
+    Example: a mean of 4/s; 5/s are 150 in 30 s, 24.5 more or fewer are chance, so 4.18/s are certain and
+    become the mean.
     """
     if demand.seen == 0:
         return Demand(arrivals_per_s, 1)
     weight = 1.0 / min(DEMAND_TICKS, demand.seen + 1)
     mean = demand.per_s + weight * (arrivals_per_s - demand.per_s)
-    chance = SIGMAS * math.sqrt(z * arrivals_per_s / RATE_S)
+    chance = SIGMAS * math.sqrt(arrivals_per_s / RATE_S)
     mean = min(max(mean, arrivals_per_s - chance), arrivals_per_s + chance)
     return Demand(mean, demand.seen + 1)
