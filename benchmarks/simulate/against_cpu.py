@@ -5,7 +5,8 @@
 One engine runs with Fleetkeeper's scheduler and middleware. A closed loop measures its capacity. Then
 three loads of the same kind are sent, Poisson arrivals at 0.5, 0.3 and 0.7 of that capacity. The sums of
 the first one give the coefficients, by the code of the operator. The simulator plays all loads with
-these coefficients: the same requests, arrival times, limits and KV cache. The section in RESULTS.md is
+these coefficients: the same requests, arrival times, limits and KV cache. It needs root, for a share of
+the CPUs with priority over other processes. The section in RESULTS.md is
 replaced.
 """
 
@@ -13,14 +14,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,25 +27,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "serving")]
 
-import aiohttp  # noqa: E402 - the path to inside_engine is set above
-from cpu_share import CpuShare  # noqa: E402
+from cpu_share import CpuShare  # noqa: E402 - the paths are set above
 from errors_table import Pair, errors_table, goals_table  # noqa: E402
-from replayed_load import (  # noqa: E402
-    Ended,
-    Figures,
-    Limits,
-    Reading,
-    Simulated,
-    figures_of,
-    fitted,
-    sums_of,
-)
+from real_engine import READ_EVERY_S, RealEngine  # noqa: E402
+from replayed_load import Limits, Reading, Simulated, fitted, speeds  # noqa: E402
 from results_page import markdown_table, measured_on, write_section  # noqa: E402
 
 from fleetkeeper.simulate.hardware import Hardware  # noqa: E402
-from fleetkeeper_contract.step_terms import StepClass  # noqa: E402
-from fleetkeeper_engine.shm.layout import MiddlewareBlock, Tier  # noqa: E402
-from fleetkeeper_local.load.open_loop import prompt_of  # noqa: E402
 from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals  # noqa: E402
 from tests.support.inside_engine import SETTINGS, InsideEngine, client  # noqa: E402
 
@@ -60,8 +47,6 @@ SHAPE = Shape(tiers={"standard": 1.0}, prompt_tokens=(30, 400), output_tokens=(2
 LIMITS = Limits(8, 2048)
 CLIENTS = 2 * LIMITS.sequences
 FULL_SPAN_S = (10.0, 40.0)
-READ_EVERY_S = 10.0
-"""A window of the control loop."""
 
 
 @dataclass
@@ -74,144 +59,6 @@ class Round:
     """The longest that the client sent a request after its time."""
     readings: list[Reading] = field(default_factory=list)
     """Those of the fitted load."""
-
-
-@dataclass
-class Measured:
-    """A load as the engine and the client saw it."""
-
-    figures: Figures
-    engine_ttft_s: float
-    engine_itl_s: float
-    late_s: float
-    readings: list[Reading] = field(default_factory=list)
-
-
-class RealEngine:
-    """A running engine that loads are sent to."""
-
-    def __init__(self, engine: InsideEngine, session: aiohttp.ClientSession) -> None:
-        self._engine = engine
-        self._session = session
-        self._zero = 0.0
-
-    @property
-    def kv_capacity_tokens(self) -> float:
-        """The tokens that its KV cache holds."""
-        return float(self._engine.scheduler().kv_capacity_tokens)
-
-    async def open_loop(self, arrivals: Sequence[Arrival]) -> Measured:
-        """Send requests at their times; return when all have ended."""
-        before = await self._start()
-        readings = [self._reading()]
-        late: list[float] = []
-
-        async def one(arrival: Arrival) -> Ended:
-            await asyncio.sleep(max(0.0, arrival.at_s - self._now()))
-            late.append(self._now() - arrival.at_s)
-            return await self._ask(arrival)
-
-        reader = asyncio.create_task(self._read(readings))
-        try:
-            ended = await asyncio.gather(*(one(arrival) for arrival in arrivals))
-        finally:
-            reader.cancel()
-            with suppress(asyncio.CancelledError):
-                await reader
-        await self._engine.until_idle()
-        readings.append(self._reading())
-        span_s = (0.0, max(row.ended_s for row in ended))
-        figures = figures_of(readings[0], readings[-1], ended, span_s)
-        return self._measured(
-            figures, before, await self._engine.middleware_now(), max(late), readings
-        )
-
-    async def closed_loop(
-        self, arrivals: Sequence[Arrival], clients: int, span_s: tuple[float, float]
-    ) -> Measured:
-        """Keep one request of each client in flight until the span ends; the last ones are not waited for.
-
-        Raises:
-            ValueError: the planned requests do not last that long.
-        """
-        await self._start()
-        planned, ended = iter(arrivals), list[Ended]()
-        begin, end = span_s
-
-        async def one() -> None:
-            while self._now() < end:
-                arrival = next(planned, None)
-                if arrival is None:
-                    raise ValueError(f"{len(arrivals)} requests do not last {end:.0f} s")
-                ended.append(await self._ask(arrival))
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(clients):
-                group.create_task(one())
-            await asyncio.sleep(begin - self._now())
-            middleware, first = await self._engine.middleware_now(), self._reading()
-            await asyncio.sleep(end - self._now())
-            middleware_after, last = await self._engine.middleware_now(), self._reading()
-        figures = figures_of(first, last, ended, span_s)
-        return self._measured(figures, middleware, middleware_after, 0.0, [])
-
-    async def _start(self) -> MiddlewareBlock:
-        await self._engine.until_idle()
-        before = await self._engine.middleware_now()
-        self._zero = asyncio.get_running_loop().time()
-        return before
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time() - self._zero
-
-    async def _ask(self, arrival: Arrival) -> Ended:
-        sent_s = self._now()
-        answer = await self._engine.stream(
-            self._session, arrival.output_tokens, prompt=prompt_of(arrival)
-        )
-        if answer.tokens != arrival.output_tokens:
-            raise RuntimeError(
-                f"request {arrival.number}: status {answer.status}, {answer.tokens} tokens"
-            )
-        first, last = (answer.times[place] - self._zero for place in (0, -1))
-        return Ended(sent_s, first, last, answer.tokens)
-
-    async def _read(self, readings: list[Reading]) -> None:
-        for number in itertools.count(1):
-            await asyncio.sleep(max(0.0, number * READ_EVERY_S - self._now()))
-            readings.append(self._reading())
-
-    def _reading(self) -> Reading:
-        block = self._engine.scheduler()
-        return Reading(
-            at_s=self._now(),
-            requests=float(sum(block.queue_wait_buckets)),
-            wait_s=sum(block.queue_wait_sum),
-            steps=float(sum(block.batch_time_buckets)),
-            steps_s=block.batch_time_sum,
-            sequences=block.batch_sequences_sum,
-            decode=sums_of(block.step_model, StepClass.DECODE),
-            prefill=sums_of(block.step_model, StepClass.PREFILL),
-        )
-
-    def _measured(
-        self,
-        figures: Figures,
-        before: MiddlewareBlock,
-        after: MiddlewareBlock,
-        late_s: float,
-        readings: list[Reading],
-    ) -> Measured:
-        tier = Tier.STANDARD
-        first = sum(after.time_to_first_token_of(tier)) - sum(before.time_to_first_token_of(tier))
-        gaps = sum(after.inter_token_latency_of(tier)) - sum(before.inter_token_latency_of(tier))
-        return Measured(
-            figures,
-            (after.time_to_first_token_sum[tier] - before.time_to_first_token_sum[tier]) / first,
-            (after.inter_token_latency_sum[tier] - before.inter_token_latency_sum[tier]) / gaps,
-            late_s,
-            readings,
-        )
 
 
 def planned(rate_per_s: float, seconds: float, seed: int) -> tuple[Arrival, ...]:
@@ -304,11 +151,20 @@ def render(rounds: Sequence[Round], capacity: float, args: argparse.Namespace) -
             (
                 f'The coefficients come from the step sums of "{FITTED}" alone, read every {READ_EVERY_S:.0f} s, by the code of '
                 "`--fit-from-prometheus`. The simulator plays the same requests at the same times, with the same limits and "
-                f"KV capacity. Medians of {len(rounds)} rounds, each with its own fit and other requests. The lowest and the highest are in parentheses. "
-                "The errors are those of the simulation, relative to the measurement."
+                f"KV capacity. Medians of {len(rounds)} rounds, each with its own fit and other requests; the lowest and the highest in "
+                "parentheses. Errors are those of the simulation, relative to the measurement. Queue wait, ITL and batch time are the "
+                "engine's own sums; the client's TTFT contains its connection."
             ),
             goals_table(predicted),
+            (
+                f'Throughput below capacity follows the arrivals, so only "{FULL}" tests it: there it is the capacity. The errors of '
+                f'"{FITTED}" are those of the fit on its own load.'
+            ),
             errors_table(loads),
+            (
+                'Coefficients of each round. "Steps by window": the time of the steps in each window of the fitted load, relative '
+                "to the fit. It shows how much the machine's speed changes within minutes."
+            ),
             coefficients_table(rounds),
             measured_on(),
         ]
@@ -319,7 +175,7 @@ def coefficients_table(rounds: Sequence[Round]) -> str:
     """Return the coefficients of each round."""
     rows = []
     for number, found in enumerate(rounds):
-        costs = found.hardware.costs
+        costs, speed = found.hardware.costs, speeds(found.readings, found.hardware)
         rows.append(
             [
                 str(number + 1),
@@ -328,11 +184,12 @@ def coefficients_table(rounds: Sequence[Round]) -> str:
                 f"{1e6 * costs.g_s:.1f}",
                 f"{1e6 * costs.b_s:.0f}",
                 f"{1e9 * costs.c_s:.0f}",
+                f"{min(speed):.2f} to {max(speed):.2f}",
                 f"{1e3 * found.late_s:.0f}",
             ]
         )
     headings = ["round", "t0, ms", "w, ms", "g, us per token", "b, us per sequence"]
-    headings += ["c, ns per KV token", "client late at most, ms"]
+    headings += ["c, ns per KV token", "steps by window", "client late at most, ms"]
     return markdown_table(headings, rows)
 
 

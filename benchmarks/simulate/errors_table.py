@@ -116,33 +116,33 @@ ROWS: Final[Sequence[Row]] = (
 
 
 def errors_table(loads: Mapping[str, Sequence[Pair]]) -> str:
-    """Return the table: medians over the rounds, and the lowest and the highest error of a round."""
-    rows = []
-    for load, pairs in loads.items():
-        for name, unit, form, measured, simulated in ROWS:
-            errors = [error_of(measured(pair), simulated(pair)) for pair in pairs]
-            rows.append(
-                [
-                    load,
-                    name,
-                    _values([unit * measured(pair) for pair in pairs], form),
-                    _values([unit * simulated(pair) for pair in pairs], form),
-                    f"{median(errors):+.0%} ({min(errors):+.0%} to {max(errors):+.0%})",
-                ]
-            )
-    return markdown_table(["load", "figure", "measured", "simulated", "error"], rows)
+    """Return measured and simulated figures: medians over the rounds, and the errors' range."""
+    rows = [
+        [
+            name,
+            *(
+                _cell(
+                    [unit * measured(pair) for pair in pairs],
+                    [unit * simulated(pair) for pair in pairs],
+                    form,
+                )
+                for pairs in loads.values()
+            ),
+        ]
+        for name, unit, form, measured, simulated in ROWS
+    ]
+    return markdown_table(["measured, simulated: error", *loads], rows)
 
 
-def _values(values: Sequence[float], form: str) -> str:
-    """Return the median, and the range if there are several.
+def _cell(measured: Sequence[float], simulated: Sequence[float], form: str) -> str:
+    """Return the medians and the median error; with several rounds, also its lowest and highest.
 
-    >>> _values([1.0, 3.0], ".1f")
-    '2.0 (1.0 to 3.0)'
+    >>> _cell([2.0, 4.0, 3.0], [2.0, 3.0, 3.0], ".1f")
+    '3.0, 3.0: +0% (-25% to +0%)'
     """
-    middle = f"{median(values):{form}}"
-    if len(values) == 1:
-        return middle
-    return f"{middle} ({min(values):{form}} to {max(values):{form}})"
+    errors = [error_of(a, b) for a, b in zip(measured, simulated, strict=True)]
+    text = f"{median(measured):{form}}, {median(simulated):{form}}: {median(errors):+.0%}"
+    return text if len(errors) == 1 else f"{text} ({min(errors):+.0%} to {max(errors):+.0%})"
 
 
 def goals_table(loads: Mapping[str, Sequence[Pair]]) -> str:

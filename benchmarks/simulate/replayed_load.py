@@ -9,13 +9,15 @@ from itertools import pairwise
 
 from fleetkeeper.autoscale.signals.samples import TIERS
 from fleetkeeper.autoscale.signals.windows import Window
-from fleetkeeper.simulate.engine import Engine, EngineSpec
+from fleetkeeper.simulate.engine import Engine, EngineSpec, StepCosts
 from fleetkeeper.simulate.hardware import Hardware, fit_of_sums, model_of_sums
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.step_terms import TERMS, StepClass, StepSums
 from fleetkeeper_local.load.schedule import Arrival
 
 STANDARD = 1
+MIN_STEPS = 200
+"""A window with fewer steps says little about the machine's speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,29 @@ def fitted(readings: Sequence[Reading], kv_capacity_tokens: float) -> Hardware:
     """
     model = model_of_sums(windows_of(readings))
     return fit_of_sums(model, kv_capacity_tokens=kv_capacity_tokens, name="cpu")
+
+
+def speeds(readings: Sequence[Reading], hardware: Hardware) -> list[float]:
+    """Return for each window the time of its steps, relative to what the fit gives for them."""
+    found = []
+    for window in windows_of(readings):
+        decode, prefill = window.decode, window.prefill
+        if decode.steps + prefill.steps >= MIN_STEPS:
+            expected_s = _expected_s(hardware.costs, decode, prefill)
+            found.append((decode.seconds + prefill.seconds) / expected_s)
+    return found
+
+
+def _expected_s(costs: StepCosts, decode: StepSums, prefill: StepSums) -> float:
+    """Return the modeled time of steps: decode-only ones below the knee, the others above it."""
+    return (
+        costs.t0_s * (decode.steps + prefill.steps)
+        + costs.w_s * decode.steps
+        + costs.g_s * (prefill.prefill + prefill.sequences)
+        + costs.b_s * (decode.sequences + prefill.sequences)
+        + costs.c_s * (decode.kv + prefill.kv)
+        + costs.request_s * prefill.steps
+    )
 
 
 def figures_of(
