@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import yaml
 
-from fleetkeeper.autoscale.capacity.step_time_model import StepModel, learned
+from fleetkeeper.autoscale.capacity.step_time_model import StepModel, StepTime, learned
 from fleetkeeper.autoscale.constants import MODEL_STEPS
 from fleetkeeper.autoscale.signals.windows import Window
 from fleetkeeper.simulate.engine import StepCosts
@@ -33,6 +33,8 @@ STEP_OVERHEAD_S: Final = 126e-6
 SEQUENCE_OVERHEAD_S: Final = 4.4e-6
 REQUEST_OVERHEAD_S: Final = 15.6e-3
 """Time around the kernels, from measured runs of vLLM (70B in FP8, 1,024 tokens in and out)."""
+KNEE_TOKENS: Final = 161.0
+"""Tokens of a step whose time reading the weights hides, w / g: the median of the package's fits."""
 
 POSITIVE: Final = frozenset({"gpus", "kernel_ratio", "kv_capacity_tokens"})
 
@@ -236,7 +238,8 @@ def fit_of_sums(
 ) -> Hardware:
     """Return the hardware that a running service's step times describe.
 
-    The measured times contain all overheads, so the overheads of the result are 0. The sums have no
+    The measured times contain all overheads, so those per step and per sequence are 0. What a step with
+    prefill takes beyond its tokens is the overhead of the request that starts in it. The sums have no
     product with pairs, so `q_s` is 0 and `g_s` contains the mean cost of prefill attention. Raise
     `InvalidHardware` if too few steps were seen.
     """
@@ -249,7 +252,7 @@ def fit_of_sums(
                 f"Hardware {name!r}: {steps:.0f} {kind} steps were measured, at least {MODEL_STEPS} "
                 "are needed. Use a longer period, or a period with more load."
             )
-    times = model.step_time
+    times = _with_knee(model.step_time)
     return Hardware(
         name=name,
         model="unknown",
@@ -265,8 +268,20 @@ def fit_of_sums(
         kv_capacity_tokens=kv_capacity_tokens,
         step_overhead_s=0.0,
         sequence_overhead_s=0.0,
-        request_overhead_s=0.0,
+        request_overhead_s=times.p_s,
         cold_start_s=cold_start_s,
         kernel_ratio=1.0,
         source=f"{model.decode.steps + model.prefill.steps:.0f} measured steps of a running service",
     )
+
+
+def _with_knee(times: StepTime) -> StepTime:
+    """Return the same times with a knee, if the request that starts hides it from the fit.
+
+    The fit then has w = 0 and would add `g_s` to the decoding sequences, whose cost is in `b_s` already.
+    Part of t0 becomes w, and p grows by it, so that steps with prefill take as long as before.
+    """
+    if times.p_s <= 0.0:
+        return times
+    hidden_s = min(times.t0_s, KNEE_TOKENS * times.g_s)
+    return replace(times, t0_s=times.t0_s - hidden_s, w_s=hidden_s, p_s=times.p_s + hidden_s)

@@ -184,7 +184,7 @@ def test_a_step_without_any_cost_is_refused() -> None:
         parse_hardware(json.dumps({**OWN, **dict.fromkeys(names, 0)}))
 
 
-def _sums(hardware: Hardware, random: Random, *, prefill: bool) -> StepSums:
+def _sums(hardware: Hardware, random: Random, *, prefill: bool, admitted: float = 0.0) -> StepSums:
     """Return the sums of 200 steps of this hardware, each term the product of its parts."""
     total = dict.fromkeys(StepSums._fields, 0.0)
     for _ in range(200):
@@ -193,21 +193,24 @@ def _sums(hardware: Hardware, random: Random, *, prefill: bool) -> StepSums:
             "sequences": float(random.randint(1, 128)),
             "kv": random.uniform(1e3, 2e5),
         }
-        step["seconds"] = hardware.step_time_s(step["prefill"], step["sequences"], step["kv"])
+        step["seconds"] = hardware.step_time_s(
+            step["prefill"], step["sequences"], step["kv"], admitted=admitted
+        )
         for name in StepSums._fields:
             first, _, second = name.partition("_")
             total[name] += 1.0 if name == "steps" else step[first] * step.get(second, 1.0)
     return StepSums(**total)
 
 
-def _windows(hardware: Hardware, count: int) -> list[Window]:
+def _windows(hardware: Hardware, count: int, admitted: float = 0.0) -> list[Window]:
+    """Return windows of steps. `admitted`: requests that start in each step with prefill."""
     random = Random(7)
     return [
         Window(
             start=10.0 * number,
             end=10.0 * number + 10,
             decode=_sums(hardware, random, prefill=False),
-            prefill=_sums(hardware, random, prefill=True),
+            prefill=_sums(hardware, random, prefill=True, admitted=admitted),
         )
         for number in range(count)
     ]
@@ -235,6 +238,20 @@ def test_measured_times_contain_the_overheads() -> None:
     fitted = fit_of_sums(model_of_sums(_windows(truth, 20)), kv_capacity_tokens=1e5)
     for content in ((0.0, 1.0, 1e3), (0.0, 100.0, 1e5), (2000.0, 60.0, 5e4)):
         assert fitted.step_time_s(*content) == pytest.approx(truth.step_time_s(*content), rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["h100-8b", "h100-32b", "h100-70b"])
+def test_a_fit_keeps_the_time_of_a_request_that_starts(name: str) -> None:
+    """A step with prefill takes longer than its tokens. Steps without are not changed by that."""
+    truth = replace(known_hardware()[name], q_s=0.0)
+    fitted = fit_of_sums(model_of_sums(_windows(truth, 20, admitted=1.0)), kv_capacity_tokens=1e5)
+    assert fitted.request_overhead_s > 0.0
+    for content in ((0.0, 1.0, 1e3), (0.0, 128.0, 1e5)):
+        assert fitted.step_time_s(*content) == pytest.approx(truth.step_time_s(*content), rel=0.02)
+    for content in ((300.0, 10.0, 1e4), (2000.0, 60.0, 5e4)):
+        assert fitted.step_time_s(*content, admitted=1.0) == pytest.approx(
+            truth.step_time_s(*content, admitted=1.0), rel=0.02
+        )
 
 
 def test_a_fit_needs_steps_of_both_kinds() -> None:
