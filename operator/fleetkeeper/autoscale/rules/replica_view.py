@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleetkeeper.autoscale.capacity.staffing import (
-    needed_replicas,
-)
+from fleetkeeper.autoscale.capacity.staffing import needed_replicas
 from fleetkeeper.autoscale.capacity.supply import Supply, hung_in_supply
 from fleetkeeper.autoscale.constants import DEMAND_TICKS
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible

@@ -127,8 +127,8 @@ def with_surge(
 ) -> ReplicasMemory:
     """Return the memory with the replicas that are kept for the next surge.
 
-    `raised_to`: a scale-up of this tick. It is kept if requests wait too long or are shed, or if it takes
-    back a recent scale-down. A load that needs the kept replicas again keeps them for longer.
+    `raised_to`: a scale-up of this tick. It is kept if the long wait lasts, if requests are shed, or if
+    it takes back a recent scale-down. A load that needs the kept replicas again keeps them for longer.
     """
     kept_s = SURGE_DELAYS * view.settings.scale_down_delay_s
     before = memory.surge

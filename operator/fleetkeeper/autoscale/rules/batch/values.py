@@ -44,11 +44,11 @@ class BatchMemory:
     """The memory of the rules.
 
     `limits`: in force for all pods (None: never set). `changed`, `raised`: times of the last change and
-    raise. `before_cut`: sequences to return to after a cut for KV cache pressure. `replicas_wait_ticks`: ticks in which no scale-up is recommended,
-    because a raise may be enough. `before_raise`: the state with which a raise is compared.
-    `rest_until`: no raise before this time, after a canary failed. `reversals`: times of
-    changes of direction over 15 minutes, counted for each limit. `last_directions`: of sequences and
-    of tokens.
+    raise. `before_cut`: sequences to return to after a cut for KV cache pressure.
+    `replicas_wait_ticks`: ticks in which no scale-up is recommended, because a raise may be enough.
+    `before_raise`: the state with which a raise is compared. `rest_until`: no raise before this time,
+    after a canary failed. `reversals`: times of changes of direction over 15 minutes, counted for each
+    limit. `last_directions`: of sequences and of tokens.
     """
 
     limits: Limits | None = None
