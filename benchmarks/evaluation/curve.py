@@ -9,10 +9,10 @@ from statistics import median
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
+from pages import ENOUGH
 from play import ALTERNATIVES, Case, Figures, Job, key_of
 
 COLUMNS = 4
-ENOUGH = 0.95
 LOWEST = 0.6
 INK, OURS, WAITING, CONCURRENCY = "#222222", "#1f618d", "#c39bd3", "#9aa5ab"
 
@@ -20,7 +20,7 @@ INK, OURS, WAITING, CONCURRENCY = "#222222", "#1f618d", "#c39bd3", "#9aa5ab"
 def draw(
     names: Sequence[str], seeds: Sequence[int], results: Mapping[str, Figures], file: Path
 ) -> None:
-    """Write the figure as PNG. Attainments below 60% are drawn at 60%."""
+    """Write the figure as PNG. Attainments below 60% are drawn at 60%; a scene without runs stays empty."""
     rows = -(-len(names) // COLUMNS)
     figure = Figure(figsize=(11.0, 2.35 * rows + 0.7), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
@@ -38,12 +38,14 @@ def draw(
             panel.scatter(
                 *_columns(points), s=22, c=colour, marker=marker, linewidths=0, label=kind
             )
+        panel.set_title(name, fontsize=9, loc="left")
         ours = _runs(name, seeds, results, Case())
+        if not ours:
+            continue
         single = [(run.gpu_hours, max(LOWEST, run.attainment)) for run in ours]
         panel.scatter(*_columns(single), s=14, facecolors="none", edgecolors=OURS, linewidths=0.8)
         panel.scatter(*_columns([_middle(ours)]), s=55, c=OURS, marker="D", label="Fleetkeeper")
         panel.axhline(ENOUGH, color=INK, linewidth=0.6, linestyle=":")
-        panel.set_title(name, fontsize=9, loc="left")
         panel.set_ylim(LOWEST - 0.015, 1.015)
         panel.set_xlim(0.0, 1.08 * panel.dataLim.x1)
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

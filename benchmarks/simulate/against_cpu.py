@@ -30,9 +30,10 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "serving")]
 from cpu_share import CpuShare  # noqa: E402 - the paths are set above
 from errors_table import Pair, errors_table, goals_table  # noqa: E402
 from real_engine import READ_EVERY_S, RealEngine  # noqa: E402
-from replayed_load import Limits, Reading, Simulated, fitted, speeds  # noqa: E402
+from replayed_load import Reading, Simulated, fitted, speeds  # noqa: E402
 from results_page import markdown_table, measured_on, write_section  # noqa: E402
 
+from fleetkeeper.autoscale.types import Limits  # noqa: E402
 from fleetkeeper.simulate.hardware import Hardware  # noqa: E402
 from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals  # noqa: E402
 from tests.support.inside_engine import SETTINGS, InsideEngine, client  # noqa: E402

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from fleetkeeper.autoscale.signals.samples import TIERS
 from fleetkeeper.autoscale.signals.windows import Window
+from fleetkeeper.autoscale.types import Limits
 from fleetkeeper.simulate.engine import Engine, EngineSpec, StepCosts
 from fleetkeeper.simulate.hardware import Hardware, fit_of_sums, model_of_sums
 from fleetkeeper.simulate.requests import Request
@@ -18,14 +19,6 @@ from fleetkeeper_local.load.schedule import Arrival
 STANDARD = 1
 MIN_STEPS = 200
 """A window with fewer steps says little about the machine's speed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The most sequences and tokens in a step."""
-
-    sequences: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ PUT_RETRY_S: Final = 10.0
 ROUNDING: Final = 0.1
 """Subtracted before rounding up: less than a tenth of a replica does not justify another GPU."""
 MAX_REPLICAS_NEEDED: Final = 1e6
-"""Upper bound of that number, so that no forged rate makes it infinite."""
+"""Upper bound of the needed replicas before rounding: a forged rate could make them infinite."""
 UP_STEP: Final = 2
 """Within a minute, at most two more replicas or twice as many."""
 UP_SPAN_S: Final = 60.0

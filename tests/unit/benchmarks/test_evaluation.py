@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[3] / "benchmarks" / "evaluation"
 def modules() -> dict[str, ModuleType]:
     """The modules of the evaluation, which import one another by their plain names."""
     loaded = {}
-    for name in ("scenes", "play", "pages"):
+    for name in ("scenes", "play", "pages", "curve"):
         spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
@@ -58,3 +58,13 @@ def test_each_rule_of_the_ablation_exists_and_changes_a_run(
         assert parts, rule
         for module, name, _ in parts:
             assert hasattr(module, name), (rule, name)
+
+
+def test_the_figure_is_drawn_from_the_runs_that_are_there(
+    modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    """A scene without runs has an empty panel."""
+    play, file = modules["play"], tmp_path / "evaluation.png"
+    results = {play.key_of(play.Job("chat", 1)): play.Figures(0.5, 20.0, 0.9, 0.99, 2, 1, 0, 3)}
+    modules["curve"].draw(["chat", "ramp"], [1, 2], results, file)
+    assert file.read_bytes().startswith(b"\x89PNG")
