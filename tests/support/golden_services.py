@@ -219,7 +219,28 @@ CASES: dict[str, GoldenCase] = {
             }
         )
     ),
-    "no-topology-spread": GoldenCase(_cuda(placement={"topologySpread": False})),
+    "no-topology-spread": GoldenCase(_cuda(placement={"topologySpreadConstraints": []})),
+    "topology-spread": GoldenCase(
+        _cuda(
+            placement={
+                "topologySpreadConstraints": [
+                    {
+                        "maxSkew": 2,
+                        "topologyKey": "topology.kubernetes.io/zone",
+                        "whenUnsatisfiable": "DoNotSchedule",
+                        "minDomains": 3,
+                        "nodeAffinityPolicy": "Ignore",
+                        "nodeTaintsPolicy": "Honor",
+                    },
+                    {
+                        "maxSkew": 1,
+                        "topologyKey": "topology.kubernetes.io/zone",
+                        "whenUnsatisfiable": "ScheduleAnyway",
+                    },
+                ]
+            }
+        )
+    ),
     "pod-metadata": GoldenCase(
         _cuda(
             podMetadata={

@@ -168,6 +168,7 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
         access.pop("namespaceSelector", None)
     _mend_bounds(spec)
     _mend_tolerations(spec.get("placement", {}))
+    _mend_spread(spec.get("placement", {}))
     _mend_requirements([spec.get("placement", {}).get("affinity"), access])
     _mend_node_fields(spec.get("placement", {}).get("affinity"))
     return spec
@@ -214,6 +215,12 @@ def _mend_tolerations(placement: dict[str, Any]) -> None:
             taint.pop("value", None)
         if taint.get("effect") != "NoExecute":
             taint.pop("tolerationSeconds", None)
+
+
+def _mend_spread(placement: dict[str, Any]) -> None:
+    for constraint in placement.get("topologySpreadConstraints", ()):
+        if "minDomains" in constraint:
+            constraint["whenUnsatisfiable"] = "DoNotSchedule"
 
 
 def _mend_requirements(value: Any) -> None:

@@ -58,10 +58,13 @@ def _long(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> str:
     return text + text[-1] * (int(length) - len(text))
 
 
-def _repeat(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> list[dict[str, str]]:
+def _repeat(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> list[dict[str, Any]]:
     count, item = loader.construct_sequence(node, deep=True)
     return [
-        {key: value.replace("#", str(index)) for key, value in item.items()}
+        {
+            key: value.replace("#", str(index)) if isinstance(value, str) else value
+            for key, value in item.items()
+        }
         for index in range(count)
     ]
 

@@ -8,7 +8,12 @@ from pydantic import Field
 
 from fleetkeeper.api.base import LabelValue, ObjectName, Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.enums import Dtype, Quantization
-from fleetkeeper.api.scheduling import Affinity, Toleration
+from fleetkeeper.api.scheduling import (
+    DEFAULT_SPREAD,
+    Affinity,
+    Toleration,
+    TopologySpreadConstraint,
+)
 
 MODEL_SOURCE = (
     r"^(pvc://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
@@ -226,9 +231,10 @@ class Placement(Section):
     scheduler_name: ObjectName | None = Field(
         None, description="Scheduler of the engine pods. Absent means the cluster's default."
     )
-    topology_spread: bool = Field(
-        True,
-        description="Whether the scheduler spreads replicas over nodes and zones where possible. It never delays a pod to do so.",
+    topology_spread_constraints: tuple[TopologySpreadConstraint, ...] = Field(
+        DEFAULT_SPREAD,
+        max_length=16,
+        description="Spread of the replicas over topology domains, as in a Kubernetes pod. Each revision of the engines counts separately. Absent means that the scheduler prefers different zones and nodes and never delays a pod to do so. [] turns spreading off.",
     )
 
 

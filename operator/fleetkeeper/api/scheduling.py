@@ -1,4 +1,4 @@
-"""Kubernetes types for scheduling: tolerations, affinity, and label selectors.
+"""Kubernetes types for scheduling: tolerations, affinity, topology spread, and label selectors.
 
 Fields that name other namespaces are left out, because a service is limited to its own namespace.
 """
@@ -46,6 +46,20 @@ class TaintEffect(StrEnum):
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
     NO_EXECUTE = "NoExecute"
+
+
+class WhenUnsatisfiable(StrEnum):
+    """What happens to a pod that no node takes without breaking a topology spread constraint."""
+
+    DO_NOT_SCHEDULE = "DoNotSchedule"
+    SCHEDULE_ANYWAY = "ScheduleAnyway"
+
+
+class NodeInclusionPolicy(StrEnum):
+    """Whether a property of nodes decides which nodes count as topology domains."""
+
+    HONOR = "Honor"
+    IGNORE = "Ignore"
 
 
 class Toleration(Section):
@@ -186,3 +200,42 @@ class Affinity(Section):
     node_affinity: NodeAffinity | None = Field(None, description="Node affinity rules.")
     pod_affinity: PodAffinity | None = Field(None, description="Pod affinity rules.")
     pod_anti_affinity: PodAffinity | None = Field(None, description="Pod anti-affinity rules.")
+
+
+class TopologySpreadConstraint(Section):
+    """A bound for how unevenly the engine pods of one revision are spread over topology domains."""
+
+    max_skew: int = Field(
+        ge=1,
+        le=1000,
+        description="Maximum difference between the numbers of engine pods in two domains.",
+    )
+    topology_key: LabelKey = Field(
+        description="Node label that defines the topology domain, for example kubernetes.io/hostname."
+    )
+    when_unsatisfiable: WhenUnsatisfiable = Field(
+        description="DoNotSchedule: the pod stays pending. ScheduleAnyway: the scheduler only prefers the nodes that lower the difference."
+    )
+    min_domains: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="Number of domains below which the minimum counts as 0, so that pods wait for further domains. Requires DoNotSchedule.",
+    )
+    node_affinity_policy: NodeInclusionPolicy | None = Field(
+        None,
+        description="Honor: only nodes that match the node selector and the node affinity count. Ignore: all nodes count. Absent means Honor.",
+    )
+    node_taints_policy: NodeInclusionPolicy | None = Field(
+        None,
+        description="Honor: tainted nodes count only if the engine pods tolerate their taints. Ignore: all nodes count. Absent means Ignore.",
+    )
+
+
+DEFAULT_SPREAD = tuple(
+    TopologySpreadConstraint(
+        max_skew=1, topology_key=key, when_unsatisfiable=WhenUnsatisfiable.SCHEDULE_ANYWAY
+    )
+    for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+)
+"""A preference for different zones and nodes, which never delays a pod."""

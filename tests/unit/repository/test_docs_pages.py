@@ -176,7 +176,7 @@ ROLLED_OUT = {
     "batching.minTokens": 512,
     "rollout.drainSeconds": 60,
     "rollout.startupSeconds": 600,
-    "placement.topologySpread": False,
+    "placement.topologySpreadConstraints": [],
     "podMetadata.labels": {"team": "a"},
     "imagePullSecrets": [{"name": "registry"}],
 }

@@ -25,7 +25,11 @@ from fleetkeeper.api.status import TimeMark
 
 Schema = dict[str, Any]
 
-LIST_MAP_KEYS = {"Adapter": "name", "Condition": "type"}
+LIST_MAP_KEYS = {
+    "Adapter": ("name",),
+    "Condition": ("type",),
+    "TopologySpreadConstraint": ("topologyKey", "whenUnsatisfiable"),
+}
 """The key fields of lists of type map. All other lists are atomic."""
 
 _BOUNDS = {
@@ -82,7 +86,9 @@ def _default(info: FieldInfo) -> Any:  # noqa: ANN401 - any JSON value
         return value.value
     if isinstance(value, Mapping):
         return dict(value)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [item.to_manifest() if isinstance(item, Section) else item for item in value]
+    return value
 
 
 def _description(text: str, schema: Schema) -> str:
@@ -160,10 +166,10 @@ def _list_schema(where: str, annotation: object, marks: list[object]) -> Schema:
     if "maxItems" not in schema:
         raise TypeError(f"{where}: a list requires a maximum length")
     item = bare(item_of(annotation))
-    key = LIST_MAP_KEYS.get(item.__name__) if isinstance(item, type) else None
-    schema["x-kubernetes-list-type"] = "map" if key else "atomic"
-    if key:
-        schema["x-kubernetes-list-map-keys"] = [key]
+    keys = LIST_MAP_KEYS.get(item.__name__) if isinstance(item, type) else None
+    schema["x-kubernetes-list-type"] = "map" if keys else "atomic"
+    if keys:
+        schema["x-kubernetes-list-map-keys"] = list(keys)
     return schema
 
 

@@ -67,6 +67,18 @@ def unreserved_keys_rule(field: str) -> Rule[Any]:
     )
 
 
+def unique_items_rule(
+    field: str, attribute: str, key: Callable[[Any], object], message: str
+) -> Rule[Any]:
+    """Return a rule that no two items of `field` have the same key. The API server knows the keys."""
+
+    def holds(of: BaseModel) -> bool:
+        items = getattr(of, attribute)
+        return len({key(item) for item in items}) == len(items)
+
+    return Rule(field, "", holds, message)
+
+
 def quantity_rule(field: str, attribute: str, most: str) -> Rule[Any]:
     """Return a rule that `field` is absent or a quantity greater than 0 and at most `most`."""
 

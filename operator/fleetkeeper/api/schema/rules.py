@@ -23,6 +23,7 @@ from fleetkeeper.api.schema.rule import (
     keys_match,
     label_keys_rule,
     quantity_rule,
+    unique_items_rule,
     unreserved_keys_rule,
 )
 
@@ -96,10 +97,10 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
     t.Adapter: _ONE_SOURCE,
     t.Model: (
         *_ONE_SOURCE,
-        Rule[t.Model](
+        unique_items_rule(
             "adapters",
-            "",
-            lambda of: len({adapter.name for adapter in of.adapters}) == len(of.adapters),
+            "adapters",
+            lambda adapter: adapter.name,
             "two adapters have the same name; use unique names",
         ),
         Rule[t.Model](
@@ -206,7 +207,26 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "only the field metadata.name is supported, with In or NotIn and one value; use matchExpressions for labels",
         ),
     ),
-    t.Placement: (label_keys_rule("nodeSelector", "node_selector"),),
+    s.TopologySpreadConstraint: (
+        Rule[s.TopologySpreadConstraint](
+            "minDomains",
+            "!has(self.minDomains) || self.whenUnsatisfiable == 'DoNotSchedule'",
+            lambda of: (
+                of.min_domains is None
+                or of.when_unsatisfiable is s.WhenUnsatisfiable.DO_NOT_SCHEDULE
+            ),
+            "minDomains requires whenUnsatisfiable: DoNotSchedule; set it or remove minDomains",
+        ),
+    ),
+    t.Placement: (
+        label_keys_rule("nodeSelector", "node_selector"),
+        unique_items_rule(
+            "topologySpreadConstraints",
+            "topology_spread_constraints",
+            lambda item: (item.topology_key, item.when_unsatisfiable),
+            "two constraints have the same topologyKey and whenUnsatisfiable; remove one",
+        ),
+    ),
     s.LabelSelector: (label_keys_rule("matchLabels", "match_labels"),),
     t.PodMetadata: (
         label_keys_rule("labels", "labels"),

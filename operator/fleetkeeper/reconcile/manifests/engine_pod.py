@@ -300,16 +300,12 @@ def _toleration(taint: Toleration) -> Manifest:
 
 
 def _spread(service_name: str, placement: Placement) -> list[Manifest]:
-    """Return the preferred spread over zones and nodes, for each revision separately."""
-    if not placement.topology_spread:
-        return []
+    """Return the spread of the service's engine pods, for each revision separately."""
     return [
         {
             "labelSelector": {"matchLabels": selector(service_name, Component.ENGINE)},
             "matchLabelKeys": ["pod-template-hash"],
-            "maxSkew": 1,
-            "topologyKey": key,
-            "whenUnsatisfiable": "ScheduleAnyway",
+            **constraint.to_manifest(),
         }
-        for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+        for constraint in placement.topology_spread_constraints
     ]
