@@ -147,6 +147,12 @@ CASES: dict[str, GoldenCase] = {
     "resources-canonical": GoldenCase(
         _cpu(resources={"cpu": "1500m", "memory": "4096Mi", "sharedMemory": "0.5Gi"})
     ),
+    "ephemeral-storage": GoldenCase(
+        {
+            "model": {**HUB, "cache": {"ephemeralSize": "100Gi"}},
+            "resources": {"ephemeralStorage": "122880Mi"},
+        }
+    ),
     "resources-decimal": GoldenCase(
         _cuda(resources={"cpu": "0.5", "memory": "20000M", "sharedMemory": "1e9"})
     ),

@@ -30,6 +30,7 @@ QUANTITIES = {
     "cpu": ("500m", "1", "2", "4", "7.5", "16", "1000m", "0.25"),
     "memory": ("2Gi", "3.5Gi", "4096Mi", "32Gi", "1e10", "20G", "68719476736", "1024Gi"),
     "sharedMemory": ("64Mi", "1Gi", "512M", "1.5Gi", "0.5Gi"),
+    "ephemeralStorage": ("1Ti", "2000G", "1.5Ti"),
     "ephemeralSize": ("1Gi", "100Gi", "250G", "1Ti"),
 }
 ENVIRONMENT = {

@@ -194,6 +194,7 @@ class EffectiveResources:
     memory: str
     shared_memory: str
     accelerator: Accelerator | None
+    ephemeral_storage: str | None = None
 
     @property
     def accelerators(self) -> int:
@@ -220,6 +221,9 @@ def effective_resources(spec: InferenceServiceSpec, profile: EngineProfile) -> E
         memory=canonical_quantity(memory),
         shared_memory=canonical_quantity(
             asked.shared_memory or _shared_memory_within(memory, default.shared_memory)
+        ),
+        ephemeral_storage=(
+            canonical_quantity(asked.ephemeral_storage) if asked.ephemeral_storage else None
         ),
         accelerator=accelerator if profile.accelerator is AcceleratorKind.CUDA else None,
     )

@@ -189,6 +189,10 @@ class Resources(Section):
         None,
         description="Size of /dev/shm in bytes, for example 2Gi. It is part of memory. Absent means the profile's default.",
     )
+    ephemeral_storage: Quantity | None = Field(
+        None,
+        description="Local disk space of each replica in bytes, for example 200Gi. Logs, temporary files, and a model cache without a claim count. The kubelet evicts a pod that uses more. Absent means no request and no limit.",
+    )
 
 
 class Memory(Section):

@@ -16,7 +16,7 @@ from fleetkeeper.reconcile.types import Snapshot
 from fleetkeeper.runtime.settings import SettingsError, load_settings
 
 LARGE = ("1e999", "1E+999", "-1e400", "1e0099", "1e999999999")
-FIELDS = ("cpu", "memory", "sharedMemory")
+FIELDS = ("cpu", "memory", "sharedMemory", "ephemeralStorage")
 NUMBERS = st.from_regex(r"[+-]?[0-9]{0,20}\.?[0-9]{0,20}", fullmatch=True)
 EXPONENTS = st.builds("{}{:d}".format, st.sampled_from("eE"), st.integers(-2000, 2000))
 SUFFIXES = st.sampled_from(["", "n", "m", "k", "E", "Ki", "Ei", "KB"])
@@ -58,7 +58,8 @@ def test_a_spec_with_such_a_quantity_is_invalid_and_the_mistake_names_its_field(
 
 
 @pytest.mark.parametrize(
-    ("field", "most"), [("cpu", "10k"), ("memory", "1Pi"), ("sharedMemory", "1Pi")]
+    ("field", "most"),
+    [("cpu", "10k"), ("memory", "1Pi"), ("sharedMemory", "1Pi"), ("ephemeralStorage", "1Pi")],
 )
 def test_the_bound_of_a_quantity_stands_in_the_message(field: str, most: str) -> None:
     with pytest.raises(InvalidService) as refusal:

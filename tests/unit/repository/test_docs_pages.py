@@ -171,6 +171,7 @@ ROLLED_OUT = {
     "model.servedName": "other",
     "engine.maxModelLength": 1024,
     "resources.cpu": "3",
+    "resources.ephemeralStorage": "10Gi",
     "memory.capPercent": 70,
     "batching.maxSequences": 128,
     "batching.minTokens": 512,

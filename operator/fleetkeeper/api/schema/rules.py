@@ -136,6 +136,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
         quantity_rule("cpu", "cpu", _MAX_CPU),
         quantity_rule("memory", "memory", _MAX_BYTES),
         quantity_rule("sharedMemory", "shared_memory", _MAX_BYTES),
+        quantity_rule("ephemeralStorage", "ephemeral_storage", _MAX_BYTES),
         Rule[t.Resources](
             "sharedMemory",
             "!has(self.memory) || !has(self.sharedMemory) || "
@@ -307,6 +308,20 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
                 or of.resources.accelerator.count == of.engine.tensor_parallel_size
             ),
             "accelerator.count must equal engine.tensorParallelSize, because each accelerator of a replica holds one part of the model",
+        ),
+        Rule[t.InferenceServiceSpec](
+            "resources.ephemeralStorage",
+            "!has(self.resources.ephemeralStorage) || !has(self.model.cache) || !has(self.model.cache.ephemeralSize) || "
+            f"!({cel_quantity('resources.ephemeralStorage')}) || !({cel_quantity('model.cache.ephemeralSize')}) || "
+            "!quantity(self.model.cache.ephemeralSize).isGreaterThan(quantity(self.resources.ephemeralStorage))",
+            lambda of: (
+                of.resources.ephemeral_storage is None
+                or of.model.cache is None
+                or of.model.cache.ephemeral_size is None
+                or parse_quantity(of.model.cache.ephemeral_size)
+                <= parse_quantity(of.resources.ephemeral_storage)
+            ),
+            "must be at least model.cache.ephemeralSize, because the kubelet evicts a pod whose cache outgrows it; raise it or lower ephemeralSize",
         ),
         Rule[t.InferenceServiceSpec](
             "breaker",

@@ -193,6 +193,8 @@ def _resources(resources: EffectiveResources, profile: EngineProfile) -> Manifes
     further replica adds its full capacity.
     """
     requests = {"cpu": resources.cpu, "memory": resources.memory}
+    if resources.ephemeral_storage is not None:
+        requests["ephemeral-storage"] = resources.ephemeral_storage
     if resources.accelerator is not None:
         requests[resources.accelerator.resource] = str(resources.accelerator.count)
     limits = dict(requests)
