@@ -142,7 +142,28 @@ CASES: dict[str, GoldenCase] = {
         _cuda(engine={"options": {"spec-method": "ngram", "spec-tokens": "4"}})
     ),
     "environment": GoldenCase(
-        _cuda(engine={"env": {"HTTPS_PROXY": "http://proxy:3128", "NCCL_DEBUG": "INFO"}})
+        _cuda(
+            engine={
+                "env": [
+                    {"name": "HTTPS_PROXY", "value": "http://proxy:3128"},
+                    {"name": "NCCL_DEBUG", "value": "INFO"},
+                ]
+            }
+        )
+    ),
+    "environment-from-secret": GoldenCase(
+        {
+            "model": {**HUB, "tokenSecret": {"name": "hf"}},
+            "engine": {
+                "env": [
+                    {"name": "NO_PROXY", "value": ""},
+                    {
+                        "name": "HTTPS_PROXY",
+                        "valueFrom": {"secretKeyRef": {"name": "proxy", "key": "url"}},
+                    },
+                ]
+            },
+        }
     ),
     "resources-canonical": GoldenCase(
         _cpu(resources={"cpu": "1500m", "memory": "4096Mi", "sharedMemory": "0.5Gi"})

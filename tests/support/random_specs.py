@@ -113,6 +113,8 @@ def _string(rng: random.Random, schema: dict[str, Any], key: str) -> str:
 
 
 def _array(rng: random.Random, schema: dict[str, Any], key: str) -> list[Any]:
+    if key == "env":
+        return _environment(rng)
     low = schema.get("minItems", 0)
     return [
         _draw(rng, schema["items"], key)
@@ -134,10 +136,17 @@ def _object(rng: random.Random, schema: dict[str, Any], key: str) -> dict[str, A
 def _map(rng: random.Random, values: dict[str, Any], key: str) -> dict[str, str]:
     if key == "options":
         return _options(rng)
-    if key == "env":
-        chosen = rng.sample(sorted(ENVIRONMENT), rng.randint(0, 3))
-        return {name: ENVIRONMENT[name] for name in chosen}
     return {name: _draw(rng, values, "") for name in rng.sample(KEYS, rng.randint(0, 3))}
+
+
+def _environment(rng: random.Random) -> list[dict[str, Any]]:
+    reference = {"secretKeyRef": {"name": "proxy", "key": "url"}}
+    return [
+        {"name": name, "valueFrom": reference}
+        if name == "HTTPS_PROXY" and rng.random() < 0.5
+        else {"name": name, "value": ENVIRONMENT[name]}
+        for name in rng.sample(sorted(ENVIRONMENT), rng.randint(0, 3))
+    ]
 
 
 def _options(rng: random.Random) -> dict[str, str]:
@@ -291,5 +300,5 @@ def allowed(service: InferenceService, profile: EngineProfile) -> bool:
     if any(adapter.name == (model.served_name or service.name) for adapter in model.adapters):
         return False
     return not option_errors(engine.options, profile.options) and all(
-        map(profile.allows_env, engine.env)
+        map(profile.allows_variable, engine.env)
     )

@@ -89,6 +89,8 @@ def _merged(base: Any, change: Any) -> Any:
             else:
                 merged[key] = _merged(merged.get(key), value)
         return merged
+    if isinstance(change, list):
+        return [_merged(None, item) for item in change]
     return None if change == NULL else change
 
 

@@ -21,6 +21,7 @@ from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.api.types import (
     Accelerator,
     EnvironmentValue,
+    EnvironmentVariable,
     InferenceServiceSpec,
     ProfileName,
     ResourceName,
@@ -105,7 +106,7 @@ class EngineProfile(Section):
     env: tuple[EnvironmentName, ...] = Field(
         ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "NCCL_*"),
         max_length=64,
-        description="Names of the environment variables that services may set. A trailing * allows the known harmless names with that prefix. Names of files, plugins, configurations, and endpoints are never allowed; set them in `variables`.",
+        description="Names of the environment variables that services may set. A trailing * allows the known harmless names with that prefix, and only with a value in the spec; names without * may also come from a Secret. Names of files, plugins, configurations, and endpoints are never allowed; set them in `variables`.",
     )
     variables: StringMap[EnvironmentValue] = Field(
         default_factory=frozen_map,
@@ -137,6 +138,15 @@ class EngineProfile(Section):
     def allows_env(self, name: str) -> bool:
         """Return True if a service may set this environment variable."""
         return name not in self.variables and allows(self.env, name)
+
+    def allows_variable(self, variable: EnvironmentVariable) -> bool:
+        """Return True if a service may set this variable from this source.
+
+        Only names that `env` lists exactly may come from a Secret: vLLM and NCCL write the values of
+        their tuning variables to logs.
+        """
+        is_exact = variable.value_from is None or variable.name in self.env
+        return is_exact and self.allows_env(variable.name)
 
     def allows_option(self, name: str) -> bool:
         """Return True if the profile allows services to set this engine option."""
@@ -239,9 +249,9 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
     """Return all settings of the spec that this profile does not support."""
     errors = option_errors(spec.engine.options, profile.options)
     errors += [
-        FieldError(f"spec.engine.env.{name}", _refusal(name, profile))
-        for name in spec.engine.env
-        if not profile.allows_env(name)
+        FieldError(f"spec.engine.env[{index}].name", _refusal(variable.name, profile))
+        for index, variable in enumerate(spec.engine.env)
+        if not profile.allows_variable(variable)
     ]
     resources = effective_resources(spec, profile)
     if parse_quantity(resources.shared_memory) >= parse_quantity(resources.memory):
@@ -258,11 +268,16 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
 
 def _refusal(name: str, profile: EngineProfile) -> str:
     if name in profile.variables:
-        return f"is set by the engine profile {profile.name}; remove it"
+        return f"{name} is set by the engine profile {profile.name}; remove it"
     if is_administrators(name):
-        return "can only be set by the administrator, in the engine profile's variables"
+        return f"{name} can only be set by the administrator, in the engine profile's variables"
+    if profile.allows_env(name):
+        return (
+            f"{name} cannot come from a Secret, because the engine profile {profile.name} does not list "
+            "its exact name, and tuning variables appear in logs; set value instead of valueFrom"
+        )
     return (
-        f"is not allowed by the engine profile {profile.name}, "
+        f"{name} is not allowed by the engine profile {profile.name}, "
         f"which allows {', '.join(profile.env) or 'no variables'} (see the reference of engine profiles)"
     )
 

@@ -42,17 +42,48 @@ ResourceName = Annotated[
     ),
 ]
 
+SecretKeyName = Annotated[
+    str, Field(min_length=1, max_length=253, pattern=r"^\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$")
+]
+
 
 class SecretKey(Section):
     """A key of a Secret in the same namespace."""
 
     name: ObjectName = Field(description="Name of the Secret in the service's namespace.")
-    key: str = Field(
-        "token",
+    key: SecretKeyName = Field("token", description="Key in the Secret.")
+
+
+class SecretKeySelector(Section):
+    """A key of a Secret in the same namespace, without a default for the key."""
+
+    name: ObjectName = Field(description="Name of the Secret in the service's namespace.")
+    key: SecretKeyName = Field(
+        description="Key in the Secret. It must exist: a replica does not start without it."
+    )
+
+
+class VariableSource(Section):
+    """The source of a variable's value."""
+
+    secret_key_ref: SecretKeySelector = Field(
+        description="Key of a Secret. Pods reference it by name; the operator never reads it. A changed value reaches new pods only."
+    )
+
+
+class EnvironmentVariable(Section):
+    """An environment variable of the engine. Exactly one of `value` and `value_from` is set."""
+
+    name: str = Field(
         min_length=1,
-        max_length=253,
-        pattern=r"^\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$",
-        description="Key in the Secret.",
+        max_length=128,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Name of the variable. The profile must allow it.",
+    )
+    value: EnvironmentValue | None = Field(None, description="Value of the variable.")
+    value_from: VariableSource | None = Field(
+        None,
+        description="Source of the value, for values that must not be in the spec, for example the URL of a proxy with its password. The profile must list the exact name of the variable.",
     )
 
 
@@ -148,8 +179,8 @@ class Engine(Section):
         max_length=64,
         description='Further vLLM options by name without leading dashes, with string values, for example enforce-eager: "true". Only the options in the reference are allowed.',
     )
-    env: StringMap[EnvironmentValue] = Field(
-        default_factory=frozen_map,
+    env: tuple[EnvironmentVariable, ...] = Field(
+        (),
         max_length=32,
         description="Environment variables of the engine. Only names that the profile allows can be set, for example HTTPS_PROXY and NCCL_DEBUG. Endpoints, for example HF_ENDPOINT, are set in the profile.",
     )

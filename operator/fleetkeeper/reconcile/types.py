@@ -127,6 +127,15 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
+class SecretUse:
+    """A variable of a pod whose value is a key of a Secret."""
+
+    variable: str
+    secret: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod of a service with the fields that decisions need.
 
@@ -135,7 +144,7 @@ class Pod:
     probe of a started and running container made the pod unready (None otherwise). `unschedulable`
     is the message of PodScheduled=False with reason Unschedulable ("" otherwise). `deletion_cost`
     is the annotation `controller.kubernetes.io/pod-deletion-cost` (0 if absent). `accelerators` is
-    the number that the pod requests.
+    the number that the pod requests. `secret_uses` lists the variables that come from Secrets.
     """
 
     name: str
@@ -157,6 +166,7 @@ class Pod:
     deletion_cost: int = 0
     accelerators: int = 0
     containers: tuple[Container, ...] = ()
+    secret_uses: tuple[SecretUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def refusals(
 def _reason_of(errors: Sequence[FieldError]) -> Reason:
     """Return BadEngineOption if only engine options or variables are refused, else InvalidSpec."""
     of_engine = all(
-        error.path.startswith(("spec.engine.options.", "spec.engine.env.")) for error in errors
+        error.path.startswith(("spec.engine.options.", "spec.engine.env[")) for error in errors
     )
     return Reason.BAD_ENGINE_OPTION if of_engine else Reason.INVALID_SPEC
 

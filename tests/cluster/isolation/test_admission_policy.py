@@ -179,10 +179,17 @@ PODS: dict[str, tuple[Callable[[Manifest], None], str]] = {
         volume(projected={"sources": [{"serviceAccountToken": {"path": "t"}}]}),
         "volumes may only",
     ),
-    "a Secret as variables": (first(envFrom=[{"secretRef": {"name": "any"}}]), "HF_TOKEN"),
+    "a Secret as variables": (
+        first(envFrom=[{"secretRef": {"name": "any"}}]),
+        "may come from Secrets",
+    ),
     "a Secret as a variable": (
         first(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]),
-        "HF_TOKEN",
+        "may come from Secrets",
+    ),
+    "a Secret as a tuning variable": (
+        first(env=[{"name": "NCCL_*", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]),
+        "may come from Secrets",
     ),
     "another account": (
         pod(serviceAccountName="admin", automountServiceAccountToken=True),

@@ -28,9 +28,10 @@ def former_crd() -> dict[str, Any]:
     crd = copy.deepcopy(desired_crd())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     engine = schema["properties"]["spec"]["properties"]["engine"]
-    rules = engine["x-kubernetes-validations"]
-    engine["x-kubernetes-validations"] = [rule for rule in rules if WORDS not in rule["message"]]
-    assert len(engine["x-kubernetes-validations"]) == len(rules) - 1
+    variable = engine["properties"]["env"]["items"]
+    rules = variable["x-kubernetes-validations"]
+    variable["x-kubernetes-validations"] = [rule for rule in rules if WORDS not in rule["message"]]
+    assert len(variable["x-kubernetes-validations"]) == len(rules) - 1
     return crd
 
 
@@ -38,7 +39,7 @@ async def install(world: World, crd: dict[str, Any], *, refuses: bool) -> None:
     """Applies the CRD and waits until the API server goes by it."""
     apply = ("apply", "--server-side", "--force-conflicts", "-f", "-")
     world.plane.kubectl(*apply, input=json.dumps(crd))
-    probe = service("probe", engine={"env": {"HF_ENDPOINT": "https://x"}})
+    probe = service("probe", engine={"env": [{"name": "HF_ENDPOINT", "value": "https://x"}]})
 
     def goes_by_it() -> bool:
         try:
@@ -66,7 +67,7 @@ async def test_a_service_with_a_variable_that_is_refused_now_keeps_its_pods(worl
     await world.ready()
     await first.stop()
     await install(world, former_crd(), refuses=False)
-    env = {"HF_ENDPOINT": "https://hub.example.com"}
+    env = [{"name": "HF_ENDPOINT", "value": "https://hub.example.com"}]
     await world.change(engine={"profile": "cuda", "env": env})
     before = _deployment(world)
     pods = {name for kind, name in world.objects if kind == "Pod"}

@@ -34,7 +34,9 @@ WAITING: dict[str, tuple[str, str, str]] = {
         'Back-off pulling image "x": ErrImagePull: not found',
     ),
     "secret": ("MissingSecret", "CreateContainerConfigError", 'secret "hf" not found'),
+    "variable": ("MissingSecret", "CreateContainerConfigError", 'secret "proxy" not found'),
 }
+VARIABLE = {"name": "HTTPS_PROXY", "valueFrom": {"secretKeyRef": {"name": "proxy", "key": "url"}}}
 ENDS: dict[str, tuple[str, DeathClass | None]] = {
     "option": ("BadEngineOption", DeathClass.BAD_ENGINE_OPTION),
     "model": ("ModelNotFound", DeathClass.MODEL_NOT_FOUND),
@@ -61,7 +63,14 @@ async def test_what_a_kubelet_and_the_engine_report(world: World) -> None:
     try:
         await world.operator().start().leads()
         for name in (*WAITING, *ENDS):
-            await world.create(service(name, placement={"nodeSelector": {MANUAL: node}}))
+            variables = [VARIABLE] if name == "variable" else []
+            await world.create(
+                service(
+                    name,
+                    engine={"env": variables},
+                    placement={"nodeSelector": {MANUAL: node}},
+                )
+            )
         for name in (*WAITING, *ENDS):
             await world.until(f"{name} bound", partial(_pod, world, name))
             await _report(world, name)
@@ -69,6 +78,7 @@ async def test_what_a_kubelet_and_the_engine_report(world: World) -> None:
         reasons |= {name: reason for name, (reason, _) in ENDS.items()}
         for name, reason in reasons.items():
             await not_ready(world, name, reason, advice_of(reason))
+        await not_ready(world, "variable", "MissingSecret", "Secret proxy (variable HTTPS_PROXY)")
     finally:
         world.plane.kubectl("delete", "node", node, "--wait=false")
 

@@ -15,7 +15,7 @@ from fleetkeeper.adapters.kubernetes.reading import version_of
 from fleetkeeper.adapters.kubernetes.records import seen
 from fleetkeeper.api import rfc3339
 from fleetkeeper.reconcile.observe.pod_problems import engine_line
-from fleetkeeper.reconcile.types import Kind, ObjectCondition, Pod, Revision, Workload
+from fleetkeeper.reconcile.types import Kind, ObjectCondition, Pod, Revision, SecretUse, Workload
 
 Live = dict[str, Any]
 
@@ -70,6 +70,26 @@ def test_a_pod() -> None:
     assert container.last_terminated is not None
     assert container.last_terminated.exit_code == 72
     assert container.last_terminated.message == "out of memory"
+
+
+def test_the_secrets_of_a_pods_variables_are_kept_and_oddities_are_not() -> None:
+    reference = {"name": "proxy", "key": "url"}
+    env = [
+        {"name": "HTTPS_PROXY", "valueFrom": {"secretKeyRef": reference}},
+        {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": "PLAIN", "value": "x"},
+        {"name": 7, "valueFrom": {"secretKeyRef": {"name": None, "key": []}}},
+        {"valueFrom": "garbage"},
+        "garbage",
+    ]
+    spec = {"containers": [{"env": env}, {"env": env[0]}, 3]}
+    found = seen("Pod", {**POD, "spec": spec}).record
+    assert isinstance(found, Pod)
+    assert found.secret_uses == (SecretUse("HTTPS_PROXY", "proxy", "url"), SecretUse("", "", ""))
+    many = {"containers": [{"env": env[:1] * 1000}]}
+    crowded = seen("Pod", {**POD, "spec": many}).record
+    assert isinstance(crowded, Pod)
+    assert len(crowded.secret_uses) == 64
 
 
 def test_the_engines_last_word_is_kept_however_much_output_it_quotes() -> None:

@@ -204,8 +204,8 @@ def test_values_that_only_yaml_has_are_reported() -> None:
     odd = manifest(replicas=float("nan"), engine={"options": {"seed": b"1"}, "env": {1: {2}}})
     odd["metadata"] |= {"generation": "x", "labels": [], "annotations": 3}
     assert [line.partition(":")[0] for line in lines_of(odd)] == [
-        "spec.replicas",
         "spec.engine.env",
+        "spec.replicas",
     ]
     del odd["spec"]["replicas"], odd["spec"]["engine"]["env"]
     odd["spec"]["engine"] = {}

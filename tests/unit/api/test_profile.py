@@ -125,13 +125,17 @@ def test_a_small_memory_gets_a_shared_memory_that_fits_into_it() -> None:
 
 def test_everything_that_a_profile_does_not_support_is_reported_at_once() -> None:
     asked = spec(
-        engine={"tensorParallelSize": 2, "env": {"LD_PRELOAD": "x"}, "options": {"seed": "1"}},
+        engine={
+            "tensorParallelSize": 2,
+            "env": [{"name": "NEW", "value": "x"}],
+            "options": {"seed": "1"},
+        },
         resources={"accelerator": {"count": 2}, "sharedMemory": "32Gi"},
     )
     paths = [error.path for error in profile_errors(asked, profile(**CPU, options=("block-size",)))]
     assert paths == [
         "spec.engine.options.seed",
-        "spec.engine.env.LD_PRELOAD",
+        "spec.engine.env[0].name",
         "spec.resources.sharedMemory",
         "spec.resources.accelerator",
         "spec.engine.tensorParallelSize",

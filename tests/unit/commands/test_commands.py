@@ -194,7 +194,10 @@ def test_check_warns_of_surprises(run: Run, change: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("    env: {OMP_STACKSIZE: 1G}\n", ("spec.engine.env.OMP_STACKSIZE: ", "engine profile")),
+        (
+            "    env: [{name: OMP_STACKSIZE, value: 1G}]\n",
+            ("spec.engine.env[0].name: OMP_STACKSIZE", "engine profile"),
+        ),
         ("    profile: rocm\n", ("'rocm'", "cpu, cpu-0.32.0-1, cuda")),
         ("    profile: cpu\n", ("spec.engine.tensorParallelSize: must be 1", "cpu-0.32.0-1")),
     ],

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fleetkeeper.api.environment import HARMLESS, is_administrators
 from fleetkeeper.api.parse import InvalidService, parse_service
 from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
+from fleetkeeper.api.types import EnvironmentVariable
 from fleetkeeper.cli import app
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
@@ -66,9 +67,9 @@ def test_no_profile_lets_a_service_set_what_loads_code_or_redirects_secrets(name
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_service_is_refused_with_the_field_and_who_may_set_it(name: str) -> None:
     with pytest.raises(InvalidService) as problem:
-        parse_service(service(engine={"env": {name: "x"}}))
+        parse_service(service(engine={"env": [{"name": name, "value": "x"}]}))
     (error,) = problem.value.errors
-    assert error.path == "spec.engine.env"
+    assert error.path == "spec.engine.env[0].name"
     assert "can only be set by the administrator" in error.message
 
 
@@ -91,6 +92,24 @@ def test_tuning_goes_on_being_allowed() -> None:
     assert with_env(cuda, "VLLM_ENFORCE_STRICT_TOOL_CALLING").allows_env(
         "VLLM_ENFORCE_STRICT_TOOL_CALLING"
     )
+
+
+def test_only_a_name_that_is_listed_exactly_comes_from_a_secret() -> None:
+    """A value that vLLM or NCCL cannot read ends up in a log, and so does VLLM_LOGGING_PREFIX."""
+    cuda = default_catalog().resolve("cuda")
+
+    def allows(profile: EngineProfile, name: str) -> bool:
+        return profile.allows_variable(
+            EnvironmentVariable.model_validate(
+                {"name": name, "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}
+            )
+        )
+
+    assert allows(cuda, "HTTPS_PROXY")
+    assert not allows(cuda, "NCCL_DEBUG")
+    assert not allows(with_env(cuda, "VLLM_*"), "VLLM_LOGGING_PREFIX")
+    assert allows(with_env(cuda, "AWS_SECRET_ACCESS_KEY"), "AWS_SECRET_ACCESS_KEY")
+    assert not any(allows(with_env(cuda, name), name) for name in REFUSED)
 
 
 def own_hub() -> ProfileCatalog:
@@ -125,8 +144,8 @@ def _containers(template: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "spec",
     [
-        {"engine": {"env": {"HF_ENDPOINT": "https://evil.example.com"}}},
-        {"engine": {"env": {"NCCL_NET_PLUGIN": "/models/evil.so"}}},
+        {"engine": {"env": [{"name": "HF_ENDPOINT", "value": "https://evil.example.com"}]}},
+        {"engine": {"env": [{"name": "NCCL_NET_PLUGIN", "value": "/models/evil.so"}]}},
         {"placement": {"priorityClassName": "system-node-critical"}},
     ],
 )
@@ -160,9 +179,18 @@ def test_system_priority_is_the_administrators_to_allow() -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("  engine: {env: {NCCL_NET_PLUGIN: /m/x.so}}\n", "spec.engine.env: "),
-        ("  engine: {env: {HF_ENDPOINT: 'https://x'}}\n", "spec.engine.env: "),
-        ("  engine: {env: {NCCL_NEW_THING: '1'}}\n", "spec.engine.env.NCCL_NEW_THING: is not"),
+        (
+            "  engine: {env: [{name: NCCL_NET_PLUGIN, value: /m/x.so}]}\n",
+            "spec.engine.env[0].name: ",
+        ),
+        (
+            "  engine: {env: [{name: HF_ENDPOINT, value: 'https://x'}]}\n",
+            "spec.engine.env[0].name: ",
+        ),
+        (
+            "  engine: {env: [{name: NCCL_NEW_THING, value: '1'}]}\n",
+            "spec.engine.env[0].name: NCCL_NEW_THING is not",
+        ),
         ("  placement: {priorityClassName: system-node-critical}\n", "systemPriorityClasses"),
     ],
 )

@@ -22,7 +22,7 @@ from fleetkeeper.reconcile.observe.pod_problems import (
     problem_of_pod,
 )
 from fleetkeeper.reconcile.observe.problem import say
-from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, Termination
+from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, SecretUse, Termination
 
 CONTRACT = Path(__file__).parents[3] / "engine_image" / "contract" / "exit-codes.json"
 CREATED = 1_000.0
@@ -52,6 +52,11 @@ def unschedulable(message: str) -> Pod:
     return replace(POD, scheduled=False, unschedulable=message)
 
 
+USES = (
+    SecretUse("HF_TOKEN", "hf", "token"),
+    SecretUse("HTTPS_PROXY", "proxy", "url"),
+    SecretUse("HTTP_PROXY", "proxy", "plain"),
+)
 CAUSES: dict[str, tuple[Pod, Reason, str]] = {
     "no such image": (
         with_container(
@@ -122,6 +127,28 @@ CAUSES: dict[str, tuple[Pod, Reason, str]] = {
         ),
         Reason.MISSING_SECRET,
         "Secret hf has no key token",
+    ),
+    "secret of variables": (
+        replace(
+            with_container(
+                waiting_reason="CreateContainerConfigError",
+                waiting_message='secret "proxy" not found',
+            ),
+            secret_uses=USES,
+        ),
+        Reason.MISSING_SECRET,
+        "Secret proxy (variables HTTPS_PROXY, HTTP_PROXY) does not exist. Create the Secret, or correct spec.model.tokenSecret or spec.engine.env.",
+    ),
+    "key of a variable": (
+        replace(
+            with_container(
+                waiting_reason="CreateContainerConfigError",
+                waiting_message="couldn't find key plain in Secret team-a/proxy",
+            ),
+            secret_uses=USES,
+        ),
+        Reason.MISSING_SECRET,
+        "Secret proxy (variable HTTP_PROXY) has no key plain",
     ),
     "command missing": (
         with_container(

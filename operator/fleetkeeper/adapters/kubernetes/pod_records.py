@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from sys import intern
 from typing import Any
 
@@ -27,8 +28,10 @@ from fleetkeeper.api.names import (
 )
 from fleetkeeper.common.budget import accelerators_of
 from fleetkeeper.reconcile.observe.pod_problems import engine_line
-from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, Termination
+from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, SecretUse, Termination
 
+MAX_SECRET_USES = 64
+"""Variables from Secrets kept of a pod: those of `engine.env` (32), and some that webhooks add."""
 MAX_CONTAINERS = 32
 """Containers and init containers kept of a pod, this many of each."""
 TERMINATION_LIMIT = 8192
@@ -69,7 +72,20 @@ def pod_record(live: Mapping[str, Any]) -> Pod:
         deletion_cost=cost(annotations.get(ANNOTATION_DELETION_COST)),
         accelerators=accelerators_of(spec),
         containers=tuple(_containers(status)),
+        secret_uses=tuple(islice(_secret_uses(spec), MAX_SECRET_USES)),
     )
+
+
+def _secret_uses(spec: Mapping[str, Any]) -> Iterable[SecretUse]:
+    for container in maps(spec.get("containers")):
+        for variable in maps(container.get("env")):
+            reference = as_map(as_map(variable.get("valueFrom")).get("secretKeyRef"))
+            if reference:
+                yield SecretUse(
+                    variable=intern(text(variable.get("name"))),
+                    secret=intern(text(reference.get("name"))),
+                    key=intern(text(reference.get("key"))),
+                )
 
 
 def _ejected_since(status: Mapping[str, Any], ready: Mapping[str, Any]) -> float | None:

@@ -28,6 +28,7 @@ Schema = dict[str, Any]
 LIST_MAP_KEYS = {
     "Adapter": ("name",),
     "Condition": ("type",),
+    "EnvironmentVariable": ("name",),
     "TopologySpreadConstraint": ("topologyKey", "whenUnsatisfiable"),
 }
 """The key fields of lists of type map. All other lists are atomic."""

@@ -195,6 +195,7 @@ def _engine_profiles() -> Iterator[str]:
     yield "A service may set variables in `engine.env` that its profile's `env` lists. A trailing `*` allows the names"
     yield "below that have this prefix. A service can never set a name that matches"
     yield f"`{ADMINISTRATORS}`."
-    yield "Files, plugins, configurations, and endpoints can be set only in the profile's `variables`."
+    yield "Files, plugins, configurations, and endpoints can be set only in the profile's `variables`. A value may come"
+    yield "from a Secret (`valueFrom`) if the profile's `env` lists the exact name."
     yield ""
     yield ", ".join(f"`{name}`" for name in sorted(HARMLESS)) + "."

@@ -18,16 +18,12 @@ from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.schema.rule import (
     Rule,
-    cel_keys,
     cel_quantity,
-    keys_match,
     label_keys_rule,
     quantity_rule,
     unique_items_rule,
     unreserved_keys_rule,
 )
-
-_ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
 
 
 def is_hub_source(source: str) -> bool:
@@ -119,16 +115,24 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
         ),
     ),
     t.Engine: (
-        Rule[t.Engine](
+        unique_items_rule(
             "env",
-            cel_keys("env", _ENVIRONMENT_NAME.pattern, 128),
-            lambda of: keys_match(_ENVIRONMENT_NAME, of.env, 128),
-            "invalid environment variable name; use letters, digits, and _, such as NCCL_DEBUG",
+            "env",
+            lambda variable: variable.name,
+            "two variables have the same name; remove one",
         ),
-        Rule[t.Engine](
-            "env",
-            f"self.env.all(k, !k.matches('{ADMINISTRATORS}'))",
-            lambda of: not any(map(is_administrators, of.env)),
+    ),
+    t.EnvironmentVariable: (
+        Rule[t.EnvironmentVariable](
+            "",
+            "has(self.value) != has(self.valueFrom)",
+            lambda of: (of.value is None) != (of.value_from is None),
+            "set exactly one of value and valueFrom",
+        ),
+        Rule[t.EnvironmentVariable](
+            "name",
+            f"!self.name.matches('{ADMINISTRATORS}')",
+            lambda of: not is_administrators(of.name),
             "variables for plugins, files, and endpoints, such as NCCL_NET_PLUGIN and HF_ENDPOINT, can only be set by the administrator, in the engine profile's variables",
         ),
     ),

@@ -20,7 +20,7 @@ from fleetkeeper.api.profile import (
     effective_resources,
 )
 from fleetkeeper.api.scheduling import Toleration
-from fleetkeeper.api.types import InferenceServiceSpec, Placement
+from fleetkeeper.api.types import Placement
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.digest import template_hash_of
@@ -34,24 +34,17 @@ from fleetkeeper.reconcile.manifests.common import (
     desired_scrape_annotations,
     without_empty,
 )
-from fleetkeeper.reconcile.manifests.engine_document import (
-    KEYS_DIR,
-    EngineOptionRefused,
-    desired_engine_document,
-    document_text,
+from fleetkeeper.reconcile.manifests.engine_document import KEYS_DIR
+from fleetkeeper.reconcile.manifests.engine_environment import (
+    HOME_DIR,
+    desired_engine_environment,
 )
-from fleetkeeper.reconcile.manifests.model_volumes import (
-    CACHE_DIR,
-    ModelVolumes,
-    desired_model_volumes,
-    downloads,
-)
+from fleetkeeper.reconcile.manifests.model_volumes import ModelVolumes, desired_model_volumes
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 
 ENGINE_CONTAINER = "engine"
 INSTALL_CONTAINER = "install"
 INSTALL_DIR = "/opt/fleetkeeper"
-HOME_DIR = "/home/engine"
 CONTROL_PORT_NAME = "control"
 SUPERVISOR = "fleetkeeper-engine"
 
@@ -146,7 +139,7 @@ def _engine_container(
         "name": ENGINE_CONTAINER,
         "image": profile.image,
         "command": [supervisor],
-        "env": _environment(service, profile, resources, tuning),
+        "env": desired_engine_environment(service, profile, resources, tuning),
         "ports": [
             {"name": HTTP_PORT_NAME, "containerPort": SERVING_PORT, "protocol": "TCP"},
             {"name": CONTROL_PORT_NAME, "containerPort": CONTROL_PORT, "protocol": "TCP"},
@@ -201,50 +194,6 @@ def _resources(resources: EffectiveResources, profile: EngineProfile) -> Manifes
     if profile.accelerator is not AcceleratorKind.CPU:
         del limits["cpu"]
     return {"limits": limits, "requests": requests}
-
-
-def _environment(
-    service: InferenceService,
-    profile: EngineProfile,
-    resources: EffectiveResources,
-    tuning: EngineTuning,
-) -> list[Manifest]:
-    """Return the environment, sorted by name. Fleetkeeper's variables override the spec's.
-
-    Only the document configures vLLM.
-    """
-    spec = service.spec
-    refused = [name for name in spec.engine.env if not profile.allows_env(name)]
-    if refused:
-        raise EngineOptionRefused(
-            f"engine profile {profile.name} does not allow the variables {', '.join(refused)}"
-        )
-    values = {**_hub_environment(spec), **spec.engine.env, **profile.variables}
-    values |= {
-        "FLEETKEEPER_ENGINE": document_text(
-            desired_engine_document(service, profile, resources, tuning)
-        ),
-        "HOME": HOME_DIR,
-        "USER": "engine",
-    }
-    references: dict[str, Manifest] = {
-        "POD_UID": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}
-    }
-    token = spec.model.token_secret
-    if token is not None:
-        references["HF_TOKEN"] = {"secretKeyRef": {"name": token.name, "key": token.key}}
-    entries: dict[str, Manifest] = {
-        **{name: {"value": value} if value else {} for name, value in values.items()},
-        **{name: {"valueFrom": source} for name, source in references.items()},
-    }
-    return [{"name": name, **entry} for name, entry in sorted(entries.items())]
-
-
-def _hub_environment(spec: InferenceServiceSpec) -> dict[str, str]:
-    """Return the download directory or, without downloads, the offline mode of the libraries."""
-    if downloads(spec.model):
-        return {"HF_HOME": CACHE_DIR}
-    return {"HF_HUB_OFFLINE": "1"}
 
 
 def _volumes(

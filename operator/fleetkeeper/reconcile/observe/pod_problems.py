@@ -70,7 +70,7 @@ ADVICE: Mapping[Reason, str] = {
     Reason.CRASH_LOOP: "Read the container's log: kubectl logs --previous.",
     Reason.QUOTA_EXCEEDED: "Raise the namespace's ResourceQuota or request less.",
     Reason.ADMISSION_DENIED: "Change the spec or the cluster's policy.",
-    Reason.MISSING_SECRET: "Create the Secret or correct spec.model.tokenSecret.",
+    Reason.MISSING_SECRET: "Create the Secret, or correct spec.model.tokenSecret or spec.engine.env.",
     Reason.MISSING_VOLUME: "Create the PersistentVolumeClaim or correct spec.model.",
 }
 """The remedy at the end of every message."""
@@ -275,12 +275,22 @@ def _missing_secret(pod: Pod, message: str) -> Problem | None:
     missing_key = re.search(
         r"couldn't find key (\S+) in Secret|non-existent secret key: (\S+)", message
     )
-    if missing_key:
-        key = next(group for group in missing_key.groups() if group)
-        what = f"Secret {name} has no key {key}" if name else f"A Secret has no key {key}"
-    else:
-        what = f"Secret {name} does not exist" if name else "A Secret does not exist"
+    key = next((group for group in missing_key.groups() if group), "") if missing_key else ""
+    secret = f"Secret {name}{_variables(pod, name, key)}" if name else "A Secret"
+    what = f"{secret} has no key {key}" if key else f"{secret} does not exist"
     return _problem(Reason.MISSING_SECRET, pod, what, "" if name else message)
+
+
+def _variables(pod: Pod, secret: str, key: str) -> str:
+    """Return the pod's variables from this Secret, and from this key if one is missing, as text."""
+    names = [
+        use.variable
+        for use in pod.secret_uses
+        if use.secret == secret and (not key or use.key == key)
+    ]
+    if not names:
+        return ""
+    return f" (variable{'s' * (len(names) > 1)} {', '.join(names)})"
 
 
 def _unready(pod: Pod) -> list[Container]:

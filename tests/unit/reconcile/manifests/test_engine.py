@@ -193,10 +193,25 @@ def test_an_adapter_named_like_the_model_is_refused() -> None:
 
 def test_variables_are_sorted_and_ours_come_from_nobody_else() -> None:
     """The spec's and ours; the pod's UID by the downward API, for the control port."""
-    env = _container(engine={"env": {"NCCL_DEBUG": "INFO", "HTTPS_PROXY": ""}})["env"]
+    asked = [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "HTTPS_PROXY", "value": ""}]
+    env = _container(engine={"env": asked})["env"]
     assert [entry["name"] for entry in env] == sorted(entry["name"] for entry in env)
     assert {"name": "HTTPS_PROXY"} in env
     assert _env()["POD_UID"]["fieldRef"]["fieldPath"] == "metadata.uid"
+
+
+def test_a_service_cannot_replace_our_variables_even_where_a_profile_lists_them() -> None:
+    cuda = CONTEXT.catalog.resolve("cuda")
+    listed = cuda.model_copy(update={"env": ("HOME", "POD_UID", "HF_TOKEN")})
+    reference = {"secretKeyRef": {"name": "mine", "key": "x"}}
+    asked = [{"name": name, "valueFrom": reference} for name in listed.env]
+    spec = {
+        "model": {"source": "hf://a/b", "revision": COMMIT, "tokenSecret": {"name": "hf"}},
+        "engine": {"env": asked},
+    }
+    service = parse_service(service_manifest(spec))
+    template = desired_engine_template(service, listed, CONTEXT)
+    assert "mine" not in json.dumps(template)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY
 from fleetkeeper.api.options import ALLOWED, option_errors
 from fleetkeeper.api.parse import InferenceService, parse_service
+from fleetkeeper.api.types import EnvironmentVariable
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
@@ -202,6 +203,15 @@ def test_the_document_carries_allow_listed_options_alone(built: Built) -> None:
     assert len(seen) > len(ALLOWED) / (2 if len(built) >= SERVICES else 4)
 
 
+def _variable(name: str, value: str) -> EnvironmentVariable:
+    return EnvironmentVariable(name=name, value=value)
+
+
+def _of_secret(name: str) -> EnvironmentVariable:
+    reference = {"secretKeyRef": {"name": "hf", "key": "token"}}
+    return EnvironmentVariable.model_validate({"name": name, "valueFrom": reference})
+
+
 @pytest.mark.parametrize(
     ("section", "value"),
     [
@@ -210,15 +220,15 @@ def test_the_document_carries_allow_listed_options_alone(built: Built) -> None:
         ("options", {"enforce_eager": "true"}),
         ("options", {"seed": "--config=/etc/passwd"}),
         ("options", {"compilation-config.x": "1"}),
-        ("env", {"LD_PRELOAD": "/tmp/evil.so"}),
-        ("env", {"PYTHONPATH": "/tmp"}),
-        ("env", {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}),
-        ("env", {"FLEETKEEPER_ENGINE": "{}"}),
+        ("env", (_variable("LD_PRELOAD", "/tmp/evil.so"),)),
+        ("env", (_variable("PYTHONPATH", "/tmp"),)),
+        ("env", (_variable("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"),)),
+        ("env", (_variable("FLEETKEEPER_ENGINE", "{}"),)),
+        ("env", (_of_secret("HF_ENDPOINT"),)),
+        ("env", (_of_secret("NCCL_DEBUG"),)),
     ],
 )
-def test_a_refused_option_or_variable_is_never_rendered(
-    section: str, value: dict[str, str]
-) -> None:
+def test_a_refused_option_or_variable_is_never_rendered(section: str, value: object) -> None:
     """Were the earlier checks passed by, nothing would be built."""
     good = parse_service(service_manifest({"model": {"source": "pvc://m"}}))
     engine = good.spec.engine.model_copy(update={section: value})

@@ -1,0 +1,79 @@
+"""The environment of the engine container. Fleetkeeper's variables override the spec's."""
+
+from __future__ import annotations
+
+from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.profile import EffectiveResources, EngineProfile
+from fleetkeeper.api.types import EnvironmentVariable, InferenceServiceSpec
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.manifests.engine_document import (
+    EngineOptionRefused,
+    desired_engine_document,
+    document_text,
+)
+from fleetkeeper.reconcile.manifests.model_volumes import CACHE_DIR, downloads
+from fleetkeeper.reconcile.manifests.tuning import EngineTuning
+
+HOME_DIR = "/home/engine"
+
+
+def desired_engine_environment(
+    service: InferenceService,
+    profile: EngineProfile,
+    resources: EffectiveResources,
+    tuning: EngineTuning,
+) -> list[Manifest]:
+    """Return the environment, sorted by name. Only the document configures vLLM.
+
+    Raises:
+        EngineOptionRefused: the spec holds options or variables that the profile does not allow.
+    """
+    spec = service.spec
+    refused = [item.name for item in spec.engine.env if not profile.allows_variable(item)]
+    if refused:
+        raise EngineOptionRefused(
+            f"engine profile {profile.name} does not allow the variables {', '.join(refused)}"
+        )
+    own = {
+        "FLEETKEEPER_ENGINE": document_text(
+            desired_engine_document(service, profile, resources, tuning)
+        ),
+        "HOME": HOME_DIR,
+        "USER": "engine",
+    }
+    entries: dict[str, Manifest] = {
+        **_entries(_hub_environment(spec)),
+        **{variable.name: _entry_of(variable) for variable in spec.engine.env},
+        **_entries({**profile.variables, **own}),
+        "POD_UID": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}},
+    }
+    token = spec.model.token_secret
+    if token is not None:
+        entries["HF_TOKEN"] = _of_secret(token.name, token.key)
+    return [{"name": name, **entry} for name, entry in sorted(entries.items())]
+
+
+def _entries(values: dict[str, str]) -> dict[str, Manifest]:
+    return {name: _of_value(value) for name, value in values.items()}
+
+
+def _entry_of(variable: EnvironmentVariable) -> Manifest:
+    if variable.value_from is None:
+        return _of_value(variable.value or "")
+    reference = variable.value_from.secret_key_ref
+    return _of_secret(reference.name, reference.key)
+
+
+def _of_value(value: str) -> Manifest:
+    return {"value": value} if value else {}
+
+
+def _of_secret(name: str, key: str) -> Manifest:
+    return {"valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
+
+
+def _hub_environment(spec: InferenceServiceSpec) -> dict[str, str]:
+    """Return the download directory or, without downloads, the offline mode of the libraries."""
+    if downloads(spec.model):
+        return {"HF_HOME": CACHE_DIR}
+    return {"HF_HUB_OFFLINE": "1"}
