@@ -353,6 +353,13 @@ CASES: dict[str, GoldenCase] = {
             image_pull_secrets=("fleetkeeper-pull",),
         ),
     ),
+    "service-account": GoldenCase(
+        _cuda(
+            serviceAccountName="model-reader",
+            podMetadata={"labels": {"azure.workload.identity/use": "true"}},
+        ),
+        context=_context(engine_service_accounts=("model-*",)),
+    ),
     "long-name": GoldenCase(_cpu(), name="a" * 49 + "z"),
     "everything": GoldenCase(
         {

@@ -164,6 +164,7 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
         part.pop("revision", None)
         if part["source"].startswith("hf://"):
             part["revision"] = f"{rng.getrandbits(160):040x}"
+    spec.pop("serviceAccountName", None)  # the default settings allow none
     _mend_cache(rng, spec["model"])
     resources = spec.get("resources", {})
     if "accelerator" in resources:

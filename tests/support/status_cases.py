@@ -93,6 +93,10 @@ def foreign_deployment() -> World:
     return replace(new_world(), children={ENGINE: Child(Kind.DEPLOYMENT, "chat", "u", "1", "d")})
 
 
+NO_ACCOUNT = (
+    'pods "chat-x" is forbidden: error looking up service account team-a/reader: '
+    'serviceaccount "reader" not found'
+)
 REACHED: dict[Reason, World] = {
     Reason.IMAGE_PULL: with_pod({"waiting_reason": "ErrImagePull", "waiting_message": "no"}),
     Reason.UNSCHEDULABLE: with_pod(
@@ -107,6 +111,7 @@ REACHED: dict[Reason, World] = {
     Reason.MISSING_SECRET: with_pod(
         {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'secret "hf" not found'}
     ),
+    Reason.MISSING_SERVICE_ACCOUNT: forbidden_pods(NO_ACCOUNT),
     Reason.MODEL_NOT_FOUND: ended(66, "ModelNotFound"),
     Reason.MODEL_NOT_READABLE: ended(77, "ModelNotReadable"),
     Reason.BAD_ENGINE_OPTION: ended(64, "BadEngineOption"),

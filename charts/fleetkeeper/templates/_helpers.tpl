@@ -143,6 +143,7 @@ maxAccelerators: {{ toJson .Values.accelerators.max }}
 maxAcceleratorsByNamespace: {{ toJson .Values.accelerators.maxByNamespace }}
 floatingRevisions: {{ .Values.floatingRevisions }}
 systemPriorityClasses: {{ .Values.systemPriorityClasses }}
+engineServiceAccounts: {{ toJson .Values.engineServiceAccounts }}
 refuseSecondRelease: {{ .Values.refuseSecondRelease }}
 {{- end -}}
 

@@ -164,6 +164,10 @@ class Reason(DocumentedEnum):
         "An object that Fleetkeeper does not own has the name of a child object.",
     )
     MISSING_SECRET = "MissingSecret", "A Secret that the pods mount does not exist."
+    MISSING_SERVICE_ACCOUNT = (
+        "MissingServiceAccount",
+        "The ServiceAccount of the pods does not exist.",
+    )
     MISSING_VOLUME = "MissingVolume", "A PersistentVolumeClaim does not exist or is not bound."
     UNKNOWN_PROFILE = "UnknownProfile", "The operator does not have this engine profile."
     CRD_TOO_OLD = "CRDTooOld", "The CRD in the cluster is older than the operator requires."
@@ -229,6 +233,7 @@ NOT_READY_REASONS = frozenset(
         Reason.ADMISSION_DENIED,
         Reason.NAME_CONFLICT,
         Reason.MISSING_SECRET,
+        Reason.MISSING_SERVICE_ACCOUNT,
         Reason.MISSING_VOLUME,
         Reason.UNKNOWN_PROFILE,
         Reason.CRD_TOO_OLD,

@@ -146,6 +146,10 @@ class InferenceServiceSpec(Section):
         max_length=16,
         description="Image pull secrets in the service's namespace.",
     )
+    service_account_name: ObjectName | None = Field(
+        None,
+        description="ServiceAccount of the engine pods in the service's namespace, for workload identity. The operator's settings must allow it. Its token is never mounted. Absent means the namespace's default ServiceAccount.",
+    )
     replicas: Replicas | None = Field(
         None,
         description="Fixed number of replicas, set by a person, kubectl scale, HPA, or KEDA. It takes precedence in every scaling.mode. 0 stops the service. Absent means that Fleetkeeper sets the number.",

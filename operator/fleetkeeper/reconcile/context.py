@@ -152,6 +152,8 @@ class PlanContext:
     """True if hf:// models may name a branch, a tag or no revision instead of a commit."""
     system_priority_classes: bool = False
     """True if engine pods may use Kubernetes' own PriorityClasses (system-...)."""
+    engine_service_accounts: tuple[str, ...] = ()
+    """Names of ServiceAccounts that engine pods may use; a trailing `*` allows a prefix."""
 
     @property
     def gpu_budget(self) -> Budget:

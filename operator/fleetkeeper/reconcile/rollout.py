@@ -63,6 +63,7 @@ PATIENCE: Mapping[Reason, Patience] = {
     # The kubelet retries by itself; registries and volumes usually recover within minutes.
     Reason.IMAGE_PULL: Patience(seconds=180.0),
     Reason.MISSING_SECRET: Patience(seconds=60.0),
+    Reason.MISSING_SERVICE_ACCOUNT: Patience(seconds=60.0),
     Reason.MISSING_VOLUME: Patience(seconds=180.0),
     Reason.ADMISSION_DENIED: Patience(seconds=60.0),
     # The cluster may gain capacity: only startupSeconds ends the wait.

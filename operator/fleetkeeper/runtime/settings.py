@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
 from pydantic import (
@@ -42,6 +42,11 @@ from fleetkeeper.reconcile.context import (
 ENV_CONFIG: Final = "FLEETKEEPER_CONFIG"
 ENV_PREFIX: Final = "FLEETKEEPER_"
 """Prefix of every environment variable."""
+
+
+AccountPattern = Annotated[
+    str, Field(min_length=1, max_length=253, pattern=r"^([a-z0-9][-a-z0-9.]*)?\*?$")
+]
 
 
 class SettingsError(ValueError):
@@ -201,6 +206,11 @@ class Settings(BaseSettings):
     system_priority_classes: bool = Field(
         False,
         description="Allow services to use Kubernetes' own PriorityClasses (system-...), whose pods preempt all others.",
+    )
+
+    engine_service_accounts: tuple[AccountPattern, ...] = Field(
+        (),
+        description="ServiceAccounts that services may use for their engines (serviceAccountName), by name. A trailing `*` allows a prefix. Empty: none.",
     )
 
     @classmethod

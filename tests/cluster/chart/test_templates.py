@@ -97,6 +97,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         }
     },
     "two-releases": {"refuseSecondRelease": False, "systemPriorityClasses": True},
+    "accounts": {"engineServiceAccounts": ["model-reader", "team-*"]},
     "no-admission-policy": {"admissionPolicy": {"enabled": False}},
     "no-policies": {"network": {"operatorPolicy": False}, "podDisruptionBudget": False},
     "placement": {

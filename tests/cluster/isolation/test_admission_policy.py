@@ -36,7 +36,7 @@ def account(control_plane: ControlPlane) -> Iterator[Path]:
         claim_namespace(control_plane, namespace)
     objects = [
         item
-        for item in rendered({}, namespace=space)
+        for item in rendered({"engineServiceAccounts": ["model-*", "reader"]}, namespace=space)
         if item["kind"] in INSTALLED | POLICIES
         and "helm.sh/hook" not in item["metadata"].get("annotations", {})
     ]
@@ -195,6 +195,15 @@ PODS: dict[str, tuple[Callable[[Manifest], None], str]] = {
         pod(serviceAccountName="admin", automountServiceAccountToken=True),
         "only routers may have",
     ),
+    "an account that is not allowed": (pod(serviceAccountName="reader-2"), "engineServiceAccounts"),
+    "an account that begins like none": (
+        pod(serviceAccountName="a-model"),
+        "engineServiceAccounts",
+    ),
+    "an allowed account with its token": (
+        pod(serviceAccountName="reader", automountServiceAccountToken=True),
+        "only routers may have",
+    ),
     "system priority": (pod(priorityClassName="system-node-critical"), "system PriorityClasses"),
 }
 
@@ -207,6 +216,13 @@ def test_a_pod_with_more_than_an_engine_has_is_refused(
     said = refusal(control_plane, account, engine(change))
     assert "denied request" in said, said
     assert words in said
+
+
+@pytest.mark.parametrize("name", ["reader", "model-reader", "model-a.b", "default"])
+def test_an_engine_may_use_an_account_that_the_chart_allows(
+    control_plane: ControlPlane, account: Path, name: str
+) -> None:
+    assert refusal(control_plane, account, engine(pod(serviceAccountName=name))) == ""
 
 
 def _without_owner(item: Manifest) -> Manifest:

@@ -156,6 +156,28 @@ def _has_status(world: World, name: str) -> bool:
     return bool((world.plane.get(path) or {}).get("status", {}).get("hard"))
 
 
+async def test_service_accounts_that_are_missing_or_not_allowed(world: World) -> None:
+    """The settings decide which names; a name that does not exist has its own reason."""
+    allowed = {"FLEETKEEPER_ENGINE_SERVICE_ACCOUNTS": '["model-*"]'}
+    await world.operator(env=allowed).start().leads()
+    await world.create(service("no-account", serviceAccountName="model-reader"))
+    await world.create(service("not-allowed", serviceAccountName="default"))
+    await not_ready(
+        world,
+        "no-account",
+        "MissingServiceAccount",
+        "ServiceAccount model-reader does not exist",
+        advice_of("MissingServiceAccount"),
+    )
+    await reports(
+        world, "not-allowed", "Ready", "False", "InvalidSpec", "engineServiceAccounts", "model-*"
+    )
+    assert world.children("not-allowed") == {}
+    world.plane.kubectl("-n", world.namespace, "create", "serviceaccount", "model-reader")
+    await world.ready("no-account")
+    assert condition(world.fis("no-account"), "Stalled") == {}
+
+
 async def test_a_namespace_that_cannot_end_is_reported(world: World) -> None:
     """Children go and cannot come back: it is reported once and not fought.
 

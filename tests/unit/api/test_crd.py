@@ -100,7 +100,7 @@ def test_nothing_is_nullable_and_nothing_is_open() -> None:
 def test_no_field_names_another_namespace_an_address_or_a_raw_pod() -> None:
     forbidden = {
         "namespace", "namespaces", "url", "uri", "endpoint", "address", "image", "command", "args",
-        "template", "hostPath", "path", "envFrom", "volumes", "serviceAccountName", "securityContext",
+        "template", "hostPath", "path", "envFrom", "volumes", "securityContext",
     }  # fmt: skip
     keys = {path.rpartition(".")[2] for path, _ in nodes(schema()["properties"]["spec"])}
     assert not keys & forbidden

@@ -147,6 +147,7 @@ def _containers(template: dict[str, Any]) -> list[dict[str, Any]]:
         {"engine": {"env": [{"name": "HF_ENDPOINT", "value": "https://evil.example.com"}]}},
         {"engine": {"env": [{"name": "NCCL_NET_PLUGIN", "value": "/models/evil.so"}]}},
         {"placement": {"priorityClassName": "system-node-critical"}},
+        {"serviceAccountName": "model-reader"},
     ],
 )
 def test_a_service_that_ran_with_it_before_keeps_its_pods_and_says_why(
@@ -177,6 +178,36 @@ def test_system_priority_is_the_administrators_to_allow() -> None:
 
 
 @pytest.mark.parametrize(
+    ("allowed", "name", "is_allowed"),
+    [
+        ((), "model-reader", False),
+        ((), "default", False),
+        (("model-reader",), "model-reader", True),
+        (("model-reader",), "model-reader-2", False),
+        (("model-*",), "model-reader", True),
+        (("model-*",), "my-model-reader", False),
+        (("other", "*"), "model-reader", True),
+    ],
+)
+def test_a_service_account_is_the_administrators_to_allow(
+    allowed: tuple[str, ...], name: str, is_allowed: bool
+) -> None:
+    asked = service(serviceAccountName=name)
+    context = replace(default_context(), engine_service_accounts=allowed)
+    plan = decide_plan(World(asked).snapshot(), context, 0.0)
+    assert bool(plan.actions) == is_allowed
+    assert ("engineServiceAccounts" in str(plan.status)) != is_allowed
+    assert ("InvalidSpec" in str(plan.status)) != is_allowed
+
+
+def test_an_engine_with_a_service_account_has_no_token() -> None:
+    asked = parse_service(service(serviceAccountName="model-reader"))
+    pod = desired_engine_template(asked, default_catalog().resolve("cuda"), default_context())
+    assert pod["spec"]["serviceAccountName"] == "model-reader"
+    assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize(
     ("lines", "words"),
     [
         (
@@ -192,6 +223,7 @@ def test_system_priority_is_the_administrators_to_allow() -> None:
             "spec.engine.env[0].name: NCCL_NEW_THING is not",
         ),
         ("  placement: {priorityClassName: system-node-critical}\n", "systemPriorityClasses"),
+        ("  serviceAccountName: reader\n", "spec.serviceAccountName: reader is not"),
     ],
 )
 def test_check_says_so_before_anything_is_applied(tmp_path: Path, lines: str, words: str) -> None:

@@ -72,6 +72,7 @@ STALLS = (
     Reason.INVALID_SPEC,
     Reason.QUOTA_EXCEEDED,
     Reason.ADMISSION_DENIED,
+    Reason.MISSING_SERVICE_ACCOUNT,
     Reason.BAD_ENGINE_OPTION,
     Reason.CUDA_OUT_OF_MEMORY,
     Reason.CRASH_LOOP,

@@ -23,6 +23,7 @@ from fleetkeeper.reconcile.observe.pod_problems import (
 )
 from fleetkeeper.reconcile.observe.problem import say
 from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, SecretUse, Termination
+from tests.support.status_cases import NO_ACCOUNT
 
 CONTRACT = Path(__file__).parents[3] / "engine_image" / "contract" / "exit-codes.json"
 CREATED = 1_000.0
@@ -322,6 +323,13 @@ def test_a_ready_pod_that_keeps_ending_is_noticed_for_ten_minutes() -> None:
     assert flapping_problem(pod, 5_601.0) is None
 
 
+def test_a_missing_service_account_is_named_with_what_to_do() -> None:
+    assert problem_of_creation(NO_ACCOUNT).message == (
+        "ServiceAccount reader does not exist, so no pod can be created. "
+        "Create the ServiceAccount or correct spec.serviceAccountName."
+    )
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
@@ -339,6 +347,7 @@ def test_a_ready_pod_that_keeps_ending_is_noticed_for_ten_minutes() -> None:
             'pods "chat-x" is forbidden: no PriorityClass with name high was found',
             Reason.ADMISSION_DENIED,
         ),
+        (NO_ACCOUNT, Reason.MISSING_SERVICE_ACCOUNT),
     ],
 )
 def test_refused_creations_are_distinguished_without_the_generated_name(

@@ -180,6 +180,7 @@ ROLLED_OUT = {
     "placement.topologySpreadConstraints": [],
     "podMetadata.labels": {"team": "a"},
     "imagePullSecrets": [{"name": "registry"}],
+    "serviceAccountName": "model-reader",
 }
 
 

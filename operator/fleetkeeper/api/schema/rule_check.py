@@ -65,6 +65,23 @@ def floating_revisions(spec: InferenceServiceSpec) -> list[FieldError]:
     ]
 
 
+def forbidden_account(spec: InferenceServiceSpec, allowed: tuple[str, ...]) -> list[FieldError]:
+    """Return an error if the settings do not allow the ServiceAccount. `*` ends a prefix."""
+    name = spec.service_account_name
+    if name is None or any(
+        name.startswith(item[:-1]) if item.endswith("*") else name == item for item in allowed
+    ):
+        return []
+    known = f"allow only {', '.join(allowed)}" if allowed else "allow none"
+    return [
+        FieldError(
+            "spec.serviceAccountName",
+            f"{name} is not a ServiceAccount that engines may use; the operator's settings {known} "
+            "(engineServiceAccounts). Remove it, or ask the administrator to allow it",
+        )
+    ]
+
+
 def system_priority(spec: InferenceServiceSpec) -> list[FieldError]:
     """Return an error if the PriorityClass is a system class."""
     name = spec.placement.priority_class_name or ""

@@ -103,6 +103,8 @@ def _pod_spec(
     }
     if profile.delivery is Delivery.INJECT:
         spec["initContainers"] = [_install_container(profile)]
+    if service.spec.service_account_name is not None:
+        spec["serviceAccountName"] = service.spec.service_account_name
     secrets = desired_pull_secrets(service, context)
     if secrets:
         spec["imagePullSecrets"] = secrets

@@ -71,6 +71,7 @@ ADVICE: Mapping[Reason, str] = {
     Reason.QUOTA_EXCEEDED: "Raise the namespace's ResourceQuota or request less.",
     Reason.ADMISSION_DENIED: "Change the spec or the cluster's policy.",
     Reason.MISSING_SECRET: "Create the Secret, or correct spec.model.tokenSecret or spec.engine.env.",
+    Reason.MISSING_SERVICE_ACCOUNT: "Create the ServiceAccount or correct spec.serviceAccountName.",
     Reason.MISSING_VOLUME: "Create the PersistentVolumeClaim or correct spec.model.",
 }
 """The remedy at the end of every message."""
@@ -80,6 +81,9 @@ _NOT_ACCELERATORS = ("ephemeral-storage", "hugepages-", "attachable-volumes-")
 _CLAIM = re.compile(r"persistentvolumeclaim \"?([a-z0-9.-]+)\"?", re.IGNORECASE)
 _SECRET = re.compile(
     r"secret \"([^\"]+)\" not found|in Secret [^/\s]+/([a-z0-9.-]+)", re.IGNORECASE
+)
+_NO_ACCOUNT = re.compile(
+    r'error looking up service account \S+: serviceaccount "([a-z0-9.-]+)" not found'
 )
 _IS_SECRET = re.compile(r"\bsecrets?\b", re.IGNORECASE)
 _FORBIDDEN = re.compile(r'^.*?[a-z.]+ "[^"]*" is forbidden: ')
@@ -126,6 +130,11 @@ def needs_events(pod: Pod, now: float) -> bool:
 
 def problem_of_creation(message: str, since: float | None = None) -> Problem:
     """Return the problem of a refused pod or child, from the API server's own message."""
+    account = _NO_ACCOUNT.search(message)
+    if account:
+        reason = Reason.MISSING_SERVICE_ACCOUNT
+        what = f"ServiceAccount {account.group(1)} does not exist, so no pod can be created"
+        return Problem(reason, say(what, "", ADVICE[reason]), since)
     is_quota = "exceeded quota" in message or "must specify" in message
     reason = Reason.QUOTA_EXCEEDED if is_quota else Reason.ADMISSION_DENIED
     by = "The namespace's ResourceQuota" if is_quota else "Admission control"
