@@ -353,6 +353,28 @@ CASES: dict[str, GoldenCase] = {
             image_pull_secrets=("fleetkeeper-pull",),
         ),
     ),
+    "claims": GoldenCase(
+        _cuda(
+            engine={"tensorParallelSize": 2},
+            resources={
+                "claims": [
+                    {"name": "gpus", "resourceClaimTemplateName": "two-gpus", "request": "gpu"},
+                    {"name": "network", "resourceClaimName": "shared-nic"},
+                ]
+            },
+        )
+    ),
+    "claims-beside-accelerators": GoldenCase(
+        _cuda(
+            resources={
+                "accelerator": {},
+                "claims": [{"name": "network", "resourceClaimTemplateName": "nic"}],
+            }
+        )
+    ),
+    "claims-on-cpu": GoldenCase(
+        _cpu(resources={"claims": [{"name": "network", "resourceClaimTemplateName": "nic"}]})
+    ),
     "service-account": GoldenCase(
         _cuda(
             serviceAccountName="model-reader",

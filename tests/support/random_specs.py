@@ -167,6 +167,9 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
     spec.pop("serviceAccountName", None)  # the default settings allow none
     _mend_cache(rng, spec["model"])
     resources = spec.get("resources", {})
+    for claim in resources.get("claims", ()):
+        claim.pop("resourceClaimTemplateName", None)
+        claim["resourceClaimName"] = "devices"
     if "accelerator" in resources:
         parallel = spec.setdefault("engine", {}).setdefault("tensorParallelSize", 1)
         resources["accelerator"]["count"] = parallel

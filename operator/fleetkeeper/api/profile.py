@@ -205,22 +205,26 @@ class EffectiveResources:
     shared_memory: str
     accelerator: Accelerator | None
     ephemeral_storage: str | None = None
+    claimed_accelerators: int = 0
+    """The number of accelerators that claims hold, instead of an extended resource."""
 
     @property
     def accelerators(self) -> int:
         """Return the number of accelerators of a replica."""
-        return self.accelerator.count if self.accelerator else 0
+        return self.accelerator.count if self.accelerator else self.claimed_accelerators
 
 
 def effective_resources(spec: InferenceServiceSpec, profile: EngineProfile) -> EffectiveResources:
     """Return the spec's resources, completed with the profile's defaults.
 
     On a cuda profile without `resources.accelerator`, a replica gets `engine.tensorParallelSize` of
-    the profile's accelerators. On a cpu profile it gets none.
+    the profile's accelerators, or gets as many from `resources.claims`. On a cpu profile it gets none.
     """
     asked, default = spec.resources, profile.resources
-    accelerator = asked.accelerator
-    if accelerator is None and profile.accelerator is AcceleratorKind.CUDA:
+    accelerator, claimed = asked.accelerator, 0
+    if accelerator is None and profile.accelerator is AcceleratorKind.CUDA and asked.claims:
+        claimed = spec.engine.tensor_parallel_size
+    elif accelerator is None and profile.accelerator is AcceleratorKind.CUDA:
         accelerator = Accelerator(
             resource=default.accelerator_resource or "nvidia.com/gpu",
             count=spec.engine.tensor_parallel_size,
@@ -235,6 +239,7 @@ def effective_resources(spec: InferenceServiceSpec, profile: EngineProfile) -> E
         ephemeral_storage=(
             canonical_quantity(asked.ephemeral_storage) if asked.ephemeral_storage else None
         ),
+        claimed_accelerators=claimed,
         accelerator=accelerator if profile.accelerator is AcceleratorKind.CUDA else None,
     )
 

@@ -46,6 +46,10 @@ SecretKeyName = Annotated[
     str, Field(min_length=1, max_length=253, pattern=r"^\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$")
 ]
 
+DnsLabel = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+]
+
 
 class SecretKey(Section):
     """A key of a Secret in the same namespace."""
@@ -201,12 +205,35 @@ class Accelerator(Section):
     )
 
 
+class DeviceClaim(Section):
+    """Devices of each replica by Dynamic Resource Allocation. Exactly one of the two references is set."""
+
+    name: DnsLabel = Field(description="Name of the claim within the pod.")
+    resource_claim_template_name: ObjectName | None = Field(
+        None,
+        description="Name of a ResourceClaimTemplate in the service's namespace. Every replica gets its own claim, and so its own devices.",
+    )
+    resource_claim_name: ObjectName | None = Field(
+        None,
+        description="Name of a ResourceClaim in the service's namespace. All replicas share its devices, also the new and the old ones in a rollout, and run only on nodes that reach them. Engines cannot share an accelerator, because each plans with memory.capPercent of its whole memory. So use it only for devices that can be shared, such as network devices.",
+    )
+    request: DnsLabel | None = Field(
+        None,
+        description="Name of a request in the claim. The engine gets only its devices. Absent means all devices of the claim.",
+    )
+
+
 class Resources(Section):
     """The resources of each replica. Requests equal limits, but CPU has no limit with accelerators."""
 
     accelerator: Accelerator | None = Field(
         None,
-        description="Accelerators of each replica. Absent means the profile's default: engine.tensorParallelSize times nvidia.com/gpu on cuda profiles, none on cpu profiles.",
+        description="Accelerators of each replica. Absent means the profile's default: engine.tensorParallelSize times nvidia.com/gpu on cuda profiles, none on cpu profiles. With claims, absent means that the claims hold the accelerators.",
+    )
+    claims: tuple[DeviceClaim, ...] = Field(
+        (),
+        max_length=16,
+        description="Devices of each replica by Dynamic Resource Allocation, in Kubernetes 1.34 or later. On cuda profiles without accelerator, the claims must hold engine.tensorParallelSize accelerators. The GPU budget and the status count this number. The operator never reads claims.",
     )
     cpu: Quantity | None = Field(
         None,

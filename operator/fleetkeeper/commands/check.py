@@ -65,13 +65,12 @@ def _span(needs: Needs) -> str:
 
 
 def _accelerator_lines(needs: Needs) -> list[str]:
-    accelerator = needs.resources.accelerator
-    if accelerator is None:
+    accelerator, count = needs.resources.accelerator, needs.resources.accelerators
+    if not count:
         return []
+    kind = accelerator.resource if accelerator else "from resources.claims"
     most = needs.accelerators(needs.most)
-    lines = [
-        f"  accelerators {needs.most} x {accelerator.count} = {most} {accelerator.resource} at most"
-    ]
+    lines = [f"  accelerators {needs.most} x {count} = {most} {kind} at most"]
     if needs.surge and needs.most:
         more = needs.accelerators(needs.surge)
         lines.append(

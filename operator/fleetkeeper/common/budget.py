@@ -132,22 +132,37 @@ def with_reserved(held: Holding, gpus: int) -> Holding:
     return replace(held, claimed=max(held.claimed, gpus))
 
 
+ACCELERATORS_VARIABLE = "FLEETKEEPER_ACCELERATORS"
+"""The variable of an engine with the number of accelerators that its claims hold. Only the operator
+can set it, and nobody can change it in a pod."""
+
+
 def accelerators_of(pod_spec: Mapping[str, Any]) -> int:
     """Return the accelerators that one pod of this spec requests, 0 if no readable amount is found.
 
     Accelerators are extended resources, which Kubernetes counts in whole units and reads from
-    limits. Among several kinds the largest number counts: a webhook may add network devices to the
-    GPUs.
+    limits, or those of claims, whose number `ACCELERATORS_VARIABLE` holds. Among several kinds the
+    largest number counts: a webhook may add network devices to the GPUs.
     """
     count = 0
     containers = pod_spec.get("containers")
     for container in containers if isinstance(containers, list) else ():
+        if pod_spec.get("resourceClaims"):
+            count = max(count, _claimed(container))
         resources = container.get("resources") if isinstance(container, Mapping) else None
         limits = resources.get("limits") if isinstance(resources, Mapping) else None
         for name, amount in limits.items() if isinstance(limits, Mapping) else ():
             if "/" in name and not name.startswith("kubernetes.io/"):
                 count = max(count, _pieces(amount))
     return count
+
+
+def _claimed(container: object) -> int:
+    variables = container.get("env") if isinstance(container, Mapping) else None
+    for variable in variables if isinstance(variables, list) else ():
+        if isinstance(variable, Mapping) and variable.get("name") == ACCELERATORS_VARIABLE:
+            return _pieces(variable.get("value"))
+    return 0
 
 
 def _pieces(amount: object) -> int:

@@ -144,7 +144,8 @@ class Pod:
     probe of a started and running container made the pod unready (None otherwise). `unschedulable`
     is the message of PodScheduled=False with reason Unschedulable ("" otherwise). `deletion_cost`
     is the annotation `controller.kubernetes.io/pod-deletion-cost` (0 if absent). `accelerators` is
-    the number that the pod requests. `secret_uses` lists the variables that come from Secrets.
+    the number that the pod requests. `secret_uses` lists the variables that come from Secrets. `has_claims` is True
+    if the pod has ResourceClaims.
     """
 
     name: str
@@ -167,6 +168,7 @@ class Pod:
     accelerators: int = 0
     containers: tuple[Container, ...] = ()
     secret_uses: tuple[SecretUse, ...] = ()
+    has_claims: bool = False
 
 
 @dataclass(frozen=True, slots=True)

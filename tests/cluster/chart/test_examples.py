@@ -24,6 +24,7 @@ WANTED = {
     "70b-tensor-parallel-4",
     "lora-adapters",
     "mixed-tiers",
+    "devices-by-claims",
     "scaled-by-hpa",
 }
 

@@ -212,6 +212,13 @@ def test_what_the_profile_does_not_support_is_reported(
         assert word in done.stdout
 
 
+def test_check_counts_the_accelerators_of_claims(run: Run) -> None:
+    claims = "    claims: [{name: gpus, resourceClaimTemplateName: four-gpus}]\n"
+    done = run("check", "-f", "claims.yaml", claims=GOOD + claims)
+    assert done.exit_code == 0, done.output
+    assert "6 x 4 = 24 from resources.claims at most" in done.stdout
+
+
 def test_settings_bring_other_profiles_and_allow_floating_revisions(
     run: Run, tmp_path: Path
 ) -> None:

@@ -147,7 +147,7 @@ def test_orders_never_exceed_the_budget_whoever_states_a_want(
 def bounded(gpus: int, **spec: object) -> World:
     """A new service without a router, on GPUs that its spec does not mention."""
     allowance = Allowance(gpus, f"the fleet's budget of {gpus} GPUs")
-    world = new_world(routing={"policy": "None"}, engine={"profile": "cuda"}, **spec)
+    world = new_world(**{"routing": {"policy": "None"}, "engine": {"profile": "cuda"}, **spec})
     return replace(world, allowance=allowance)
 
 
@@ -225,6 +225,47 @@ def test_a_contested_number_is_still_left_alone() -> None:
     foreign = tuple((world.now - 10 * number, "hpa") for number in range(4))
     scaled = edited(world, (Kind.DEPLOYMENT, "chat"), desired_replicas=1, replicas_manager="hpa")
     assert settle(replace(scaled, foreign_writes=foreign)).engine.desired_replicas == 1
+
+
+def with_claims(env: object, **limits: str) -> dict[str, object]:
+    containers = [{"env": env, "resources": {"limits": limits}}]
+    return {"resourceClaims": [{"name": "gpu"}], "containers": containers}
+
+
+def claimed(value: object) -> list[object]:
+    return ["garbage", {"name": "A"}, {"name": "FLEETKEEPER_ACCELERATORS", "value": value}]
+
+
+@pytest.mark.parametrize(
+    ("pod_spec", "count"),
+    [
+        (with_claims(claimed("2")), 2),
+        (with_claims(claimed("2"), **{"rdma/hca": "8"}), 8),
+        (with_claims(claimed("9" * 5000)), 0),
+        (with_claims(claimed(None)), 0),
+        (with_claims("garbage"), 0),
+        ({**with_claims(claimed("2")), "resourceClaims": []}, 0),
+    ],
+)
+def test_accelerators_of_claims_are_counted(pod_spec: dict[str, object], count: int) -> None:
+    assert accelerators_of(pod_spec) == count
+
+
+@pytest.mark.parametrize("accelerator", [None, {"count": 2}])
+def test_a_service_with_claims_counts_against_the_budget(
+    accelerator: dict[str, int] | None,
+) -> None:
+    """Whether the claims hold the GPUs or stand beside them."""
+    resources = {"claims": [{"name": "devices", "resourceClaimTemplateName": "devices"}]}
+    world = settle(
+        bounded(
+            5,
+            engine={"profile": "cuda", "tensorParallelSize": 2},
+            resources={**resources, **({"accelerator": accelerator} if accelerator else {})},
+            replicas=3,
+        )
+    )
+    assert (world.engine.accelerators, world.engine.desired_replicas) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from fleetkeeper.api.profile import ProfileCatalog
 from fleetkeeper.common.values import (
     ReplicaAllocation,
 )
+from fleetkeeper.reconcile.observe.pod_problems import SET_UP_S
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.types import (
     Container,
@@ -98,6 +99,22 @@ def test_an_event_names_the_secret_that_a_pod_waits_for() -> None:
     assert plan.status is not None
     (ready,) = [item for item in plan.status["conditions"] if item["type"] == "Ready"]
     assert ready["reason"] == Reason.MISSING_SECRET
+
+
+def test_a_pod_whose_claim_is_missing_is_reported_after_its_time() -> None:
+    """The scheduler writes no verdict; for the first seconds every pod with claims looks so."""
+    world = with_pod({}, scheduled=False, has_claims=True)
+    assert condition_of(world, "Ready")["reason"] != Reason.UNSCHEDULABLE
+    (pod,) = world.pods
+    wait = plan_of(world).requeue_after_s
+    assert wait is not None
+    assert pod.created < world.now + wait <= pod.created + SET_UP_S
+    later = replace(world, now=pod.created + SET_UP_S)
+    ready = condition_of(later, "Ready")
+    assert ready["reason"] == Reason.UNSCHEDULABLE
+    assert "spec.resources.claims" in ready["message"]
+    plain = replace(later, pods=(replace(pod, has_claims=False),))
+    assert condition_of(plain, "Ready")["reason"] != Reason.UNSCHEDULABLE
 
 
 BLOCKS: dict[str, Callable[[World], World]] = {

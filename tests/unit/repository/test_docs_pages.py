@@ -172,6 +172,7 @@ ROLLED_OUT = {
     "engine.maxModelLength": 1024,
     "resources.cpu": "3",
     "resources.ephemeralStorage": "10Gi",
+    "resources.claims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
     "memory.capPercent": 70,
     "batching.maxSequences": 128,
     "batching.minTokens": 512,

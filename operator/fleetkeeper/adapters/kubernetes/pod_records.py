@@ -72,6 +72,7 @@ def pod_record(live: Mapping[str, Any]) -> Pod:
         deletion_cost=cost(annotations.get(ANNOTATION_DELETION_COST)),
         accelerators=accelerators_of(spec),
         containers=tuple(_containers(status)),
+        has_claims=bool(spec.get("resourceClaims")),
         secret_uses=tuple(islice(_secret_uses(spec), MAX_SECRET_USES)),
     )
 

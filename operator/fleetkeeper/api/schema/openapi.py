@@ -28,6 +28,7 @@ Schema = dict[str, Any]
 LIST_MAP_KEYS = {
     "Adapter": ("name",),
     "Condition": ("type",),
+    "DeviceClaim": ("name",),
     "EnvironmentVariable": ("name",),
     "TopologySpreadConstraint": ("topologyKey", "whenUnsatisfiable"),
 }

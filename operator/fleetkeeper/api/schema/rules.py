@@ -136,7 +136,23 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "variables for plugins, files, and endpoints, such as NCCL_NET_PLUGIN and HF_ENDPOINT, can only be set by the administrator, in the engine profile's variables",
         ),
     ),
+    t.DeviceClaim: (
+        Rule[t.DeviceClaim](
+            "",
+            "has(self.resourceClaimTemplateName) != has(self.resourceClaimName)",
+            lambda of: (
+                (of.resource_claim_template_name is None) != (of.resource_claim_name is None)
+            ),
+            "set exactly one of resourceClaimTemplateName and resourceClaimName",
+        ),
+    ),
     t.Resources: (
+        unique_items_rule(
+            "claims",
+            "claims",
+            lambda claim: claim.name,
+            "two claims have the same name; use unique names",
+        ),
         quantity_rule("cpu", "cpu", _MAX_CPU),
         quantity_rule("memory", "memory", _MAX_BYTES),
         quantity_rule("sharedMemory", "shared_memory", _MAX_BYTES),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profile import EffectiveResources, EngineProfile
 from fleetkeeper.api.types import EnvironmentVariable, InferenceServiceSpec
+from fleetkeeper.common.budget import ACCELERATORS_VARIABLE
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.manifests.engine_document import (
     EngineOptionRefused,
@@ -41,6 +42,8 @@ def desired_engine_environment(
         "HOME": HOME_DIR,
         "USER": "engine",
     }
+    if resources.claimed_accelerators:
+        own[ACCELERATORS_VARIABLE] = str(resources.claimed_accelerators)
     entries: dict[str, Manifest] = {
         **_entries(_hub_environment(spec)),
         **{variable.name: _entry_of(variable) for variable in spec.engine.env},

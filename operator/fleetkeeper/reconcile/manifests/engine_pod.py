@@ -20,7 +20,7 @@ from fleetkeeper.api.profile import (
     effective_resources,
 )
 from fleetkeeper.api.scheduling import Toleration
-from fleetkeeper.api.types import Placement
+from fleetkeeper.api.types import DeviceClaim, Placement
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.digest import template_hash_of
@@ -103,6 +103,9 @@ def _pod_spec(
     }
     if profile.delivery is Delivery.INJECT:
         spec["initContainers"] = [_install_container(profile)]
+    claims = [_pod_claim(claim) for claim in service.spec.resources.claims]
+    if claims:
+        spec["resourceClaims"] = claims
     if service.spec.service_account_name is not None:
         spec["serviceAccountName"] = service.spec.service_account_name
     secrets = desired_pull_secrets(service, context)
@@ -146,7 +149,7 @@ def _engine_container(
             {"name": HTTP_PORT_NAME, "containerPort": SERVING_PORT, "protocol": "TCP"},
             {"name": CONTROL_PORT_NAME, "containerPort": CONTROL_PORT, "protocol": "TCP"},
         ],
-        "resources": _resources(resources, profile),
+        "resources": _resources(service, resources, profile),
         "startupProbe": {
             **_probe("startup", period_s=STARTUP_PERIOD_S),
             "failureThreshold": ceil(startup_s / STARTUP_PERIOD_S),
@@ -180,7 +183,17 @@ def _probe(name: str, *, period_s: int) -> Manifest:
     }
 
 
-def _resources(resources: EffectiveResources, profile: EngineProfile) -> Manifest:
+def _pod_claim(claim: DeviceClaim) -> Manifest:
+    return {key: item for key, item in claim.to_manifest().items() if key != "request"}
+
+
+def _container_claim(claim: DeviceClaim) -> Manifest:
+    return {key: item for key, item in claim.to_manifest().items() if key in {"name", "request"}}
+
+
+def _resources(
+    service: InferenceService, resources: EffectiveResources, profile: EngineProfile
+) -> Manifest:
     """Return requests equal to limits, but without a CPU limit if the pod has an accelerator.
 
     There, CPU throttling would only slow the engine down. On a CPU profile the cores are the
@@ -195,7 +208,8 @@ def _resources(resources: EffectiveResources, profile: EngineProfile) -> Manifes
     limits = dict(requests)
     if profile.accelerator is not AcceleratorKind.CPU:
         del limits["cpu"]
-    return {"limits": limits, "requests": requests}
+    claims = [_container_claim(claim) for claim in service.spec.resources.claims]
+    return {"limits": limits, "requests": requests, **({"claims": claims} if claims else {})}
 
 
 def _volumes(

@@ -41,7 +41,10 @@ class Diagnosis:
 
 def decide_diagnosis(snapshot: Snapshot, facts: Facts, now: float) -> Diagnosis:
     """Diagnose all pods and writes of the service."""
-    found = [(pod, problem_of_pod(pod, snapshot.events)) for pod in facts.engine_pods]
+    found = [
+        (pod, problem_of_pod(pod, snapshot.events) or _claims_problem(pod, now))
+        for pod in facts.engine_pods
+    ]
     problems = [(pod, problem) for pod, problem in found if problem is not None]
     current = {pod.name for pod in facts.pods_of(facts.current)}
     of_current = [problem for pod, problem in problems if pod.name in current]
@@ -71,12 +74,29 @@ def _wanted_events(pods: tuple[Pod, ...], snapshot: Snapshot, now: float) -> tup
     return tuple(pod.uid for pod in pods if pod.uid not in known and needs_events(pod, now))
 
 
+def _claims_problem(pod: Pod, now: float) -> Problem | None:
+    """Return the problem of a pod that the scheduler does not consider, because a claim is missing.
+
+    There is neither a verdict nor, for a claim by name, an event.
+    """
+    if not _waits_for_claims(pod) or now - pod.created < SET_UP_S:
+        return None
+    what = f"Pod {pod.name}: The scheduler waits for a ResourceClaim of the pod"
+    advice = "Check that the claims and templates in spec.resources.claims exist."
+    return Problem(Reason.UNSCHEDULABLE, say(what, "", advice), pod.created)
+
+
+def _waits_for_claims(pod: Pod) -> bool:
+    return pod.has_claims and not (pod.scheduled or pod.unschedulable or pod.deleting)
+
+
 def _until_set_up(pods: tuple[Pod, ...], now: float) -> list[float]:
     """Return, for each pod being set up, the seconds until it has taken too long."""
     return [
         pod.created + SET_UP_S - now
         for pod in pods
-        if pod.scheduled and not pod.ready and now - pod.created < SET_UP_S
+        if (_waits_for_claims(pod) or (pod.scheduled and not pod.ready))
+        and now - pod.created < SET_UP_S
     ]
 
 
