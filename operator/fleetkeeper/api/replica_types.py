@@ -14,6 +14,7 @@ from fleetkeeper.api.scheduling import (
     Toleration,
     TopologySpreadConstraint,
 )
+from fleetkeeper.api.variables import EnvironmentVariable, SecretKey
 
 MODEL_SOURCE = (
     r"^(pvc://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
@@ -26,7 +27,6 @@ GitRevision = Annotated[
 ServedName = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")
 ]
-EnvironmentValue = Annotated[str, Field(max_length=1024, pattern=r"^[ -~]*$")]
 OPTION_VALUE_MAX_LENGTH = 253
 OptionValue = Annotated[str, Field(max_length=OPTION_VALUE_MAX_LENGTH)]
 AnnotationValue = Annotated[str, Field(max_length=4096)]
@@ -41,54 +41,9 @@ ResourceName = Annotated[
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
     ),
 ]
-
-SecretKeyName = Annotated[
-    str, Field(min_length=1, max_length=253, pattern=r"^\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$")
-]
-
 DnsLabel = Annotated[
     str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 ]
-
-
-class SecretKey(Section):
-    """A key of a Secret in the same namespace."""
-
-    name: ObjectName = Field(description="Name of the Secret in the service's namespace.")
-    key: SecretKeyName = Field("token", description="Key in the Secret.")
-
-
-class SecretKeySelector(Section):
-    """A key of a Secret in the same namespace, without a default for the key."""
-
-    name: ObjectName = Field(description="Name of the Secret in the service's namespace.")
-    key: SecretKeyName = Field(
-        description="Key in the Secret. It must exist: a replica does not start without it."
-    )
-
-
-class VariableSource(Section):
-    """The source of a variable's value."""
-
-    secret_key_ref: SecretKeySelector = Field(
-        description="Key of a Secret. Pods reference it by name; the operator never reads it. A changed value reaches new pods only."
-    )
-
-
-class EnvironmentVariable(Section):
-    """An environment variable of the engine. Exactly one of `value` and `value_from` is set."""
-
-    name: str = Field(
-        min_length=1,
-        max_length=128,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Name of the variable. The profile must allow it.",
-    )
-    value: EnvironmentValue | None = Field(None, description="Value of the variable.")
-    value_from: VariableSource | None = Field(
-        None,
-        description="Source of the value, for values that must not be in the spec, for example the URL of a proxy with its password. The profile must list the exact name of the variable.",
-    )
 
 
 class ModelCache(Section):

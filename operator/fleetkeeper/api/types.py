@@ -45,8 +45,6 @@ from fleetkeeper.api.replica_types import (
     AnnotationValue,
     DeviceClaim,
     Engine,
-    EnvironmentValue,
-    EnvironmentVariable,
     GitRevision,
     Memory,
     Model,
@@ -58,9 +56,9 @@ from fleetkeeper.api.replica_types import (
     ProfileName,
     ResourceName,
     Resources,
-    SecretKey,
     ServedName,
 )
+from fleetkeeper.api.variables import EnvironmentValue, EnvironmentVariable, SecretKey
 
 __all__ = [
     "OPTION_VALUE_MAX_LENGTH",

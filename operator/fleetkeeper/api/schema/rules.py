@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fleetkeeper.api import scheduling as s
 from fleetkeeper.api import types as t
 from fleetkeeper.api.environment import ADMINISTRATORS, is_administrators
 from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
@@ -24,6 +23,7 @@ from fleetkeeper.api.schema.rule import (
     unique_items_rule,
     unreserved_keys_rule,
 )
+from fleetkeeper.api.schema.scheduling_rules import SCHEDULING_RULES
 
 
 def is_hub_source(source: str) -> bool:
@@ -41,24 +41,6 @@ def _hub_only(field: str, attribute: str, message: str) -> Rule[t.Model]:
             or any(is_hub_source(one) for one in (of.source, *(a.source for a in of.adapters)))
         ),
         message,
-    )
-
-
-def _node_values_fit(of: s.NodeRequirement) -> bool:
-    if of.operator in {s.NodeSelectorOperator.IN, s.NodeSelectorOperator.NOT_IN}:
-        return bool(of.values)
-    if of.operator in {s.NodeSelectorOperator.GT, s.NodeSelectorOperator.LT}:
-        return len(of.values) == 1 and re.fullmatch(r"[0-9]{1,18}", of.values[0]) is not None
-    return not of.values
-
-
-def _names_one_node(of: s.NodeTerm) -> bool:
-    """Return True if all node fields are metadata.name with one value, as Kubernetes requires."""
-    return all(
-        field.key == "metadata.name"
-        and field.operator in {s.NodeSelectorOperator.IN, s.NodeSelectorOperator.NOT_IN}
-        and len(field.values) == 1
-        for field in of.match_fields
     )
 
 
@@ -81,6 +63,7 @@ _ONE_SOURCE: tuple[Rule[Any], ...] = (
 )
 
 RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
+    **SCHEDULING_RULES,
     t.ModelCache: (
         Rule[t.ModelCache](
             "",
@@ -170,46 +153,6 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "must be less than memory, because it is part of memory",
         ),
     ),
-    s.Toleration: (
-        Rule[s.Toleration](
-            "key",
-            "has(self.key) || (has(self.operator) && self.operator == 'Exists')",
-            lambda of: of.key is not None or of.operator is s.TolerationOperator.EXISTS,
-            "without a key, the operator must be Exists, which tolerates every taint",
-        ),
-        Rule[s.Toleration](
-            "value",
-            "!has(self.value) || !has(self.operator) || self.operator != 'Exists'",
-            lambda of: of.value is None or of.operator is not s.TolerationOperator.EXISTS,
-            "the operator Exists does not allow a value; remove it or use the operator Equal",
-        ),
-        Rule[s.Toleration](
-            "tolerationSeconds",
-            "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
-            lambda of: of.toleration_seconds is None or of.effect is s.TaintEffect.NO_EXECUTE,
-            "tolerationSeconds requires the effect NoExecute",
-        ),
-    ),
-    s.LabelRequirement: (
-        Rule[s.LabelRequirement](
-            "values",
-            "self.operator in ['In', 'NotIn'] ? size(self.values) > 0 : size(self.values) == 0",
-            lambda of: (
-                bool(of.values)
-                == (of.operator in {s.SelectorOperator.IN, s.SelectorOperator.NOT_IN})
-            ),
-            "In and NotIn require values; Exists and DoesNotExist do not allow them",
-        ),
-    ),
-    s.NodeRequirement: (
-        Rule[s.NodeRequirement](
-            "values",
-            "self.operator in ['In', 'NotIn'] ? size(self.values) > 0 : "
-            "(self.operator in ['Gt', 'Lt'] ? size(self.values) == 1 && self.values[0].matches('^[0-9]{1,18}$') : size(self.values) == 0)",
-            _node_values_fit,
-            "In and NotIn require values, Gt and Lt require one integer; Exists and DoesNotExist do not allow values",
-        ),
-    ),
     t.Accelerator: (
         Rule[t.Accelerator](
             "resource",
@@ -218,25 +161,6 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
                 "kubernetes.io/" not in of.resource and not of.resource.startswith("requests.")
             ),
             "is not an extended resource; use the resource of a device plugin, such as nvidia.com/gpu",
-        ),
-    ),
-    s.NodeTerm: (
-        Rule[s.NodeTerm](
-            "matchFields",
-            "self.matchFields.all(f, f.key == 'metadata.name' && f.operator in ['In', 'NotIn'] && size(f.values) == 1)",
-            _names_one_node,
-            "only the field metadata.name is supported, with In or NotIn and one value; use matchExpressions for labels",
-        ),
-    ),
-    s.TopologySpreadConstraint: (
-        Rule[s.TopologySpreadConstraint](
-            "minDomains",
-            "!has(self.minDomains) || self.whenUnsatisfiable == 'DoNotSchedule'",
-            lambda of: (
-                of.min_domains is None
-                or of.when_unsatisfiable is s.WhenUnsatisfiable.DO_NOT_SCHEDULE
-            ),
-            "minDomains requires whenUnsatisfiable: DoNotSchedule; set it or remove minDomains",
         ),
     ),
     t.Placement: (
@@ -248,7 +172,6 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "two constraints have the same topologyKey and whenUnsatisfiable; remove one",
         ),
     ),
-    s.LabelSelector: (label_keys_rule("matchLabels", "match_labels"),),
     t.PodMetadata: (
         label_keys_rule("labels", "labels"),
         unreserved_keys_rule("labels"),
