@@ -348,6 +348,35 @@ def test_a_change_of_settings_restarts_the_operator() -> None:
     assert checksum({}) != checksum(VALUE_SETS["new-profile"])
 
 
+def _policy_list(values: dict[str, Any], variable: str) -> list[str]:
+    """A list in the admission policy for pods."""
+    policy = only(rendered(values), "ValidatingAdmissionPolicy", "fleetkeeper-restricted-pods")
+    found = {item["name"]: item["expression"] for item in policy["spec"]["variables"]}
+    names: list[str] = json.loads(found[variable])
+    return names
+
+
+def test_the_policy_allows_the_variables_from_secrets_that_profiles_allow() -> None:
+    """A profile without `env` allows the operator's default, which the chart repeats."""
+    exact = {
+        name
+        for profile in default_context().catalog.profiles
+        for name in profile.env
+        if not name.endswith("*")
+    }
+    assert set(_policy_list({}, "secretVariables")) == {"HF_TOKEN", *exact}
+    own = {"engineProfiles": {"cpu-0.32.0-1": {"env": ["AWS_ACCESS_KEY_ID", "NCCL_*"]}}}
+    assert set(_policy_list(own, "secretVariables")) == {"HF_TOKEN", "AWS_ACCESS_KEY_ID", *exact}
+    none = {"cpu-0.32.0-1": {"env": []}, "cuda-0.32.0-1": {"env": []}}
+    assert _policy_list({"engineProfiles": none}, "secretVariables") == ["HF_TOKEN"]
+
+
+def test_the_policy_knows_the_accounts_that_the_operator_allows() -> None:
+    assert _policy_list({}, "accounts") == []
+    values = VALUE_SETS["accounts"]
+    assert _policy_list(values, "accounts") == values["engineServiceAccounts"]
+
+
 def test_rules_are_made_when_asked_for() -> None:
     """One PrometheusRule for each file of rules, each with its groups; none otherwise."""
     asked = rendered({"prometheus": {"rules": {"enabled": True}}})
@@ -394,6 +423,7 @@ def test_monitors_are_made_only_when_asked_for() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"engineServiceAccounts": ["a*b"]}, "engineServiceAccounts"),
         ({"replica": 2}, "replica"),
         ({"image": {"name": "x"}}, "name"),
         ({"replicas": 0}, "replicas"),
