@@ -367,7 +367,7 @@ def test_the_policy_allows_the_variables_from_secrets_that_profiles_allow() -> N
     assert set(_policy_list({}, "secretVariables")) == {"HF_TOKEN", *exact}
     own = {"engineProfiles": {"cpu-0.32.0-1": {"env": ["AWS_ACCESS_KEY_ID", "NCCL_*"]}}}
     assert set(_policy_list(own, "secretVariables")) == {"HF_TOKEN", "AWS_ACCESS_KEY_ID", *exact}
-    none = {"cpu-0.32.0-1": {"env": []}, "cuda-0.32.0-1": {"env": []}}
+    none: dict[str, Any] = {"cpu-0.32.0-1": {"env": []}, "cuda-0.32.0-1": {"env": []}}
     assert _policy_list({"engineProfiles": none}, "secretVariables") == ["HF_TOKEN"]
 
 
