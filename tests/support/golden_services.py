@@ -276,6 +276,13 @@ CASES: dict[str, GoldenCase] = {
         ),
         replicas=4,
     ),
+    "rollout-percent": GoldenCase(
+        _cuda(
+            rollout={"maxSurge": "25%", "maxUnavailable": "10%"},
+            disruption={"maxUnavailable": "50%"},
+        ),
+        replicas=4,
+    ),
     "rollout-replace": GoldenCase(_cuda(), strategy=RolloutStrategy.REPLACE, replicas=2),
     "rollout-long": GoldenCase(_cuda(rollout={"drainSeconds": 3600, "startupSeconds": 86400})),
     "disruption-none": GoldenCase(_cuda(disruption={"maxUnavailable": 0})),

@@ -84,6 +84,8 @@ def _one_of(rng: random.Random, choices: Any) -> str:
 def _draw(rng: random.Random, schema: dict[str, Any], key: str) -> Any:
     if "$ref" in schema:
         return _draw(rng, _schema()["$defs"][schema["$ref"].rsplit("/", 1)[1]], key)
+    if "oneOf" in schema:
+        return _draw(rng, rng.choice(schema["oneOf"]), key)
     if "anyOf" in schema:
         return _draw(rng, next(way for way in schema["anyOf"] if way.get("type") != "null"), key)
     if "enum" in schema:
@@ -203,7 +205,7 @@ def _mend_bounds(spec: dict[str, Any]) -> None:
     if batch.get("floorPercent", 5) > batch.get("sharePercent", 30):
         batch["floorPercent"] = batch["sharePercent"] = batch.get("floorPercent", 30)
     rollout = spec.get("rollout", {})
-    if rollout.get("maxSurge", 1) == 0:
+    if str(rollout.get("maxSurge", 1)) in {"0", "0%"}:
         rollout["maxUnavailable"], rollout["strategy"] = 1, "Replace"
 
 

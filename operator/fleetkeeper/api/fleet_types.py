@@ -17,6 +17,7 @@ from fleetkeeper.api.enums import (
     RoutingPolicy,
     ScalingMode,
 )
+from fleetkeeper.api.int_or_percent import IntOrPercent
 from fleetkeeper.api.scheduling import LabelSelector
 
 
@@ -200,17 +201,13 @@ class Rollout(Section):
         RolloutStrategy.AUTO,
         description="Surge: create a new pod before an old one is removed. Replace: remove an old pod first. Auto: Surge, but Replace if the extra pod found no accelerator for 120 seconds and more than one replica is ready.",
     )
-    max_surge: int = Field(
+    max_surge: Annotated[int | str, IntOrPercent(100)] = Field(
         1,
-        ge=0,
-        le=100,
-        description="Maximum number of pods above the desired number during a rollout.",
+        description="Maximum number of pods above the desired number during a rollout, as a number or as a percentage of the desired number, for example 25%. A percentage rounds up.",
     )
-    max_unavailable: int = Field(
+    max_unavailable: Annotated[int | str, IntOrPercent(100)] = Field(
         0,
-        ge=0,
-        le=100,
-        description="Maximum number of pods below the desired number during a rollout.",
+        description="Maximum number of pods below the desired number during a rollout, as a number or as a percentage of the desired number, for example 25%. A percentage rounds down. If maxSurge and maxUnavailable both come to 0 pods, one pod may be unavailable.",
     )
     on_failure: OnFailure = Field(
         OnFailure.ROLLBACK,
@@ -237,9 +234,7 @@ class Rollout(Section):
 class Disruption(Section):
     """The PodDisruptionBudget of the engines."""
 
-    max_unavailable: int = Field(
+    max_unavailable: Annotated[int | str, IntOrPercent(1000)] = Field(
         1,
-        ge=0,
-        le=1000,
-        description="Maximum number of replicas that evictions, such as node drains, may remove at the same time. 0 blocks node drains for as long as the service exists.",
+        description="Maximum number of replicas that evictions, such as node drains, may remove at the same time, as a number or as a percentage of the desired number, for example 25%. Kubernetes rounds this percentage up. 0 blocks node drains for as long as the service exists.",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
+from fleetkeeper.api.int_or_percent import is_zero
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profile import (
     AcceleratorKind,
@@ -14,6 +15,7 @@ from fleetkeeper.api.profile import (
 )
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy, ScalingMode
+from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 
 GIB = 1024**3
 
@@ -27,6 +29,7 @@ class Needs:
     least: int
     most: int
     surge: int
+    max_surge: int | str
     cap_percent: int
 
     def accelerators(self, replicas: int) -> int:
@@ -61,7 +64,8 @@ def needs_of(service: InferenceService, profile: EngineProfile) -> Needs:
         resources=effective_resources(spec, profile),
         least=least,
         most=most,
-        surge=spec.rollout.max_surge if surges else 0,
+        surge=rollout_pods(spec.rollout, most)[0] if surges else 0,
+        max_surge=spec.rollout.max_surge,
         cap_percent=spec.memory.cap_percent,
     )
 
@@ -70,7 +74,7 @@ def advice_of(service: InferenceService) -> list[str]:
     """Return notes on settings that are valid but often surprise users."""
     spec = service.spec
     advice = []
-    if spec.disruption.max_unavailable == 0:
+    if is_zero(spec.disruption.max_unavailable):
         advice.append("disruption.maxUnavailable is 0: node drains are blocked")
     if spec.model.source.startswith("hf://") and spec.model.cache is None:
         advice.append("model.cache is not set: every new pod downloads the model again")

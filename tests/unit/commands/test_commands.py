@@ -170,6 +170,30 @@ def test_check_shows_what_a_service_needs(run: Run) -> None:
         assert words in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("surge", "more"), [("25%", " 8 more "), ("1%", " 4 more "), ("2", " 8 more ")]
+)
+def test_check_counts_a_surge_in_percent_of_the_most_replicas(
+    run: Run, surge: str, more: str
+) -> None:
+    """6 replicas of 4 GPUs: 25% is 1.5 replicas, rounded up to 2."""
+    done = run("check", "-f", "good.yaml", good=f"{GOOD}  rollout: {{maxSurge: {surge}}}\n")
+    assert done.exit_code == 0, done.output
+    assert more in done.stdout
+    assert f"rollout.maxSurge is {surge}" in done.stdout
+
+
+def test_render_writes_percentages_as_they_are(run: Run) -> None:
+    """The Deployment controller and the eviction API count them anew for each number of replicas."""
+    change = (
+        "  rollout: {maxSurge: 25%, maxUnavailable: 10%}\n  disruption: {maxUnavailable: 50%}\n"
+    )
+    done = run("render", "-f", "good.yaml", good=GOOD + change)
+    assert done.exit_code == 0, done.output
+    for words in ("maxSurge: 25%", "maxUnavailable: 10%", "maxUnavailable: 50%"):
+        assert words in done.stdout
+
+
 def test_check_does_the_memory_arithmetic_of_a_cpu_service(run: Run) -> None:
     text = GOOD.replace("    tensorParallelSize: 4\n", "    profile: cpu\n")
     done = run("check", "-f", "cpu.yaml", cpu=text)
@@ -181,6 +205,7 @@ def test_check_does_the_memory_arithmetic_of_a_cpu_service(run: Run) -> None:
     ("change", "words"),
     [
         ("  disruption: {maxUnavailable: 0}\n", "disruption.maxUnavailable is 0"),
+        ("  disruption: {maxUnavailable: 0%}\n", "disruption.maxUnavailable is 0"),
         ("  replicas: 3\n", "replicas is 3"),
         ("  replicas: 0\n", "0 (stopped)"),
     ],

@@ -87,10 +87,11 @@ def _table(section: Node, path: str) -> Iterator[str]:
 def _type(node: Node) -> str:
     if "enum" in node:
         return "`" + "` `".join(node["enum"]) + "`"
-    kind = str(node["type"])
+    is_percentage_too = node.get("x-kubernetes-int-or-string", False)
+    kind = "integer" if is_percentage_too else str(node["type"])
     if kind == "integer":
         most = f" to {node['maximum']}" if "maximum" in node else " or more"
-        return f"integer, {node['minimum']}{most}"
+        return f"integer, {node['minimum']}{most}" + ", or percentage" * is_percentage_too
     if kind == "array":
         return f"list, at most {node['maxItems']} items"
     if "additionalProperties" in node:

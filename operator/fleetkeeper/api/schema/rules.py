@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from fleetkeeper.api import scheduling as s
 from fleetkeeper.api import types as t
 from fleetkeeper.api.environment import ADMINISTRATORS, is_administrators
+from fleetkeeper.api.int_or_percent import ZERO, is_zero
 from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.schema.rule import (
@@ -63,6 +64,11 @@ def _names_one_node(of: s.NodeTerm) -> bool:
         and len(field.values) == 1
         for field in of.match_fields
     )
+
+
+def _nonzero(field: str) -> str:
+    """Return CEL that an integer or a percentage is not 0."""
+    return f"!(string(self.{field}) in {list(ZERO)})"
 
 
 _MAX_CPU = "10k"
@@ -261,15 +267,15 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
     t.Rollout: (
         Rule[t.Rollout](
             "maxSurge",
-            "self.maxSurge > 0 || self.maxUnavailable > 0",
-            lambda of: of.max_surge > 0 or of.max_unavailable > 0,
-            "maxSurge and maxUnavailable are both 0, so no pod can be replaced; set one of them to at least 1",
+            f"{_nonzero('maxSurge')} || {_nonzero('maxUnavailable')}",
+            lambda of: not (is_zero(of.max_surge) and is_zero(of.max_unavailable)),
+            "maxSurge and maxUnavailable are both 0, so no pod can be replaced; set one of them above 0",
         ),
         Rule[t.Rollout](
             "maxSurge",
-            "self.strategy != 'Surge' || self.maxSurge > 0",
-            lambda of: of.strategy is not t.RolloutStrategy.SURGE or of.max_surge > 0,
-            "the strategy Surge requires a maxSurge of at least 1",
+            f"self.strategy != 'Surge' || {_nonzero('maxSurge')}",
+            lambda of: of.strategy is not t.RolloutStrategy.SURGE or not is_zero(of.max_surge),
+            "the strategy Surge requires a maxSurge above 0",
         ),
     ),
     t.InferenceServiceSpec: (

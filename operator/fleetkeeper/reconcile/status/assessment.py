@@ -9,6 +9,7 @@ from typing import Any
 from fleetkeeper.api.conditions import ConditionType, Status, previous_condition
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.common.values import ControlReport
+from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.observe.problem import Problem
 from fleetkeeper.reconcile.replicas import ReplicaDecision
@@ -109,7 +110,8 @@ class Assessment:
             return 1
         spec = self.service.spec
         if spec.replicas is not None:
-            return max(1, spec.replicas - spec.rollout.max_unavailable)
+            _, unavailable = rollout_pods(spec.rollout, spec.replicas)
+            return max(1, spec.replicas - unavailable)
         return max(1, spec.scaling.min_replicas)
 
     @property
