@@ -246,15 +246,15 @@ CASES: dict[str, GoldenCase] = {
     ),
     "routing-none": GoldenCase(_cuda(routing={"policy": "None"})),
     "routing-none-same-namespace": GoldenCase(
-        _cuda(routing={"policy": "None"}, access={"from": "SameNamespace"})
+        _cuda(routing={"policy": "None"}, networkPolicy={"preset": "SameNamespace"})
     ),
     "routing-session": GoldenCase(_cuda(routing={"policy": "SessionAffinity", "replicas": 3})),
     "routing-round-robin": GoldenCase(_cuda(routing={"policy": "RoundRobin"})),
-    "access-same-namespace": GoldenCase(_cuda(access={"from": "SameNamespace"})),
-    "access-namespaces": GoldenCase(
+    "policy-same-namespace": GoldenCase(_cuda(networkPolicy={"preset": "SameNamespace"})),
+    "policy-namespaces": GoldenCase(
         _cuda(
-            access={
-                "from": "Namespaces",
+            networkPolicy={
+                "preset": "Namespaces",
                 "namespaceSelector": {
                     "matchLabels": {"tenant": "a"},
                     "matchExpressions": [{"key": "env", "operator": "NotIn", "values": ["dev"]}],
@@ -262,8 +262,28 @@ CASES: dict[str, GoldenCase] = {
             }
         )
     ),
-    "access-every-namespace": GoldenCase(
-        _cuda(access={"from": "Namespaces", "namespaceSelector": {}})
+    "policy-every-namespace": GoldenCase(
+        _cuda(networkPolicy={"preset": "Namespaces", "namespaceSelector": {}})
+    ),
+    "policy-gateway": GoldenCase(
+        _cuda(
+            networkPolicy={
+                "preset": "Gateway",
+                "peers": [
+                    {"podSelector": {"matchLabels": {"app": "web"}}},
+                    {"podSelector": {}},
+                    {"namespaceSelector": {}},
+                    {
+                        "podSelector": {"matchLabels": {"app": "web"}},
+                        "namespaceSelector": {"matchLabels": {"tenant": "b"}},
+                    },
+                ],
+                "cidrs": [
+                    {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]},
+                    {"cidr": "2001:db8::/32"},
+                ],
+            }
+        )
     ),
     "rollout-numbers": GoldenCase(
         _cuda(
@@ -339,7 +359,7 @@ CASES: dict[str, GoldenCase] = {
             "scaling": {"minReplicas": 2, "maxReplicas": 6},
             "imagePullSecrets": [{"name": "registry"}],
             "routing": {"policy": "SessionAffinity", "replicas": 2},
-            "access": {"from": "SameNamespace"},
+            "networkPolicy": {"preset": "SameNamespace"},
             "disruption": {"maxUnavailable": 2},
         },
         replicas=2,

@@ -39,6 +39,11 @@ ENVIRONMENT = {
     "NCCL_DEBUG": "INFO",
     "NCCL_P2P_DISABLE": "1",
 }
+CIDRS = (
+    {"cidr": "192.0.2.0/24"},
+    {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16", "10.2.3.4/32"]},
+    {"cidr": "2001:db8::/32", "except": []},
+)
 PROFILE = default_catalog().resolve("cuda")
 KEYS = ("team", "example.com/cost-centre", "app.kubernetes.io/part-of", "zone", "a.b/C_d.e")
 
@@ -163,16 +168,25 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
         resources["accelerator"]["count"] = parallel
     if spec.get("scaling", {}).get("mode") == "External":
         spec.setdefault("replicas", 2)
-    access = spec.get("access", {})
-    if access.get("from") == "Namespaces":
-        access.setdefault("namespaceSelector", {})
-    else:
-        access.pop("namespaceSelector", None)
+    policy = spec.get("networkPolicy", {})
+    _mend_network(rng, policy)
     _mend_bounds(spec)
     _mend_tolerations(spec.get("placement", {}))
-    _mend_requirements([spec.get("placement", {}).get("affinity"), access])
+    _mend_requirements([spec.get("placement", {}).get("affinity"), policy])
     _mend_node_fields(spec.get("placement", {}).get("affinity"))
     return spec
+
+
+def _mend_network(rng: random.Random, policy: dict[str, Any]) -> None:
+    if policy.get("preset") == "Namespaces":
+        policy.setdefault("namespaceSelector", {})
+    else:
+        policy.pop("namespaceSelector", None)
+    for peer in policy.get("peers", ()):
+        if not peer:
+            peer[rng.choice(("podSelector", "namespaceSelector"))] = {}
+    if "cidrs" in policy:
+        policy["cidrs"] = rng.sample(CIDRS, rng.randint(0, len(CIDRS)))
 
 
 def _mend_cache(rng: random.Random, model: dict[str, Any]) -> None:

@@ -65,12 +65,13 @@ class RoutingPolicy(StrEnum):
     NONE = "None"
 
 
-class AccessFrom(StrEnum):
-    """The clients that may connect to the service."""
+class NetworkPreset(StrEnum):
+    """The sets of clients that may connect to the service."""
 
     SAME_NAMESPACE = "SameNamespace"
     CLUSTER = "Cluster"
     NAMESPACES = "Namespaces"
+    GATEWAY = "Gateway"
 
 
 class RolloutStrategy(StrEnum):

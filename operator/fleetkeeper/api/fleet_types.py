@@ -1,4 +1,4 @@
-"""The parts of the spec about the whole fleet: scaling, batching, tiers, rollout, and access."""
+"""The parts of the spec about the whole fleet: scaling, batching, tiers, routing, and rollout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pydantic import Field
 
 from fleetkeeper.api.base import Section
 from fleetkeeper.api.enums import (
-    AccessFrom,
     BatchingMode,
     BreakerMode,
     EngineUpdates,
@@ -18,7 +17,6 @@ from fleetkeeper.api.enums import (
     ScalingMode,
 )
 from fleetkeeper.api.int_or_percent import IntOrPercent
-from fleetkeeper.api.scheduling import LabelSelector
 
 
 class Scaling(Section):
@@ -178,19 +176,6 @@ class Routing(Section):
     )
     replicas: int = Field(
         1, ge=1, le=16, description="Number of router pods. Ignored with policy None."
-    )
-
-
-class Access(Section):
-    """The clients that may connect to the service."""
-
-    from_: AccessFrom = Field(
-        AccessFrom.CLUSTER,
-        alias="from",
-        description="SameNamespace: pods of the service's namespace. Cluster: all pods. Namespaces: pods of the namespaces that namespaceSelector selects.",
-    )
-    namespace_selector: LabelSelector | None = Field(
-        None, description="Namespaces whose pods may connect. Requires from: Namespaces."
     )
 
 

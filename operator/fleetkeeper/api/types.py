@@ -13,11 +13,11 @@ from pydantic import Field
 
 from fleetkeeper.api.base import ObjectName, Section
 from fleetkeeper.api.enums import (
-    AccessFrom,
     BatchingMode,
     BreakerMode,
     Dtype,
     EngineUpdates,
+    NetworkPreset,
     OnFailure,
     Quantization,
     RolloutStrategy,
@@ -25,7 +25,6 @@ from fleetkeeper.api.enums import (
     ScalingMode,
 )
 from fleetkeeper.api.fleet_types import (
-    Access,
     Batching,
     BatchTier,
     Breaker,
@@ -38,6 +37,7 @@ from fleetkeeper.api.fleet_types import (
     Tier,
     Tiers,
 )
+from fleetkeeper.api.network_types import CidrBlock, NetworkPeer, NetworkPolicy
 from fleetkeeper.api.replica_types import (
     OPTION_VALUE_MAX_LENGTH,
     Accelerator,
@@ -63,8 +63,6 @@ from fleetkeeper.api.replica_types import (
 __all__ = [
     "OPTION_VALUE_MAX_LENGTH",
     "Accelerator",
-    "Access",
-    "AccessFrom",
     "Adapter",
     "AnnotationValue",
     "BatchTier",
@@ -72,6 +70,7 @@ __all__ = [
     "BatchingMode",
     "Breaker",
     "BreakerMode",
+    "CidrBlock",
     "Disruption",
     "Dtype",
     "Engine",
@@ -84,6 +83,9 @@ __all__ = [
     "Model",
     "ModelCache",
     "ModelSource",
+    "NetworkPeer",
+    "NetworkPolicy",
+    "NetworkPreset",
     "Objectives",
     "OnFailure",
     "OptionValue",
@@ -165,8 +167,9 @@ class InferenceServiceSpec(Section):
         description="Circuit breakers that protect users from overload and the fleet from bad decisions.",
     )
     routing: Routing = Field(default_factory=Routing, description="Router in front of the engines.")
-    access: Access = Field(
-        default_factory=Access, description="Clients that may connect to the service."
+    network_policy: NetworkPolicy = Field(
+        default_factory=NetworkPolicy,
+        description="Clients that may connect to the service. The network plugin must enforce NetworkPolicies.",
     )
     rollout: Rollout = Field(
         default_factory=Rollout, description="Rollout of changes to the replicas."

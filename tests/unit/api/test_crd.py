@@ -116,7 +116,9 @@ def test_every_object_with_defaults_inside_has_a_default_itself() -> None:
                 assert f"{path}.{key}" in {
                     ".model.cache",
                     ".resources.accelerator",
-                    ".access.namespaceSelector",
+                    ".networkPolicy.namespaceSelector",
+                    ".networkPolicy.peers[].podSelector",
+                    ".networkPolicy.peers[].namespaceSelector",
                     ".placement.affinity.nodeAffinity",
                     ".placement.affinity.podAffinity",
                     ".placement.affinity.podAntiAffinity",
@@ -144,7 +146,7 @@ def test_the_parser_fills_in_the_schemas_defaults() -> None:
         for key in path.split("."):
             here = here.get(key) if isinstance(here, dict) else None
         if here is None:  # within an object that is absent by default
-            assert path.split(".")[0] in {"model", "resources", "placement", "access"}, path
+            assert path.split(".")[0] in {"model", "resources", "placement", "networkPolicy"}, path
         else:
             assert here == value, path
 

@@ -225,7 +225,7 @@ def test_a_role_binding_that_cannot_change_is_recreated() -> None:
 
 def test_a_child_that_cannot_be_written_makes_the_service_not_ready() -> None:
     """It answers, but without the access rules that the spec asks for."""
-    world = with_spec(RESTING, access={"from": "SameNamespace"})
+    world = with_spec(RESTING, networkPolicy={"preset": "SameNamespace"})
     (write,) = applies(world)
     refusal = WriteFailure(
         write.kind,

@@ -162,7 +162,7 @@ QUIET = {
     "rollout.engineUpdates": "Automatic",
     "routing.policy": "RoundRobin",
     "routing.replicas": 3,
-    "access.from": "SameNamespace",
+    "networkPolicy.preset": "SameNamespace",
     "tiers.batch.sharePercent": 40,
     "objectives.queueWaitMilliseconds": 300,
     "objectives.batchTimeMilliseconds": 40,

@@ -17,6 +17,7 @@ from fleetkeeper.api.environment import ADMINISTRATORS, is_administrators
 from fleetkeeper.api.int_or_percent import ZERO, is_zero
 from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
 from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.schema.network_rules import NETWORK_RULES
 from fleetkeeper.api.schema.rule import (
     Rule,
     cel_keys,
@@ -90,6 +91,7 @@ _ONE_SOURCE: tuple[Rule[Any], ...] = (
 )
 
 RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
+    **NETWORK_RULES,
     t.ModelCache: (
         Rule[t.ModelCache](
             "",
@@ -254,14 +256,6 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "self.floorPercent <= self.sharePercent",
             lambda of: of.floor_percent <= of.share_percent,
             "must be at most sharePercent; lower floorPercent or raise sharePercent",
-        ),
-    ),
-    t.Access: (
-        Rule[t.Access](
-            "namespaceSelector",
-            "(self.from == 'Namespaces') == has(self.namespaceSelector)",
-            lambda of: (of.from_ is t.AccessFrom.NAMESPACES) == (of.namespace_selector is not None),
-            "from: Namespaces requires a namespaceSelector; other values of from do not allow one",
         ),
     ),
     t.Rollout: (

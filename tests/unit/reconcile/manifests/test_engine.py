@@ -310,7 +310,7 @@ def test_an_older_template_is_applied_as_it_is() -> None:
         {"scaling": {"maxReplicas": 3}},
         {"replicas": 4},
         {"routing": {"policy": "RoundRobin", "replicas": 2}},
-        {"access": {"from": "SameNamespace"}},
+        {"networkPolicy": {"preset": "SameNamespace"}},
         {"disruption": {"maxUnavailable": 2}},
         {"rollout": {"maxSurge": 2, "onFailure": "Hold", "engineUpdates": "Automatic"}},
         {"breaker": {"mode": "Disabled"}},
