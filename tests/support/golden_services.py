@@ -249,6 +249,34 @@ CASES: dict[str, GoldenCase] = {
         _cuda(routing={"policy": "None"}, networkPolicy={"preset": "SameNamespace"})
     ),
     "routing-session": GoldenCase(_cuda(routing={"policy": "SessionAffinity", "replicas": 3})),
+    "routing-one": GoldenCase(_cuda(routing={"replicas": 1})),
+    "routing-placement": GoldenCase(
+        _cuda(
+            routing={
+                "placement": {
+                    "nodeSelector": {"pool": "cpu"},
+                    "tolerations": [
+                        {"key": "dedicated", "value": "", "effect": "NoSchedule"},
+                        {"key": "cpu", "operator": "Exists"},
+                    ],
+                    "affinity": {
+                        "podAntiAffinity": {
+                            "requiredDuringSchedulingIgnoredDuringExecution": [
+                                {
+                                    "labelSelector": {
+                                        "matchLabels": {"fleetkeeper.io/component": "router"}
+                                    },
+                                    "topologyKey": "kubernetes.io/hostname",
+                                }
+                            ]
+                        }
+                    },
+                    "priorityClassName": "serving",
+                },
+                "resources": {"cpu": "1500m", "memory": "2048Mi"},
+            }
+        )
+    ),
     "routing-round-robin": GoldenCase(_cuda(routing={"policy": "RoundRobin"})),
     "policy-same-namespace": GoldenCase(_cuda(networkPolicy={"preset": "SameNamespace"})),
     "policy-namespaces": GoldenCase(

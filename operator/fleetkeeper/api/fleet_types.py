@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fleetkeeper.api.base import Section
+from fleetkeeper.api.base import LabelValue, ObjectName, Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.enums import (
     BatchingMode,
     BreakerMode,
@@ -17,6 +17,7 @@ from fleetkeeper.api.enums import (
     ScalingMode,
 )
 from fleetkeeper.api.int_or_percent import IntOrPercent
+from fleetkeeper.api.scheduling import Affinity, Toleration
 
 
 class Scaling(Section):
@@ -167,15 +168,58 @@ class Breaker(Section):
     )
 
 
+class RouterPlacement(Section):
+    """The scheduling of the router pods."""
+
+    node_selector: StringMap[LabelValue] = Field(
+        default_factory=frozen_map,
+        max_length=32,
+        description="Labels that a node must have to run router pods.",
+    )
+    tolerations: tuple[Toleration, ...] = Field(
+        (), max_length=32, description="Taints that the router pods tolerate."
+    )
+    affinity: Affinity = Field(
+        default_factory=Affinity,
+        description="Affinity rules as in a Kubernetes pod. Pod affinity applies to the service's namespace only.",
+    )
+    priority_class_name: ObjectName | None = Field(
+        None,
+        description="PriorityClass of the router pods. Absent means the cluster's default. System classes (system-...) are allowed only if the operator's settings allow them.",
+    )
+
+
+class RouterResources(Section):
+    """The resources of each router pod."""
+
+    cpu: Quantity | None = Field(
+        None,
+        description="CPU request of each router pod, for example 500m. There is no limit, because a throttled router delays every request. Absent means the operator's setting.",
+    )
+    memory: Quantity | None = Field(
+        None,
+        description="Memory request and limit of each router pod, for example 2Gi. Absent means the operator's setting.",
+    )
+
+
 class Routing(Section):
     """The router in front of the engines."""
 
     policy: RoutingPolicy = Field(
         RoutingPolicy.LEAST_LOADED,
-        description="LeastLoaded: the less loaded of two replicas. SessionAffinity: the same replica for the same X-Session-ID header. RoundRobin: each replica in turn. None: no router, only a Kubernetes Service.",
+        description="LeastLoaded: the less loaded of two replicas. SessionAffinity: the same replica for the same X-Session-ID header, on every router pod. RoundRobin: each replica in turn. None: no router, only a Kubernetes Service.",
     )
     replicas: int = Field(
-        1, ge=1, le=16, description="Number of router pods. Ignored with policy None."
+        2,
+        ge=1,
+        le=16,
+        description="Number of router pods. The scheduler spreads them over nodes where possible. Ignored with policy None.",
+    )
+    placement: RouterPlacement = Field(
+        default_factory=RouterPlacement, description="Scheduling of the router pods."
+    )
+    resources: RouterResources = Field(
+        default_factory=RouterResources, description="Resources of each router pod."
     )
 
 

@@ -151,7 +151,7 @@ class PlanContext:
     floating_revisions: bool = False
     """True if hf:// models may name a branch, a tag or no revision instead of a commit."""
     system_priority_classes: bool = False
-    """True if engine pods may use Kubernetes' own PriorityClasses (system-...)."""
+    """True if engine and router pods may use Kubernetes' own PriorityClasses (system-...)."""
 
     @property
     def gpu_budget(self) -> Budget:

@@ -46,8 +46,7 @@ def _spec(rng: random.Random) -> Live:
     spec["scaling"] = {key: value for key, value in scaling.items() if value is not None}
     spec["scaling"] |= {"minReplicas": 1, "maxReplicas": rng.randint(1, 3)}
     spec.get("breaker", {}).pop("fallbackReplicas", None)
-    if "routing" in spec:
-        spec["routing"]["replicas"] = 1
+    spec.setdefault("routing", {})["replicas"] = 1
     return spec
 
 

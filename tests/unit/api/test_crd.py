@@ -113,7 +113,7 @@ def test_every_object_with_defaults_inside_has_a_default_itself() -> None:
             is_optional = key not in node.get("required", ())
             defaults_all = inner.get("properties") and not inner.get("required")
             if is_optional and defaults_all and "default" not in inner:
-                assert f"{path}.{key}" in {
+                assert f"{path}.{key}".replace(".routing.placement.", ".placement.") in {
                     ".model.cache",
                     ".resources.accelerator",
                     ".networkPolicy.namespaceSelector",
@@ -146,7 +146,13 @@ def test_the_parser_fills_in_the_schemas_defaults() -> None:
         for key in path.split("."):
             here = here.get(key) if isinstance(here, dict) else None
         if here is None:  # within an object that is absent by default
-            assert path.split(".")[0] in {"model", "resources", "placement", "networkPolicy"}, path
+            assert path.split(".")[0] in {
+                "model",
+                "resources",
+                "placement",
+                "routing",
+                "networkPolicy",
+            }, path
         else:
             assert here == value, path
 

@@ -100,6 +100,7 @@ def test_render_prints_every_child_in_order_and_names_no_owner_without_a_uid(run
         ("ServiceAccount", "chat-fk-router"),
         ("RoleBinding", "chat-fk-router"),
         ("Deployment", "chat-fk-router"),
+        ("PodDisruptionBudget", "chat-fk-router"),
         ("Service", "chat"),
     ]
     assert {child["metadata"]["namespace"] for child in children} == {"team-a"}

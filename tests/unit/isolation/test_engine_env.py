@@ -128,6 +128,7 @@ def _containers(template: dict[str, Any]) -> list[dict[str, Any]]:
         {"engine": {"env": {"HF_ENDPOINT": "https://evil.example.com"}}},
         {"engine": {"env": {"NCCL_NET_PLUGIN": "/models/evil.so"}}},
         {"placement": {"priorityClassName": "system-node-critical"}},
+        {"routing": {"placement": {"priorityClassName": "system-node-critical"}}},
     ],
 )
 def test_a_service_that_ran_with_it_before_keeps_its_pods_and_says_why(
@@ -146,8 +147,10 @@ def test_a_service_that_ran_with_it_before_keeps_its_pods_and_says_why(
     assert world.engine.template_hash == deployment.template_hash
 
 
-def test_system_priority_is_the_administrators_to_allow() -> None:
-    asked = service(placement={"priorityClassName": "system-cluster-critical"})
+@pytest.mark.parametrize("of", ["engines", "routers"])
+def test_system_priority_is_the_administrators_to_allow(of: str) -> None:
+    placement = {"placement": {"priorityClassName": "system-cluster-critical"}}
+    asked = service(**(placement if of == "engines" else {"routing": placement}))
     refused = decide_plan(World(asked).snapshot(), default_context(), 0.0)
     assert refused.actions == ()
     assert "systemPriorityClasses" in str(refused.status)
@@ -164,6 +167,10 @@ def test_system_priority_is_the_administrators_to_allow() -> None:
         ("  engine: {env: {HF_ENDPOINT: 'https://x'}}\n", "spec.engine.env: "),
         ("  engine: {env: {NCCL_NEW_THING: '1'}}\n", "spec.engine.env.NCCL_NEW_THING: is not"),
         ("  placement: {priorityClassName: system-node-critical}\n", "systemPriorityClasses"),
+        (
+            "  routing: {placement: {priorityClassName: system-node-critical}}\n",
+            "spec.routing.placement.priorityClassName",
+        ),
     ],
 )
 def test_check_says_so_before_anything_is_applied(tmp_path: Path, lines: str, words: str) -> None:

@@ -66,8 +66,13 @@ def floating_revisions(spec: InferenceServiceSpec) -> list[FieldError]:
 
 
 def system_priority(spec: InferenceServiceSpec) -> list[FieldError]:
-    """Return an error if the PriorityClass is a system class."""
-    name = spec.placement.priority_class_name or ""
-    if not name.startswith(SYSTEM_PRIORITY):
-        return []
-    return [FieldError("spec.placement.priorityClassName", SYSTEM_PRIORITY_REFUSED)]
+    """Return the PriorityClasses of engines and routers that are system classes."""
+    named = {
+        "spec.placement.priorityClassName": spec.placement.priority_class_name,
+        "spec.routing.placement.priorityClassName": spec.routing.placement.priority_class_name,
+    }
+    return [
+        FieldError(path, SYSTEM_PRIORITY_REFUSED)
+        for path, name in named.items()
+        if name is not None and name.startswith(SYSTEM_PRIORITY)
+    ]

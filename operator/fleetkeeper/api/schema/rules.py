@@ -215,6 +215,11 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
         ),
     ),
     t.Placement: (label_keys_rule("nodeSelector", "node_selector"),),
+    t.RouterPlacement: (label_keys_rule("nodeSelector", "node_selector"),),
+    t.RouterResources: (
+        quantity_rule("cpu", "cpu", _MAX_CPU),
+        quantity_rule("memory", "memory", _MAX_BYTES),
+    ),
     s.LabelSelector: (label_keys_rule("matchLabels", "match_labels"),),
     t.PodMetadata: (
         label_keys_rule("labels", "labels"),
