@@ -278,6 +278,17 @@ CASES: dict[str, GoldenCase] = {
         )
     ),
     "routing-round-robin": GoldenCase(_cuda(routing={"policy": "RoundRobin"})),
+    "service-load-balancer": GoldenCase(
+        _cuda(
+            service={
+                "type": "LoadBalancer",
+                "loadBalancerClass": "example.com/internal",
+                "annotations": {"example.com/scheme": "internal", "empty": ""},
+            }
+        ),
+        context=_context(exposed_service_types=("LoadBalancer",)),
+    ),
+    "service-annotations": GoldenCase(_cuda(service={"annotations": {"team": "a"}})),
     "policy-same-namespace": GoldenCase(_cuda(networkPolicy={"preset": "SameNamespace"})),
     "policy-namespaces": GoldenCase(
         _cuda(

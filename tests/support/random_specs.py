@@ -170,11 +170,18 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
         spec.setdefault("replicas", 2)
     policy = spec.get("networkPolicy", {})
     _mend_network(rng, policy)
+    _mend_service(spec.get("service", {}))
     _mend_bounds(spec)
     _mend_tolerations(spec.get("placement", {}))
     _mend_requirements([spec.get("placement", {}).get("affinity"), policy])
     _mend_node_fields(spec.get("placement", {}).get("affinity"))
     return spec
+
+
+def _mend_service(section: dict[str, Any]) -> None:
+    """ClusterIP, because the default settings allow no other type."""
+    section.pop("type", None)
+    section.pop("loadBalancerClass", None)
 
 
 def _mend_network(rng: random.Random, policy: dict[str, Any]) -> None:

@@ -143,6 +143,7 @@ maxAccelerators: {{ toJson .Values.accelerators.max }}
 maxAcceleratorsByNamespace: {{ toJson .Values.accelerators.maxByNamespace }}
 floatingRevisions: {{ .Values.floatingRevisions }}
 systemPriorityClasses: {{ .Values.systemPriorityClasses }}
+exposedServiceTypes: {{ toJson .Values.exposedServiceTypes }}
 refuseSecondRelease: {{ .Values.refuseSecondRelease }}
 {{- end -}}
 

@@ -74,6 +74,14 @@ class NetworkPreset(StrEnum):
     GATEWAY = "Gateway"
 
 
+class ServiceType(StrEnum):
+    """The types of the Kubernetes Service that clients call."""
+
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+
+
 class RolloutStrategy(StrEnum):
     """The order in which a rollout creates and removes pods."""
 

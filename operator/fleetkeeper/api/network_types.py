@@ -8,8 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fleetkeeper.api.base import Section
-from fleetkeeper.api.enums import NetworkPreset
+from fleetkeeper.api.base import LabelKey, Section, StringMap, frozen_map
+from fleetkeeper.api.enums import NetworkPreset, ServiceType
+from fleetkeeper.api.replica_types import AnnotationValue
 from fleetkeeper.api.scheduling import LabelSelector
 
 _CIDR = r"^[0-9A-Fa-f:.]{2,39}/(0|[1-9][0-9]{0,2})$"
@@ -86,4 +87,22 @@ class NetworkPolicy(Section):
         (),
         max_length=16,
         description="Additional ranges of addresses that may connect, for example those of clients outside the cluster.",
+    )
+
+
+class Service(Section):
+    """The Kubernetes Service that clients call."""
+
+    type: ServiceType = Field(
+        ServiceType.CLUSTER_IP,
+        description="ClusterIP: reachable inside the cluster only. NodePort: also at a port of every node. LoadBalancer: also through a load balancer. NodePort and LoadBalancer are allowed only if the operator's settings allow them. Clients outside the cluster also need networkPolicy.cidrs.",
+    )
+    annotations: StringMap[AnnotationValue] = Field(
+        default_factory=frozen_map,
+        max_length=32,
+        description="Annotations of the Kubernetes Service, for example for a load balancer. The prefix fleetkeeper.io/ and the name app.kubernetes.io/managed-by are reserved.",
+    )
+    load_balancer_class: LabelKey | None = Field(
+        None,
+        description="Load balancer implementation. Requires type: LoadBalancer. Absent means the cluster's default. Kubernetes refuses a change while the type is LoadBalancer: set the type to ClusterIP first.",
     )

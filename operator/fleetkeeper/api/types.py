@@ -23,6 +23,7 @@ from fleetkeeper.api.enums import (
     RolloutStrategy,
     RoutingPolicy,
     ScalingMode,
+    ServiceType,
 )
 from fleetkeeper.api.fleet_types import (
     Batching,
@@ -39,7 +40,7 @@ from fleetkeeper.api.fleet_types import (
     Tier,
     Tiers,
 )
-from fleetkeeper.api.network_types import CidrBlock, NetworkPeer, NetworkPolicy
+from fleetkeeper.api.network_types import CidrBlock, NetworkPeer, NetworkPolicy, Service
 from fleetkeeper.api.replica_types import (
     OPTION_VALUE_MAX_LENGTH,
     Accelerator,
@@ -109,6 +110,8 @@ __all__ = [
     "ScalingMode",
     "SecretKey",
     "ServedName",
+    "Service",
+    "ServiceType",
     "Tier",
     "Tiers",
 ]
@@ -171,6 +174,9 @@ class InferenceServiceSpec(Section):
         description="Circuit breakers that protect users from overload and the fleet from bad decisions.",
     )
     routing: Routing = Field(default_factory=Routing, description="Router in front of the engines.")
+    service: Service = Field(
+        default_factory=Service, description="Kubernetes Service that clients call."
+    )
     network_policy: NetworkPolicy = Field(
         default_factory=NetworkPolicy,
         description="Clients that may connect to the service. The network plugin must enforce NetworkPolicies.",

@@ -14,7 +14,7 @@ from fleetkeeper.api.profile import (
     effective_resources,
 )
 from fleetkeeper.api.quantity import parse_quantity
-from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy, ScalingMode
+from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy, ScalingMode, ServiceType
 from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 
 GIB = 1024**3
@@ -85,6 +85,10 @@ def advice_of(service: InferenceService) -> list[str]:
     if spec.scaling.mode is ScalingMode.AUTO and spec.scaling.min_replicas == 1:
         advice.append(
             "scaling.minReplicas is 1: the service is unavailable while its only replica restarts"
+        )
+    if spec.service.type is not ServiceType.CLUSTER_IP and not spec.network_policy.cidrs:
+        advice.append(
+            f"service.type is {spec.service.type}, but networkPolicy.cidrs is empty: a network that enforces policies lets no client outside the cluster connect"
         )
     if spec.routing.policy is not RoutingPolicy.NONE and spec.routing.replicas == 1:
         advice.append(

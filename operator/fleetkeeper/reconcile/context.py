@@ -153,6 +153,9 @@ class PlanContext:
     system_priority_classes: bool = False
     """True if engine and router pods may use Kubernetes' own PriorityClasses (system-...)."""
 
+    exposed_service_types: tuple[str, ...] = ()
+    """The types other than ClusterIP that services may use: NodePort, LoadBalancer."""
+
     @property
     def gpu_budget(self) -> Budget:
         """Return the GPU budget, in total and by namespace."""

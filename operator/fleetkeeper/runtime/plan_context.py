@@ -41,6 +41,7 @@ def plan_context(settings: Settings) -> PlanContext:
         ),
         floating_revisions=settings.floating_revisions,
         system_priority_classes=settings.system_priority_classes,
+        exposed_service_types=settings.exposed_service_types,
     )
 
 

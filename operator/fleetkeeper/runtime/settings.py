@@ -203,6 +203,11 @@ class Settings(BaseSettings):
         description="Allow services to use Kubernetes' own PriorityClasses (system-...), whose pods preempt all others.",
     )
 
+    exposed_service_types: tuple[Literal["NodePort", "LoadBalancer"], ...] = Field(
+        (),
+        description="Types in `spec.service.type` that services may use in addition to ClusterIP. They expose a service, which authenticates nobody, outside the cluster.",
+    )
+
     @classmethod
     def settings_customise_sources(
         cls,

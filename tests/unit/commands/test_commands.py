@@ -184,6 +184,27 @@ def test_check_counts_a_surge_in_percent_of_the_most_replicas(
     assert f"rollout.maxSurge is {surge}" in done.stdout
 
 
+EXPOSED = "  service: {type: LoadBalancer}\n"
+
+
+def test_check_refuses_a_service_outside_the_cluster_by_default(run: Run) -> None:
+    done = run("check", "-f", "good.yaml", good=GOOD + EXPOSED)
+    assert done.exit_code == 64
+    assert "spec.service.type: LoadBalancer is not allowed" in done.stdout
+    assert "exposedServiceTypes" in done.stdout
+
+
+def test_check_says_that_nobody_outside_can_connect_yet(run: Run) -> None:
+    """A load balancer without an address range in the policy is closed where policies are enforced."""
+    settings = "exposedServiceTypes: [LoadBalancer]\n"
+    arguments = ("check", "-f", "good.yaml", "--settings", "s.yaml")
+    done = run(*arguments, good=GOOD + EXPOSED, s=settings)
+    assert done.exit_code == 0, done.output
+    assert "networkPolicy.cidrs is empty" in done.stdout
+    opened = f"{GOOD}{EXPOSED}  networkPolicy: {{cidrs: [{{cidr: 192.0.2.0/24}}]}}\n"
+    assert "cidrs" not in run(*arguments, good=opened, s=settings).stdout
+
+
 def test_render_writes_percentages_as_they_are(run: Run) -> None:
     """The Deployment controller and the eviction API count them anew for each number of replicas."""
     change = (
@@ -207,6 +228,7 @@ def test_check_does_the_memory_arithmetic_of_a_cpu_service(run: Run) -> None:
     [
         ("  disruption: {maxUnavailable: 0}\n", "disruption.maxUnavailable is 0"),
         ("  disruption: {maxUnavailable: 0%}\n", "disruption.maxUnavailable is 0"),
+        ("  routing: {replicas: 1}\n", "routing.replicas is 1"),
         ("  replicas: 3\n", "replicas is 3"),
         ("  replicas: 0\n", "0 (stopped)"),
     ],

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from fleetkeeper.api import network_types as n
-from fleetkeeper.api.enums import NetworkPreset
-from fleetkeeper.api.schema.rule import Rule
+from fleetkeeper.api.enums import NetworkPreset, ServiceType
+from fleetkeeper.api.schema.rule import Rule, label_keys_rule, unreserved_keys_rule
 
 _IS_NETWORK = "isCIDR({0}) && cidr({0}) == cidr({0}).masked()"
 
@@ -36,6 +36,16 @@ NETWORK_RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
                 n.network_of(of.cidr) is None or all(n.is_within(e, of.cidr) for e in of.except_)
             ),
             "must be smaller ranges inside cidr whose host bits are 0, such as 192.0.2.64/26 in 192.0.2.0/24",
+        ),
+    ),
+    n.Service: (
+        label_keys_rule("annotations", "annotations"),
+        unreserved_keys_rule("annotations"),
+        Rule[n.Service](
+            "loadBalancerClass",
+            "!has(self.loadBalancerClass) || self.type == 'LoadBalancer'",
+            lambda of: of.load_balancer_class is None or of.type is ServiceType.LOAD_BALANCER,
+            "only type: LoadBalancer has a loadBalancerClass; remove it or change the type",
         ),
     ),
     n.NetworkPolicy: (
