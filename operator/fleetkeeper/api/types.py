@@ -132,6 +132,10 @@ class InferenceServiceSpec(Section):
         False,
         description="Whether Fleetkeeper stops changing child objects. It still watches the service and updates its status.",
     )
+    suspend: bool = Field(
+        False,
+        description="Whether the service runs without replicas. When it is false again, the service has as many replicas as before. With paused, nothing changes until paused is false.",
+    )
     model: Model = Field(description="Model that the service serves.")
     engine: Engine = Field(default_factory=Engine, description="Configuration of vLLM.")
     resources: Resources = Field(

@@ -74,6 +74,8 @@ def advice_of(service: InferenceService) -> list[str]:
     """Return notes on settings that are valid but often surprise users."""
     spec = service.spec
     advice = []
+    if spec.suspend:
+        advice.append("suspend is true: the service runs no replica until it is false")
     if is_zero(spec.disruption.max_unavailable):
         advice.append("disruption.maxUnavailable is 0: node drains are blocked")
     if spec.model.source.startswith("hf://") and spec.model.cache is None:

@@ -170,7 +170,7 @@ def test_columns_scale_and_names_are_those_of_the_reference() -> None:
     spec = desired_crd()["spec"]
     version = spec["versions"][0]
     assert [c["name"] for c in version["additionalPrinterColumns"] if not c.get("priority")] == [
-        "READY", "WANTED", "SEQUENCES", "TOKENS", "BREAKER", "AGE",
+        "READY", "WANTED", "SUSPEND", "SEQUENCES", "TOKENS", "BREAKER", "AGE",
     ]  # fmt: skip
     paths = {path for path, _ in nodes(schema())}
     for column in version["additionalPrinterColumns"]:

@@ -184,6 +184,16 @@ def test_check_counts_a_surge_in_percent_of_the_most_replicas(
     assert f"rollout.maxSurge is {surge}" in done.stdout
 
 
+def test_render_shows_a_suspended_service_without_replicas(run: Run) -> None:
+    done = run("render", "-f", "good.yaml", good=GOOD + "  suspend: true\n")
+    engine = next(
+        child
+        for child in yaml.safe_load_all(done.stdout)
+        if (child["kind"], child["metadata"]["name"]) == ("Deployment", "chat")
+    )
+    assert engine["spec"]["replicas"] == 0
+
+
 EXPOSED = "  service: {type: LoadBalancer}\n"
 
 
@@ -231,6 +241,7 @@ def test_check_does_the_memory_arithmetic_of_a_cpu_service(run: Run) -> None:
         ("  routing: {replicas: 1}\n", "routing.replicas is 1"),
         ("  replicas: 3\n", "replicas is 3"),
         ("  replicas: 0\n", "0 (stopped)"),
+        ("  suspend: true\n", "suspend is true"),
     ],
 )
 def test_check_warns_of_surprises(run: Run, change: str, words: str) -> None:

@@ -59,7 +59,9 @@ def assert_ordered(world: World, spec: dict[str, object], replicas: int) -> None
     held = world.engine.desired_replicas if present else None
     scaling = spec.get("scaling")
     assert isinstance(scaling, dict)
-    if "replicas" in spec:
+    if spec.get("suspend"):
+        assert replicas in {0, held}
+    elif "replicas" in spec:
         assert replicas in {spec["replicas"], held}
     else:
         assert scaling["minReplicas"] <= replicas <= scaling["maxReplicas"] or replicas == held
@@ -135,6 +137,11 @@ class Service(RuleBasedStateMachine):
     def pause(self, paused: bool) -> None:
         """Break-glass and back."""
         self.run(with_spec(self.world, paused=paused or None), 20)
+
+    @rule(suspended=st.booleans())
+    def suspend(self, suspended: bool) -> None:
+        """No replicas, and back."""
+        self.run(with_spec(self.world, suspend=suspended or None), 20)
 
     @rule(policy=st.sampled_from(["None", "LeastLoaded", "RoundRobin"]))
     def route(self, policy: str) -> None:

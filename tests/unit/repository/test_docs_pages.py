@@ -144,6 +144,7 @@ def test_every_make_target_that_a_page_names_exists() -> None:
 
 QUIET = {
     "paused": True,
+    "suspend": True,
     "replicas": 3,
     "scaling.mode": "Advisory",
     "scaling.minReplicas": 2,
