@@ -294,15 +294,54 @@ CASES: dict[str, GoldenCase] = {
     ),
     "routing-none": GoldenCase(_cuda(routing={"policy": "None"})),
     "routing-none-same-namespace": GoldenCase(
-        _cuda(routing={"policy": "None"}, access={"from": "SameNamespace"})
+        _cuda(routing={"policy": "None"}, networkPolicy={"preset": "SameNamespace"})
     ),
     "routing-session": GoldenCase(_cuda(routing={"policy": "SessionAffinity", "replicas": 3})),
-    "routing-round-robin": GoldenCase(_cuda(routing={"policy": "RoundRobin"})),
-    "access-same-namespace": GoldenCase(_cuda(access={"from": "SameNamespace"})),
-    "access-namespaces": GoldenCase(
+    "routing-one": GoldenCase(_cuda(routing={"replicas": 1})),
+    "routing-placement": GoldenCase(
         _cuda(
-            access={
-                "from": "Namespaces",
+            routing={
+                "placement": {
+                    "nodeSelector": {"pool": "cpu"},
+                    "tolerations": [
+                        {"key": "dedicated", "value": "", "effect": "NoSchedule"},
+                        {"key": "cpu", "operator": "Exists"},
+                    ],
+                    "affinity": {
+                        "podAntiAffinity": {
+                            "requiredDuringSchedulingIgnoredDuringExecution": [
+                                {
+                                    "labelSelector": {
+                                        "matchLabels": {"fleetkeeper.io/component": "router"}
+                                    },
+                                    "topologyKey": "kubernetes.io/hostname",
+                                }
+                            ]
+                        }
+                    },
+                    "priorityClassName": "serving",
+                },
+                "resources": {"cpu": "1500m", "memory": "2048Mi"},
+            }
+        )
+    ),
+    "routing-round-robin": GoldenCase(_cuda(routing={"policy": "RoundRobin"})),
+    "service-load-balancer": GoldenCase(
+        _cuda(
+            service={
+                "type": "LoadBalancer",
+                "loadBalancerClass": "example.com/internal",
+                "annotations": {"example.com/scheme": "internal", "empty": ""},
+            }
+        ),
+        context=_context(exposed_service_types=("LoadBalancer",)),
+    ),
+    "service-annotations": GoldenCase(_cuda(service={"annotations": {"team": "a"}})),
+    "policy-same-namespace": GoldenCase(_cuda(networkPolicy={"preset": "SameNamespace"})),
+    "policy-namespaces": GoldenCase(
+        _cuda(
+            networkPolicy={
+                "preset": "Namespaces",
                 "namespaceSelector": {
                     "matchLabels": {"tenant": "a"},
                     "matchExpressions": [{"key": "env", "operator": "NotIn", "values": ["dev"]}],
@@ -310,8 +349,28 @@ CASES: dict[str, GoldenCase] = {
             }
         )
     ),
-    "access-every-namespace": GoldenCase(
-        _cuda(access={"from": "Namespaces", "namespaceSelector": {}})
+    "policy-every-namespace": GoldenCase(
+        _cuda(networkPolicy={"preset": "Namespaces", "namespaceSelector": {}})
+    ),
+    "policy-gateway": GoldenCase(
+        _cuda(
+            networkPolicy={
+                "preset": "Gateway",
+                "peers": [
+                    {"podSelector": {"matchLabels": {"app": "web"}}},
+                    {"podSelector": {}},
+                    {"namespaceSelector": {}},
+                    {
+                        "podSelector": {"matchLabels": {"app": "web"}},
+                        "namespaceSelector": {"matchLabels": {"tenant": "b"}},
+                    },
+                ],
+                "cidrs": [
+                    {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]},
+                    {"cidr": "2001:db8::/32"},
+                ],
+            }
+        )
     ),
     "rollout-numbers": GoldenCase(
         _cuda(
@@ -321,6 +380,13 @@ CASES: dict[str, GoldenCase] = {
                 "drainSeconds": 0,
                 "startupSeconds": 60,
             }
+        ),
+        replicas=4,
+    ),
+    "rollout-percent": GoldenCase(
+        _cuda(
+            rollout={"maxSurge": "25%", "maxUnavailable": "10%"},
+            disruption={"maxUnavailable": "50%"},
         ),
         replicas=4,
     ),
@@ -409,7 +475,7 @@ CASES: dict[str, GoldenCase] = {
             "scaling": {"minReplicas": 2, "maxReplicas": 6},
             "imagePullSecrets": [{"name": "registry"}],
             "routing": {"policy": "SessionAffinity", "replicas": 2},
-            "access": {"from": "SameNamespace"},
+            "networkPolicy": {"preset": "SameNamespace"},
             "disruption": {"maxUnavailable": 2},
         },
         replicas=2,

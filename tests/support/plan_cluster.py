@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import ceil, floor
 
 from fleetkeeper.api import names
 from fleetkeeper.reconcile.types import Container, Kind, Pod, Revision, Termination, Workload
@@ -42,7 +43,8 @@ def _roll_engine(world: World, engine: Workload) -> World:
     pods = [pod for pod in world.pods if pod.component == names.Component.ENGINE]
     new = [pod for pod in pods if pod.revision_uid == current.uid]
     old = [pod for pod in pods if pod.revision_uid != current.uid]
-    least = max(0, wanted - rolling["maxUnavailable"])
+    surge, unavailable = _fenceposts(rolling, wanted)
+    least = max(0, wanted - unavailable)
     spare = sum(pod.ready for pod in pods) - least
     kept_old, kept_new = [], sorted(new, key=_rank)[max(0, len(new) - wanted) :]
     for pod in sorted(old, key=_rank):
@@ -52,7 +54,7 @@ def _roll_engine(world: World, engine: Workload) -> World:
             kept_old.append(pod)
     if wanted == 0:
         kept_old = []
-    room = wanted + (rolling["maxSurge"] if kept_old else 0) - len(kept_old) - len(kept_new)
+    room = wanted + (surge if kept_old else 0) - len(kept_old) - len(kept_new)
     while len(kept_new) < wanted and room > 0:
         world = replace(world, serial=world.serial + 1)
         pod = _new_pod(world, f"chat-{world.serial}", names.Component.ENGINE, current)
@@ -61,6 +63,16 @@ def _roll_engine(world: World, engine: Workload) -> World:
     others = [pod for pod in world.pods if pod.component != names.Component.ENGINE]
     world = replace(world, pods=(*others, *kept_old, *kept_new))
     return _with_counts(world, engine, current, wanted)
+
+
+def _fenceposts(rolling: dict[str, int | str], wanted: int) -> tuple[int, int]:
+    """Return maxSurge and maxUnavailable in pods, as the Deployment controller resolves them."""
+
+    def part(value: int | str) -> float:
+        return value if isinstance(value, int) else int(value[:-1]) * wanted / 100
+
+    surge, unavailable = ceil(part(rolling["maxSurge"])), floor(part(rolling["maxUnavailable"]))
+    return (surge, unavailable) if surge or unavailable else (0, 1)
 
 
 def _rank(pod: Pod) -> tuple[bool, int, float]:

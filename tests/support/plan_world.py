@@ -265,9 +265,15 @@ def _deployment(child: Child, live: Child | None, manifest: Manifest) -> Workloa
         template_hash=spec["template"]["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH],
         desired_replicas=spec["replicas"],
         replicas_manager=names.FIELD_MANAGER,
-        max_surge=spec["strategy"]["rollingUpdate"]["maxSurge"],
+        max_surge=_known_surge(spec["strategy"]["rollingUpdate"]["maxSurge"]),
         accelerators=accelerators_of(spec["template"]["spec"]),
     )
+
+
+def _known_surge(surge: int | str) -> int | None:
+    if isinstance(surge, int):
+        return surge
+    return 0 if surge == "0%" else None
 
 
 def without_child(world: World, key: tuple[Kind, str]) -> World:

@@ -40,6 +40,11 @@ ENVIRONMENT = {
     "NCCL_DEBUG": "INFO",
     "NCCL_P2P_DISABLE": "1",
 }
+CIDRS = (
+    {"cidr": "192.0.2.0/24"},
+    {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16", "10.2.3.4/32"]},
+    {"cidr": "2001:db8::/32", "except": []},
+)
 PROFILE = default_catalog().resolve("cuda")
 KEYS = ("team", "example.com/cost-centre", "app.kubernetes.io/part-of", "zone", "a.b/C_d.e")
 
@@ -85,6 +90,8 @@ def _one_of(rng: random.Random, choices: Any) -> str:
 def _draw(rng: random.Random, schema: dict[str, Any], key: str) -> Any:
     if "$ref" in schema:
         return _draw(rng, _schema()["$defs"][schema["$ref"].rsplit("/", 1)[1]], key)
+    if "oneOf" in schema:
+        return _draw(rng, rng.choice(schema["oneOf"]), key)
     if "anyOf" in schema:
         return _draw(rng, next(way for way in schema["anyOf"] if way.get("type") != "null"), key)
     if "enum" in schema:
@@ -175,17 +182,33 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
         resources["accelerator"]["count"] = parallel
     if spec.get("scaling", {}).get("mode") == "External":
         spec.setdefault("replicas", 2)
-    access = spec.get("access", {})
-    if access.get("from") == "Namespaces":
-        access.setdefault("namespaceSelector", {})
-    else:
-        access.pop("namespaceSelector", None)
+    policy = spec.get("networkPolicy", {})
+    _mend_network(rng, policy)
+    _mend_service(spec.get("service", {}))
     _mend_bounds(spec)
     _mend_tolerations(spec.get("placement", {}))
     _mend_spread(spec.get("placement", {}))
-    _mend_requirements([spec.get("placement", {}).get("affinity"), access])
+    _mend_requirements([spec.get("placement", {}).get("affinity"), policy])
     _mend_node_fields(spec.get("placement", {}).get("affinity"))
     return spec
+
+
+def _mend_service(section: dict[str, Any]) -> None:
+    """ClusterIP, because the default settings allow no other type."""
+    section.pop("type", None)
+    section.pop("loadBalancerClass", None)
+
+
+def _mend_network(rng: random.Random, policy: dict[str, Any]) -> None:
+    if policy.get("preset") == "Namespaces":
+        policy.setdefault("namespaceSelector", {})
+    else:
+        policy.pop("namespaceSelector", None)
+    for peer in policy.get("peers", ()):
+        if not peer:
+            peer[rng.choice(("podSelector", "namespaceSelector"))] = {}
+    if "cidrs" in policy:
+        policy["cidrs"] = rng.sample(CIDRS, rng.randint(0, len(CIDRS)))
 
 
 def _mend_cache(rng: random.Random, model: dict[str, Any]) -> None:
@@ -218,7 +241,7 @@ def _mend_bounds(spec: dict[str, Any]) -> None:
     if batch.get("floorPercent", 5) > batch.get("sharePercent", 30):
         batch["floorPercent"] = batch["sharePercent"] = batch.get("floorPercent", 30)
     rollout = spec.get("rollout", {})
-    if rollout.get("maxSurge", 1) == 0:
+    if str(rollout.get("maxSurge", 1)) in {"0", "0%"}:
         rollout["maxUnavailable"], rollout["strategy"] = 1, "Replace"
 
 

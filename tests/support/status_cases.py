@@ -130,6 +130,7 @@ REACHED: dict[Reason, World] = {
     ),
     Reason.INVALID_SPEC: new_world(model={"source": "s3://bucket/model"}),
     Reason.STOPPED: new_world(replicas=0),
+    Reason.SUSPENDED: new_world(suspend=True),
     Reason.PAUSED: new_world(paused=True),
     Reason.NAMESPACE_TERMINATING: refused(WriteProblem.NAMESPACE_TERMINATING, "being deleted"),
 }

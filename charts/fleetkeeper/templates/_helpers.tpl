@@ -144,6 +144,7 @@ maxAcceleratorsByNamespace: {{ toJson .Values.accelerators.maxByNamespace }}
 floatingRevisions: {{ .Values.floatingRevisions }}
 systemPriorityClasses: {{ .Values.systemPriorityClasses }}
 engineServiceAccounts: {{ toJson .Values.engineServiceAccounts }}
+exposedServiceTypes: {{ toJson .Values.exposedServiceTypes }}
 refuseSecondRelease: {{ .Values.refuseSecondRelease }}
 {{- end -}}
 

@@ -57,7 +57,7 @@ class ConditionType(DocumentedEnum):
     )
     SCALING_LIMITED = (
         "ScalingLimited",
-        "A bound, spec.replicas, scaling.mode, the GPU budget, or a failing revision limits scaling.",
+        "A bound, spec.replicas, spec.suspend, scaling.mode, the GPU budget, or a failing revision limits scaling.",
     )
 
 
@@ -178,6 +178,7 @@ class Reason(DocumentedEnum):
     )
     NAMESPACE_TERMINATING = "NamespaceTerminating", "The namespace is being deleted."
     STOPPED = "Stopped", "spec.replicas is 0."
+    SUSPENDED = "Suspended", "spec.suspend is true: the service has no replicas."
     PAUSED = "Paused", "spec.paused is true: Fleetkeeper does not change child objects."
 
     # MetricsAvailable, MetricsCompatible
@@ -238,6 +239,7 @@ NOT_READY_REASONS = frozenset(
         Reason.UNKNOWN_PROFILE,
         Reason.CRD_TOO_OLD,
         Reason.STOPPED,
+        Reason.SUSPENDED,
         Reason.PAUSED,
     }
 )

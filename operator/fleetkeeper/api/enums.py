@@ -65,12 +65,21 @@ class RoutingPolicy(StrEnum):
     NONE = "None"
 
 
-class AccessFrom(StrEnum):
-    """The clients that may connect to the service."""
+class NetworkPreset(StrEnum):
+    """The sets of clients that may connect to the service."""
 
     SAME_NAMESPACE = "SameNamespace"
     CLUSTER = "Cluster"
     NAMESPACES = "Namespaces"
+    GATEWAY = "Gateway"
+
+
+class ServiceType(StrEnum):
+    """The types of the Kubernetes Service that clients call."""
+
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
 
 
 class RolloutStrategy(StrEnum):

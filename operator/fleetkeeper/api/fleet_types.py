@@ -1,4 +1,4 @@
-"""The parts of the spec about the whole fleet: scaling, batching, tiers, rollout, and access."""
+"""The parts of the spec about the whole fleet: scaling, batching, tiers, routing, and rollout."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fleetkeeper.api.base import Section
+from fleetkeeper.api.base import LabelValue, ObjectName, Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.enums import (
-    AccessFrom,
     BatchingMode,
     BreakerMode,
     EngineUpdates,
@@ -17,7 +16,8 @@ from fleetkeeper.api.enums import (
     RoutingPolicy,
     ScalingMode,
 )
-from fleetkeeper.api.scheduling import LabelSelector
+from fleetkeeper.api.int_or_percent import IntOrPercent
+from fleetkeeper.api.scheduling import Affinity, Toleration
 
 
 class Scaling(Section):
@@ -168,28 +168,58 @@ class Breaker(Section):
     )
 
 
+class RouterPlacement(Section):
+    """The scheduling of the router pods."""
+
+    node_selector: StringMap[LabelValue] = Field(
+        default_factory=frozen_map,
+        max_length=32,
+        description="Labels that a node must have to run router pods.",
+    )
+    tolerations: tuple[Toleration, ...] = Field(
+        (), max_length=32, description="Taints that the router pods tolerate."
+    )
+    affinity: Affinity = Field(
+        default_factory=Affinity,
+        description="Affinity rules as in a Kubernetes pod. Pod affinity applies to the service's namespace only.",
+    )
+    priority_class_name: ObjectName | None = Field(
+        None,
+        description="PriorityClass of the router pods. Absent means the cluster's default. System classes (system-...) are allowed only if the operator's settings allow them.",
+    )
+
+
+class RouterResources(Section):
+    """The resources of each router pod."""
+
+    cpu: Quantity | None = Field(
+        None,
+        description="CPU request of each router pod, for example 500m. There is no limit, because a throttled router delays every request. Absent means the operator's setting.",
+    )
+    memory: Quantity | None = Field(
+        None,
+        description="Memory request and limit of each router pod, for example 2Gi. Absent means the operator's setting.",
+    )
+
+
 class Routing(Section):
     """The router in front of the engines."""
 
     policy: RoutingPolicy = Field(
         RoutingPolicy.LEAST_LOADED,
-        description="LeastLoaded: the less loaded of two replicas. SessionAffinity: the same replica for the same X-Session-ID header. RoundRobin: each replica in turn. None: no router, only a Kubernetes Service.",
+        description="LeastLoaded: the less loaded of two replicas. SessionAffinity: the same replica for the same X-Session-ID header, on every router pod. RoundRobin: each replica in turn. None: no router, only a Kubernetes Service.",
     )
     replicas: int = Field(
-        1, ge=1, le=16, description="Number of router pods. Ignored with policy None."
+        2,
+        ge=1,
+        le=16,
+        description="Number of router pods. The scheduler spreads them over nodes where possible. Ignored with policy None.",
     )
-
-
-class Access(Section):
-    """The clients that may connect to the service."""
-
-    from_: AccessFrom = Field(
-        AccessFrom.CLUSTER,
-        alias="from",
-        description="SameNamespace: pods of the service's namespace. Cluster: all pods. Namespaces: pods of the namespaces that namespaceSelector selects.",
+    placement: RouterPlacement = Field(
+        default_factory=RouterPlacement, description="Scheduling of the router pods."
     )
-    namespace_selector: LabelSelector | None = Field(
-        None, description="Namespaces whose pods may connect. Requires from: Namespaces."
+    resources: RouterResources = Field(
+        default_factory=RouterResources, description="Resources of each router pod."
     )
 
 
@@ -200,17 +230,13 @@ class Rollout(Section):
         RolloutStrategy.AUTO,
         description="Surge: create a new pod before an old one is removed. Replace: remove an old pod first. Auto: Surge, but Replace if the extra pod found no accelerator for 120 seconds and more than one replica is ready.",
     )
-    max_surge: int = Field(
+    max_surge: Annotated[int | str, IntOrPercent(100)] = Field(
         1,
-        ge=0,
-        le=100,
-        description="Maximum number of pods above the desired number during a rollout.",
+        description="Maximum number of pods above the desired number during a rollout, as a number or as a percentage of the desired number, for example 25%. A percentage rounds up.",
     )
-    max_unavailable: int = Field(
+    max_unavailable: Annotated[int | str, IntOrPercent(100)] = Field(
         0,
-        ge=0,
-        le=100,
-        description="Maximum number of pods below the desired number during a rollout.",
+        description="Maximum number of pods below the desired number during a rollout, as a number or as a percentage of the desired number, for example 25%. A percentage rounds down. If maxSurge and maxUnavailable both come to 0 pods, one pod may be unavailable.",
     )
     on_failure: OnFailure = Field(
         OnFailure.ROLLBACK,
@@ -237,9 +263,7 @@ class Rollout(Section):
 class Disruption(Section):
     """The PodDisruptionBudget of the engines."""
 
-    max_unavailable: int = Field(
+    max_unavailable: Annotated[int | str, IntOrPercent(1000)] = Field(
         1,
-        ge=0,
-        le=1000,
-        description="Maximum number of replicas that evictions, such as node drains, may remove at the same time. 0 blocks node drains for as long as the service exists.",
+        description="Maximum number of replicas that evictions, such as node drains, may remove at the same time, as a number or as a percentage of the desired number, for example 25%. Kubernetes rounds this percentage up. 0 blocks node drains for as long as the service exists.",
     )

@@ -211,6 +211,10 @@ class InferenceServiceStatus(Section):
     rollback: Rollback | None = Field(
         None, description="Rollout that was rolled back. Absent if there was none."
     )
+    suspended_replicas: Count | None = Field(
+        None,
+        description="Number of replicas to which the service returns when spec.suspend is false. Absent if the service is not suspended.",
+    )
     scaling: ScalingStatus | None = Field(
         None, description="Desired number of replicas and the reason for it."
     )

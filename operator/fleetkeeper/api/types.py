@@ -13,19 +13,19 @@ from pydantic import Field
 
 from fleetkeeper.api.base import ObjectName, Section
 from fleetkeeper.api.enums import (
-    AccessFrom,
     BatchingMode,
     BreakerMode,
     Dtype,
     EngineUpdates,
+    NetworkPreset,
     OnFailure,
     Quantization,
     RolloutStrategy,
     RoutingPolicy,
     ScalingMode,
+    ServiceType,
 )
 from fleetkeeper.api.fleet_types import (
-    Access,
     Batching,
     BatchTier,
     Breaker,
@@ -33,11 +33,14 @@ from fleetkeeper.api.fleet_types import (
     Objectives,
     RealtimeTier,
     Rollout,
+    RouterPlacement,
+    RouterResources,
     Routing,
     Scaling,
     Tier,
     Tiers,
 )
+from fleetkeeper.api.network_types import CidrBlock, NetworkPeer, NetworkPolicy, Service
 from fleetkeeper.api.replica_types import (
     OPTION_VALUE_MAX_LENGTH,
     Accelerator,
@@ -63,8 +66,6 @@ from fleetkeeper.api.variables import EnvironmentValue, EnvironmentVariable, Sec
 __all__ = [
     "OPTION_VALUE_MAX_LENGTH",
     "Accelerator",
-    "Access",
-    "AccessFrom",
     "Adapter",
     "AnnotationValue",
     "BatchTier",
@@ -72,6 +73,7 @@ __all__ = [
     "BatchingMode",
     "Breaker",
     "BreakerMode",
+    "CidrBlock",
     "DeviceClaim",
     "Disruption",
     "Dtype",
@@ -86,6 +88,9 @@ __all__ = [
     "Model",
     "ModelCache",
     "ModelSource",
+    "NetworkPeer",
+    "NetworkPolicy",
+    "NetworkPreset",
     "Objectives",
     "OnFailure",
     "OptionValue",
@@ -99,12 +104,16 @@ __all__ = [
     "Resources",
     "Rollout",
     "RolloutStrategy",
+    "RouterPlacement",
+    "RouterResources",
     "Routing",
     "RoutingPolicy",
     "Scaling",
     "ScalingMode",
     "SecretKey",
     "ServedName",
+    "Service",
+    "ServiceType",
     "Tier",
     "Tiers",
 ]
@@ -124,6 +133,10 @@ class InferenceServiceSpec(Section):
     paused: bool = Field(
         False,
         description="Whether Fleetkeeper stops changing child objects. It still watches the service and updates its status.",
+    )
+    suspend: bool = Field(
+        False,
+        description="Whether the service runs without replicas. When it is false again, the service has as many replicas as before. With paused, nothing changes until paused is false.",
     )
     model: Model = Field(description="Model that the service serves.")
     engine: Engine = Field(default_factory=Engine, description="Configuration of vLLM.")
@@ -171,8 +184,12 @@ class InferenceServiceSpec(Section):
         description="Circuit breakers that protect users from overload and the fleet from bad decisions.",
     )
     routing: Routing = Field(default_factory=Routing, description="Router in front of the engines.")
-    access: Access = Field(
-        default_factory=Access, description="Clients that may connect to the service."
+    service: Service = Field(
+        default_factory=Service, description="Kubernetes Service that clients call."
+    )
+    network_policy: NetworkPolicy = Field(
+        default_factory=NetworkPolicy,
+        description="Clients that may connect to the service. The network plugin must enforce NetworkPolicies.",
     )
     rollout: Rollout = Field(
         default_factory=Rollout, description="Rollout of changes to the replicas."

@@ -32,6 +32,7 @@ STANDING = frozenset(
     {
         "SignalsStale",
         "ReplicasPinned",
+        "Suspended",
         "ScaleUpBlocked",
         "Fixed",
         "ControlBreakerOpen",

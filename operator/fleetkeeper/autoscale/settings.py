@@ -12,14 +12,21 @@ def settings_of(
     *,
     max_sequences: int | None = None,
     cap_percent: int | None = None,
+    resumed: int | None = None,
 ) -> ControlSettings:
-    """Return the settings. `max_sequences`, `cap_percent`: those of a remedy in force; None: the spec's."""
+    """Return the settings. `max_sequences`, `cap_percent`: those of a remedy in force; None: the spec's.
+
+    `resumed`: the replicas to which a service returns after spec.suspend; None: it has them already.
+    """
     scaling, objectives, batching = spec.scaling, spec.objectives, spec.batching
+    pinned, pinned_by = _pin(spec, resumed)
     most = batching.max_sequences if max_sequences is None else max_sequences
     return ControlSettings(
         min_replicas=scaling.min_replicas,
         max_replicas=max(scaling.min_replicas, scaling.max_replicas),
-        pinned_replicas=spec.replicas,
+        pinned_replicas=pinned,
+        pinned_by=pinned_by,
+        suspended=spec.suspend and not spec.paused,
         scaling_mode=scaling.mode,
         scale_down_delay_s=float(scaling.scale_down_delay_seconds),
         queue_wait_objective_s=objectives.queue_wait_milliseconds / 1e3,
@@ -39,3 +46,12 @@ def settings_of(
         paused=spec.paused,
         generation=generation,
     )
+
+
+def _pin(spec: InferenceServiceSpec, resumed: int | None) -> tuple[int | None, str]:
+    """Return the number of replicas that the control loop does not decide, and what sets it."""
+    if spec.suspend and not spec.paused:
+        return 0, "spec.suspend"
+    if spec.replicas is None and resumed is not None:
+        return resumed, "the number before spec.suspend"
+    return spec.replicas, "spec.replicas"

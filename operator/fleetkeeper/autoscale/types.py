@@ -56,6 +56,8 @@ def decide(value: V, reason: str, detail: str) -> Decision[V]:
 class ControlSettings:
     """The spec's settings for the control loop, in seconds and ratios.
 
+    `pinned_by`: the source of `pinned_replicas`. `suspended`: it is spec.suspend.
+
     `scale_down_delay_s`: the stabilization window of a scale-down. `batch_share_ratio`: the batch tier's
     share of the sequences. `batch_floor_ratio`: that share, and the admitted share, while batch is shed.
     """
@@ -63,6 +65,8 @@ class ControlSettings:
     min_replicas: int = 1
     max_replicas: int = 8
     pinned_replicas: int | None = None
+    pinned_by: str = "spec.replicas"
+    suspended: bool = False
     scaling_mode: ScalingMode = ScalingMode.AUTO
     scale_down_delay_s: float = 600.0
     queue_wait_objective_s: float = 0.5

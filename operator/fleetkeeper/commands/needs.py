@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
+from fleetkeeper.api.int_or_percent import is_zero
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profile import (
     AcceleratorKind,
@@ -13,7 +14,8 @@ from fleetkeeper.api.profile import (
     effective_resources,
 )
 from fleetkeeper.api.quantity import parse_quantity
-from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy, ScalingMode
+from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy, ScalingMode, ServiceType
+from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 
 GIB = 1024**3
 
@@ -27,6 +29,7 @@ class Needs:
     least: int
     most: int
     surge: int
+    max_surge: int | str
     cap_percent: int
 
     def accelerators(self, replicas: int) -> int:
@@ -61,7 +64,8 @@ def needs_of(service: InferenceService, profile: EngineProfile) -> Needs:
         resources=effective_resources(spec, profile),
         least=least,
         most=most,
-        surge=spec.rollout.max_surge if surges else 0,
+        surge=rollout_pods(spec.rollout, most)[0] if surges else 0,
+        max_surge=spec.rollout.max_surge,
         cap_percent=spec.memory.cap_percent,
     )
 
@@ -70,7 +74,9 @@ def advice_of(service: InferenceService) -> list[str]:
     """Return notes on settings that are valid but often surprise users."""
     spec = service.spec
     advice = []
-    if spec.disruption.max_unavailable == 0:
+    if spec.suspend:
+        advice.append("suspend is true: the service runs no replica until it is false")
+    if is_zero(spec.disruption.max_unavailable):
         advice.append("disruption.maxUnavailable is 0: node drains are blocked")
     if spec.model.source.startswith("hf://") and spec.model.cache is None:
         advice.append("model.cache is not set: every new pod downloads the model again")
@@ -81,6 +87,10 @@ def advice_of(service: InferenceService) -> list[str]:
     if spec.scaling.mode is ScalingMode.AUTO and spec.scaling.min_replicas == 1:
         advice.append(
             "scaling.minReplicas is 1: the service is unavailable while its only replica restarts"
+        )
+    if spec.service.type is not ServiceType.CLUSTER_IP and not spec.network_policy.cidrs:
+        advice.append(
+            f"service.type is {spec.service.type}, but networkPolicy.cidrs is empty: a network that enforces policies lets no client outside the cluster connect"
         )
     if spec.routing.policy is not RoutingPolicy.NONE and spec.routing.replicas == 1:
         advice.append(

@@ -38,7 +38,7 @@ def render(
         typer.Option(
             min=0,
             max=1000,
-            help="Number of replicas. Default: spec.replicas, otherwise scaling.minReplicas.",
+            help="Number of replicas. Default: 0 with spec.suspend, otherwise spec.replicas, otherwise scaling.minReplicas.",
         ),
     ] = None,
     namespace: Annotated[str, NAMESPACE] = "default",
@@ -91,6 +91,8 @@ def rendered_children(
 def initial_replicas(service: InferenceService) -> int:
     """Return the initial number of replicas of a new service."""
     spec = service.spec
+    if spec.suspend:
+        return 0
     return spec.scaling.min_replicas if spec.replicas is None else spec.replicas
 
 

@@ -151,9 +151,11 @@ class PlanContext:
     floating_revisions: bool = False
     """True if hf:// models may name a branch, a tag or no revision instead of a commit."""
     system_priority_classes: bool = False
-    """True if engine pods may use Kubernetes' own PriorityClasses (system-...)."""
+    """True if engine and router pods may use Kubernetes' own PriorityClasses (system-...)."""
     engine_service_accounts: tuple[str, ...] = ()
     """Names of ServiceAccounts that engine pods may use; a trailing `*` allows a prefix."""
+    exposed_service_types: tuple[str, ...] = ()
+    """The types other than ClusterIP that services may use: NodePort, LoadBalancer."""
 
     @property
     def gpu_budget(self) -> Budget:

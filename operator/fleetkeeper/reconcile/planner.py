@@ -46,9 +46,8 @@ def decide_plan(snapshot: Snapshot, context: PlanContext, now: float) -> Plan:
 def _plan_of(inputs: ReconcileInputs, result: ReconcileResult) -> Plan:
     """Return the plan for the result of a reconcile, including the status that reports it."""
     snapshot, diagnosis = inputs.snapshot, inputs.diagnosis
-    if result.remembers_first and result.last_good is not None:
-        remembered = {**inputs.status, "lastGood": result.last_good.to_status()}
-        return Plan(status=remembered, requeue_after_s=0.0)
+    if result.remembers:
+        return Plan(status={**inputs.status, **result.remembers}, requeue_after_s=0.0)
     desired = desired_status(result.assessment, result.engine, result.last_good, inputs.now)
     status, again = decide_status_write(
         desired,

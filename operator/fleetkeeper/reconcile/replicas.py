@@ -1,7 +1,7 @@
 """The number of replicas of the engine Deployment.
 
-`spec.replicas` takes precedence over the control loop's allocation, which takes precedence over the
-live value. The GPU budget limits every increase. The value is always applied, because a field that
+`spec.suspend` takes precedence over `spec.replicas`, which takes precedence over the number before
+`spec.suspend`, then the control loop's allocation, then the live value. The GPU budget limits every increase. The value is always applied, because a field that
 server-side apply omits returns to its default of 1.
 """
 
@@ -21,6 +21,7 @@ from fleetkeeper.common.values import Manifest, ReplicaAllocation
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.rollout import is_scale_up_blocked
+from fleetkeeper.reconcile.suspension import parse_suspended, resumed_replicas
 
 CONTEST_WINDOW_S = 600.0
 CONTEST_CHANGES = 3
@@ -77,7 +78,7 @@ def decide_replicas(
     facts, snapshot = inputs.facts, inputs.snapshot
     contested_by = _contesting_manager(inputs)
     live = facts.live_replicas
-    value, source, reason, message = _asked(spec, live, snapshot.allocation)
+    value, source, reason, message = _asked(inputs, spec)
     if contested_by and live is not None and live != value:
         return ReplicaDecision(
             live, value, Source.CONTESTED, Reason.REPLICAS_CONTESTED, message, contested_by
@@ -96,13 +97,32 @@ def decide_replicas(
     return ReplicaDecision(value, value, source, reason, message)
 
 
-def _asked(
+def _asked(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> tuple[int, Source, Reason, str]:
+    """Return the requested number of replicas, its source, its reason and the message."""
+    live = inputs.facts.live_replicas
+    if spec.suspend:
+        return _suspended(spec, live)
+    if spec.replicas is not None:
+        return _pinned(spec.replicas, spec.scaling.mode)
+    known = parse_suspended(inputs.status)
+    if known is not None and not live:
+        value = resumed_replicas(spec, known)
+        return value, Source.SPEC, Reason.WITHIN_BOUNDS, "spec.suspend is false again"
+    return _scaled(spec, live, inputs.snapshot.allocation)
+
+
+def _suspended(spec: InferenceServiceSpec, live: int | None) -> tuple[int, Source, Reason, str]:
+    """Return 0 replicas, or the live number while spec.paused keeps them."""
+    if spec.paused and live:
+        return live, Source.UNCHANGED, Reason.PAUSED, "unchanged, because spec.paused is true"
+    return 0, Source.SPEC, Reason.SUSPENDED, "spec.suspend is true"
+
+
+def _scaled(
     spec: InferenceServiceSpec, live: int | None, allocation: ReplicaAllocation | None
 ) -> tuple[int, Source, Reason, str]:
-    """Return the requested number of replicas, its source, its reason and the message."""
+    """Return the number that neither spec.replicas nor spec.suspend sets."""
     scaling = spec.scaling
-    if spec.replicas is not None:
-        return _pinned(spec.replicas, scaling.mode)
     if scaling.mode is ScalingMode.AUTO and allocation is not None:
         value = min(max(allocation.replicas, scaling.min_replicas), scaling.max_replicas)
         return value, Source.ALLOCATION, Reason.WITHIN_BOUNDS, allocation.message

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetkeeper.api.conditions import Reason
+from fleetkeeper.api.int_or_percent import is_zero
 from fleetkeeper.api.types import OnFailure, Rollout, RolloutStrategy
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.last_good import LastGood
@@ -232,7 +233,7 @@ def decide_strategy(
         return rules.strategy, None
     if not _is_rolling(facts):
         return RolloutStrategy.SURGE, None
-    if facts.engine is not None and facts.engine.max_surge == 0 and rules.max_surge > 0:
+    if facts.engine is not None and facts.engine.max_surge == 0 and not is_zero(rules.max_surge):
         return RolloutStrategy.REPLACE, None
     waits = [
         inputs.now - pod.created
@@ -247,7 +248,7 @@ def decide_strategy(
 
 def _is_surge_failing(facts: Facts, problems: Mapping[str, Problem], rules: Rollout) -> bool:
     """Return True if the live Deployment surges and new pods fail, but not for lack of room."""
-    if facts.engine is None or facts.engine.max_surge == 0 or rules.max_surge == 0:
+    if facts.engine is None or facts.engine.max_surge == 0 or is_zero(rules.max_surge):
         return False
     pods = facts.pods_of(facts.current)
     found = [problems[pod.name].reason for pod in pods if pod.name in problems]

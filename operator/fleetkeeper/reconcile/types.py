@@ -63,7 +63,7 @@ class Workload(Child):
 
     `template_hash` is our annotation on the live pod template ("" if it is missing),
     `desired_replicas` the live `spec.replicas`, `replicas_manager` the field manager that set it
-    last, `max_surge` the live `spec.strategy.rollingUpdate.maxSurge` if it is a number, and
+    last, `max_surge` the live `spec.strategy.rollingUpdate.maxSurge` if it is a number or 0%, and
     `accelerators` the number that one pod of the live template requests.
     """
 

@@ -9,7 +9,11 @@ from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper.api.parse import FieldError, InferenceService
 from fleetkeeper.api.profile import EngineProfile, profile_errors
-from fleetkeeper.api.schema.rule_check import forbidden_account, system_priority
+from fleetkeeper.api.schema.rule_check import (
+    exposed_type,
+    forbidden_account,
+    system_priority,
+)
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext
@@ -114,6 +118,7 @@ def refusals(
     """Return the errors of a valid spec that only the engine profile or the settings reveal."""
     errors = profile_errors(spec, profile)
     errors += forbidden_account(spec, context.engine_service_accounts)
+    errors += exposed_type(spec, context.exposed_service_types)
     return errors if context.system_priority_classes else errors + system_priority(spec)
 
 

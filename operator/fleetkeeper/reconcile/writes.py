@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fleetkeeper.api import names
 from fleetkeeper.api.conditions import Reason
@@ -23,6 +24,7 @@ from fleetkeeper.reconcile.plan import Action
 from fleetkeeper.reconcile.replicas import ReplicaDecision, decide_replicas, gpus_of, over_budget
 from fleetkeeper.reconcile.rollout import RolloutDecision, decide_rollout, decide_strategy
 from fleetkeeper.reconcile.status.assessment import Assessment
+from fleetkeeper.reconcile.suspension import decide_suspended, parse_suspended
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper.reconcile.wanted import Wanted
 
@@ -36,7 +38,8 @@ BUDGET_REQUEUE_S = 15.0
 class ReconcileResult:
     """The result of one reconcile.
 
-    `remembers_first`: this reconcile only adds the last good template to the present status.
+    If `remembers` is not empty, this reconcile only adds it to the present status: what the next one
+    overwrites in the children.
     """
 
     assessment: Assessment
@@ -45,7 +48,7 @@ class ReconcileResult:
     actions: tuple[Action, ...] = ()
     wants_templates: tuple[str, ...] = ()
     again_after_s: tuple[float | None, ...] = ()
-    remembers_first: bool = False
+    remembers: Mapping[str, Any] = field(default_factory=dict)
 
 
 def decide_writes(
@@ -54,8 +57,10 @@ def decide_writes(
     """Decide the rollout, the replicas and the children of a service that is not blocked."""
     spec, wanted_hash = wanted.service.spec, wanted.template_hash
     last_good, good_again = decide_last_good(inputs, wanted_hash)
-    if must_remember(last_good, inputs.status, wanted_hash) and not spec.paused:
-        return ReconcileResult(assessment, wanted.engine, last_good, remembers_first=True)
+    suspended = decide_suspended(spec, inputs.status, inputs.facts.live_replicas)
+    remembers = _remembers(inputs, last_good, wanted_hash, suspended)
+    if remembers and not spec.paused:
+        return ReconcileResult(assessment, wanted.engine, last_good, remembers=remembers)
     rollout = decide_rollout(inputs, spec.rollout, wanted_hash, last_good)
     templates = inputs.snapshot.templates
     template = templates.get(rollout.revision) if rollout.revision else wanted.template
@@ -68,6 +73,7 @@ def decide_writes(
         wanted_hash=wanted_hash,
         rollout=rollout,
         replicas=replicas,
+        suspended_replicas=suspended,
         is_router_bypassed=is_bypassed,
         write_problem=refused or assessment.write_problem,
     )
@@ -98,6 +104,18 @@ def decide_writes(
         _missing_templates(inputs, rollout),
         again,
     )
+
+
+def _remembers(
+    inputs: ReconcileInputs, last_good: LastGood | None, wanted_hash: str, suspended: int | None
+) -> dict[str, Any]:
+    """Return what only the children show, and the status must show before they change."""
+    found: dict[str, Any] = {}
+    if last_good is not None and must_remember(last_good, inputs.status, wanted_hash):
+        found["lastGood"] = last_good.to_status()
+    if suspended is not None and suspended != parse_suspended(inputs.status):
+        found["suspendedReplicas"] = suspended
+    return found
 
 
 def _decide_children(

@@ -42,6 +42,7 @@ def plan_context(settings: Settings) -> PlanContext:
         floating_revisions=settings.floating_revisions,
         system_priority_classes=settings.system_priority_classes,
         engine_service_accounts=settings.engine_service_accounts,
+        exposed_service_types=settings.exposed_service_types,
     )
 
 

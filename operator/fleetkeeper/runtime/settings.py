@@ -207,10 +207,13 @@ class Settings(BaseSettings):
         False,
         description="Allow services to use Kubernetes' own PriorityClasses (system-...), whose pods preempt all others.",
     )
-
     engine_service_accounts: tuple[AccountPattern, ...] = Field(
         (),
         description="ServiceAccounts that services may use for their engines (serviceAccountName), by name. A trailing `*` allows a prefix. Empty: none.",
+    )
+    exposed_service_types: tuple[Literal["NodePort", "LoadBalancer"], ...] = Field(
+        (),
+        description="Types in `spec.service.type` that services may use in addition to ClusterIP. They expose a service, which authenticates nobody, outside the cluster.",
     )
 
     @classmethod

@@ -106,6 +106,9 @@ def _errors(
 ) -> list[FieldError]:
     errors = []
     where = f"{hardware.model} on {hardware.name}"
+    if spec.suspend:
+        text = "is true, so the service has no replicas to simulate; set it to false"
+        errors.append(FieldError("spec.suspend", text))
     if spec.replicas is not None:
         advice = f" and add --against static:{spec.replicas}" if spec.replicas else ""
         errors.append(

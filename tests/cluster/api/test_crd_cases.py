@@ -194,6 +194,7 @@ def test_scale_and_status_are_subresources(control_plane: ControlPlane, send: Se
             "NAME",
             "READY",
             "WANTED",
+            "SUSPEND",
             "SEQUENCES",
             "TOKENS",
             "BREAKER",

@@ -96,7 +96,11 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
             "modelHub": {"peers": [{"cidr": "10.9.0.0/16"}], "tcpPorts": [8443]},
         }
     },
-    "two-releases": {"refuseSecondRelease": False, "systemPriorityClasses": True},
+    "two-releases": {
+        "refuseSecondRelease": False,
+        "systemPriorityClasses": True,
+        "exposedServiceTypes": ["LoadBalancer"],
+    },
     "accounts": {"engineServiceAccounts": ["model-reader", "team-*"]},
     "no-admission-policy": {"admissionPolicy": {"enabled": False}},
     "no-policies": {"network": {"operatorPolicy": False}, "podDisruptionBudget": False},

@@ -36,7 +36,13 @@ def account(control_plane: ControlPlane) -> Iterator[Path]:
         claim_namespace(control_plane, namespace)
     objects = [
         item
-        for item in rendered({"engineServiceAccounts": ["model-*", "reader"]}, namespace=space)
+        for item in rendered(
+            {
+                "engineServiceAccounts": ["model-*", "reader"],
+                "exposedServiceTypes": ["LoadBalancer"],
+            },
+            namespace=space,
+        )
         if item["kind"] in INSTALLED | POLICIES
         and "helm.sh/hook" not in item["metadata"].get("annotations", {})
     ]
@@ -245,6 +251,11 @@ def _selector(item: Manifest) -> Manifest:
     return item
 
 
+def _node_port(item: Manifest) -> Manifest:
+    item["spec"]["type"] = "NodePort"
+    return item
+
+
 OBJECTS: dict[str, tuple[Manifest, str]] = {
     "a Deployment without our labels": (foreign(), "must have the labels"),
     "a Deployment of no service": (_without_owner(engine(lambda _: None)), "as their controller"),
@@ -254,6 +265,10 @@ OBJECTS: dict[str, tuple[Manifest, str]] = {
     "a NetworkPolicy for all pods": (
         _everybodys(child("NetworkPolicy")),
         "select the pods of an InferenceService",
+    ),
+    "a Service of a type that is not allowed": (
+        _node_port(child("Service")),
+        "exposedServiceTypes",
     ),
     "a Service for other pods": (
         _selector(child("Service")),

@@ -33,12 +33,13 @@ async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
 
 
 def _spec(rng: random.Random) -> Live:
-    """Any spec but for the number of pods, which are real objects here, and never paused.
+    """Any spec but for the number of pods, which are real objects here, and never paused or suspended.
 
     A paused service keeps the children that it had: there the path is the point.
     """
     spec = random_spec(rng)
     spec.pop("paused", None)
+    spec.pop("suspend", None)
     spec.pop("replicas", None)
     if rng.random() < 0.5:
         spec["replicas"] = rng.randint(0, 2)
@@ -46,8 +47,9 @@ def _spec(rng: random.Random) -> Live:
     spec["scaling"] = {key: value for key, value in scaling.items() if value is not None}
     spec["scaling"] |= {"minReplicas": 1, "maxReplicas": rng.randint(1, 3)}
     spec.get("breaker", {}).pop("fallbackReplicas", None)
-    if "routing" in spec:
-        spec["routing"]["replicas"] = 1
+    # A router that no node takes leaves the address where it was, which depends on the path.
+    policy = spec.get("routing", {}).get("policy", "LeastLoaded")
+    spec["routing"] = {"policy": policy, "replicas": 1}
     return spec
 
 

@@ -218,12 +218,12 @@ def test_a_deployment() -> None:
     assert workload.conditions == (ObjectCondition("Available", "True", "Enough"),)
 
 
-@pytest.mark.parametrize("surge", ["25%", None])
-def test_a_surge_that_is_no_number_is_unknown(surge: object) -> None:
+@pytest.mark.parametrize(("surge", "known"), [("25%", None), (None, None), ("0%", 0), (0, 0)])
+def test_a_surge_is_known_if_it_is_a_number_or_nothing(surge: object, known: int | None) -> None:
     spec = {"strategy": {"rollingUpdate": {"maxSurge": surge}}}
     workload = seen(Kind.DEPLOYMENT, {"metadata": {}, "spec": spec}).record
     assert isinstance(workload, Workload)
-    assert workload.max_surge is None
+    assert workload.max_surge == known
 
 
 def test_a_digest_is_not_taken_anew_while_nothing_of_it_can_have_changed() -> None:

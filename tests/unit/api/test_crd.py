@@ -93,7 +93,7 @@ def test_a_name_with_a_unit_ends_with_the_unit() -> None:
 
 def test_nothing_is_nullable_and_nothing_is_open() -> None:
     text = json.dumps(desired_crd())
-    for word in ("nullable", "$ref", "anyOf", "oneOf", "preserve-unknown-fields", "int-or-string"):
+    for word in ("nullable", "$ref", "anyOf", "oneOf", "preserve-unknown-fields"):
         assert word not in text
 
 
@@ -113,10 +113,12 @@ def test_every_object_with_defaults_inside_has_a_default_itself() -> None:
             is_optional = key not in node.get("required", ())
             defaults_all = inner.get("properties") and not inner.get("required")
             if is_optional and defaults_all and "default" not in inner:
-                assert f"{path}.{key}" in {
+                assert f"{path}.{key}".replace(".routing.placement.", ".placement.") in {
                     ".model.cache",
                     ".resources.accelerator",
-                    ".access.namespaceSelector",
+                    ".networkPolicy.namespaceSelector",
+                    ".networkPolicy.peers[].podSelector",
+                    ".networkPolicy.peers[].namespaceSelector",
                     ".placement.affinity.nodeAffinity",
                     ".placement.affinity.podAffinity",
                     ".placement.affinity.podAntiAffinity",
@@ -144,7 +146,13 @@ def test_the_parser_fills_in_the_schemas_defaults() -> None:
         for key in path.split("."):
             here = here.get(key) if isinstance(here, dict) else None
         if here is None:  # within an object that is absent by default
-            assert path.split(".")[0] in {"model", "resources", "placement", "access"}, path
+            assert path.split(".")[0] in {
+                "model",
+                "resources",
+                "placement",
+                "routing",
+                "networkPolicy",
+            }, path
         else:
             assert here == value, path
 
@@ -162,7 +170,7 @@ def test_columns_scale_and_names_are_those_of_the_reference() -> None:
     spec = desired_crd()["spec"]
     version = spec["versions"][0]
     assert [c["name"] for c in version["additionalPrinterColumns"] if not c.get("priority")] == [
-        "READY", "WANTED", "SEQUENCES", "TOKENS", "BREAKER", "AGE",
+        "READY", "WANTED", "SUSPEND", "SEQUENCES", "TOKENS", "BREAKER", "AGE",
     ]  # fmt: skip
     paths = {path for path, _ in nodes(schema())}
     for column in version["additionalPrinterColumns"]:

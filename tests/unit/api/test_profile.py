@@ -175,6 +175,7 @@ def test_the_reasons_for_not_ready_are_those_of_the_design() -> None:
             "UnknownProfile",
             "CRDTooOld",
             "Stopped",
+            "Suspended",
             "Paused",
         ]
     )

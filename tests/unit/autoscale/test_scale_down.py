@@ -33,6 +33,25 @@ def test_down_one_pod_after_the_delay() -> None:
     assert (decision.value, decision.reason) == (3, "LoadFell")
 
 
+@pytest.mark.parametrize(
+    "pin",
+    [
+        {"pinned_replicas": 0, "pinned_by": "spec.suspend", "suspended": True},
+        {"pinned_replicas": 4, "pinned_by": "the number before spec.suspend"},
+        {"pinned_replicas": 4},
+    ],
+    ids=["suspended", "resumed", "spec.replicas"],
+)
+def test_the_delay_begins_anew_after_a_time_without_a_decision(pin: dict[str, object]) -> None:
+    """Without it, a service that was suspended for an hour would lose its replicas at once."""
+    pinned = view(settings=replace(SETTINGS, **pin))  # type: ignore[arg-type]
+    _, memory = decide_replicas(pinned, OBSERVED, NOW)
+    after, memory = decide_replicas(view(), memory, NOW + 5)
+    assert (after.value, after.reason) == (4, "ScaleDownDelay")
+    later = NOW + 5 + SETTINGS.scale_down_delay_s
+    assert decide_replicas(view(), memory, later)[0].reason == "LoadFell"
+
+
 OBJECTIONS = [
     ("stale", {"signals": Signals()}),
     ("ageing", {"signals": signals(grade=Grade.AGEING)}),

@@ -100,6 +100,7 @@ def test_render_prints_every_child_in_order_and_names_no_owner_without_a_uid(run
         ("ServiceAccount", "chat-fk-router"),
         ("RoleBinding", "chat-fk-router"),
         ("Deployment", "chat-fk-router"),
+        ("PodDisruptionBudget", "chat-fk-router"),
         ("Service", "chat"),
     ]
     assert {child["metadata"]["namespace"] for child in children} == {"team-a"}
@@ -170,6 +171,61 @@ def test_check_shows_what_a_service_needs(run: Run) -> None:
         assert words in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("surge", "more"), [("25%", " 8 more "), ("1%", " 4 more "), ("2", " 8 more ")]
+)
+def test_check_counts_a_surge_in_percent_of_the_most_replicas(
+    run: Run, surge: str, more: str
+) -> None:
+    """6 replicas of 4 GPUs: 25% is 1.5 replicas, rounded up to 2."""
+    done = run("check", "-f", "good.yaml", good=f"{GOOD}  rollout: {{maxSurge: {surge}}}\n")
+    assert done.exit_code == 0, done.output
+    assert more in done.stdout
+    assert f"rollout.maxSurge is {surge}" in done.stdout
+
+
+def test_render_shows_a_suspended_service_without_replicas(run: Run) -> None:
+    done = run("render", "-f", "good.yaml", good=GOOD + "  suspend: true\n")
+    engine = next(
+        child
+        for child in yaml.safe_load_all(done.stdout)
+        if (child["kind"], child["metadata"]["name"]) == ("Deployment", "chat")
+    )
+    assert engine["spec"]["replicas"] == 0
+
+
+EXPOSED = "  service: {type: LoadBalancer}\n"
+
+
+def test_check_refuses_a_service_outside_the_cluster_by_default(run: Run) -> None:
+    done = run("check", "-f", "good.yaml", good=GOOD + EXPOSED)
+    assert done.exit_code == 64
+    assert "spec.service.type: LoadBalancer is not allowed" in done.stdout
+    assert "exposedServiceTypes" in done.stdout
+
+
+def test_check_says_that_nobody_outside_can_connect_yet(run: Run) -> None:
+    """A load balancer without an address range in the policy is closed where policies are enforced."""
+    settings = "exposedServiceTypes: [LoadBalancer]\n"
+    arguments = ("check", "-f", "good.yaml", "--settings", "s.yaml")
+    done = run(*arguments, good=GOOD + EXPOSED, s=settings)
+    assert done.exit_code == 0, done.output
+    assert "networkPolicy.cidrs is empty" in done.stdout
+    opened = f"{GOOD}{EXPOSED}  networkPolicy: {{cidrs: [{{cidr: 192.0.2.0/24}}]}}\n"
+    assert "cidrs" not in run(*arguments, good=opened, s=settings).stdout
+
+
+def test_render_writes_percentages_as_they_are(run: Run) -> None:
+    """The Deployment controller and the eviction API count them anew for each number of replicas."""
+    change = (
+        "  rollout: {maxSurge: 25%, maxUnavailable: 10%}\n  disruption: {maxUnavailable: 50%}\n"
+    )
+    done = run("render", "-f", "good.yaml", good=GOOD + change)
+    assert done.exit_code == 0, done.output
+    for words in ("maxSurge: 25%", "maxUnavailable: 10%", "maxUnavailable: 50%"):
+        assert words in done.stdout
+
+
 def test_check_does_the_memory_arithmetic_of_a_cpu_service(run: Run) -> None:
     text = GOOD.replace("    tensorParallelSize: 4\n", "    profile: cpu\n")
     done = run("check", "-f", "cpu.yaml", cpu=text)
@@ -181,8 +237,11 @@ def test_check_does_the_memory_arithmetic_of_a_cpu_service(run: Run) -> None:
     ("change", "words"),
     [
         ("  disruption: {maxUnavailable: 0}\n", "disruption.maxUnavailable is 0"),
+        ("  disruption: {maxUnavailable: 0%}\n", "disruption.maxUnavailable is 0"),
+        ("  routing: {replicas: 1}\n", "routing.replicas is 1"),
         ("  replicas: 3\n", "replicas is 3"),
         ("  replicas: 0\n", "0 (stopped)"),
+        ("  suspend: true\n", "suspend is true"),
     ],
 )
 def test_check_warns_of_surprises(run: Run, change: str, words: str) -> None:

@@ -148,6 +148,7 @@ def _containers(template: dict[str, Any]) -> list[dict[str, Any]]:
         {"engine": {"env": [{"name": "NCCL_NET_PLUGIN", "value": "/models/evil.so"}]}},
         {"placement": {"priorityClassName": "system-node-critical"}},
         {"serviceAccountName": "model-reader"},
+        {"routing": {"placement": {"priorityClassName": "system-node-critical"}}},
     ],
 )
 def test_a_service_that_ran_with_it_before_keeps_its_pods_and_says_why(
@@ -166,8 +167,10 @@ def test_a_service_that_ran_with_it_before_keeps_its_pods_and_says_why(
     assert world.engine.template_hash == deployment.template_hash
 
 
-def test_system_priority_is_the_administrators_to_allow() -> None:
-    asked = service(placement={"priorityClassName": "system-cluster-critical"})
+@pytest.mark.parametrize("of", ["engines", "routers"])
+def test_system_priority_is_the_administrators_to_allow(of: str) -> None:
+    placement = {"placement": {"priorityClassName": "system-cluster-critical"}}
+    asked = service(**(placement if of == "engines" else {"routing": placement}))
     refused = decide_plan(World(asked).snapshot(), default_context(), 0.0)
     assert refused.actions == ()
     assert "systemPriorityClasses" in str(refused.status)
@@ -224,6 +227,10 @@ def test_an_engine_with_a_service_account_has_no_token() -> None:
         ),
         ("  placement: {priorityClassName: system-node-critical}\n", "systemPriorityClasses"),
         ("  serviceAccountName: reader\n", "spec.serviceAccountName: reader is not"),
+        (
+            "  routing: {placement: {priorityClassName: system-node-critical}}\n",
+            "spec.routing.placement.priorityClassName",
+        ),
     ],
 )
 def test_check_says_so_before_anything_is_applied(tmp_path: Path, lines: str, words: str) -> None:

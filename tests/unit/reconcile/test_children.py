@@ -33,7 +33,7 @@ def applies(world: World) -> list[Apply]:
 def test_a_new_service_creates_every_child_without_force() -> None:
     """Absent children are read by name first and never overwrite anything."""
     plan = plan_of(new_world())
-    assert len(plan.actions) == 9
+    assert len(plan.actions) == 10
     assert all(
         isinstance(item, Apply) and item.create_only and not item.force for item in plan.actions
     )
@@ -136,6 +136,7 @@ def test_what_a_changed_mode_no_longer_needs_is_removed() -> None:
     assert {(item.kind, item.name) for item in removed} == {
         (Kind.DEPLOYMENT, "chat-fk-router"),
         (Kind.NETWORK_POLICY, "chat-fk-router"),
+        (Kind.POD_DISRUPTION_BUDGET, "chat-fk-router"),
         (Kind.ROLE_BINDING, "chat-fk-router"),
     }
     for item in removed:
@@ -225,7 +226,7 @@ def test_a_role_binding_that_cannot_change_is_recreated() -> None:
 
 def test_a_child_that_cannot_be_written_makes_the_service_not_ready() -> None:
     """It answers, but without the access rules that the spec asks for."""
-    world = with_spec(RESTING, access={"from": "SameNamespace"})
+    world = with_spec(RESTING, networkPolicy={"preset": "SameNamespace"})
     (write,) = applies(world)
     refusal = WriteFailure(
         write.kind,

@@ -144,6 +144,7 @@ def test_every_make_target_that_a_page_names_exists() -> None:
 
 QUIET = {
     "paused": True,
+    "suspend": True,
     "replicas": 3,
     "scaling.mode": "Advisory",
     "scaling.minReplicas": 2,
@@ -162,7 +163,7 @@ QUIET = {
     "rollout.engineUpdates": "Automatic",
     "routing.policy": "RoundRobin",
     "routing.replicas": 3,
-    "access.from": "SameNamespace",
+    "networkPolicy.preset": "SameNamespace",
     "tiers.batch.sharePercent": 40,
     "objectives.queueWaitMilliseconds": 300,
     "objectives.batchTimeMilliseconds": 40,

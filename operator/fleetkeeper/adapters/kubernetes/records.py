@@ -198,6 +198,13 @@ def child_record(kind: Kind, live: Mapping[str, Any]) -> Child:
     return Child(**_child_fields(kind, live))
 
 
+def _surge_record(surge: object) -> int | None:
+    """Return a surge that is a number. "0%" is the number 0; another percentage is unknown."""
+    if surge == "0%":
+        return 0
+    return count(surge) if isinstance(surge, int) else None
+
+
 def workload_record(live: Mapping[str, Any], known_digest: str | None = None) -> Workload:
     """Return the record of a Deployment.
 
@@ -219,7 +226,7 @@ def workload_record(live: Mapping[str, Any], known_digest: str | None = None) ->
         template_hash=_template_hash(spec),
         desired_replicas=required_count(spec.get("replicas"), "spec.replicas", 1),
         replicas_manager=intern(text(manager_of_replicas(live))),
-        max_surge=count(surge) if isinstance(surge, int) else None,
+        max_surge=_surge_record(surge),
         accelerators=accelerators_of(as_map(as_map(spec.get("template")).get("spec"))),
         replicas=counted("replicas"),
         ready_replicas=counted("readyReplicas"),

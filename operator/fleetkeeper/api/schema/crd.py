@@ -18,6 +18,7 @@ SHORT_COLUMN, WIDE_COLUMN = 0, 1
 _COLUMNS: tuple[tuple[str, str, str, int, str], ...] = (
     ("READY", "string", ".status.summary.ready", SHORT_COLUMN, "Ready and desired replicas."),
     ("WANTED", "integer", ".status.scaling.desired", SHORT_COLUMN, "Desired replicas."),
+    ("SUSPEND", "boolean", ".spec.suspend", SHORT_COLUMN, "Whether the service runs without replicas."),
     ("SEQUENCES", "integer", ".status.batching.sequences", SHORT_COLUMN, "Limit of sequences in a batch."),
     ("TOKENS", "integer", ".status.batching.tokens", SHORT_COLUMN, "Limit of tokens in an engine step."),
     ("BREAKER", "string", ".status.summary.breaker", SHORT_COLUMN, "Circuit breaker that is not closed."),

@@ -11,13 +11,15 @@ from pydantic import BaseModel
 
 
 def bare(annotation: object) -> object:
-    """Return the annotation without Optional and Annotated."""
+    """Return the annotation without Optional and Annotated. `int | str` stays: one marker covers both."""
     while True:
         origin = typing.get_origin(annotation)
         if origin is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
         elif origin in (typing.Union, types.UnionType):
             rest = [arg for arg in typing.get_args(annotation) if arg is not types.NoneType]
+            if rest == [int, str]:
+                return annotation
             if len(rest) != 1:
                 raise TypeError(f"{annotation} has no single meaning in a schema")
             annotation = rest[0]

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fleetkeeper.api.base import QuantityMark, Section
+from fleetkeeper.api.int_or_percent import PERCENT, PERCENT_MAX_LENGTH, IntOrPercent
 from fleetkeeper.api.schema.fields import bare, item_of
 from fleetkeeper.api.schema.rule import Rule
 from fleetkeeper.api.schema.rules import RULES
@@ -108,6 +109,9 @@ def _description(text: str, schema: Schema) -> str:
 
 def _type_schema(where: str, annotation: object, metadata: typing.Sequence[object]) -> Schema:
     inner, marks = _unwrapped(annotation, list(metadata))
+    for mark in marks:
+        if isinstance(mark, IntOrPercent):
+            return _int_or_percent_schema(mark)
     origin = typing.get_origin(inner)
     if origin is tuple:
         return _list_schema(where, inner, marks)
@@ -116,6 +120,17 @@ def _type_schema(where: str, annotation: object, metadata: typing.Sequence[objec
     if isinstance(inner, type) and issubclass(inner, BaseModel):
         return object_schema(inner)
     return _scalar_schema(where, inner, marks)
+
+
+def _int_or_percent_schema(mark: IntOrPercent) -> Schema:
+    """Return the schema of both forms. Each bound applies to the form that can have it."""
+    return {
+        "x-kubernetes-int-or-string": True,
+        "minimum": 0,
+        "maximum": mark.most,
+        "maxLength": PERCENT_MAX_LENGTH,
+        "pattern": PERCENT,
+    }
 
 
 def _scalar_schema(where: str, inner: object, marks: list[object]) -> Schema:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pydantic import BaseModel
 
 from fleetkeeper.api.schema.error_messages import FieldError, path_text
 from fleetkeeper.api.schema.rules import NAME_RULES, RULES, is_hub_source
-from fleetkeeper.api.types import InferenceServiceSpec
+from fleetkeeper.api.types import InferenceServiceSpec, ServiceType
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FLOATING_REVISION = "must be a commit of 40 hexadecimal digits; the operator's settings do not allow branches and tags (floatingRevisions)"
@@ -17,6 +17,9 @@ FLOATING_REVISION = "must be a commit of 40 hexadecimal digits; the operator's s
 SYSTEM_PRIORITY = "system-"
 """The prefix of the PriorityClasses that Kubernetes reserves for its own pods, which preempt all others."""
 SYSTEM_PRIORITY_REFUSED = "is a system PriorityClass, whose pods preempt all others; the operator's settings do not allow these classes (systemPriorityClasses). Choose another class"
+
+
+EXPOSED_TYPE_REFUSED = "is not allowed by the operator's settings (exposedServiceTypes), because it exposes the service outside the cluster. Use ClusterIP, or let an administrator allow it"
 
 
 def broken_name_rules(name: str) -> list[FieldError]:
@@ -83,8 +86,21 @@ def forbidden_account(spec: InferenceServiceSpec, allowed: tuple[str, ...]) -> l
 
 
 def system_priority(spec: InferenceServiceSpec) -> list[FieldError]:
-    """Return an error if the PriorityClass is a system class."""
-    name = spec.placement.priority_class_name or ""
-    if not name.startswith(SYSTEM_PRIORITY):
+    """Return the PriorityClasses of engines and routers that are system classes."""
+    named = {
+        "spec.placement.priorityClassName": spec.placement.priority_class_name,
+        "spec.routing.placement.priorityClassName": spec.routing.placement.priority_class_name,
+    }
+    return [
+        FieldError(path, SYSTEM_PRIORITY_REFUSED)
+        for path, name in named.items()
+        if name is not None and name.startswith(SYSTEM_PRIORITY)
+    ]
+
+
+def exposed_type(spec: InferenceServiceSpec, allowed: Collection[str]) -> list[FieldError]:
+    """Return an error if the Service's type exposes it outside the cluster without permission."""
+    kind = spec.service.type
+    if kind is ServiceType.CLUSTER_IP or kind in allowed:
         return []
-    return [FieldError("spec.placement.priorityClassName", SYSTEM_PRIORITY_REFUSED)]
+    return [FieldError("spec.service.type", f"{kind} {EXPOSED_TYPE_REFUSED}")]

@@ -13,8 +13,10 @@ from pydantic import BaseModel
 
 from fleetkeeper.api import types as t
 from fleetkeeper.api.environment import ADMINISTRATORS, is_administrators
+from fleetkeeper.api.int_or_percent import ZERO, is_zero
 from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
 from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.schema.network_rules import NETWORK_RULES
 from fleetkeeper.api.schema.rule import (
     Rule,
     cel_quantity,
@@ -44,6 +46,11 @@ def _hub_only(field: str, attribute: str, message: str) -> Rule[t.Model]:
     )
 
 
+def _nonzero(field: str) -> str:
+    """Return CEL that an integer or a percentage is not 0."""
+    return f"!(string(self.{field}) in {list(ZERO)})"
+
+
 _MAX_CPU = "10k"
 _MAX_BYTES = "1Pi"
 """The maximum for one pod: far above any machine, far below the limit of 64-bit byte counts."""
@@ -64,6 +71,7 @@ _ONE_SOURCE: tuple[Rule[Any], ...] = (
 
 RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
     **SCHEDULING_RULES,
+    **NETWORK_RULES,
     t.ModelCache: (
         Rule[t.ModelCache](
             "",
@@ -172,6 +180,11 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "two constraints have the same topologyKey and whenUnsatisfiable; remove one",
         ),
     ),
+    t.RouterPlacement: (label_keys_rule("nodeSelector", "node_selector"),),
+    t.RouterResources: (
+        quantity_rule("cpu", "cpu", _MAX_CPU),
+        quantity_rule("memory", "memory", _MAX_BYTES),
+    ),
     t.PodMetadata: (
         label_keys_rule("labels", "labels"),
         unreserved_keys_rule("labels"),
@@ -214,26 +227,18 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "must be at most sharePercent; lower floorPercent or raise sharePercent",
         ),
     ),
-    t.Access: (
-        Rule[t.Access](
-            "namespaceSelector",
-            "(self.from == 'Namespaces') == has(self.namespaceSelector)",
-            lambda of: (of.from_ is t.AccessFrom.NAMESPACES) == (of.namespace_selector is not None),
-            "from: Namespaces requires a namespaceSelector; other values of from do not allow one",
-        ),
-    ),
     t.Rollout: (
         Rule[t.Rollout](
             "maxSurge",
-            "self.maxSurge > 0 || self.maxUnavailable > 0",
-            lambda of: of.max_surge > 0 or of.max_unavailable > 0,
-            "maxSurge and maxUnavailable are both 0, so no pod can be replaced; set one of them to at least 1",
+            f"{_nonzero('maxSurge')} || {_nonzero('maxUnavailable')}",
+            lambda of: not (is_zero(of.max_surge) and is_zero(of.max_unavailable)),
+            "maxSurge and maxUnavailable are both 0, so no pod can be replaced; set one of them above 0",
         ),
         Rule[t.Rollout](
             "maxSurge",
-            "self.strategy != 'Surge' || self.maxSurge > 0",
-            lambda of: of.strategy is not t.RolloutStrategy.SURGE or of.max_surge > 0,
-            "the strategy Surge requires a maxSurge of at least 1",
+            f"self.strategy != 'Surge' || {_nonzero('maxSurge')}",
+            lambda of: of.strategy is not t.RolloutStrategy.SURGE or not is_zero(of.max_surge),
+            "the strategy Surge requires a maxSurge above 0",
         ),
     ),
     t.InferenceServiceSpec: (

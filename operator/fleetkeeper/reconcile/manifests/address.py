@@ -10,24 +10,29 @@ from fleetkeeper.reconcile.manifests.common import HTTP_PORT_NAME, desired_metad
 
 
 def desired_address(service: InferenceService) -> Manifest:
-    """Return the Service that maps port 80 to the router, or to the engines if routing is None."""
+    """Return the Service that maps port 80 to the router, or to the engines if routing is None.
+
+    The node ports and addresses that the cluster assigns are not part of it, so they cause no write.
+    """
     component = (
         Component.ENGINE if service.spec.routing.policy is RoutingPolicy.NONE else Component.ROUTER
     )
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": desired_metadata(service, address_name(service.name), component),
-        "spec": {
-            "type": "ClusterIP",
-            "selector": selector(service.name, component),
-            "ports": [
-                {
-                    "name": HTTP_PORT_NAME,
-                    "port": 80,
-                    "protocol": "TCP",
-                    "targetPort": HTTP_PORT_NAME,
-                }
-            ],
-        },
+    section = service.spec.service
+    metadata = desired_metadata(service, address_name(service.name), component)
+    if section.annotations:
+        metadata["annotations"] = dict(section.annotations)
+    spec: Manifest = {
+        "type": str(section.type),
+        "selector": selector(service.name, component),
+        "ports": [
+            {
+                "name": HTTP_PORT_NAME,
+                "port": 80,
+                "protocol": "TCP",
+                "targetPort": HTTP_PORT_NAME,
+            }
+        ],
     }
+    if section.load_balancer_class is not None:
+        spec["loadBalancerClass"] = section.load_balancer_class
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}

@@ -29,7 +29,7 @@ def desired_router_disruption_budget(service: InferenceService) -> Manifest:
 
 
 def _budget(
-    service: InferenceService, name: str, component: Component, max_unavailable: int
+    service: InferenceService, name: str, component: Component, max_unavailable: int | str
 ) -> Manifest:
     return {
         "apiVersion": "policy/v1",

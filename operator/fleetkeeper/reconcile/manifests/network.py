@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from fleetkeeper.api.names import Component, engine_policy_name, router_policy_name, selector
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profile import EngineProfile
-from fleetkeeper.api.types import AccessFrom, RoutingPolicy
+from fleetkeeper.api.scheduling import LabelSelector
+from fleetkeeper.api.types import NetworkPeer as ClientPeer
+from fleetkeeper.api.types import NetworkPreset, RoutingPolicy
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import NetworkPeer, NetworkRule, PlanContext
 from fleetkeeper.reconcile.manifests.common import (
@@ -28,6 +30,12 @@ from fleetkeeper.reconcile.manifests.model_volumes import downloads
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 """Set by the API server on every namespace."""
 
+GATEWAY_POD_LABELS = {
+    "app.kubernetes.io/name": "fleetkeeper",
+    "app.kubernetes.io/component": "gateway",
+}
+"""The labels of the gateway's pods, which run in the operator's namespace."""
+
 _EVERY_NAMESPACE: Manifest = {
     "namespaceSelector": {"matchExpressions": [{"key": NAMESPACE_NAME_LABEL, "operator": "Exists"}]}
 }
@@ -38,12 +46,12 @@ def desired_engine_policy(
 ) -> Manifest:
     """Return the NetworkPolicy of the engines.
 
-    Ingress: requests from the router (without a router: from the clients in `access`), limits
+    Ingress: requests from the router (without a router: from the clients in `networkPolicy`), limits
     requests from the operator, and scrapes. Egress: DNS, the peers that the profile allows, and the
     model hub if there is an hf:// source.
     """
     clients = (
-        _access_peers(service)
+        _clients(service, context)
         if service.spec.routing.policy is RoutingPolicy.NONE
         else [_own_pods(service, Component.ROUTER)]
     )
@@ -67,7 +75,7 @@ def desired_engine_policy(
 def desired_router_policy(service: InferenceService, context: PlanContext) -> Manifest:
     """Return the NetworkPolicy of the router.
 
-    Ingress: requests from the clients in `access`, and scrapes. Egress: DNS, this service's
+    Ingress: requests from the clients in `networkPolicy`, and scrapes. Egress: DNS, this service's
     engines, and the API server, where the router discovers the pods.
     """
     api_server = context.api_server_rule or NetworkRule(peers=(), tcp_ports=(443, 6443))
@@ -76,7 +84,7 @@ def desired_router_policy(service: InferenceService, context: PlanContext) -> Ma
         router_policy_name(service.name),
         Component.ROUTER,
         ingress=[
-            _from(_access_peers(service), ROUTER_PORT),
+            _from(_clients(service, context), ROUTER_PORT),
             _from(_peers(context.prometheus_peers), ROUTER_METRICS_PORT),
         ],
         egress=[
@@ -111,16 +119,49 @@ def _policy(
     }
 
 
-def _access_peers(service: InferenceService) -> list[Manifest]:
-    access = service.spec.access
-    if access.from_ is AccessFrom.SAME_NAMESPACE:
-        return [{"namespaceSelector": {"matchLabels": {NAMESPACE_NAME_LABEL: service.namespace}}}]
-    if access.from_ is AccessFrom.CLUSTER:
+def _clients(service: InferenceService, context: PlanContext) -> list[Manifest]:
+    """Return the clients in `networkPolicy`: those of the preset, the peers, and the ranges."""
+    policy = service.spec.network_policy
+    blocks = [block.to_manifest() for block in policy.cidrs]
+    return [
+        *_preset_peers(service, context),
+        *(_client(peer, service.namespace) for peer in policy.peers),
+        *({"ipBlock": without_empty(block)} for block in blocks),
+    ]
+
+
+def _preset_peers(service: InferenceService, context: PlanContext) -> list[Manifest]:
+    policy = service.spec.network_policy
+    if policy.preset is NetworkPreset.SAME_NAMESPACE:
+        return [_namespace(service.namespace)]
+    if policy.preset is NetworkPreset.CLUSTER:
         return [_EVERY_NAMESPACE]
-    if access.namespace_selector is None:
-        return []
-    chosen = without_empty(access.namespace_selector.to_manifest())
-    return [{"namespaceSelector": chosen}] if chosen else [_EVERY_NAMESPACE]
+    if policy.preset is NetworkPreset.GATEWAY:
+        pods = {"podSelector": {"matchLabels": dict(GATEWAY_POD_LABELS)}}
+        return [{**_namespace(context.operator_namespace), **pods}]
+    chosen = policy.namespace_selector
+    return [] if chosen is None else [_namespaces(chosen)]
+
+
+def _client(peer: ClientPeer, own_namespace: str) -> Manifest:
+    """Return the peer. An empty selector is written as what it selects, never as {}.
+
+    Digests ignore {}, so a removal of `podSelector: {}` would stay unnoticed.
+    """
+    of, pods = peer.namespace_selector, peer.pod_selector
+    chosen = without_empty(pods.to_manifest()) if pods else {}
+    if of is not None:
+        return {**_namespaces(of), **({"podSelector": chosen} if chosen else {})}
+    return {"podSelector": chosen} if chosen else _namespace(own_namespace)
+
+
+def _namespaces(chosen: LabelSelector) -> Manifest:
+    written = without_empty(chosen.to_manifest())
+    return {"namespaceSelector": written} if written else _EVERY_NAMESPACE
+
+
+def _namespace(name: str) -> Manifest:
+    return {"namespaceSelector": {"matchLabels": {NAMESPACE_NAME_LABEL: name}}}
 
 
 def _own_pods(service: InferenceService, component: Component) -> Manifest:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH, Component, labels, router_name, selector
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.quantity import canonical_quantity
-from fleetkeeper.api.types import RoutingPolicy
+from fleetkeeper.api.types import RouterPlacement, RoutingPolicy
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.digest import template_hash_of
@@ -19,6 +21,7 @@ from fleetkeeper.reconcile.manifests.common import (
     desired_pod_security,
     desired_pull_secrets,
     desired_scrape_annotations,
+    without_empty,
 )
 from fleetkeeper.reconcile.manifests.rollout import progress_deadline_s
 
@@ -28,6 +31,15 @@ POLICIES = {
     RoutingPolicy.ROUND_ROBIN: "round_robin",
 }
 """The names of the routing policies in vllm-router."""
+
+SPREAD_OVER_NODES: Final[Manifest] = {
+    "matchLabelKeys": ["pod-template-hash"],
+    "maxSkew": 1,
+    "topologyKey": "kubernetes.io/hostname",
+    "whenUnsatisfiable": "ScheduleAnyway",
+}
+"""A preference, which never delays a pod. Each revision counts alone: otherwise the pods of the old one
+could push those of the new one to the same node."""
 
 NOTICE_S = 10
 """Seconds between "not ready" and the end of new connections, in which Service rules update."""
@@ -132,11 +144,10 @@ def _template(service: InferenceService, context: PlanContext) -> Manifest:
         "topologySpreadConstraints": [
             {
                 "labelSelector": {"matchLabels": selector(service.name, Component.ROUTER)},
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
+                **SPREAD_OVER_NODES,
             }
         ],
+        **_placement(service.spec.routing.placement),
         "containers": [_container(service, context)],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }
@@ -152,8 +163,25 @@ def _template(service: InferenceService, context: PlanContext) -> Manifest:
     }
 
 
+def _placement(placement: RouterPlacement) -> Manifest:
+    name = placement.priority_class_name
+    return without_empty(
+        {
+            "nodeSelector": dict(placement.node_selector),
+            "tolerations": [
+                {key: item for key, item in taint.to_manifest().items() if item != ""}
+                for taint in placement.tolerations
+            ],
+            "affinity": placement.affinity.to_manifest(),
+            **({"priorityClassName": name} if name else {}),
+        }
+    )
+
+
 def _container(service: InferenceService, context: PlanContext) -> Manifest:
-    memory = canonical_quantity(context.router.memory)
+    resources = service.spec.routing.resources
+    cpu = canonical_quantity(resources.cpu or context.router.cpu)
+    memory = canonical_quantity(resources.memory or context.router.memory)
     return {
         "name": "router",
         "image": context.router.image,
@@ -165,7 +193,7 @@ def _container(service: InferenceService, context: PlanContext) -> Manifest:
         ],
         "resources": {
             "limits": {"memory": memory},
-            "requests": {"cpu": canonical_quantity(context.router.cpu), "memory": memory},
+            "requests": {"cpu": cpu, "memory": memory},
         },
         "livenessProbe": _probe("/liveness", period_s=10, failures=3),
         "readinessProbe": _probe("/readiness", period_s=2, failures=3),

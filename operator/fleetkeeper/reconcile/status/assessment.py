@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleetkeeper.api.conditions import ConditionType, Status, previous_condition
+from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.common.values import ControlReport
+from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.observe.problem import Problem
 from fleetkeeper.reconcile.replicas import ReplicaDecision
@@ -34,6 +35,7 @@ class Assessment:
     service: InferenceService | None = None
     blocked: Problem | None = None
     replicas: ReplicaDecision | None = None
+    suspended_replicas: int | None = None
     rollout: RolloutDecision = field(default_factory=RolloutDecision)
     wanted_hash: str = ""
     engine_problems: tuple[Problem, ...] = ()
@@ -55,6 +57,11 @@ class Assessment:
     def is_stopped(self) -> bool:
         """Return True if no replica is wanted."""
         return self.replicas is not None and self.replicas.wanted == 0
+
+    @property
+    def is_suspended(self) -> bool:
+        """Return True if no replica is wanted because of spec.suspend."""
+        return self.replicas is not None and self.replicas.reason is Reason.SUSPENDED
 
     @property
     def is_new_generation(self) -> bool:
@@ -109,7 +116,8 @@ class Assessment:
             return 1
         spec = self.service.spec
         if spec.replicas is not None:
-            return max(1, spec.replicas - spec.rollout.max_unavailable)
+            _, unavailable = rollout_pods(spec.rollout, spec.replicas)
+            return max(1, spec.replicas - unavailable)
         return max(1, spec.scaling.min_replicas)
 
     @property

@@ -12,6 +12,7 @@ from fleetkeeper.reconcile.status.value import (
     false,
     first,
     paused,
+    stopped,
     true,
 )
 
@@ -38,11 +39,7 @@ def _blocked(assessment: Assessment) -> Value | None:
 
 
 def _stopped(assessment: Assessment) -> Value | None:
-    return (
-        false(Reason.STOPPED, "spec.replicas is 0. Raise it to start the service.")
-        if assessment.is_stopped
-        else None
-    )
+    return stopped(assessment) if assessment.is_stopped else None
 
 
 def _failing(assessment: Assessment) -> Value | None:

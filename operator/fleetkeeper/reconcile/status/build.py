@@ -28,7 +28,7 @@ MOVING_S = 3.0
 CONTROL_PIECES = ("scaling", "batching", "breaker", "memory", "remedy", "decisions")
 """Parts of the status from the control loop's report. Without a report they stay unchanged."""
 
-MEMORY = ("engine", "rollback", "remedy")
+MEMORY = ("engine", "rollback", "remedy", "suspendedReplicas")
 """Parts of the status that later reconciles need and that are stored nowhere else."""
 
 Status = dict[str, Any]
@@ -43,6 +43,7 @@ def desired_status(
     status |= status_identity(assessment)
     status |= status_engine(assessment, engine)
     status |= status_rollout(assessment, last_good)
+    status |= status_suspension(assessment)
     status |= status_control(assessment, now)
     status["summary"] = status_summary(assessment, status)
     status["conditions"] = decide_conditions(assessment, now)
@@ -102,6 +103,13 @@ def status_rollout(assessment: Assessment, last_good: LastGood | None) -> Status
     elif assessment.blocked and "rollback" in assessment.previous:
         reported["rollback"] = assessment.previous["rollback"]
     return reported
+
+
+def status_suspension(assessment: Assessment) -> Status:
+    """Return the number of replicas to which the service returns, else the previous one."""
+    is_unknown = assessment.service is None or assessment.blocked is not None
+    kept = assessment.previous.get("suspendedReplicas")
+    return {"suspendedReplicas": kept if is_unknown else assessment.suspended_replicas}
 
 
 def status_control(assessment: Assessment, now: float) -> Status:

@@ -17,6 +17,7 @@ NORMAL, WARNING = "Normal", "Warning"
 CALM = frozenset(
     {
         Reason.STOPPED,
+        Reason.SUSPENDED,
         Reason.PAUSED,
         Reason.STARTING,
         Reason.NO_READY_REPLICA,

@@ -7,6 +7,7 @@ Until a new operator process has measured a service, the conditions in the statu
 from __future__ import annotations
 
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
+from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.types import ScalingMode
 from fleetkeeper.common.values import ScalingReport
 from fleetkeeper.reconcile.status.assessment import Assessment
@@ -53,15 +54,25 @@ def scaling_limited(assessment: Assessment) -> Value:
         return kept(assessment, ConditionType.SCALING_LIMITED, Reason.PENDING)
     if replicas.limited_by:
         return true(Reason.GPU_BUDGET, gpu_limit_message(replicas))
+    set_by_user = _set_by_user(assessment, service)
+    if set_by_user is not None:
+        return set_by_user
+    if replicas.is_scale_up_blocked:
+        return true(Reason.SCALE_UP_BLOCKED)
+    return _limited_by_load(assessment, service.spec.scaling.mode)
+
+
+def _set_by_user(assessment: Assessment, service: InferenceService) -> Value | None:
+    """Return the field with which a user sets the number of replicas, None if there is none."""
+    if assessment.is_suspended:
+        return true(Reason.SUSPENDED)
     if service.spec.scaling.mode is ScalingMode.EXTERNAL:
         return false(Reason.EXTERNAL)
     if service.spec.replicas is not None:
         undo = """'[{"op":"remove","path":"/spec/replicas"}]'"""
         command = f"kubectl patch fis {service.name} -n {service.namespace} --type json -p {undo}"
         return true(Reason.REPLICAS_PINNED, f"{_PINNED} {command}")
-    if replicas.is_scale_up_blocked:
-        return true(Reason.SCALE_UP_BLOCKED)
-    return _limited_by_load(assessment, service.spec.scaling.mode)
+    return None
 
 
 def _limited_by_load(assessment: Assessment, mode: ScalingMode) -> Value:

@@ -12,15 +12,16 @@ from fleetkeeper.reconcile.status.value import (
     false,
     gpu_limit_message,
     paused,
+    stopped,
     true,
 )
 
 
 def progressing(assessment: Assessment) -> Value:
     """Decide Progressing: a rollout, a start or a change of replicas is in progress."""
-    stopped = _without_progress(assessment)
-    if stopped:
-        return stopped
+    impossible = _without_progress(assessment)
+    if impossible:
+        return impossible
     facts = assessment.facts
     wanted = assessment.replicas.value if assessment.replicas else facts.live_replicas or 0
     if not assessment.is_on_target and not (wanted == 0 and not facts.engine_pods):
@@ -52,7 +53,7 @@ def _count_progress(assessment: Assessment, wanted: int) -> Value:
     if assessment.facts.ready_replicas < wanted:
         return true(Reason.SCALING_UP, Reason.STARTING.text)
     if wanted == 0:
-        return without_gpus(assessment) or false(Reason.STOPPED)
+        return without_gpus(assessment) or stopped(assessment)
     return false(Reason.ROLLED_OUT)
 
 

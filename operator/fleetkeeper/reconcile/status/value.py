@@ -70,6 +70,14 @@ def paused() -> Value:
     return false(Reason.PAUSED, text)
 
 
+def stopped(assessment: Assessment) -> Value:
+    """Return False because spec.suspend or spec.replicas stopped the service."""
+    if assessment.is_suspended:
+        text = "spec.suspend is true. Set it to false to start the service again with the replicas that it had."
+        return false(Reason.SUSPENDED, text)
+    return false(Reason.STOPPED, "spec.replicas is 0. Raise it to start the service.")
+
+
 def gpu_limit_message(replicas: ReplicaDecision) -> str:
     """Return which GPU budget limits the replicas, and what to do."""
     advice = "Request fewer replicas, free GPUs, or raise the GPU budget."

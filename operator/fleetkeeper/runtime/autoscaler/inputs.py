@@ -16,6 +16,7 @@ from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.observe.diagnosis import decide_diagnosis
 from fleetkeeper.reconcile.observe.facts import GONE_PHASES, facts_of
 from fleetkeeper.reconcile.rollout import is_scale_up_blocked
+from fleetkeeper.reconcile.suspension import parse_suspended
 from fleetkeeper.reconcile.types import Kind, Pod, Snapshot, Workload
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
@@ -49,7 +50,8 @@ def parsed_service(resource: Manifest, *, floating_revisions: bool) -> Inference
 
 def read_settings(service: InferenceService, memory: ControlMemory) -> ControlSettings:
     """Return the spec in the loop's units, with a remedy in force applied."""
-    plain = settings_of(service.spec, service.generation)
+    resumed = parse_suspended(service.status)
+    plain = settings_of(service.spec, service.generation, resumed=resumed)
     remedy = remedy_in_force(memory.remedy, plain)
     if remedy is None:
         return plain
@@ -58,6 +60,7 @@ def read_settings(service: InferenceService, memory: ControlMemory) -> ControlSe
         service.generation,
         max_sequences=remedy.max_sequences,
         cap_percent=remedy.cap_percent,
+        resumed=resumed,
     )
 
 

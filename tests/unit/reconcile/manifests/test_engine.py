@@ -287,10 +287,16 @@ def test_running_requests_may_end_within_drain_seconds(drain_s: int) -> None:
             0,
             1,
         ),
+        ({"maxSurge": "25%", "maxUnavailable": "10%"}, RolloutStrategy.SURGE, "25%", "10%"),
+        ({"maxSurge": "25%", "maxUnavailable": "10%"}, RolloutStrategy.REPLACE, 0, "10%"),
+        ({"maxSurge": "25%", "maxUnavailable": "0%"}, RolloutStrategy.REPLACE, 0, 1),
     ],
 )
 def test_the_strategy_says_which_pod_goes_first(
-    rollout: dict[str, Any], strategy: RolloutStrategy, surge: int, unavailable: int
+    rollout: dict[str, Any],
+    strategy: RolloutStrategy,
+    surge: int | str,
+    unavailable: int | str,
 ) -> None:
     """Kubernetes refuses two zeros; so do we never write them."""
     written = _deployment(strategy=strategy, rollout=rollout)["spec"]["strategy"]
@@ -319,7 +325,7 @@ def test_an_older_template_is_applied_as_it_is() -> None:
         {"scaling": {"maxReplicas": 3}},
         {"replicas": 4},
         {"routing": {"policy": "RoundRobin", "replicas": 2}},
-        {"access": {"from": "SameNamespace"}},
+        {"networkPolicy": {"preset": "SameNamespace"}},
         {"disruption": {"maxUnavailable": 2}},
         {"rollout": {"maxSurge": 2, "onFailure": "Hold", "engineUpdates": "Automatic"}},
         {"breaker": {"mode": "Disabled"}},

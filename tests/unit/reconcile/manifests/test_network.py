@@ -17,6 +17,7 @@ from fleetkeeper.reconcile.context import (
     PlanContext,
     default_context,
 )
+from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.manifests.children import desired_children
 from tests.support.network_policies import Endpoint, World
 from tests.support.random_specs import random_services, service_manifest
@@ -56,6 +57,15 @@ METADATA = Endpoint("169.254.169.254")
 INTERNET = Endpoint("93.184.216.34")
 INTERNET_6 = Endpoint("2606:2800:220:1::1")
 OUTSIDE = Endpoint("203.0.113.5")
+GATEWAY_LABELS = {
+    "app.kubernetes.io/name": "fleetkeeper",
+    "app.kubernetes.io/component": "gateway",
+}
+GATEWAY = Endpoint("10.3.0.3", "fleetkeeper-system", GATEWAY_LABELS)
+NAMESAKE_GATEWAY = Endpoint("10.2.0.3", "team-b", GATEWAY_LABELS)
+WEB_PODS = {"podSelector": {"matchLabels": {"app": "web"}}}
+OTHER_PODS = {"podSelector": {"matchLabels": {"app": "other"}}}
+TENANT_B = {"namespaceSelector": {"matchLabels": {"tenant": "b"}}}
 
 
 def _service(**sections: Any) -> InferenceService:
@@ -140,34 +150,64 @@ def test_names_are_resolved_by_udp_too() -> None:
     assert not _world(_service()).lets_through(ENGINE, OUTSIDE, 53, "UDP")
 
 
-ACCESS_MATRIX = [
-    ({"from": "SameNamespace"}, NEIGHBOUR, True),
-    ({"from": "SameNamespace"}, STRANGER, False),
-    ({"from": "Cluster"}, STRANGER, True),
-    ({"from": "Cluster"}, OUTSIDE, False),
-    ({"from": "Namespaces", "namespaceSelector": {"matchLabels": {"tenant": "b"}}}, STRANGER, True),
+CLIENTS_MATRIX = [
+    ({"preset": "SameNamespace"}, NEIGHBOUR, True),
+    ({"preset": "SameNamespace"}, STRANGER, False),
+    ({"preset": "Cluster"}, STRANGER, True),
+    ({"preset": "Cluster"}, OUTSIDE, False),
     (
-        {"from": "Namespaces", "namespaceSelector": {"matchLabels": {"tenant": "b"}}},
+        {"preset": "Namespaces", "namespaceSelector": {"matchLabels": {"tenant": "b"}}},
+        STRANGER,
+        True,
+    ),
+    (
+        {"preset": "Namespaces", "namespaceSelector": {"matchLabels": {"tenant": "b"}}},
         NEIGHBOUR,
         False,
     ),
     (
-        {"from": "Namespaces", "namespaceSelector": {"matchLabels": {"tenant": ""}}},
+        {"preset": "Namespaces", "namespaceSelector": {"matchLabels": {"tenant": ""}}},
         STRANGER,
         False,
     ),
-    ({"from": "Namespaces", "namespaceSelector": {}}, STRANGER, True),
-    ({"from": "Namespaces", "namespaceSelector": {}}, OUTSIDE, False),
+    ({"preset": "Namespaces", "namespaceSelector": {}}, STRANGER, True),
+    ({"preset": "Namespaces", "namespaceSelector": {}}, OUTSIDE, False),
+    ({"preset": "Gateway"}, GATEWAY, True),
+    ({"preset": "Gateway"}, NAMESAKE_GATEWAY, False),
+    ({"preset": "Gateway"}, BESIDE_OPERATOR, False),
+    ({"preset": "Gateway"}, NEIGHBOUR, False),
+    ({"preset": "Gateway"}, OUTSIDE, False),
+    ({"preset": "Gateway", "peers": [WEB_PODS]}, NEIGHBOUR, True),
+    ({"preset": "Gateway", "peers": [WEB_PODS]}, STRANGER, False),
+    ({"preset": "Gateway", "peers": [WEB_PODS]}, GATEWAY, True),
+    ({"preset": "Gateway", "peers": [{"podSelector": {}}]}, NEIGHBOUR, True),
+    ({"preset": "Gateway", "peers": [{"podSelector": {}}]}, STRANGER, False),
+    ({"preset": "Gateway", "peers": [{"namespaceSelector": {}}]}, STRANGER, True),
+    ({"preset": "Gateway", "peers": [{"namespaceSelector": {}}]}, OUTSIDE, False),
+    ({"preset": "Gateway", "peers": [{**WEB_PODS, **TENANT_B}]}, STRANGER, True),
+    ({"preset": "Gateway", "peers": [{**WEB_PODS, **TENANT_B}]}, NEIGHBOUR, False),
+    ({"preset": "Gateway", "peers": [{**OTHER_PODS, **TENANT_B}]}, STRANGER, False),
+    ({"preset": "Gateway", "peers": [{"podSelector": {}, **TENANT_B}]}, STRANGER, True),
+    ({"preset": "Gateway", "peers": [{"podSelector": {}, **TENANT_B}]}, NEIGHBOUR, False),
+    ({"preset": "SameNamespace", "cidrs": [{"cidr": "203.0.113.0/24"}]}, OUTSIDE, True),
+    ({"preset": "SameNamespace", "cidrs": [{"cidr": "203.0.113.0/24"}]}, INTERNET, False),
+    ({"preset": "SameNamespace", "cidrs": [{"cidr": "203.0.113.0/24"}]}, NEIGHBOUR, True),
+    (
+        {"cidrs": [{"cidr": "203.0.113.0/24", "except": ["203.0.113.4/30"]}]},
+        OUTSIDE,
+        False,
+    ),
+    ({"cidrs": [{"cidr": "2606:2800::/32"}]}, INTERNET_6, True),
 ]
 
 
 @pytest.mark.parametrize("policy", ["LeastLoaded", "None"])
-@pytest.mark.parametrize(("access", "source", "passes"), ACCESS_MATRIX)
-def test_access_decides_who_reaches_the_address(
-    policy: str, access: dict[str, Any], source: Endpoint, *, passes: bool
+@pytest.mark.parametrize(("clients", "source", "passes"), CLIENTS_MATRIX)
+def test_the_policy_decides_who_reaches_the_address(
+    policy: str, clients: dict[str, Any], source: Endpoint, *, passes: bool
 ) -> None:
     """At the router, or at the engines when there is none; the control port stays closed."""
-    world = _world(_service(access=access, routing={"policy": policy}))
+    world = _world(_service(networkPolicy=clients, routing={"policy": policy}))
     target, port = (ENGINE, 8000) if policy == "None" else (ROUTER, 8080)
     assert world.lets_through(source, target, port) is passes
     assert not world.lets_through(source, ENGINE, 9090)
@@ -177,16 +217,43 @@ def test_access_decides_who_reaches_the_address(
 
 def test_without_a_router_its_labels_open_nothing() -> None:
     """A pod that calls itself the router of a service without one is a pod like any other."""
-    world = _world(_service(routing={"policy": "None"}, access={"from": "SameNamespace"}))
+    world = _world(_service(routing={"policy": "None"}, networkPolicy={"preset": "SameNamespace"}))
     assert not world.lets_through(NAMESAKE_ROUTER, ENGINE, 8000)
 
 
-def test_access_without_a_selector_opens_to_nobody() -> None:
+def test_a_policy_without_a_selector_opens_to_nobody() -> None:
     """The API refuses it; were it ever to come through, it would be closed, not open."""
     service = _service()
-    access = service.spec.access.model_copy(update={"from_": "Namespaces"})
-    closed = replace(service, spec=service.spec.model_copy(update={"access": access}))
+    policy = service.spec.network_policy.model_copy(update={"preset": "Namespaces"})
+    closed = replace(service, spec=service.spec.model_copy(update={"network_policy": policy}))
     assert not _world(closed).lets_through(NEIGHBOUR, ROUTER, 8080)
+
+
+def test_the_gateway_is_looked_for_in_the_operators_namespace() -> None:
+    """Its labels alone are not enough: a tenant can give them to a pod."""
+    context = replace(default_context(), operator_namespace="team-b")
+    world = _world(_service(networkPolicy={"preset": "Gateway"}), context)
+    assert world.lets_through(NAMESAKE_GATEWAY, ROUTER, 8080)
+    assert not world.lets_through(GATEWAY, ROUTER, 8080)
+
+
+def test_the_removal_of_an_empty_selector_changes_the_digest() -> None:
+    """Digests ignore {}, so it is never written."""
+    peers: tuple[list[dict[str, Any]], ...] = (
+        [{"podSelector": {}}],
+        [{"namespaceSelector": {}}],
+        [{"podSelector": {}, **TENANT_B}],
+        [{**WEB_PODS, "namespaceSelector": {}}],
+        [WEB_PODS],
+        [],
+    )
+    digests = {
+        digest_of(policy)
+        for found in peers
+        for policy in _world(_service(networkPolicy={"preset": "Gateway", "peers": found})).policies
+        if policy["metadata"]["name"].endswith("router")
+    }
+    assert len(digests) == len(peers)
 
 
 HUB = {"source": "hf://acme/model", "revision": "a" * 40}

@@ -15,7 +15,13 @@ from fleetkeeper.reconcile.context import PlanContext, RouterSettings, default_c
 from fleetkeeper.reconcile.manifests.children import desired_children
 from tests.support.random_specs import service_manifest
 
-ROUTER_CHILDREN = {"Deployment", "NetworkPolicy", "RoleBinding", "ServiceAccount"}
+ROUTER_CHILDREN = {
+    "Deployment",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "RoleBinding",
+    "ServiceAccount",
+}
 
 
 def _children(context: PlanContext | None = None, **sections: Any) -> dict[str, Manifest]:
@@ -49,6 +55,41 @@ def _arguments(**sections: Any) -> list[str]:
 def test_each_policy_is_one_of_the_routers(policy: str, flag: str) -> None:
     """In the router's own words."""
     assert f"--policy={flag}" in _arguments(routing={"policy": policy})
+
+
+def test_two_routers_prefer_different_nodes_and_never_wait_for_one() -> None:
+    """Each revision counts alone, so a rollout does not end with both on one node."""
+    deployment = _children()["Deployment/chat-fk-router"]["spec"]
+    assert deployment["replicas"] == 2
+    (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    assert spread["matchLabelKeys"] == ["pod-template-hash"]
+    assert spread["labelSelector"]["matchLabels"] == selector("chat", Component.ROUTER)
+
+
+def test_a_services_router_resources_replace_the_operators_one_by_one() -> None:
+    """The one that is absent stays the operator's setting."""
+    context = replace(default_context(), router=RouterSettings(cpu="300m", memory="768Mi"))
+    built = _children(context, routing={"resources": {"cpu": "2"}})["Deployment/chat-fk-router"]
+    (container,) = built["spec"]["template"]["spec"]["containers"]
+    assert container["resources"] == {
+        "limits": {"memory": "768Mi"},
+        "requests": {"cpu": "2", "memory": "768Mi"},
+    }
+
+
+def test_the_routers_placement_is_not_the_engines() -> None:
+    """Engines go to nodes with accelerators, where a router has no business."""
+    placement = {"nodeSelector": {"pool": "cpu"}, "priorityClassName": "serving"}
+    children = _children(
+        routing={"placement": placement}, placement={"nodeSelector": {"gpu": "h100"}}
+    )
+    router = children["Deployment/chat-fk-router"]["spec"]["template"]["spec"]
+    engine = children["Deployment/chat"]["spec"]["template"]["spec"]
+    assert (router["nodeSelector"], router["priorityClassName"]) == ({"pool": "cpu"}, "serving")
+    assert engine["nodeSelector"] == {"gpu": "h100"}
+    assert "priorityClassName" not in engine
 
 
 def test_the_router_finds_this_services_engines_alone() -> None:

@@ -247,7 +247,9 @@ def test_no_empty_value_bears_a_meaning(built: Built) -> None:
             for path, value in _values(bare):
                 assert value is not None, path
                 assert value not in ({}, []), (child["kind"], path)
-                assert value != "" or "matchLabels" in path or "[]" in path, (child["kind"], path)
+                assert (
+                    value != "" or "matchLabels" in path or "annotations" in path or "[]" in path
+                ), (child["kind"], path)
 
 
 def test_a_service_is_made_with_one_write_a_child(built: Built) -> None:
