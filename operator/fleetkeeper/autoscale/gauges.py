@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.autoscale.decision import ControlDecision
-from fleetkeeper.autoscale.types import BreakerState
 
 _STATES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
 

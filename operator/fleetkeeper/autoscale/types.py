@@ -20,14 +20,6 @@ class Grade(StrEnum):
     STALE = "Stale"
 
 
-class BreakerState(StrEnum):
-    """The state of a circuit breaker. Closed: normal. Open: safe state. HalfOpen: on trial."""
-
-    CLOSED = "Closed"
-    OPEN = "Open"
-    HALF_OPEN = "HalfOpen"
-
-
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[V]):
     """A decision and its reason. Not `valid`: unchanged, because nothing known justifies a change.

@@ -114,7 +114,7 @@ class Termination:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The state of one container of a pod."""
+    """The state of one container of a pod. `running_since`: when it started, None if it does not run."""
 
     name: str
     init: bool = False
@@ -122,6 +122,7 @@ class Container:
     restarts: int = 0
     waiting_reason: str = ""
     waiting_message: str = ""
+    running_since: float | None = None
     terminated: Termination | None = None
     last_terminated: Termination | None = None
 
@@ -135,7 +136,8 @@ class Pod:
     probe of a started and running container made the pod unready (None otherwise). `unschedulable`
     is the message of PodScheduled=False with reason Unschedulable ("" otherwise). `deletion_cost`
     is the annotation `controller.kubernetes.io/pod-deletion-cost` (0 if absent). `accelerators` is
-    the number that the pod requests.
+    the number that the pod requests. `scheduled_since` and `deleting_since` are the times at which
+    it got a node, and at which its deletion was requested.
     """
 
     name: str
@@ -157,6 +159,8 @@ class Pod:
     deletion_cost: int = 0
     accelerators: int = 0
     containers: tuple[Container, ...] = ()
+    scheduled_since: float | None = None
+    deleting_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

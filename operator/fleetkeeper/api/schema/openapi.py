@@ -25,7 +25,7 @@ from fleetkeeper.api.status import TimeMark
 
 Schema = dict[str, Any]
 
-LIST_MAP_KEYS = {"Adapter": "name", "Condition": "type"}
+LIST_MAP_KEYS = {"Adapter": "name", "Condition": "type", "ReplicaState": "name"}
 """The key fields of lists of type map. All other lists are atomic."""
 
 _BOUNDS = {
