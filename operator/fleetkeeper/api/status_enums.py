@@ -46,14 +46,3 @@ class ReplicaStage(DocumentedEnum):
     READY = "Ready", "The replica receives requests."
     FAILING = "Failing", "The engine failed, is hung, or stopped being ready."
     DRAINING = "Draining", "The pod finishes its requests before it ends."
-
-
-START_STAGES = (
-    ReplicaStage.SCHEDULING,
-    ReplicaStage.IMAGE,
-    ReplicaStage.STARTING,
-    ReplicaStage.WEIGHTS,
-    ReplicaStage.LOAD,
-    ReplicaStage.WARM_UP,
-)
-"""The stages before the first Ready."""

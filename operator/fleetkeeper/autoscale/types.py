@@ -105,7 +105,10 @@ class ControlSettings:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """The fields of an engine pod that the control loop reads, from the watch cache."""
+    """The fields of an engine pod that the control loop reads, from the watch cache.
+
+    `engine_since`: when the engine's container first started; None if it has been restarted since.
+    """
 
     name: str
     uid: str
@@ -114,6 +117,8 @@ class PodView:
     ready_since: float | None = None
     deleting: bool = False
     ip: str = ""
+    scheduled_since: float | None = None
+    engine_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,7 @@ def _assess(inputs: ReconcileInputs) -> Assessment:
         flapping=found.flapping,
         pods=tuple(pod for pod in inputs.snapshot.pods if pod.component == Component.ENGINE),
         pod_problems=dict(found.by_pod),
+        starts=inputs.snapshot.starts,
         control=inputs.snapshot.control_report,
         control_pending=inputs.snapshot.control_pending,
         defect=inputs.snapshot.defect,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fleetkeeper.common.budget import UNBOUNDED, Allowance
-from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation
+from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation, StartProgress
 
 
 class Kind(StrEnum):
@@ -251,6 +251,7 @@ class Snapshot:
     - `control_pending` is true if there is a control loop that has not evaluated this service since
       the process started.
     - `pod_load` is the number of running and waiting sequences by pod name (absent: unknown).
+    - `starts` is the progress of engines that start, by pod name (absent: unknown).
     - `unreadable` lists objects of this service that exist but cannot be read. For an object that
       could be read before, the records above have the last good state. The absence of any other
       object proves nothing.
@@ -276,6 +277,7 @@ class Snapshot:
     control_report: ControlReport | None = None
     control_pending: bool = False
     pod_load: Mapping[str, float] = field(default_factory=dict)
+    starts: Mapping[str, StartProgress] = field(default_factory=dict)
     unreadable: tuple[UnreadableObject, ...] = ()
     crd_missing: tuple[str, ...] = ()
     may_update_engine: bool = False

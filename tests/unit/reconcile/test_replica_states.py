@@ -9,7 +9,9 @@ import pytest
 
 from fleetkeeper.api import rfc3339
 from fleetkeeper.api.status import MAX_REPLICA_STATES
-from fleetkeeper.common.values import ControlReport, ReplicaAllocation
+from fleetkeeper.api.status_enums import ReplicaStage
+from fleetkeeper.common.values import ControlReport, ReplicaAllocation, StartProgress
+from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.types import Container, Pod, Termination
 from tests.support import plan_cluster
 from tests.support.plan_cluster import live, settle
@@ -83,6 +85,33 @@ def test_a_hung_replica_is_failing_although_it_is_ready() -> None:
     (pod,) = RESTING.pods
     hung = replace(RESTING, control_report=ControlReport(hung_pods=(pod.name,)))
     assert (state_of(hung)["stage"], state_of(hung)["reason"]) == ("Failing", "EngineHung")
+
+
+def test_an_engine_that_starts_shows_the_stage_that_it_reports() -> None:
+    """A reading that fails, and a new operator process, change nothing."""
+    running = changed(STARTING, containers=RUNNING)
+    (pod,) = running.pods
+    progress = StartProgress(ReplicaStage.WEIGHTS, running.now - 7.0)
+    loading = replace(running, starts={pod.name: progress})
+    state = state_of(loading)
+    assert (state["stage"], state["since"]) == ("Weights", rfc3339.format(progress.since))
+    written = act(loading, replace(plan_of(replace(loading, status_written=None)), actions=()))
+    jittered = replace(progress, since=progress.since + 1.5)
+    assert states_of(replace(written, starts={pod.name: jittered})) == [state]
+    assert states_of(replace(written, starts={})) == [state]
+    further = replace(written, starts={pod.name: StartProgress(ReplicaStage.LOAD, written.now)})
+    assert state_of(further)["stage"] == "Load"
+
+
+def test_a_hung_replica_stays_failing_while_a_new_operator_measures() -> None:
+    """Until its first tick, the control loop knows nothing."""
+    (pod,) = RESTING.pods
+    hung = replace(RESTING, control_report=ControlReport(hung_pods=(pod.name,)))
+    written = act(hung, plan_of(replace(hung, status_written=None)))
+    snapshot = replace(written.snapshot(), control_report=None, control_pending=True)
+    status = decide_plan(snapshot, written.context, written.now + 60).status or written.status
+    assert status["replicaStates"] == written.status["replicaStates"]
+    assert status["replicaStates"][0]["reason"] == "EngineHung"
 
 
 def test_the_time_of_a_reason_stays_while_the_reason_stays() -> None:

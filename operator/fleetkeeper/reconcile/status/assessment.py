@@ -8,7 +8,7 @@ from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Status, previous_condition
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.common.values import ControlReport
+from fleetkeeper.common.values import ControlReport, StartProgress
 from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.observe.problem import Problem
 from fleetkeeper.reconcile.replicas import ReplicaDecision
@@ -25,7 +25,8 @@ class Assessment:
     those of the current revision first. `creation_problem` is the reason why engine pods cannot be
     created, `write_problem` the reason why a child cannot be written. `flapping` is the problem of
     a ready pod that keeps terminating. `pods` are all engine pods, including those that are being
-    deleted, and `pod_problems` their problems by name. `is_router_bypassed` is true while the address still selects
+    deleted, and `pod_problems` their problems by name. `starts` is the progress that starting engines
+    report, by pod name. `is_router_bypassed` is true while the address still selects
     the engines because no router is ready yet.
     """
 
@@ -45,6 +46,7 @@ class Assessment:
     flapping: Problem | None = None
     pods: tuple[Pod, ...] = ()
     pod_problems: Mapping[str, Problem] = field(default_factory=dict)
+    starts: Mapping[str, StartProgress] = field(default_factory=dict)
     control: ControlReport | None = None
     control_pending: bool = False
     defect: Defect | None = None

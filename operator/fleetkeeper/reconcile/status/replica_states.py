@@ -17,6 +17,9 @@ from fleetkeeper.reconcile.observe.facts import GONE_PHASES
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.types import Pod
 
+ENGINE_STAGES = frozenset({ReplicaStage.WEIGHTS, ReplicaStage.LOAD, ReplicaStage.WARM_UP})
+"""Stages that only the engine knows."""
+
 Status = dict[str, Any]
 
 
@@ -25,38 +28,61 @@ def status_replicas(assessment: Assessment, now: float) -> Status:
 
     Replicas with a reason come first, then others that are not ready, then by name.
     """
+    before = _previous(assessment.previous)
     pods = [pod for pod in assessment.pods if pod.phase not in GONE_PHASES]
-    found = [(pod, *stage_and_reason(pod, assessment)) for pod in pods]
+    found = [(pod, *stage_and_reason(pod, assessment, before.get(pod.name) or {})) for pod in pods]
     found.sort(key=lambda item: (item[2] is None, item[1] is ReplicaStage.READY, item[0].name))
     listed = found[:MAX_REPLICA_STATES]
-    before = _previous(assessment.previous)
-    states = [
-        _state(pod, stage, reason, before.get(pod.name), now) for pod, stage, reason in listed
-    ]
+    states = []
+    for pod, stage, reason in listed:
+        # The engine measures the time of its stage at each reading: the first result is kept.
+        start = assessment.starts.get(pod.name) if stage in ENGINE_STAGES else None
+        changed = start.since if start else now
+        states.append(_state(pod, stage, reason, before.get(pod.name) or {}, changed))
     return {
         "replicaStates": states or None,
         "unlistedReplicas": len(found) - len(listed) or None,
     }
 
 
-def stage_and_reason(pod: Pod, assessment: Assessment) -> tuple[ReplicaStage, Reason | None]:
-    """Return the stage of a replica, and why it makes no progress (None: unknown, or it does)."""
+def stage_and_reason(
+    pod: Pod, assessment: Assessment, before: Mapping[str, Any]
+) -> tuple[ReplicaStage, Reason | None]:
+    """Return the stage of a replica, and why it makes no progress (None: unknown, or it does).
+
+    `before` is its previous state. It stays while the control loop has no newer measurement.
+    """
     problem = assessment.pod_problems.get(pod.name)
     reason = problem.reason if problem else None
     if pod.deleting:
         return ReplicaStage.DRAINING, None
-    hung = assessment.control.hung_pods if assessment.control else ()
-    if pod.name in hung:
+    if _is_hung(pod, assessment, before):
         return ReplicaStage.FAILING, Reason.ENGINE_HUNG
     if pod.ready:
         return ReplicaStage.READY, None
     if pod.ejected_since is not None:
         return ReplicaStage.FAILING, reason or Reason.PODS_EJECTED
+    return _start_stage(pod, assessment, before), reason
+
+
+def _is_hung(pod: Pod, assessment: Assessment, before: Mapping[str, Any]) -> bool:
+    if assessment.control is None:
+        return assessment.control_pending and before.get("reason") == Reason.ENGINE_HUNG
+    return pod.name in assessment.control.hung_pods
+
+
+def _start_stage(pod: Pod, assessment: Assessment, before: Mapping[str, Any]) -> ReplicaStage:
+    """Return the stage of a replica that was not ready yet."""
     if not pod.scheduled:
-        return ReplicaStage.SCHEDULING, reason
+        return ReplicaStage.SCHEDULING
     if _has_ended(pod):
-        return ReplicaStage.FAILING, reason
-    return (ReplicaStage.IMAGE if _engine_since(pod) is None else ReplicaStage.STARTING), reason
+        return ReplicaStage.FAILING
+    if _engine_since(pod) is None:
+        return ReplicaStage.IMAGE
+    if pod.name in assessment.starts:
+        return assessment.starts[pod.name].stage
+    known = [stage for stage in ENGINE_STAGES if stage == before.get("stage")]
+    return known[0] if known else ReplicaStage.STARTING
 
 
 def _has_ended(pod: Pod) -> bool:
@@ -72,15 +98,11 @@ def _engine_since(pod: Pod) -> float | None:
 
 
 def _state(
-    pod: Pod,
-    stage: ReplicaStage,
-    reason: Reason | None,
-    before: Mapping[str, Any] | None,
-    now: float,
+    pod: Pod, stage: ReplicaStage, reason: Reason | None, before: Mapping[str, Any], changed: float
 ) -> Status:
+    """Return the state. `changed` is the time of a change for which the API has no time."""
     word = None if reason is None else str(reason)
-    kept = before or {}
-    is_same = (kept.get("stage"), kept.get("reason")) == (str(stage), word) and "since" in kept
+    is_same = (before.get("stage"), before.get("reason")) == (str(stage), word)
     since = pod.ejected_since or (_since(pod, stage) if reason is None else None)
     state: Status = {"name": pod.name, "stage": str(stage)}
     if pod.node:
@@ -91,7 +113,8 @@ def _state(
         state["reason"] = word
     if since is not None:
         return {**state, "since": rfc3339.format(since)}
-    return {**state, "since": kept["since"] if is_same else rfc3339.format(now)}
+    is_kept = is_same and "since" in before
+    return {**state, "since": before["since"] if is_kept else rfc3339.format(changed)}
 
 
 def _since(pod: Pod, stage: ReplicaStage) -> float | None:
