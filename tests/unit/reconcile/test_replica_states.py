@@ -95,7 +95,7 @@ def test_an_engine_that_starts_shows_the_stage_that_it_reports() -> None:
     loading = replace(running, starts={pod.name: progress})
     state = state_of(loading)
     assert (state["stage"], state["since"]) == ("Weights", rfc3339.format(progress.since))
-    written = act(loading, replace(plan_of(replace(loading, status_written=None)), actions=()))
+    written = act(loading, plan_of(replace(loading, children_written=None, status_written=None)))
     jittered = replace(progress, since=progress.since + 1.5)
     assert states_of(replace(written, starts={pod.name: jittered})) == [state]
     assert states_of(replace(written, starts={})) == [state]
