@@ -62,6 +62,10 @@ CONTROL_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "model_capacity_sequences": ((), "Sequences that one replica can run within the objectives."),
     "cold_start_seconds": ((), "Measured time from a pod's creation until it is ready."),
+    "replica_start_seconds": (
+        ("stage",),
+        "Median over the ready replicas of the stages before the engine starts: `scheduling` (until the pod has a node) and `image` (until the container of the engine starts). The engines export the stages after it (`fleetkeeper_start_seconds`).",
+    ),
     "signal_fragmentation_ratio": (
         (),
         "Only with memory.restartFragmented: unused share of the allocator's memory, of the worst replica that can be evaluated; 0 if engines do not export it (cpu profiles).",

@@ -34,6 +34,8 @@ def pod_view(
         ready=ready,
         ready_since=now - age_s if ready else None,
         ip="127.0.0.1",
+        scheduled_since=now - age_s - 59.0,
+        engine_since=now - age_s - 45.0,
     )
 
 

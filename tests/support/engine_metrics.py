@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from fleetkeeper.adapters.exposition import ContractLines, parse_text
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.autoscale.signals.samples import Latencies, PodSample
+from fleetkeeper.autoscale.signals.samples import Latencies, PodSample, StartSeconds
 from fleetkeeper.autoscale.signals.series_map import PLACES
 from fleetkeeper_contract.step_terms import StepSums
 
 LABEL_OF = {
     "effective": "kind", "applied": "kind", "decode": "step_class", "prefill": "step_class",
     "realtime": "tier", "standard": "tier", "batch": "tier", "": "",
+    "weights": "stage", "load": "stage", "warm_up": "stage",
 }  # fmt: skip
 
 
@@ -27,6 +28,7 @@ def metrics_series(sample: PodSample, edges: Edges) -> Iterator[tuple[str, dict[
         "decode": sample.decode or StepSums(),
         "prefill": sample.prefill or StepSums(),
         "latencies": sample.latencies or Latencies(),
+        "start": sample.start or StartSeconds(),
     }
     seen: set[tuple[str, int]] = set()
     for (name, value), (record, index) in PLACES.items():

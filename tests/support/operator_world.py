@@ -33,6 +33,8 @@ from tests.support.operator_process import PATIENCE_S, OperatorProcess
 from tests.support.operator_rights import grant_rights, prepare_namespace
 from tests.support.plane_state import mend, state_of
 
+COUNT_S = 20.0
+"""The time for which the last news of a start may wait: 5 s until it is available, 10 s in the queue."""
 SEEN: tuple[Resource, ...] = (INFERENCE_SERVICE, *CHILDREN.values(), REPLICA_SET, POD)
 MARKER_PATH = "/api/v1/namespaces/kube-public/configmaps/fleetkeeper-release"
 """The object in which the operator finds a cluster-wide release."""
@@ -175,15 +177,31 @@ class World:
         return Counter(write.resource for write in writes if write.code < 300)
 
     async def quiet(self, seconds: float = 2.0) -> None:
-        """Wait until the operator has sent no request for this time."""
+        """Wait until the operator has sent no request for this time.
+
+        A status waits for up to 10 s if its only news is that ready replicas count as available.
+        """
         loop = asyncio.get_running_loop()
-        last, seen = loop.time(), -1
+        began = loop.time()
+        last, seen = began, -1
         async with asyncio.timeout(PATIENCE_S * 2):
             while loop.time() - last < seconds:
                 count = len(self.requests())
-                if count != seen:
+                is_due = not self._is_counted() and loop.time() - began < COUNT_S
+                if count != seen or is_due:
                     last, seen = loop.time(), count
                 await asyncio.sleep(0.2)
+
+    def _is_counted(self) -> bool:
+        """Return True if every service's status counts its ready replicas as available."""
+        statuses = [
+            live.get("status") or {}
+            for (kind, _), live in self.objects.items()
+            if kind == INFERENCE_SERVICE.kind
+        ]
+        return all(
+            status.get("availableReplicas") == status.get("readyReplicas") for status in statuses
+        )
 
     # -- doing ------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fleetkeeper.api import names
 from fleetkeeper.common.budget import UNBOUNDED, Allowance, accelerators_of
-from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation
+from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation, StartProgress
 from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.plan import Apply, Delete, MarkPod, Plan
 from fleetkeeper.reconcile.planner import decide_plan
@@ -66,6 +66,7 @@ class World:
     allocation: ReplicaAllocation | None = None
     control_report: ControlReport | None = None
     load: Mapping[str, float] = field(default_factory=dict)
+    starts: Mapping[str, StartProgress] = field(default_factory=dict)
     allowance: Allowance = UNBOUNDED
     crd_missing: tuple[str, ...] = ()
     unreadable: tuple[UnreadableObject, ...] = ()
@@ -119,6 +120,7 @@ class World:
             allocation=self.allocation,
             control_report=self.control_report,
             pod_load=self.load,
+            starts=self.starts,
             gpu_allowance=self.allowance,
             crd_missing=self.crd_missing,
             unreadable=self.unreadable,

@@ -1,4 +1,4 @@
-"""A vLLM general plugin that arms the memory cap of torch's allocator in every CUDA worker.
+"""A vLLM general plugin: arms the memory cap in every CUDA worker, and reports when its model is loaded.
 
 vLLM runs general plugins in all its processes, before a worker's device is set, and swallows their
 exceptions. So this module does not touch CUDA at load time. It wraps the worker's device
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
-from fleetkeeper_engine.shm.layout import CapBlock
+from fleetkeeper_engine.shm.layout import CapBlock, LoadBlock
 from fleetkeeper_engine.shm.region import Region
 
 logger = logging.getLogger("vllm.fleetkeeper")
@@ -161,7 +161,34 @@ def arm_worker(
     ).start()
 
 
-def wrap(worker_class: type[Any], action: Callable[[Any], None] = arm_worker) -> None:
+def report_load(worker: Any) -> None:  # noqa: ANN401 - a vLLM worker
+    """Write the time to shared memory when the worker's `load_model` has returned."""
+    worker = getattr(worker, "worker", None) or worker
+    region, load_model = Region.of_environment(), worker.load_model
+    if region is None:
+        return
+    rank = int(worker.rank)
+
+    @functools.wraps(load_model)
+    def reported(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's
+        result = load_model(*args, **kwargs)
+        region.write_load(rank, LoadBlock(time.monotonic()))
+        return result
+
+    worker.load_model = reported
+
+
+def prepare_worker(worker: Any) -> None:  # noqa: ANN401 - a vLLM worker
+    """Arm the cap of a worker, and let it report its load. A failure of one does not touch the other."""
+    try:
+        report_load(worker)
+    except Exception:
+        # The start is only reported with less detail.
+        logger.exception("the time of the load is not reported")
+    arm_worker(worker)
+
+
+def wrap(worker_class: type[Any], action: Callable[[Any], None] = prepare_worker) -> None:
     """Call `action` after every `init_device` of a worker class. A second call changes nothing."""
     original = worker_class.init_device
     if getattr(original, _MARK, False):

@@ -15,9 +15,9 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fleetkeeper_engine.shm.layout import CAP, HEARTBEAT, MIDDLEWARE, SCHEDULER, SUPERVISOR
+from fleetkeeper_engine.shm.layout import CAP, HEARTBEAT, LOAD, MIDDLEWARE, SCHEDULER, SUPERVISOR
 
-VERSION = 5
+VERSION = 6
 """Version of slots and tables together. A process with another version ignores the region."""
 MAGIC = b"FKPAGE\x00\x00"
 MAX_RANKS = 64
@@ -77,8 +77,12 @@ class Place:
 
 
 def places(ranks: int) -> tuple[Place, ...]:
-    """Return the blocks of a region: supervisor, middleware, scheduler, then one for each rank."""
-    return tuple(_laid_out([SUPERVISOR.size, MIDDLEWARE.size, SCHEDULER.size] + [CAP.size] * ranks))
+    """Return the blocks of a region: supervisor, middleware, scheduler, then two for each rank.
+
+    The memory caps of all ranks come before the loads of all ranks.
+    """
+    of_ranks = [CAP.size] * ranks + [LOAD.size] * ranks
+    return tuple(_laid_out([SUPERVISOR.size, MIDDLEWARE.size, SCHEDULER.size, *of_ranks]))
 
 
 def _laid_out(sizes: Iterable[int]) -> Iterable[Place]:

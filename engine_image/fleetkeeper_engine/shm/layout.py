@@ -241,6 +241,14 @@ class CapBlock:
         return max(0.0, 1 - self.allocated_bytes / self.reserved_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadBlock:
+    """The start of one worker. There is one block for each rank."""
+
+    loaded: float = 0.0
+    """When its model was loaded."""
+
+
 Block = TypeVar("Block")
 
 _CODES = {int: "Q", float: "d", bool: "?"}
@@ -335,3 +343,4 @@ MIDDLEWARE = Layout(MiddlewareBlock)
 SCHEDULER = Layout(SchedulerBlock)
 HEARTBEAT = Layout(HeartbeatBlock)
 CAP = Layout(CapBlock)
+LOAD = Layout(LoadBlock)

@@ -27,6 +27,7 @@ from fleetkeeper_engine.shm.codec import (
 from fleetkeeper_engine.shm.layout import (
     CAP,
     HEARTBEAT,
+    LOAD,
     MIDDLEWARE,
     SCHEDULER,
     SUPERVISOR,
@@ -35,6 +36,7 @@ from fleetkeeper_engine.shm.layout import (
     Cells,
     HeartbeatBlock,
     Layout,
+    LoadBlock,
     MiddlewareBlock,
     SchedulerBlock,
     SupervisorBlock,
@@ -144,6 +146,12 @@ class Region:
         """Return the memory cap of a worker; None until it reported one."""
         return self._read(_FIRST_RANK + rank, CAP)
 
+    def all_loaded(self) -> float | None:
+        """Return when the last rank had loaded its model; None until every rank has."""
+        blocks = [self._read(_FIRST_RANK + self.ranks + rank, LOAD) for rank in range(self.ranks)]
+        times = [block.loaded for block in blocks if block is not None]
+        return max(times) if len(times) == self.ranks else None
+
     def supervisor_sequence(self) -> int:
         """Return a number that changes with every write of the supervisor's block; cheaper than reading it."""
         words = self._words
@@ -176,9 +184,20 @@ class Region:
         Raises:
             ValueError: if the region has no such rank.
         """
+        self._write(_FIRST_RANK + self._checked(rank), CAP.pack(block))
+
+    def write_load(self, rank: int, block: LoadBlock) -> None:
+        """Write the start of a worker.
+
+        Raises:
+            ValueError: if the region has no such rank.
+        """
+        self._write(_FIRST_RANK + self.ranks + self._checked(rank), LOAD.pack(block))
+
+    def _checked(self, rank: int) -> int:
         if not 0 <= rank < self.ranks:
             raise ValueError(f"shared memory has {self.ranks} ranks; there is no rank {rank}")
-        self._write(_FIRST_RANK + rank, CAP.pack(block))
+        return rank
 
     def publish(self, cells: Cells) -> None:
         """Write a block that is kept as cells (scheduler or middleware)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ from fleetkeeper_engine.supervisor.limits_requests import (
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse, decide_memory
 from fleetkeeper_engine.supervisor.output import Outlet
 from fleetkeeper_engine.supervisor.policy_file import start_policy
+from fleetkeeper_engine.supervisor.start_stages import StartStage, StartTimes, stage_seconds
 
 SERVER_PATIENCE_S = 20.0
 """The pod is not ready if vLLM's API server has not answered this long after its check was due."""
@@ -53,6 +55,7 @@ class PodState:
     memory: MemoryState
     outlets: tuple[Outlet, ...] = ()
     """Outlets for the output of the engine and for the log."""
+    began: float = field(default_factory=time.monotonic)
     vllm_version: str = "unknown"
     lease: LimitsLease = field(default_factory=LimitsLease)
     policy: Policy = field(init=False)
@@ -63,6 +66,10 @@ class PodState:
     admission_closed: bool = False
     drain_deadline: float = 0.0
     """When running responses are ended at a whole frame; 0 without a drain."""
+    first_answer: float | None = None
+    """When vLLM's API server first answered."""
+    ready_at: float | None = None
+    """When the first token was generated and the warm-up was over."""
     server_answered: float | None = None
     """When vLLM's API server last answered; None before it started."""
     control_answers: dict[int, int] = field(
@@ -155,6 +162,11 @@ class PodState:
     def cap_armed(self) -> bool:
         """Return whether every rank's allocator is limited to the cap. On CPU, plan and watch enforce it."""
         return self.document.accelerator is Accelerator.CPU or self.region.caps_armed()
+
+    def start_seconds(self, now: float) -> dict[StartStage, float]:
+        """Return the seconds of each stage of the start that has begun."""
+        loaded = self.region.all_loaded()
+        return stage_seconds(StartTimes(self.began, loaded, self.first_answer, self.ready_at), now)
 
     def ranges(self) -> dict[str, Any]:
         """Return the allowed ranges of a request for limits."""

@@ -229,7 +229,7 @@ class Supervisor:
         # A model may run with logprobs disabled, so a refusal does not keep the pod from being ready.
         if problem := await self._engine_client.warm_up():
             logger.warning("warm-up for logprobs failed: %s", problem)
-        self._pod.server_answered = time.monotonic()
+        self._pod.server_answered = self._pod.ready_at = time.monotonic()
         self._pod.started = True
         logger.info("ready: a token was generated")
         await self._remember(prepared)
@@ -238,6 +238,7 @@ class Supervisor:
         """Return None once a token was generated, "" while the server does not answer yet, else the problem."""
         if not await self._engine_client.answers():
             return ""
+        self._pod.first_answer = self._pod.first_answer or time.monotonic()
         return await self._engine_client.generates()
 
     async def _remember(self, prepared: Prepared) -> None:

@@ -2,6 +2,7 @@
 
 No field has a default and every field may be absent. Numbers that change constantly are metrics, not
 status. A time in the status is the time of a change, never the time of a reconcile.
+`fleetkeeper.api.status_enums` says which words are enums in the CRD, and why reasons are not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from fleetkeeper.api.base import Section
 from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Status
+from fleetkeeper.api.status_enums import BreakerState, ReplicaStage, Subject
 
 Generation = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -19,6 +21,10 @@ Percent = Annotated[int, Field(ge=0, le=100_000)]
 Word = Annotated[str, Field(max_length=128)]
 Text = Annotated[str, Field(max_length=1024)]
 Hash = Annotated[str, Field(max_length=64)]
+
+
+MAX_REPLICA_STATES = 20
+"""The bound of the list of replicas: 1,000 of them would fill the object."""
 
 
 class TimeMark:
@@ -107,18 +113,22 @@ class BatchingStatus(Section):
 class LoadBreakers(Section):
     """The state of each tier's load breaker: Closed, Open, or HalfOpen."""
 
-    realtime: Word | None = Field(None, description="State of the breaker of the tier realtime.")
-    standard: Word | None = Field(None, description="State of the breaker of the tier standard.")
-    batch: Word | None = Field(None, description="State of the breaker of the tier batch.")
+    realtime: BreakerState | None = Field(
+        None, description="State of the breaker of the tier realtime."
+    )
+    standard: BreakerState | None = Field(
+        None, description="State of the breaker of the tier standard."
+    )
+    batch: BreakerState | None = Field(None, description="State of the breaker of the tier batch.")
 
 
 class BreakerStatus(Section):
     """The states of the circuit breakers and the reason for the last change."""
 
-    control: Word | None = Field(
+    control: BreakerState | None = Field(
         None, description="State of the control breaker: Closed, Open, or HalfOpen."
     )
-    source: Word | None = Field(
+    source: BreakerState | None = Field(
         None,
         description="Open while Prometheus provides no fresh samples. Otherwise Closed.",
     )
@@ -158,7 +168,9 @@ class Decision(Section):
     """A decision that changed the service."""
 
     time: Time = Field(description="Time of the decision.")
-    what: Word = Field(description="Subject of the change: replicas, limits, breaker, or restart.")
+    what: Subject = Field(
+        description="Subject of the change: replicas, limits, breaker, or restart."
+    )
     from_: Word | None = Field(None, alias="from", description="Value before the change.")
     to: Word | None = Field(None, description="Value after the change.")
     reason: Word | None = Field(None, description="Reason for the decision.")
@@ -183,6 +195,28 @@ class Condition(Section):
     last_transition_time: Time = Field(description="Time of the last change of the status.")
 
 
+class ReplicaState(Section):
+    """The state of one replica."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        description="Name of the pod."
+    )
+    node: Annotated[str, Field(max_length=253)] | None = Field(
+        None, description="Name of its node. Absent until the pod is scheduled."
+    )
+    template_hash: Hash | None = Field(
+        None, description="Hash of its pod template, as in lastGood and rollback."
+    )
+    stage: ReplicaStage = Field(
+        description="Stage of its start, or Ready, Failing, or Draining. The reference explains each."
+    )
+    reason: Word | None = Field(
+        None,
+        description="Reason why it makes no progress, one of the reasons of conditions. Absent if none is known.",
+    )
+    since: Time = Field(description="Time of the last change of the stage or the reason.")
+
+
 class InferenceServiceStatus(Section):
     """The observed state of an InferenceService."""
 
@@ -196,6 +230,18 @@ class InferenceServiceStatus(Section):
     ready_replicas: Count | None = Field(None, description="Number of ready replicas.")
     updated_replicas: Count | None = Field(
         None, description="Number of replicas of the current revision."
+    )
+    available_replicas: Count | None = Field(
+        None,
+        description="Number of replicas that have been ready for 5 seconds, so that a rollout counts them.",
+    )
+    replica_states: tuple[ReplicaState, ...] | None = Field(
+        None,
+        max_length=MAX_REPLICA_STATES,
+        description="States of up to 20 replicas: first those with a reason, then others that are not ready, then by name.",
+    )
+    unlisted_replicas: Count | None = Field(
+        None, description="Number of replicas that replicaStates leaves out. Absent if it is 0."
     )
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         None, description="Label selector of the replicas, for the scale subresource."

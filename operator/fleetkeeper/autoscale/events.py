@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.state import TickState
-from fleetkeeper.autoscale.types import BreakerState, Decision
+from fleetkeeper.autoscale.types import Decision
 from fleetkeeper.common.values import Event, Remedy
 
 NORMAL = "Normal"

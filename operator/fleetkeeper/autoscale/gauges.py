@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.autoscale.decision import ControlDecision
-from fleetkeeper.autoscale.types import BreakerState
+from fleetkeeper.autoscale.signals.starts import median_seconds
 
 _STATES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
 
@@ -36,6 +37,8 @@ def gauges_of(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
         ("model_capacity_sequences", (), decision.state.estimate.capacity),
         ("cold_start_seconds", (), decision.state.estimate.cold_start.seconds),
     ]
+    for stage, seconds in median_seconds(decision.state.inputs.pods).items():
+        gauges.append(("replica_start_seconds", (("stage", stage),), seconds))
     if signals.ttft_s is not None:
         gauges.append(("signal_time_to_first_token_seconds", (), signals.ttft_s))
     if signals.itl_s is not None:

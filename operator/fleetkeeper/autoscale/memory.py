@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleetkeeper.api import rfc3339
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.capacity.estimate import Estimate
 from fleetkeeper.autoscale.constants import CONTROL_OPEN_S, DECISIONS_KEPT
 from fleetkeeper.autoscale.limits_requests import LimitsRequestsMemory
@@ -24,7 +25,7 @@ from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, TierBreaker
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
-from fleetkeeper.autoscale.types import BreakerState, Limits
+from fleetkeeper.autoscale.types import Limits
 from fleetkeeper.common.values import CAUSE_UNKNOWN, BreakerReport, Change, Remedy
 
 OVERLOAD, PROMETHEUS_LOST = "Overload", "PrometheusLost"

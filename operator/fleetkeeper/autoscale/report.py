@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fleetkeeper.api.status_enums import Subject
 from fleetkeeper.api.types import ScalingMode
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.conditions import metrics_conditions
@@ -146,16 +147,16 @@ def _changes(
     changes = [
         Change(now, what, before.value, after.value, after.reason)
         for what, before, after in (
-            ("replicas", memory.shown_scaling, scaling),
-            ("limits", memory.shown_batching, batching),
+            (Subject.REPLICAS, memory.shown_scaling, scaling),
+            (Subject.LIMITS, memory.shown_batching, batching),
         )
         if before.value and before.value != after.value
     ]
     restart = decision.restart
     if restart.valid and decision.settings.restarts:
-        changes += [Change(now, "restart", "", pod, restart.reason) for pod in restart.value]
+        changes += [Change(now, Subject.RESTART, "", pod, restart.reason) for pod in restart.value]
     changes += [
-        Change(now, "breaker", "", event.message[:120], event.reason)
+        Change(now, Subject.BREAKER, "", event.message[:120], event.reason)
         for event in decision.events
         if "Breaker" in event.reason
     ]

@@ -20,14 +20,6 @@ class Grade(StrEnum):
     STALE = "Stale"
 
 
-class BreakerState(StrEnum):
-    """The state of a circuit breaker. Closed: normal. Open: safe state. HalfOpen: on trial."""
-
-    CLOSED = "Closed"
-    OPEN = "Open"
-    HALF_OPEN = "HalfOpen"
-
-
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[V]):
     """A decision and its reason. Not `valid`: unchanged, because nothing known justifies a change.
@@ -117,7 +109,10 @@ class ControlSettings:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """The fields of an engine pod that the control loop reads, from the watch cache."""
+    """The fields of an engine pod that the control loop reads, from the watch cache.
+
+    `engine_since`: when the engine's container first started; None if it has been restarted since.
+    """
 
     name: str
     uid: str
@@ -126,6 +121,8 @@ class PodView:
     ready_since: float | None = None
     deleting: bool = False
     ip: str = ""
+    scheduled_since: float | None = None
+    engine_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fleetkeeper.api.status_enums import ReplicaStage
 from fleetkeeper.autoscale.rules.fragmentation import RestartReason
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.fleet_source import FleetSource
@@ -37,6 +38,8 @@ COUNTS = (
     ("Sequences per replica (capacity)", "model_capacity_sequences"),
     ("Pressure (1 = at an objective)", "pressure_ratio"),
 )
+START_STAGES = ("scheduling", "image")
+"""The stages of a start that the operator measures."""
 GOOD_WHEN_FALSE = frozenset({"Degraded", "ScalingLimited", "Progressing", "Reconciling", "Stalled"})
 
 
@@ -59,6 +62,7 @@ def evidence_rows(view: ServiceView) -> Iterator[Row]:
         value = view.gauge(name)
         if value is not None:
             yield title, f"{value:.4g}"
+    yield from start_rows(view)
     for title, name in SHARES:
         value = view.gauge(name)
         if value is not None:
@@ -108,6 +112,27 @@ def restart_rows(view: ServiceView) -> Iterator[Row]:
         if name == "decision_restart":
             reason = dict(labels).get("reason", "")
             yield "Restart of fragmented replicas", f"{reason}: {texts.get(reason, '')}"
+
+
+def replica_rows(view: ServiceView, now: float) -> Iterator[Row]:
+    """Yield the replicas that are not ready: stage, time in it, node and reason."""
+    for state in view.status.get("replicaStates") or ():
+        if state.get("stage") == ReplicaStage.READY:
+            continue
+        text = f"{state.get('stage')} for {age_in_words(state.get('since', ''), now)}"
+        node, reason = state.get("node"), state.get("reason")
+        text += f" on {node}" if node else ""
+        yield str(state.get("name")), f"{text}: {reason}" if reason else text
+
+
+def start_rows(view: ServiceView) -> Iterator[Row]:
+    """Yield how long a start takes: the forecast, and the medians of the stages before the engine."""
+    total = view.gauge("cold_start_seconds")
+    if total is None:
+        return
+    stages = ((stage, view.gauge("replica_start_seconds", stage=stage)) for stage in START_STAGES)
+    medians = ", ".join(f"{stage} {value:.0f} s" for stage, value in stages if value is not None)
+    yield "Start of a replica", f"{total:.0f} s" + (f" ({medians})" if medians else "")
 
 
 def trouble_rows(view: ServiceView) -> Iterator[Row]:
@@ -160,5 +185,8 @@ def explain(
     if troubles:
         console.print(_grid("\nProblems", iter(troubles)))
     now = time.time()
+    replicas = list(replica_rows(view, now))
+    if replicas:
+        console.print(_grid("\nReplicas that are not ready", iter(replicas)))
     changes = ((f"{age_in_words(c.time, now)} ago", c.in_words()) for c in view.changes[::-1])
     console.print(_grid("\nLast decisions, newest first", changes))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason, Status
+from fleetkeeper.api.status_enums import ReplicaStage
 
 Manifest = dict[str, Any]
 """A complete Kubernetes object as a plain dict: deterministic and ready for server-side apply."""
@@ -27,6 +28,14 @@ class ReplicaAllocation:
     replicas: int
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgress:
+    """The stage of an engine's start that it reports itself, and since when."""
+
+    stage: ReplicaStage
+    since: float
 
 
 @dataclass(frozen=True, slots=True)

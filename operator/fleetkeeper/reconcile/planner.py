@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fleetkeeper.api.conditions import Reason
+from fleetkeeper.api.names import Component
 from fleetkeeper.api.parse import InvalidService, parse_service
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.inputs import ReconcileInputs, inputs_of
@@ -101,6 +102,9 @@ def _assess(inputs: ReconcileInputs) -> Assessment:
         creation_problem=found.creation_problem,
         write_problem=found.write_problem,
         flapping=found.flapping,
+        pods=tuple(pod for pod in inputs.snapshot.pods if pod.component == Component.ENGINE),
+        pod_problems=dict(found.by_pod),
+        starts=inputs.snapshot.starts,
         control=inputs.snapshot.control_report,
         control_pending=inputs.snapshot.control_pending,
         defect=inputs.snapshot.defect,

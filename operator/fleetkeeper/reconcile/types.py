@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fleetkeeper.common.budget import UNBOUNDED, Allowance
-from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation
+from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation, StartProgress
 
 
 class Kind(StrEnum):
@@ -114,7 +114,7 @@ class Termination:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The state of one container of a pod."""
+    """The state of one container of a pod. `running_since`: when it started, None if it does not run."""
 
     name: str
     init: bool = False
@@ -122,6 +122,7 @@ class Container:
     restarts: int = 0
     waiting_reason: str = ""
     waiting_message: str = ""
+    running_since: float | None = None
     terminated: Termination | None = None
     last_terminated: Termination | None = None
 
@@ -144,8 +145,9 @@ class Pod:
     probe of a started and running container made the pod unready (None otherwise). `unschedulable`
     is the message of PodScheduled=False with reason Unschedulable ("" otherwise). `deletion_cost`
     is the annotation `controller.kubernetes.io/pod-deletion-cost` (0 if absent). `accelerators` is
-    the number that the pod requests. `secret_uses` lists the variables that come from Secrets. `has_claims` is True
-    if the pod has ResourceClaims.
+    the number that the pod requests. `secret_uses` lists the variables that come from Secrets.
+    `has_claims` is True if the pod has ResourceClaims. `scheduled_since` and `deleting_since` are
+    the times at which it got a node, and at which its deletion was requested.
     """
 
     name: str
@@ -169,6 +171,8 @@ class Pod:
     containers: tuple[Container, ...] = ()
     secret_uses: tuple[SecretUse, ...] = ()
     has_claims: bool = False
+    scheduled_since: float | None = None
+    deleting_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +263,7 @@ class Snapshot:
     - `control_pending` is true if there is a control loop that has not evaluated this service since
       the process started.
     - `pod_load` is the number of running and waiting sequences by pod name (absent: unknown).
+    - `starts` is the progress of engines that start, by pod name (absent: unknown).
     - `unreadable` lists objects of this service that exist but cannot be read. For an object that
       could be read before, the records above have the last good state. The absence of any other
       object proves nothing.
@@ -284,6 +289,7 @@ class Snapshot:
     control_report: ControlReport | None = None
     control_pending: bool = False
     pod_load: Mapping[str, float] = field(default_factory=dict)
+    starts: Mapping[str, StartProgress] = field(default_factory=dict)
     unreadable: tuple[UnreadableObject, ...] = ()
     crd_missing: tuple[str, ...] = ()
     may_update_engine: bool = False

@@ -173,8 +173,9 @@ def test_columns_scale_and_names_are_those_of_the_reference() -> None:
         "READY", "WANTED", "SUSPEND", "SEQUENCES", "TOKENS", "BREAKER", "AGE",
     ]  # fmt: skip
     paths = {path for path, _ in nodes(schema())}
+    conditions = {f'.status.conditions[?(@.type=="{kind}")].reason' for kind in ConditionType}
     for column in version["additionalPrinterColumns"]:
-        assert column["jsonPath"] in paths | {".metadata.creationTimestamp"}
+        assert column["jsonPath"] in paths | conditions | {".metadata.creationTimestamp"}
     assert set(version["subresources"]["scale"].values()) <= paths
     assert spec["names"]["shortNames"] == ["fis"]
     assert desired_crd()["metadata"]["name"] == "inferenceservices.fleetkeeper.io"
@@ -238,3 +239,19 @@ def test_names_of_children_fit_and_never_collide_with_services() -> None:
         "fleetkeeper.io/service=chat,fleetkeeper.io/component=engine"
     )
     assert names.service_url("chat", "team-a") == "http://chat.team-a.svc:80/v1"
+
+
+def test_the_enums_of_the_status_are_those_that_are_closed_for_good() -> None:
+    """A reason is none: an older CRD would refuse the status of a newer operator."""
+    status = schema()["properties"]["status"]
+    found = {path for path, node in nodes(status) if isinstance(node, dict) and "enum" in node}
+    assert {path.removeprefix(".") for path in found} == {
+        "breaker.control",
+        "breaker.load.batch",
+        "breaker.load.realtime",
+        "breaker.load.standard",
+        "breaker.source",
+        "conditions[].status",
+        "decisions[].what",
+        "replicaStates[].stage",
+    }

@@ -13,8 +13,9 @@ from statistics import fmean
 
 import pytest
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.signals.samples import Tier
-from fleetkeeper.autoscale.types import BreakerState, ControlSettings
+from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.simulate.engine import H100_8B, H100_70B
 from tests.support.lanes import keep_first
 from tests.support.simulated import Case, Record, played

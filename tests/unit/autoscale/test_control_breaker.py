@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.rules.control_breaker import (
     ControlBreaker,
     Evidence,
     Worse,
     decide_control_breaker,
 )
-from fleetkeeper.autoscale.types import BreakerState, Limits
+from fleetkeeper.autoscale.types import Limits
 from tests.support.control_cases import NOW
 from tests.support.lanes import examples
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.api.status import InferenceServiceStatus
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.api.types import BatchingMode, ScalingMode
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.decision import ControlDecision
@@ -31,7 +32,7 @@ from fleetkeeper.autoscale.rules.fragmentation import (
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, TierBreaker
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
-from fleetkeeper.autoscale.types import BreakerState, ControlSettings
+from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.reconcile.status.control import report_to_status
 from tests.support.control_cases import NOW, Loop, pod_view, reported_status, sample
 

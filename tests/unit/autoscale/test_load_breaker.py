@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.constants import LOAD_OPEN_S, WARM_UP_S
 from fleetkeeper.autoscale.rules.load_breaker import (
     LoadBreaker,
@@ -19,7 +20,7 @@ from fleetkeeper.autoscale.rules.load_breaker import (
 )
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Tier
 from fleetkeeper.autoscale.signals.service_signals import Signals
-from fleetkeeper.autoscale.types import BreakerState, ControlSettings, Grade
+from fleetkeeper.autoscale.types import ControlSettings, Grade
 from tests.support.control_cases import NOW
 from tests.support.lanes import examples
 

@@ -7,15 +7,13 @@ from dataclasses import replace
 import pytest
 
 from fleetkeeper.api import rfc3339
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.memory import (
     ControlMemory,
     memory_from_status,
 )
 from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
-from fleetkeeper.autoscale.types import (
-    BreakerState,
-    ControlSettings,
-)
+from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.common.values import CAUSE_UNKNOWN, Remedy
 from tests.support.control_cases import NOW, Loop, reported_status
 from tests.support.service_reports import reported

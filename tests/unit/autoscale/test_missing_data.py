@@ -8,14 +8,11 @@ from random import Random
 
 import pytest
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.signals.samples import Gauges, PodSample, Source
-from fleetkeeper.autoscale.types import (
-    BreakerState,
-    ControlSettings,
-    Limits,
-)
+from fleetkeeper.autoscale.types import ControlSettings, Limits
 from tests.support.control_cases import NOW, Loop, pod_view, sample
 from tests.support.lanes import keep_first
 

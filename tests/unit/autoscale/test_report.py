@@ -9,6 +9,7 @@ import pytest
 from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.status import InferenceServiceStatus
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.constants import LOST_TICKS
 from fleetkeeper.autoscale.memory import (
@@ -16,7 +17,7 @@ from fleetkeeper.autoscale.memory import (
 )
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.signals.samples import Gauges, Source
-from fleetkeeper.autoscale.types import BreakerState, ControlSettings
+from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.reconcile.status.control import report_to_status
 from tests.support.control_cases import NOW, Loop, pod_view, reported_status
 from tests.support.service_reports import condition, reported

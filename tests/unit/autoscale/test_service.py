@@ -6,15 +6,11 @@ import pytest
 
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.parse import parse_service
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.api.types import BatchingMode, ScalingMode
 from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.signals.samples import Gauges
-from fleetkeeper.autoscale.types import (
-    BreakerState,
-    ControlSettings,
-    Limits,
-    PutOutcome,
-)
+from fleetkeeper.autoscale.types import ControlSettings, Limits, PutOutcome
 from tests.support.control_cases import Loop, reported_status
 from tests.support.service_reports import condition, reported
 

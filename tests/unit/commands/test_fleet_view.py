@@ -9,12 +9,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 
+from fleetkeeper.api import rfc3339
 from fleetkeeper.autoscale.rules.fragmentation import RestartReason
 from fleetkeeper.commands.explain import (
     BREAKERS,
     SHARES,
     decision_rows,
     evidence_rows,
+    replica_rows,
     trouble_rows,
 )
 from fleetkeeper.commands.fleet_view import (
@@ -243,3 +245,25 @@ def test_an_unknown_figure_breaks_no_objective() -> None:
     """Unknown is not bad."""
     assert not Measured(None, 0.5).is_broken
     assert not Measured(1.0, None).is_broken
+
+
+def test_explain_shows_replicas_that_are_not_ready_and_how_long_a_start_takes() -> None:
+    """The stage and the time in it; the reason if it makes no progress."""
+    states = [
+        {"name": "chat-a", "stage": "Image", "reason": "ImagePull", "node": "n1",
+         "since": rfc3339.format(NOW - 240)},
+        {"name": "chat-b", "stage": "Weights", "since": rfc3339.format(NOW - 12)},
+        {"name": "chat-c", "stage": "Ready", "since": rfc3339.format(NOW - 900)},
+    ]  # fmt: skip
+    measured = exposition(
+        ("cold_start_seconds", (), 93.4),
+        ("replica_start_seconds", (("stage", "scheduling"),), 1.2),
+        ("replica_start_seconds", (("stage", "image"),), 14.0),
+    )
+    view = view_of(service(replicaStates=states), parse_gauges(measured)["team-a", "chat"])
+    assert dict(replica_rows(view, NOW)) == {
+        "chat-a": "Image for 4m on n1: ImagePull",
+        "chat-b": "Weights for 12s",
+    }
+    start = dict(evidence_rows(view))["Start of a replica"]
+    assert start == "93 s (scheduling 1 s, image 14 s)"

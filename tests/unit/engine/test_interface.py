@@ -90,6 +90,7 @@ fleetkeeper_requests_total counter tier outcome
 fleetkeeper_running gauge tier
 fleetkeeper_schedule_calls_total counter
 fleetkeeper_stalled_seconds gauge
+fleetkeeper_start_seconds gauge stage
 fleetkeeper_step_model_kv_kv_total counter step_class
 fleetkeeper_step_model_kv_seconds_total counter step_class
 fleetkeeper_step_model_kv_total counter step_class

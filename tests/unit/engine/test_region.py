@@ -30,6 +30,7 @@ from fleetkeeper_engine.shm.codec import VERSION, pack_header, places, seal, unp
 from fleetkeeper_engine.shm.layout import (
     CAP,
     HEARTBEAT,
+    LOAD,
     MIDDLEWARE,
     SCHEDULER,
     SUPERVISOR,
@@ -46,7 +47,7 @@ from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.shm.step_sums import products
 from tests.support.lanes import keep_first
 
-LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, HEARTBEAT, CAP)
+LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, HEARTBEAT, CAP, LOAD)
 _VALUES = {
     "Q": st.integers(0, 2**64 - 1),
     "d": st.floats(allow_nan=False),
@@ -74,14 +75,15 @@ FORMATS = {
     "SchedulerBlock": "Q ? ? Q Q Q Q Q Q Q Q QQQ QQQ Q Q Q Q Q Q 168Q ddd 54Q d 41Q d 60Q d 30d",
     "HeartbeatBlock": "Q Q Q ddd",
     "CapBlock": "Q ? Q d Q Q Q Q d",
+    "LoadBlock": "d",
 }
-"""The cells of `codec.VERSION` 5 in their order: Q unsigned, d float, ? boolean."""
+"""The cells of `codec.VERSION` 6 in their order: Q unsigned, d float, ? boolean."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.kind.__name__)
 def test_a_block_has_the_cells_of_this_version_and_holds_its_defaults(layout: Layout[Any]) -> None:
     """Processes of one pod agree on every cell; `codec.VERSION` changes with them."""
-    assert VERSION == 5
+    assert VERSION == 6
     cells = "".join(code * count for _, code, count in layout.table)
     counted = re.sub(
         r"(\d+)(\w)", lambda found: int(found[1]) * found[2], FORMATS[layout.kind.__name__]

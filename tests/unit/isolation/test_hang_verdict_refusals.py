@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, decide_load_breaker
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
-from fleetkeeper.autoscale.types import BreakerState, ControlSettings, Grade
+from fleetkeeper.autoscale.types import ControlSettings, Grade
 from tests.support.control_cases import NOW, Loop, sample
 
 SETTINGS = ControlSettings()

@@ -16,9 +16,11 @@ from fleetkeeper_contract.histogram_buckets import (
 from fleetkeeper_contract.step_terms import TERMS, StepClass
 from fleetkeeper_engine.shm.layout import Outcome, Tier
 from fleetkeeper_engine.spec import CONTRACT
+from fleetkeeper_engine.supervisor.start_stages import StartStage
 
 TIERS = tuple(tier.label for tier in Tier)
 OUTCOMES = tuple(outcome.label for outcome in Outcome)
+START_STAGES = tuple(stage.value for stage in StartStage)
 STEP_CLASSES = tuple(step.label for step in StepClass)
 LIMIT_KINDS = ("wanted", "effective", "floor", "ceiling")
 
@@ -205,6 +207,16 @@ METRICS: tuple[Metric, ...] = (
         "fleetkeeper_engine_metrics_up",
         "gauge",
         "1 if vLLM's own metrics were available at this scrape.",
+    ),
+    Metric(
+        "fleetkeeper_start_seconds",
+        "gauge",
+        "Seconds of each stage of the last start, from the start of the container. weights: the engine's "
+        "processes start, the model is fetched and its weights are loaded. load: compilation, KV cache "
+        "and API server. warm_up: the first tokens. A stage appears when it begins, and the last one "
+        "grows until the pod is ready. Without load, weights includes it.",
+        ("stage",),
+        (("stage", START_STAGES),),
     ),
     Metric(
         "fleetkeeper_stalled_seconds",

@@ -62,7 +62,7 @@ def _families(
     pod: PodState, kids: Iterable[str], now: float, *, engine_up: bool
 ) -> Iterator[Metric]:
     scheduler, heartbeat, middleware = pod.scheduler(), pod.heartbeat(), pod.middleware()
-    yield from _engine(pod, scheduler, engine_up=engine_up)
+    yield from _engine(pod, scheduler, now, engine_up=engine_up)
     yield from _memory(pod, now)
     yield from _limits(pod, scheduler, kids, now)
     # Counters that do not move while requests are answered would look like a hang, so none is
@@ -82,7 +82,7 @@ def _families(
 
 
 def _engine(
-    pod: PodState, scheduler: SchedulerBlock | None, *, engine_up: bool
+    pod: PodState, scheduler: SchedulerBlock | None, now: float, *, engine_up: bool
 ) -> Iterator[Metric]:
     yield _gauges(
         "fleetkeeper_engine_info",
@@ -91,6 +91,10 @@ def _engine(
     if scheduler is not None:
         yield _gauge("fleetkeeper_live_limits_supported", scheduler.supported)
     yield _gauge("fleetkeeper_engine_metrics_up", engine_up)
+    yield _gauges(
+        "fleetkeeper_start_seconds",
+        [Sample((stage.value,), seconds) for stage, seconds in pod.start_seconds(now).items()],
+    )
     yield _gauge("fleetkeeper_draining", pod.draining)
     dropped = sum(outlet.dropped for outlet in pod.outlets)
     yield _counter("fleetkeeper_log_dropped_bytes_total", dropped)

@@ -74,7 +74,20 @@ def pod_record(live: Mapping[str, Any]) -> Pod:
         containers=tuple(_containers(status)),
         has_claims=bool(spec.get("resourceClaims")),
         secret_uses=tuple(islice(_secret_uses(spec), MAX_SECRET_USES)),
+        scheduled_since=_scheduled_since(scheduled),
+        deleting_since=_deleting_since(meta),
     )
+
+
+def _scheduled_since(scheduled: Mapping[str, Any]) -> float | None:
+    is_scheduled = scheduled.get("status") == "True"
+    return rfc3339.parse(scheduled.get("lastTransitionTime")) if is_scheduled else None
+
+
+def _deleting_since(meta: Mapping[str, Any]) -> float | None:
+    """Return when the deletion was requested: deletionTimestamp is the end of the grace period."""
+    ends = rfc3339.parse(meta.get("deletionTimestamp"))
+    return None if ends is None else ends - count(meta.get("deletionGracePeriodSeconds"))
 
 
 def _secret_uses(spec: Mapping[str, Any]) -> Iterable[SecretUse]:
@@ -136,6 +149,7 @@ def _containers(status: Mapping[str, Any]) -> Iterable[Container]:
                 restarts=count(found.get("restartCount")),
                 waiting_reason=intern(text(waiting.get("reason"))),
                 waiting_message=message(waiting.get("message")),
+                running_since=rfc3339.parse(as_map(state.get("running")).get("startedAt")),
                 terminated=_termination(state.get("terminated")),
                 last_terminated=_termination(last.get("terminated")),
             )

@@ -31,6 +31,7 @@ LIST_MAP_KEYS = {
     "Condition": ("type",),
     "DeviceClaim": ("name",),
     "EnvironmentVariable": ("name",),
+    "ReplicaState": ("name",),
     "TopologySpreadConstraint": ("topologyKey", "whenUnsatisfiable"),
 }
 """The key fields of lists of type map. All other lists are atomic."""

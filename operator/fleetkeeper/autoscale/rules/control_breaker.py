@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.constants import (
     CALM_S,
     COMPARE_TICKS,
@@ -27,7 +28,7 @@ from fleetkeeper.autoscale.constants import (
     REPLICAS_NOT_IN_EFFECT_S,
     WORSE_POINTS,
 )
-from fleetkeeper.autoscale.types import BreakerState, Limits
+from fleetkeeper.autoscale.types import Limits
 
 
 @dataclass(frozen=True, slots=True)

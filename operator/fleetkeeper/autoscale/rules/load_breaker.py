@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.constants import (
     ADMIT_STEP,
     BATCH_OPEN,
@@ -42,7 +43,7 @@ from fleetkeeper.autoscale.constants import (
 )
 from fleetkeeper.autoscale.signals.samples import Tier
 from fleetkeeper.autoscale.signals.service_signals import Signals
-from fleetkeeper.autoscale.types import Admission, BreakerState, ControlSettings, Grade
+from fleetkeeper.autoscale.types import Admission, ControlSettings, Grade
 
 
 @dataclass(frozen=True, slots=True)

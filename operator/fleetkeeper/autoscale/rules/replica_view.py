@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.capacity.staffing import needed_replicas
 from fleetkeeper.autoscale.capacity.supply import Supply, hung_in_supply
 from fleetkeeper.autoscale.constants import DEMAND_TICKS
@@ -22,7 +23,7 @@ from fleetkeeper.autoscale.rules.objectives import (
 )
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.state import TickState
-from fleetkeeper.autoscale.types import BreakerState, ControlInputs, ControlSettings
+from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.constants import LOST_TICKS
-from fleetkeeper.autoscale.types import BreakerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,11 +112,19 @@ class Latencies(NamedTuple):
     itl_sum_s_batch: float = 0.0
 
 
+class StartSeconds(NamedTuple):
+    """Seconds of each stage of an engine's start, in order; 0 for a stage that has not begun."""
+
+    weights: float = 0.0
+    load: float = 0.0
+    warm_up: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class PodSample:
     """One scrape of one pod. `missing`: required metrics that the engine does not export.
 
-    `decode`, `prefill`: sums for the step-time model; a source may leave them out, and `latencies` too.
+    `start`: None if it was not read. `decode`, `prefill`: sums for the step-time model; a source may leave them out, and `latencies` too.
     `edges`: the bucket
     boundaries at which `within` was counted; they follow the objectives in the spec.
     """
@@ -131,6 +139,7 @@ class PodSample:
     missing: tuple[str, ...] = ()
     edges: Edges | None = None
     latencies: Latencies | None = None
+    start: StartSeconds | None = None
 
 
 def _are_finite(values: Sequence[float], limit: float) -> bool:

@@ -17,6 +17,7 @@ from fleetkeeper.autoscale.signals.samples import (
     Latencies,
     PodSample,
     Source,
+    StartSeconds,
 )
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper_contract.histogram_buckets import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S
@@ -28,6 +29,7 @@ BATCH_TIME: Final = "fleetkeeper_batch_time_seconds"
 TTFT: Final = "fleetkeeper_time_to_first_token_seconds"
 ITL: Final = "fleetkeeper_inter_token_latency_seconds"
 STEP_MODEL: Final = "fleetkeeper_step_model_"
+START: Final = "fleetkeeper_start_seconds"
 STEP_CLASSES: Final = tuple(step.label for step in StepClass)
 STEP_TERMS: Final[Mapping[str, tuple[str, ...]]] = {
     "decode": tuple(term for term in StepSums._fields if not term.startswith("prefill")),
@@ -36,7 +38,7 @@ STEP_TERMS: Final[Mapping[str, tuple[str, ...]]] = {
 """The sums of each step class that the step-time model needs; decode-only steps have no prefill tokens."""
 
 Place = tuple[str, int]
-"""A record (counters, gauges, latencies, decode, prefill) and an index in it."""
+"""A record (counters, gauges, latencies, start, decode, prefill) and an index in it."""
 
 
 def edges_of(settings: ControlSettings) -> Edges:
@@ -89,6 +91,8 @@ def _table() -> dict[tuple[str, str], Place]:
         places["fleetkeeper_waiting", tier] = _gauge(f"waiting_{tier}")
         places["fleetkeeper_running", tier] = _gauge("running")
         places["fleetkeeper_oldest_wait_seconds", tier] = _gauge(f"oldest_wait_s_{tier}")
+    for index, stage in enumerate(StartSeconds._fields):
+        places[START, stage] = ("start", index)
     for step_class in STEP_CLASSES:
         for index, term in enumerate(StepSums._fields):
             places[f"{STEP_MODEL}{term}_total", step_class] = (step_class, index)
@@ -105,18 +109,18 @@ OPTIONAL: Final = frozenset(
         "fleetkeeper_memory_fragmentation_ratio",
         "fleetkeeper_live_limits_supported",
         "fleetkeeper_hung",
-        *(name for name, _ in PLACES if name.startswith((STEP_MODEL, TTFT, ITL))),
+        *(name for name, _ in PLACES if name.startswith((STEP_MODEL, TTFT, ITL, START))),
     }
 )
 """Names of series that decisions do not require."""
 
 REQUIRED: Final = frozenset(name for name, _ in PLACES) - OPTIONAL
 SERIES: Final = frozenset(name for name, _ in PLACES)
-SHOWN: Final = frozenset(name for name, _ in PLACES if name.startswith((TTFT, ITL)))
+SHOWN: Final = frozenset(name for name, _ in PLACES if name.startswith((TTFT, ITL, START)))
 """Names of series that no decision uses."""
-_LENGTHS: Final = {"latencies": len(Latencies._fields)}
+_LENGTHS: Final = {"latencies": len(Latencies._fields), "start": len(StartSeconds._fields)}
 BUCKETS: Final = frozenset({f"{QUEUE_WAIT}_bucket", f"{BATCH_TIME}_bucket"})
-LABELS: Final = ("tier", "kind", "step_class")
+LABELS: Final = ("tier", "kind", "step_class", "stage")
 
 
 class PodSeries:
@@ -134,7 +138,7 @@ class PodSeries:
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """Add one series; ignore it if it is not in the table or is another bucket."""
-        key = labels.get("tier") or labels.get("kind") or labels.get("step_class") or ""
+        key = next((labels[label] for label in LABELS if labels.get(label)), "")
         place = PLACES.get((name, key))
         if place is None:
             return
@@ -166,7 +170,7 @@ class PodSeries:
     def sample(self, pod: str, time: float, source: Source) -> PodSample:
         """Return the sample, including the names of required series that are missing."""
         decode, prefill = (self._records.get(step_class) for step_class in STEP_CLASSES)
-        latencies = self._records.get("latencies")
+        latencies, start = self._records.get("latencies"), self._records.get("start")
         return PodSample(
             pod,
             time,
@@ -178,6 +182,7 @@ class PodSeries:
             tuple(sorted(REQUIRED - self._names)) if not self._names >= REQUIRED else (),
             self._edges,
             Latencies._make(latencies) if latencies else None,
+            StartSeconds._make(start) if start else None,
         )
 
 

@@ -32,6 +32,14 @@ class Facts:
         return sum(pod.ready for pod in self.engine_pods)
 
     @property
+    def available_replicas(self) -> int:
+        """Return the number of engine pods that a rollout counts: ready for `minReadySeconds`.
+
+        The Deployment counts them. Until its status follows, no more than the ready ones.
+        """
+        return min(self.engine.available_replicas if self.engine else 0, self.ready_replicas)
+
+    @property
     def ready_routers(self) -> int:
         """Return the number of ready router pods."""
         return sum(pod.ready for pod in self.router_pods)

@@ -8,13 +8,13 @@ from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.common.values import ControlReport
+from fleetkeeper.common.values import ControlReport, StartProgress
 from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.observe.problem import Problem
 from fleetkeeper.reconcile.replicas import ReplicaDecision
 from fleetkeeper.reconcile.rollout import RolloutDecision
-from fleetkeeper.reconcile.types import Defect
+from fleetkeeper.reconcile.types import Defect, Pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,9 @@ class Assessment:
     child is written at all. `engine_problems` are the problems of engine pods that are not ready,
     those of the current revision first. `creation_problem` is the reason why engine pods cannot be
     created, `write_problem` the reason why a child cannot be written. `flapping` is the problem of
-    a ready pod that keeps terminating. `is_router_bypassed` is true while the address still selects
+    a ready pod that keeps terminating. `pods` are all engine pods, including those that are being
+    deleted, and `pod_problems` their problems by name. `starts` is the progress that starting engines
+    report, by pod name. `is_router_bypassed` is true while the address still selects
     the engines because no router is ready yet.
     """
 
@@ -44,6 +46,9 @@ class Assessment:
     write_problem: Problem | None = None
     is_router_bypassed: bool = False
     flapping: Problem | None = None
+    pods: tuple[Pod, ...] = ()
+    pod_problems: Mapping[str, Problem] = field(default_factory=dict)
+    starts: Mapping[str, StartProgress] = field(default_factory=dict)
     control: ControlReport | None = None
     control_pending: bool = False
     defect: Defect | None = None

@@ -18,9 +18,15 @@ from fleetkeeper.reconcile.replicas import ReplicaDecision, Source
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.conditions import decide_conditions
 from fleetkeeper.reconcile.status.control import report_to_status
+from fleetkeeper.reconcile.status.replica_states import status_replicas
 
 WRITE_EVERY_S = 10.0
 """The minimum time between two writes that change neither a condition nor a reconcile's input."""
+
+MOST_WRITE_EVERY_S = 120.0
+WRITE_EVERY_S_PER_REPLICA = 1.2
+"""This minimum grows with the replicas: a rollout replaces them all, one after the other, and each
+passes through five stages. So 100 replicas have a write each two minutes, not each ten seconds."""
 
 MOVING_S = 3.0
 """The time for which the status does not report progress that Fleetkeeper's own write started."""
@@ -40,6 +46,7 @@ def desired_status(
     """Return the complete status without empty parts."""
     status: Status = {"observedGeneration": assessment.generation}
     status |= status_counts(assessment)
+    status |= status_replicas(assessment, now)
     status |= status_identity(assessment)
     status |= status_engine(assessment, engine)
     status |= status_rollout(assessment, last_good)
@@ -51,11 +58,12 @@ def desired_status(
 
 
 def status_counts(assessment: Assessment) -> Status:
-    """Return the numbers of engine pods: all, ready, and of the live template."""
+    """Return the numbers of engine pods: all, ready, available, and of the live template."""
     facts = assessment.facts
     return {
         "replicas": len(facts.engine_pods),
         "readyReplicas": facts.ready_replicas,
+        "availableReplicas": facts.available_replicas,
         "updatedReplicas": facts.updated_replicas,
     }
 
@@ -191,7 +199,7 @@ def decide_status_write(
     """Return the status to write, or None and the seconds until a write is due (None: up to date).
 
     Changes of conditions and of the inputs of later reconciles are written at once, other changes
-    at most once in 10 s. For 3 s after a write to a child, a status that only reports progress
+    at most once in 10 s, and less often in large services. For 3 s after a write to a child, a status that only reports progress
     waits: often the progress ends by then and one write is enough. Problems never wait. The first
     `lastGood` alone causes no write: it is added to the next one.
 
@@ -204,8 +212,28 @@ def decide_status_write(
     if children_written is not None and _only_moves(desired) and _remembers(desired, present):
         left = children_written + MOVING_S - now
     if written is not None and not _is_urgent(desired, present):
-        left = max(left, written + WRITE_EVERY_S - now)
+        left = max(left, written + _write_every_s(desired, present) - now)
     return (None, left) if left > 0 else (desired, None)
+
+
+def _write_every_s(desired: Mapping[str, Any], present: Mapping[str, Any]) -> float:
+    """Return the minimum time between two writes that only report movement.
+
+    A new reason of a replica does not wait longer because there are many replicas.
+    """
+    if _reasons(desired) - _reasons(present):
+        return WRITE_EVERY_S
+    replicas = float(desired.get("replicas") or 0)
+    return max(WRITE_EVERY_S, min(WRITE_EVERY_S_PER_REPLICA * replicas, MOST_WRITE_EVERY_S))
+
+
+def _reasons(status: Mapping[str, Any]) -> set[tuple[Any, Any]]:
+    """Return the replicas that make no progress, with their reasons."""
+    return {
+        (item.get("name"), item["reason"])
+        for item in status.get("replicaStates") or ()
+        if "reason" in item
+    }
 
 
 def _adds_only_last_good(desired: Mapping[str, Any], present: Mapping[str, Any]) -> bool:

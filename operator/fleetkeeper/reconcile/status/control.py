@@ -87,7 +87,7 @@ def _remedy(remedy: Remedy) -> Status:
 def _change(change: Change) -> Status:
     return {
         "time": rfc3339.format(change.time),
-        "what": change.what,
+        "what": str(change.what),
         "from": change.before,
         "to": change.after,
         "reason": change.reason,

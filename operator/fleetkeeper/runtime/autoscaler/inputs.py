@@ -129,4 +129,11 @@ def _pod_view(pod: Pod) -> PodView:
         ready_since=pod.ready_since,
         deleting=pod.deleting,
         ip=pod.ip,
+        scheduled_since=pod.scheduled_since,
+        engine_since=_engine_since(pod),
     )
+
+
+def _engine_since(pod: Pod) -> float | None:
+    engines = [item for item in pod.containers if not item.init and not item.restarts]
+    return engines[0].running_since if engines else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
@@ -24,9 +24,10 @@ from fleetkeeper.autoscale.constants import RATE_S, TICK_S
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.signals.starts import starts_of
 from fleetkeeper.autoscale.tick import decide_service
 from fleetkeeper.autoscale.types import ControlInputs
-from fleetkeeper.common.values import Event
+from fleetkeeper.common.values import Event, StartProgress
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.runtime.autoscaler.arbiter import Arbiter
 from fleetkeeper.runtime.autoscaler.dispatcher import Dispatcher, Engines, ReplacePod
@@ -166,7 +167,12 @@ class ControlLoop:
             ):
                 with self._defects.contained("report", service_tick.key):
                     self._carry_over(
-                        service_tick, allocations[service_tick.key], decision, memory, now
+                        service_tick,
+                        allocations[service_tick.key],
+                        decision,
+                        memory,
+                        now,
+                        starts=starts_of(readings.starts.get(service_tick.key, ())),
                     )
 
     def _is_sure(self, service_tick: ServiceTick, decision: ControlDecision, now: float) -> bool:
@@ -227,6 +233,8 @@ class ControlLoop:
         decision: ControlDecision,
         memory: ControlMemory,
         now: float,
+        *,
+        starts: Mapping[str, StartProgress],
     ) -> None:
         """Make the decision the planner's next view; queue a reconcile if it differs."""
         state = service_tick.state
@@ -235,10 +243,14 @@ class ControlLoop:
         state.asks_pods = decision.asks_pods
         if self._is_sure(service_tick, decision, now):
             state.memory = reported
-            state.view = ControlView(result.allocation, result.report, decision.pod_load)
+            state.view = ControlView(
+                result.allocation, result.report, decision.pod_load, starts=starts
+            )
         else:
             state.memory = memory
-            state.view = replace(before, allocation=result.allocation, pod_load=decision.pod_load)
+            state.view = replace(
+                before, allocation=result.allocation, pod_load=decision.pod_load, starts=starts
+            )
         state.allocated = result.allocation.replicas if result.allocation is not None else None
         self._metrics.show(service_tick.key, result.metrics)
         is_new_limit = self._ledger.limit(
@@ -267,7 +279,14 @@ def _is_news(before: ControlView, after: ControlView) -> bool:
         allocation and (allocation.replicas, allocation.reason)
         for allocation in (before.allocation, after.allocation)
     ]
-    return allocations[0] != allocations[1] or before.control_report != after.control_report
+    stages = [
+        {name: start.stage for name, start in view.starts.items()} for view in (before, after)
+    ]
+    return (
+        allocations[0] != allocations[1]
+        or before.control_report != after.control_report
+        or stages[0] != stages[1]
+    )
 
 
 async def _yielding(items: Iterable[Item]) -> AsyncIterator[Item]:

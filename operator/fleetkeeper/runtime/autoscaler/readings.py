@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
@@ -30,6 +30,7 @@ class Readings:
     """Samples by service, and the services for which Prometheus has nothing fresh (`lost`).
 
     `disputed`: services with pods for which Prometheus has several series where one is expected.
+    `starts`: direct samples of pods that are not ready, for the stage of their start.
     `checks`: Prometheus' samples of the other services can be checked against the pods.
     """
 
@@ -37,6 +38,7 @@ class Readings:
     lost: frozenset[Key] = frozenset()
     disputed: frozenset[Key] = frozenset()
     checks: bool = False
+    starts: Mapping[Key, tuple[PodSample, ...]] = field(default_factory=dict)
 
     def checks_directly(self, key: Key) -> bool:
         """Return whether a service's samples are from Prometheus and its pods can confirm them."""

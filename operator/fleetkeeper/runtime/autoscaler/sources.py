@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -28,6 +29,9 @@ log = structlog.get_logger(__name__)
 
 SETTLED_S = 20.0
 """A healthy Prometheus has scraped a pod that was ready for this long (its interval is 5 s)."""
+
+STARTS_PER_TICK = 64
+"""Pods that are not ready and are read in one tick, for the stage of their start."""
 
 
 class MeasuredSource:
@@ -68,6 +72,14 @@ class MeasuredSource:
         deadline, not two.
         """
         self._forget_others(targets)
+        reading_starts = asyncio.create_task(self._scrape_starts(targets))
+        try:
+            readings = await self._observe_ready(targets, now)
+            return replace(readings, starts=await reading_starts)
+        finally:
+            reading_starts.cancel()
+
+    async def _observe_ready(self, targets: Sequence[Target], now: float) -> Readings:
         if self._prometheus is None:
             return Readings(await self._scrape(targets))
         asking = asyncio.create_task(self._ask(self._prometheus, targets, now))
@@ -179,6 +191,30 @@ class MeasuredSource:
         self._read_at |= dict.fromkeys(called, self._monotonic())
         self._doubted -= rows.keys()
         self._doubted |= {uid for uid, sample in rows.items() if sample is None}
+        return {key: tuple(samples) for key, samples in found.items()}
+
+    async def _scrape_starts(self, targets: Sequence[Target]) -> dict[Key, tuple[PodSample, ...]]:
+        """Read the pods that are not ready; they use the slots of pods that may not answer."""
+        if self._engines is None or not self._may_send():
+            return {}
+        pods = [
+            (target, pod)
+            for target in targets
+            for pod in target.pods
+            if not pod.ready and pod.ip and not pod.deleting
+        ][:STARTS_PER_TICK]
+        if not pods:
+            return {}
+        rows = await self._engines.scrape_samples(
+            [(pod, target.edges) for target, pod in pods],
+            deadline_s=self._deadline_s,
+            doubted={pod.uid for _, pod in pods},
+        )
+        found: dict[Key, list[PodSample]] = {}
+        for target, pod in pods:
+            sample = rows.get(pod.uid)
+            if sample is not None:
+                found.setdefault(target.key, []).append(sample)
         return {key: tuple(samples) for key, samples in found.items()}
 
     def _forget_others(self, targets: Sequence[Target]) -> None:

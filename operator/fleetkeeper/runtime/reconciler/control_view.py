@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fleetkeeper.common.values import ControlReport, ReplicaAllocation
+from fleetkeeper.common.values import ControlReport, ReplicaAllocation, StartProgress
 from fleetkeeper.runtime.queue import Key
 
 
@@ -21,6 +21,7 @@ class ControlView:
     control_report: ControlReport | None = None
     pod_load: Mapping[str, float] = field(default_factory=dict)
     is_pending: bool = False
+    starts: Mapping[str, StartProgress] = field(default_factory=dict)
 
 
 class Control(Protocol):

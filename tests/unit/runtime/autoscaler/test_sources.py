@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleetkeeper.adapters.prometheus import PrometheusError, PrometheusReading
@@ -91,6 +91,23 @@ async def test_services_that_prometheus_knows_are_not_called() -> None:
     assert doubles.called == [["code-0"]]
     assert readings.lost == {Key("team-a", "code")}
     assert set(readings.samples) == {Key("team-a", "chat"), Key("team-a", "code")}
+
+
+async def test_pods_that_start_are_read_directly_and_delay_no_other() -> None:
+    """Prometheus has no sample of an engine that does not run yet."""
+    doubles = Doubles(known=("chat",), answering=frozenset({"u-new", "u-team-a-chat"}))
+    new = PodView("chat-1", "u-new", NOW - 20, ip="127.0.0.2")
+    waits = PodView("chat-2", "u-waits", NOW - 20)
+    one = target("chat")
+    readings = await doubles.source().observe([replace(one, pods=(*one.pods, new, waits))], NOW)
+    assert doubles.called == [["chat-1"]]
+    assert doubles.doubted == [frozenset({"u-new"})]
+    assert [row.pod for row in readings.starts[one.key]] == ["chat-1"]
+    assert [row.pod for row in readings.samples[one.key]] == ["chat-0"]
+    silent = Doubles(known=("chat",))
+    readings = await silent.source().observe([replace(one, pods=(*one.pods, new))], NOW)
+    assert readings.starts == {}
+    assert readings.lost == frozenset()
 
 
 async def test_without_direct_reads_no_pod_is_ever_called() -> None:
