@@ -42,6 +42,7 @@ def changed(world: World, **pod: Any) -> World:
 
 STARTING = with_pod({}, node="n1", scheduled_since=10.0)
 RUNNING = (Container("engine", running_since=20.0),)
+BESIDE_A_SIDECAR = (Container("istio-proxy", running_since=15.0), *RUNNING)
 END = Termination(72, "Error", '{"class": "CUDAOutOfMemory", "message": "m"}', 30.0)
 
 
@@ -58,6 +59,7 @@ END = Termination(72, "Error", '{"class": "CUDAOutOfMemory", "message": "m"}', 3
         (STARTING, "Image", None, 10.0),
         (with_pod({"waiting_reason": "ErrImagePull"}), "Image", "ImagePull", None),
         (changed(STARTING, containers=RUNNING), "Starting", None, 20.0),
+        (changed(STARTING, containers=BESIDE_A_SIDECAR), "Starting", None, 20.0),
         (
             changed(STARTING, containers=(Container("set-up", init=True, terminated=Termination(0)), *RUNNING)),
             "Starting",

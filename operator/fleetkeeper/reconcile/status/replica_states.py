@@ -13,6 +13,7 @@ from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.status import MAX_REPLICA_STATES
 from fleetkeeper.api.status_enums import ReplicaStage
+from fleetkeeper.reconcile.manifests.engine_pod import ENGINE_CONTAINER
 from fleetkeeper.reconcile.observe.facts import GONE_PHASES
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.types import Pod
@@ -93,7 +94,7 @@ def _has_ended(pod: Pod) -> bool:
 
 def _engine_since(pod: Pod) -> float | None:
     """Return when the engine's container started, None if it does not run."""
-    times = [item.running_since for item in pod.containers if not item.init]
+    times = [item.running_since for item in pod.containers if item.name == ENGINE_CONTAINER]
     return times[0] if times else None
 
 

@@ -13,6 +13,7 @@ from fleetkeeper.autoscale.rules.remedies import remedy_in_force
 from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.types import ControlSettings, PodView
 from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.manifests.engine_pod import ENGINE_CONTAINER
 from fleetkeeper.reconcile.observe.diagnosis import decide_diagnosis
 from fleetkeeper.reconcile.observe.facts import GONE_PHASES, facts_of
 from fleetkeeper.reconcile.rollout import is_scale_up_blocked
@@ -135,5 +136,8 @@ def _pod_view(pod: Pod) -> PodView:
 
 
 def _engine_since(pod: Pod) -> float | None:
-    engines = [item for item in pod.containers if not item.init and not item.restarts]
+    """Return when the engine's container first started; None if it does not run or was restarted."""
+    engines = [
+        item for item in pod.containers if item.name == ENGINE_CONTAINER and not item.restarts
+    ]
     return engines[0].running_since if engines else None
