@@ -57,7 +57,10 @@ async def test_an_autoscaler_on_the_scale_subresource_is_followed(world: World) 
     await world.until("the autoscaler's minimum", lambda: replicas(world) == 2, 90)
     await world.until("2 ready", lambda: (world.fis() or {})["status"].get("readyReplicas") == 2)
     await world.quiet(3.0)
-    assert world.accepted_writes(mark) == {"deployments": 1, "inferenceservices/status": 1}
+    written = world.accepted_writes(mark)
+    assert written.keys() == {"deployments", "inferenceservices/status"}
+    assert written["deployments"] == 1
+    assert written["inferenceservices/status"] <= 2, "ready, then available or gone"
     assert (world.fis() or {})["spec"]["replicas"] == 2
 
     world.plane.kubectl("-n", world.namespace, "delete", "hpa", "chat")
@@ -65,7 +68,10 @@ async def test_an_autoscaler_on_the_scale_subresource_is_followed(world: World) 
     world.plane.kubectl("-n", world.namespace, "scale", "fis", "chat", "--replicas=3")
     await world.until("3 ready", lambda: (world.fis() or {})["status"].get("readyReplicas") == 3)
     await world.quiet(3.0)
-    assert world.accepted_writes(mark) == {"deployments": 1, "inferenceservices/status": 1}
+    written = world.accepted_writes(mark)
+    assert written.keys() == {"deployments", "inferenceservices/status"}
+    assert written["deployments"] == 1
+    assert written["inferenceservices/status"] <= 2, "ready, then available or gone"
     scale = json.loads(
         world.plane.kubectl(
             *("-n", world.namespace, "get", "fis", "chat", "--subresource=scale", "-o", "json")
