@@ -179,7 +179,8 @@ class World:
     async def quiet(self, seconds: float = 2.0) -> None:
         """Wait until the operator has sent no request for this time.
 
-        A status waits for up to 10 s if its only news is that ready replicas count as available.
+        A status waits for up to 10 s if its only news is that ready replicas count as available, or
+        that drained pods are gone.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -193,14 +194,16 @@ class World:
                 await asyncio.sleep(0.2)
 
     def _is_counted(self) -> bool:
-        """Return True if every service's status counts its ready replicas as available."""
+        """Return True if every status counts its ready replicas as available, and no pod drains."""
         statuses = [
             live.get("status") or {}
             for (kind, _), live in self.objects.items()
             if kind == INFERENCE_SERVICE.kind
         ]
         return all(
-            status.get("availableReplicas") == status.get("readyReplicas") for status in statuses
+            status.get("availableReplicas") == status.get("readyReplicas")
+            and all(state["stage"] != "Draining" for state in status.get("replicaStates", ()))
+            for status in statuses
         )
 
     # -- doing ------------------------------------------------------------------------------------
