@@ -22,9 +22,8 @@ def network_of(cidr: str) -> IPv4Network | IPv6Network | None:
 
     Kubernetes refuses IPv4 addresses written as IPv6, and newer versions refuse host bits.
     """
-    if (
-        re.fullmatch(_CIDR, cidr) is None
-    ):  # Python also accepts netmasks, such as 10.0.0.0/255.0.0.0
+    # Python also accepts netmasks, such as 10.0.0.0/255.0.0.0.
+    if re.fullmatch(_CIDR, cidr) is None:
         return None
     try:
         network = ip_network(cidr)

@@ -21,6 +21,7 @@ from fleetkeeper.reconcile.plan import Plan
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.build import decide_status_write, desired_status
 from fleetkeeper.reconcile.status.events import decide_events
+from fleetkeeper.reconcile.status.pruning import without_fields
 from fleetkeeper.reconcile.types import Snapshot
 from fleetkeeper.reconcile.wanted import decide_wanted, in_one_line
 from fleetkeeper.reconcile.writes import ReconcileResult, decide_writes
@@ -50,6 +51,7 @@ def _plan_of(inputs: ReconcileInputs, result: ReconcileResult) -> Plan:
     if result.remembers:
         return Plan(status={**inputs.status, **result.remembers}, requeue_after_s=0.0)
     desired = desired_status(result.assessment, result.engine, result.last_good, inputs.now)
+    desired = without_fields(desired, snapshot.crd_missing)
     status, again = decide_status_write(
         desired,
         inputs.status,

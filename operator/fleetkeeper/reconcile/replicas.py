@@ -1,8 +1,8 @@
 """The number of replicas of the engine Deployment.
 
-`spec.suspend` takes precedence over `spec.replicas`, which takes precedence over the number before
-`spec.suspend`, then the control loop's allocation, then the live value. The GPU budget limits every increase. The value is always applied, because a field that
-server-side apply omits returns to its default of 1.
+The first of these that exists sets it: `spec.suspend` (0), `spec.replicas`, the number before
+`spec.suspend`, the control loop's allocation, the live value. The GPU budget limits every increase.
+The value is always applied, because a field that server-side apply omits returns to its default of 1.
 """
 
 from __future__ import annotations

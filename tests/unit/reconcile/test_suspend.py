@@ -1,4 +1,4 @@
-"""Suspended and back: no replicas, and then the number of before, in every mode."""
+"""Suspended and back: no replicas, and then the previous number, in every mode."""
 
 from __future__ import annotations
 

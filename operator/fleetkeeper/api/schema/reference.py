@@ -26,7 +26,7 @@ READ_FIRST: tuple[tuple[ConditionType, str, str, str], ...] = (
         ConditionType.AVAILABLE,
         "False",
         "Users get no answers.",
-        "Wake up. Fix what the reason names. `status.replicaStates` lists the replicas that it concerns.",
+        "Act now: fix what the reason names. `status.replicaStates` lists the replicas that it concerns.",
     ),
     (
         ConditionType.STALLED,

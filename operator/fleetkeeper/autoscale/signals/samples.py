@@ -124,7 +124,8 @@ class StartSeconds(NamedTuple):
 class PodSample:
     """One scrape of one pod. `missing`: required metrics that the engine does not export.
 
-    `start`: None if it was not read. `decode`, `prefill`: sums for the step-time model; a source may leave them out, and `latencies` too.
+    `start`: None if it was not read. `decode`, `prefill`: sums for the step-time model; a source may
+    leave them out, and `latencies` too.
     `edges`: the bucket
     boundaries at which `within` was counted; they follow the objectives in the spec.
     """

@@ -199,9 +199,10 @@ def decide_status_write(
     """Return the status to write, or None and the seconds until a write is due (None: up to date).
 
     Changes of conditions and of the inputs of later reconciles are written at once, other changes
-    at most once in 10 s, and less often in large services. For 3 s after a write to a child, a status that only reports progress
-    waits: often the progress ends by then and one write is enough. Problems never wait. The first
-    `lastGood` alone causes no write: it is added to the next one.
+    at most once in 10 s, and less often in large services. For 3 s after a write to a child, a
+    status that only reports progress waits: often the progress ends by then and one write is
+    enough. Problems never wait. The first `lastGood` alone causes no write: it is added to the
+    next one.
 
     `written` and `children_written` are the times of the last writes of the status and of a child.
     A write in the same plan counts as now.

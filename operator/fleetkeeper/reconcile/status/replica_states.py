@@ -1,7 +1,7 @@
 """The states of single replicas in the status: a bounded list for people on call.
 
 A state has a time, the time of its change. It is read from the Kubernetes API where the API has it.
-Otherwise it is the time of the first reconcile that saw the change, and is then kept.
+Otherwise it is the time of the reconcile whose status first reports the change, and is then kept.
 """
 
 from __future__ import annotations
