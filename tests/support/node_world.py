@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import psutil
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.images import builder
 
 POLL_S = 0.2
 T = TypeVar("T")
@@ -143,11 +144,7 @@ def machine_state(data: Path) -> MachineState:
             for process in psutil.process_iter(["cmdline"])
             if str(data) in " ".join(process.info["cmdline"] or ())
         ),
-        mounts=frozenset(
-            line.split()[4]
-            for line in Path("/proc/self/mountinfo").read_text().splitlines()
-            if "overlay-containers" not in line
-        ),
+        mounts=mounts_outside(builder.store(), Path("/proc/self/mountinfo").read_text()),
         interfaces=frozenset(path.name for path in Path("/sys/class/net").iterdir()),
         network_namespaces=frozenset(_lines(["ip", "netns", "list"])),
         nft_tables=frozenset(_lines(["nft", "list", "tables"])),
@@ -172,6 +169,16 @@ def machine_state(data: Path) -> MachineState:
             for path in [Path(folder), *Path(folder).rglob("*")]
         ),
     )
+
+
+def mounts_outside(store: Path, mountinfo: str) -> frozenset[str]:
+    """Return the mount points that are not in the image store.
+
+    buildah mounts its store when a build begins and unmounts it when the last one ends. Builds
+    of other tests and sessions share the store, so its mounts say nothing about a node.
+    """
+    points = (Path(line.split()[4]) for line in mountinfo.splitlines())
+    return frozenset(str(point) for point in points if not point.is_relative_to(store))
 
 
 def _lines(argv: Sequence[str]) -> list[str]:

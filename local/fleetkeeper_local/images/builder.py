@@ -118,7 +118,7 @@ def build_image(recipe: Recipe) -> Image:
         raise LocalError(
             f"{recipe.containerfile} does not exist; run this from a checkout of the repository"
         )
-    with exclusive(_store()):
+    with exclusive(store()):
         _check_disk()
         base = os.environ.get(BASE_VARIABLE) or _import_base()
         made_of = _made_of(recipe, base)
@@ -155,7 +155,7 @@ def _made_of(recipe: Recipe, base: str) -> str:
 
 def _record(recipe: Recipe) -> Path:
     """Return the file that records the inputs of the last build, and its image."""
-    return _store() / f"{recipe.name}.built"
+    return store() / f"{recipe.name}.built"
 
 
 def _last_build(recipe: Recipe, made_of: str) -> str | None:
@@ -213,29 +213,30 @@ def _secrets() -> list[str]:
     return found
 
 
-def _store() -> Path:
+def store() -> Path:
+    """Return the folder of the images that buildah keeps, shared by all who build here."""
     return cache_dir() / "buildah"
 
 
 def _buildah() -> list[str]:
-    store = _store()
-    return ["buildah", f"--root={store / 'storage'}", f"--runroot={store / 'run'}"]
+    folder = store()
+    return ["buildah", f"--root={folder / 'storage'}", f"--runroot={folder / 'run'}"]
 
 
 def _storage() -> str:
-    store = _store()
-    return f"containers-storage:[overlay@{store / 'storage'}+{store / 'run'}]"
+    folder = store()
+    return f"containers-storage:[overlay@{folder / 'storage'}+{folder / 'run'}]"
 
 
 def _check_disk() -> None:
-    store = _store()
-    store.mkdir(parents=True, exist_ok=True)
-    if _free_gib(store) < BUILD_DISK_GIB:
+    folder = store()
+    folder.mkdir(parents=True, exist_ok=True)
+    if _free_gib(folder) < BUILD_DISK_GIB:
         _prune()
-    free_gib = _free_gib(store)
+    free_gib = _free_gib(folder)
     if free_gib < BUILD_DISK_GIB:
         raise LocalError(
-            f"building images needs {BUILD_DISK_GIB} GiB free in {store}, found {free_gib:.1f} GiB; "
+            f"building images needs {BUILD_DISK_GIB} GiB free in {folder}, found {free_gib:.1f} GiB; "
             "free some space or set FLEETKEEPER_CACHE to a larger disk"
         )
 

@@ -26,6 +26,7 @@ from fleetkeeper_local.images import builder, registry
 from fleetkeeper_local.node import addons, cleanup, flags, hostnet, preflight
 from fleetkeeper_local.node.node import Node
 from fleetkeeper_local.node.settings import NodeSettings
+from tests.support.node_world import mounts_outside
 
 
 def test_a_certificate_names_its_user_groups_and_hosts_and_is_kept(tmp_path: Path) -> None:
@@ -249,6 +250,16 @@ def test_no_mount_of_another_folder_is_touched(tmp_path: Path) -> None:
     assert cleanup.mounts_below(tmp_path) == []
     assert cleanup.mounts_below(Path("/pro")) == []
     assert "/proc" in cleanup.mounts_below(Path("/proc"))
+
+
+def test_mounts_of_the_shared_image_store_say_nothing_about_a_node() -> None:
+    """A build in another session mounts the store while a test compares the machine."""
+    mountinfo = (
+        "24 1 0:22 / /proc rw - proc proc rw\n"
+        "90 1 8:1 /c/buildah/storage/overlay /c/buildah/storage/overlay rw - ext4 /dev/sda1 rw\n"
+        "91 1 8:1 / /c/buildah-other rw - ext4 /dev/sda1 rw\n"
+    )
+    assert mounts_outside(Path("/c/buildah"), mountinfo) == {"/proc", "/c/buildah-other"}
 
 
 def test_a_changed_source_or_flag_is_another_program(
