@@ -37,6 +37,9 @@ IMAGE_PACKAGES = {
 }
 """The same for building images."""
 
+BROWSER_PACKAGES = {"chromium": "chromium"}
+"""The same for the test of the console's page."""
+
 POLICY = Path("/usr/sbin/policy-rc.d")
 APT_TIMEOUT_S = 900
 

@@ -1,0 +1,1 @@
+"""The read-only web page of `fleetkeeper console`, served on loopback."""
