@@ -108,7 +108,7 @@ def _summary(view: ServiceView, spec: Mapping[str, Any]) -> Document:
 
 def _tone(view: ServiceView, *, is_ready: bool, has_trouble: bool) -> str:
     if not is_ready:
-        return BAD
+        return BAD if view.conditions else WARN
     broken = view.queue_wait.is_broken or view.batch_time.is_broken
     return WARN if has_trouble or broken else GOOD
 

@@ -287,7 +287,7 @@ function renderCharts(service) {
     charts.push({ title: "Memory peak", unit: "%", lines: [line("Memory peak", series.memory, true)], limit: service.capPercent, limitLabel: "cap" });
   }
   const space = byId("charts");
-  const count = Math.max(1, Math.min(3, Math.floor(space.clientWidth / 330)));
+  const count = Math.max(1, Math.min(3, Math.floor((space.clientWidth + 14) / 344)));
   const width = Math.max(230, Math.floor((space.clientWidth - (count - 1) * 14) / count) - 34);
   update("charts", [charts, times, marks, width], () => charts.map((chart) => chartFigure({ ...chart, times, marks }, width)));
 }
