@@ -49,7 +49,10 @@ def console(
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
     except OSError as problem:
-        stop(ExitCode.FAILED, f"cannot serve at 127.0.0.1:{port or 0}: {problem}; set --port")
+        stop(
+            ExitCode.FAILED,
+            f"cannot serve at 127.0.0.1:{port or 0}: {problem}; set --port to a free port",
+        )
     finally:
         sampler.end()
 

@@ -55,7 +55,7 @@ NO_SESSION = (
 OPENED = """\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Fleetkeeper console</title>
-<meta http-equiv="refresh" content="0; url={app}"></head>
+<link rel="icon" href="{app}icon.svg"><meta http-equiv="refresh" content="0; url={app}"></head>
 <body><p><a href="{app}">Open the console</a></p></body></html>
 """
 """A page and no redirect: a browser sends no SameSite=Strict cookie after a redirect from a link in another site."""

@@ -12,6 +12,7 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
+from fleetkeeper.console.server import PAGES
 from fleetkeeper.reconcile.profiles import default_catalog
 from fleetkeeper_contract.version import VERSION
 
@@ -42,8 +43,10 @@ def test_a_wheel_contains_one_package(project: str, package: str, tmp_path: Path
         f"{package}-{VERSION}.dist-info",
     }
     assert f"{package}/py.typed" in files
-    for data in ("hardware.json", "report.css"):
-        assert (f"fleetkeeper/simulate/{data}" in files) == (package == "fleetkeeper")
+    data = ["simulate/hardware.json", "simulate/report.css"]
+    data += [f"console/pages/{page}" for page in PAGES]
+    for name in data:
+        assert (f"fleetkeeper/{name}" in files) == (package == "fleetkeeper")
 
 
 def test_no_image_is_made_of_the_local_cluster() -> None:

@@ -8,10 +8,10 @@ const COLUMNS = [
   { id: "name", label: "Service", sort: (row) => row.name },
   { id: "namespace", label: "Namespace", sort: (row) => row.namespace },
   { id: "state", label: "Ready", sort: (row) => ["bad", "warn", "good"].indexOf(row.tone) },
-  { id: "replicas", label: "Replicas", hint: "ready / wanted / max", sort: (row) => Number(row.readyReplicas) || 0 },
-  { id: "wait", label: "Queue wait", hint: "now / objective", sort: (row) => -(row.queueWait.value ?? -1) },
-  { id: "batch", label: "Batch time", hint: "now / objective", sort: (row) => -(row.batchTime.value ?? -1) },
-  { id: "limits", label: "Limits", hint: "sequences / tokens", sort: (row) => Number(row.sequences) || 0 },
+  { id: "replicas", label: "Replicas", hint: "ready / wanted / max", sort: (row) => Number(row.readyReplicas) || 0, isHighFirst: true },
+  { id: "wait", label: "Queue wait", hint: "now / objective", sort: (row) => row.queueWait.value ?? -1, isHighFirst: true },
+  { id: "batch", label: "Batch time", hint: "now / objective", sort: (row) => row.batchTime.value ?? -1, isHighFirst: true },
+  { id: "limits", label: "Limits", hint: "sequences / tokens", sort: (row) => Number(row.sequences) || 0, isHighFirst: true },
   { id: "breaker", label: "Breaker", sort: (row) => row.breaker },
   { id: "limited", label: "Limited by", sort: (row) => row.limitedBy || "~" },
   { id: "message", label: "Message", sort: (row) => row.message || "~" },
@@ -135,7 +135,8 @@ function showFresh() {
   const taken = state.document ? state.document.taken : null;
   const seconds = taken === null ? null : Date.now() / 1000 - taken;
   setText(byId("fresh"), seconds === null ? "waiting for the first sample" : `data ${ageText(seconds)} old`);
-  byId("fresh").classList.toggle("old", seconds === null || seconds > NEW_S);
+  const isOld = seconds === null || seconds > NEW_S || Boolean(state.connection || state.document.problem);
+  byId("fresh").classList.toggle("old", isOld);
 }
 
 function render() {
@@ -150,7 +151,7 @@ function buildColumns() {
     const button = element("button", { type: "button" }, column.label, element("span", { class: "arrow", "aria-hidden": "true" }));
     if (column.hint) button.append(element("small", {}, column.hint));
     button.addEventListener("click", () => {
-      state.isDescending = state.sort === column.id && !state.isDescending;
+      state.isDescending = state.sort === column.id ? !state.isDescending : Boolean(column.isHighFirst);
       state.sort = column.id;
       render();
     });
@@ -187,7 +188,8 @@ function renderFleet(services) {
   update("rows", rows, () => rows.map(fleetRow));
   if (focused && document.activeElement === document.body) byId(focused)?.focus({ preventScroll: true });
   byId("empty").hidden = rows.length > 0;
-  setText(byId("empty"), services.length ? "No service matches the filter." : "no InferenceServices found");
+  const none = state.document.taken === null ? "There is no data yet." : "no InferenceServices found";
+  setText(byId("empty"), services.length ? "No service matches the filter." : none);
 }
 
 function fleetRow(row) {
