@@ -98,6 +98,12 @@ async def test_the_fleet_is_sorted_filtered_and_keeps_its_data_when_the_api_is_a
     await tab.until("document.querySelector('#notice').textContent === ''")
     assert tab.problems == []
 
+    offline = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    await tab.call("Network.enable")
+    await tab.call("Network.emulateNetworkConditions", offline=True, **offline)
+    await tab.until("document.querySelector('#notice').textContent.includes('Start the command')")
+    assert await tab.value(names) == "code,vision"
+
 
 async def test_a_service_shows_charts_decisions_and_replicas(page: Page) -> None:
     tab = page.tab
@@ -111,7 +117,7 @@ async def test_a_service_shows_charts_decisions_and_replicas(page: Page) -> None
     assert "replicas 3 -> 5 (QueueWaitAboveTarget)" in changes
     assert await tab.value("document.querySelectorAll('#replicas tbody tr').length") == 5
     await page.see("service")
-    await tab.look(1440, 1080)
+    await tab.look(1440, 1052)
     await tab.picture(page.pictures / "console.png")
 
     points = "document.querySelector('#charts .line').getAttribute('d')"

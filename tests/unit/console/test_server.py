@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from importlib import resources
 
 import pytest
 
 from fleetkeeper.commands.fleet_source import Fleet
+from fleetkeeper.commands.fleet_view import Gauges
 from fleetkeeper.console.samples import Samples
 from fleetkeeper.console.server import HEADERS, PAGES, serving
 from fleetkeeper.console.session import COOKIE, Session
@@ -218,18 +221,19 @@ async def test_hostile_texts_and_figures_are_valid_json(console: Console) -> Non
     assert answer.headers["Content-Type"].startswith("application/json")
     assert HOSTILE_MESSAGE in {row["message"] for row in json.loads(answer.body)["services"]}
     assert answer.body.isascii()
+    name = "<b>&\"'"
     odd = {
-        "metadata": {"namespace": "a", "name": "<b>&\"'"},
+        "metadata": {"namespace": "a", "name": name},
         "spec": {"objectives": {"queueWaitMilliseconds": 1}},
     }
-    gauges = {
+    gauges: Gauges = {
         ("signal_queue_wait_seconds", ()): math.nan,
         ("signal_batch_time_seconds", ()): math.inf,
     }
-    console.samples.add(Fleet([odd], {("a", odd["metadata"]["name"]): gauges}), NOW + 5)
+    console.samples.add(Fleet([odd], {("a", name): gauges}), NOW + 5)
     body = (await console.ask("service.json?namespace=a&name=%3Cb%3E%26%22'")).body
     service = json.loads(body, parse_constant=pytest.fail)["service"]
-    assert service["name"] == odd["metadata"]["name"]
+    assert service["name"] == name
     assert set(service["series"]["queueWait"]) == {None}
 
 
@@ -243,6 +247,18 @@ async def test_a_port_in_use_is_an_error(console: Console) -> None:
     with pytest.raises(OSError, match="in use"):
         async with serving(Samples(), Session(), console.port):
             pass
+
+
+def test_no_script_makes_markup_of_text() -> None:
+    """The browser would refuse it (trusted types); the page must not try."""
+    pages = resources.files("fleetkeeper.console").joinpath("pages")
+    assert {page.name for page in pages.iterdir()} == set(PAGES)
+    for name in ("app.js", "charts.js"):
+        script = pages.joinpath(name).read_text()
+        assert not re.findall(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|\.on\w+ =",
+            script,
+        )
 
 
 def test_sessions_are_not_alike() -> None:
