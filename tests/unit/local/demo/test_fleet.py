@@ -7,7 +7,6 @@ from typing import Any, cast
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import ENGINE, Fleet
 
-
 POD = {
     "metadata": {"name": "chat-0", "uid": "1"},
     "spec": {"containers": [{"image": "engine"}]},
@@ -32,7 +31,7 @@ class Leaving:
 
 def test_a_wait_for_the_pods_of_a_deleted_service_ends_with_them() -> None:
     """Its summary has no condition to show."""
-    fleet = Fleet(cast(Cluster, Leaving()), "team", "chat")
+    fleet = Fleet(cast("Cluster", Leaving()), "team", "chat")
     shown: list[str] = []
     fleet.said = shown.append
     fleet.until(lambda: not fleet.pods(ENGINE), "all pods are gone")
