@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetkeeper.api.conditions import Reason
+from fleetkeeper.common.values import ReplicaAllocation
+from fleetkeeper.reconcile.status.defect import plan_of_defect
+from fleetkeeper.reconcile.types import Defect
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.plan_cluster import settle, step
 from tests.support.plan_world import act, new_world, plan_of, with_spec
 from tests.support.status_cases import REACHED, RECOVERS, RESTING, ROUTED, SUSPENDED, next_resource
+
+CRDS = Path(__file__).parents[3] / "crds"
 
 
 def kstatus_of(resource: dict[str, Any]) -> tuple[str, str]:
@@ -73,8 +81,36 @@ def test_a_paused_service_at_rest_is_current_and_a_stopped_one_is_not(
 
 
 def test_a_service_that_scales_stays_current() -> None:
-    """A change of replicas by the autoscaler is no roll-out for Flux."""
-    world = with_spec(RESTING, scaling={"minReplicas": 1, "maxReplicas": 4})
-    world = settle(world)
-    resource = {**world.resource, "status": world.status}
-    assert kstatus_of(resource)[0] == "Current"
+    """Replicas that the autoscaler adds or removes are no roll-out for Flux."""
+    world = settle(with_spec(RESTING, scaling={"minReplicas": 1, "maxReplicas": 4}))
+    seen = set()
+    for wanted in (3, 2):
+        world = replace(world, allocation=ReplicaAllocation(wanted, "QueueWaitAboveTarget", "more"))
+        for _ in range(12):
+            world = step(act(world, plan_of(world)), 10.0)
+            seen.add(world.engine.desired_replicas)
+            assert kstatus_of({**world.resource, "status": world.status})[0] == "Current"
+    assert seen >= {2, 3}
+
+
+def test_a_new_service_is_in_progress_before_anybody_writes_its_status(
+    control_plane: ControlPlane,
+) -> None:
+    """The API server fills in a generation that is not observed yet."""
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
+    control_plane.kubectl("wait", "--for=condition=Established", "-f", str(CRDS))
+    name = f"kstatus-{secrets.token_hex(3)}"
+    manifest = {**new_world().resource, "metadata": {"name": name, "namespace": "default"}}
+    control_plane.kubectl("create", "-f", "-", input=json.dumps(manifest))
+    created = json.loads(control_plane.kubectl("get", "fis", name, "-o", "json"))
+    control_plane.kubectl("delete", "fis", name, "--wait=false")
+    assert created["metadata"]["generation"] == 1
+    assert kstatus_of(created)[0] == "InProgress"
+    without = {key: value for key, value in created.items() if key != "status"}
+    assert kstatus_of(without)[0] == "Current", "the default is what makes Flux wait"
+
+
+def test_a_new_service_that_cannot_be_planned_is_in_progress() -> None:
+    resource = new_world().resource
+    plan = plan_of_defect(resource, Defect("decide", "KeyError"), 1.0)
+    assert kstatus_of({**resource, "status": plan.status})[0] == "InProgress"
