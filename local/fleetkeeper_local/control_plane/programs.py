@@ -126,6 +126,7 @@ PROGRAMS = {
         ),
         Program(name="coredns", module="coredns", package="."),
         Program(name="pause", module="pause", package="."),
+        Program(name="kstatus", module="kstatus", package="."),
     )
 }
 
