@@ -10,8 +10,10 @@ from reference_metrics import CONTROL_GAUGES, operator_metrics
 
 TARGET = {"namespace", "pod", "container", "endpoint", "service", "job", "instance", "node"}
 """Labels that discovery adds: with `honor_labels: false`, Prometheus renames ours to `exported_...`."""
-OURS = {metric.name: set(metric.labels) for metric in (*METRICS, *operator_metrics())} | {
-    name: {*SERVICE_LABELS, *labels} for name, (labels, _) in CONTROL_GAUGES.items()
+OURS: dict[str, set[str]] = {
+    **{metric.name: set(metric.labels) for metric in METRICS},
+    **{metric.name: set(metric.labels) for metric in operator_metrics()},
+    **{name: {*SERVICE_LABELS, *labels} for name, (labels, _) in CONTROL_GAUGES.items()},
 }
 
 
