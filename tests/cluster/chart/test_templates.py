@@ -383,7 +383,7 @@ def test_the_policy_knows_the_accounts_that_the_operator_allows() -> None:
 
 def test_rules_are_made_when_asked_for() -> None:
     """One PrometheusRule for each file of rules, each with its groups; none otherwise."""
-    asked = rendered({"prometheus": {"rules": {"enabled": True}}})
+    asked = rendered({"prometheus": {"rules": {"enabled": True}, "alerts": {"enabled": True}}})
     rules = [item for item in asked if item["kind"] == "PrometheusRule"]
     assert len(rules) == len(list((CHART / "files" / "rules").glob("*.yaml"))) > 0
     assert all(group["rules"] for item in rules for group in item["spec"]["groups"])
