@@ -466,3 +466,21 @@ def test_every_value_is_in_the_schema_and_every_section_is_closed() -> None:
         if "properties" in part:
             assert part["additionalProperties"] is False, name
             assert set(values[name]) <= set(part["properties"]), name
+
+
+def test_dashboards_are_made_when_asked_for() -> None:
+    """One ConfigMap for each file, as it is, with the label that Grafana's sidecar looks for."""
+    asked = rendered(
+        {
+            "prometheus": {
+                "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Fleet"}}
+            }
+        }
+    )
+    for file in (CHART / "files" / "dashboards").glob("*.json"):
+        made = only(asked, "ConfigMap", f"fleetkeeper-dashboard-{file.stem}")
+        assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert made["metadata"]["annotations"] == {"grafana_folder": "Fleet"}
+        assert made["data"] == {f"fleetkeeper-{file.name}": file.read_text()}
+    plain = {item["metadata"]["name"] for item in _all("defaults") if item["kind"] == "ConfigMap"}
+    assert not [name for name in plain if "dashboard" in name]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.docs_commands import ROOT
-from tests.support.shipped_queries import alerts, exported, named
+from tests.support.shipped_queries import alerts, exported, named, used_labels
 
 PAGE = ROOT / "docs" / "alerts.md"
 ALERTS = alerts()
@@ -37,10 +37,7 @@ def test_an_alert_names_series_that_are_exported(alert: dict[str, Any]) -> None:
     assert series
     assert series <= known.keys()
     labels = {label for name in series for label in known[name]}
-    grouped = re.findall(r"\bby \(([^)]*)\)", alert["expr"])
-    selected = re.findall(r"(\w+)(?:=~|!=|!~|=)\"", alert["expr"])
-    used = {label.strip() for group in grouped for label in group.split(",")} | {*selected}
-    assert used <= labels
+    assert used_labels(alert["expr"]) <= labels
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=NAMES)
