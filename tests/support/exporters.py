@@ -56,7 +56,7 @@ class EngineExporter:
             0, CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75, written=now)
         )
         self._pod.observe_memory(MemoryUse(60, 100), now)
-        return render_metrics(self._pod, ["key"], now, None)
+        return render_metrics(self._pod, ["key"], now, b"")
 
 
 def _counted(kind: type[Any], number: int) -> dict[str, Any]:

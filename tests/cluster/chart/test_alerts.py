@@ -40,6 +40,7 @@ REST: Final[dict[str, str]] = {
     f'fleetkeeper_requests_total{{{ENGINE}, tier="realtime", outcome="tier_closed"}}': "0x400",
     f'fleetkeeper_requests_total{{{ENGINE}, tier="batch", outcome="tier_closed"}}': "0+90x400",
     f"fleetkeeper_kv_capacity_tokens{{{ENGINE}}}": "100000x400",
+    f"fleetkeeper_engine_metrics_up{{{ENGINE}}}": "1x400",
     f"fleetkeeper_hung{{{ENGINE}}}": "0x400",
     f"fleetkeeper_memory_over_cap{{{ENGINE}}}": "0x400",
     f"fleetkeeper_preemptions_total{{{ENGINE}}}": "0+1x400",
@@ -197,9 +198,26 @@ CASES: Final = (
     Case(
         "FleetkeeperReplicasMissing",
         "the only one loads its model",
-        {f"fleetkeeper_kv_capacity_tokens{{{ENGINE}}}": "0x400"},
-        "16m",
+        {
+            f"fleetkeeper_kv_capacity_tokens{{{ENGINE}}}": None,
+            f"fleetkeeper_engine_metrics_up{{{ENGINE}}}": "0x400",
+        },
+        "19m",
         TEAM_A,
+    ),
+    Case(
+        "FleetkeeperReplicasMissing",
+        "an engine that runs without instrumentation",
+        {f"fleetkeeper_kv_capacity_tokens{{{ENGINE}}}": None},
+        "19m",
+        (),
+    ),
+    Case(
+        "FleetkeeperReplicasMissing",
+        "an engine that answers every third scrape",
+        {f"fleetkeeper_engine_metrics_up{{{ENGINE}}}": " ".join(["1 0 0"] * 130)},
+        "60m",
+        (),
     ),
     Case(
         "FleetkeeperReplicasHang",
@@ -320,6 +338,12 @@ def _rules(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_the_recording_rules_come_without_alerts() -> None:
     """An upgrade must not page anybody who has enabled the recording rules."""
     assert set(_rules({"rules": {"enabled": True}})) == {"fleetkeeper-signals"}
+
+
+def test_values_of_a_release_without_alerts_are_rendered() -> None:
+    """As `helm upgrade --reuse-values` passes them."""
+    old = {"rules": {"enabled": True}, "alerts": None, "dashboards": None}
+    assert set(_rules(old)) == {"fleetkeeper-signals"}
 
 
 def test_alerts_have_a_switch_and_labels_of_their_own() -> None:
