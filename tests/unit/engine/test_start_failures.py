@@ -80,7 +80,7 @@ def test_weights_that_were_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_bad_document_is_one_line_that_names_each_field(tmp_path: Path) -> None:
-    code, line = ended(tmp_path, tmp_path, memory={"capPercent": 90}, surprise=True)
+    code, line = ended(tmp_path, tmp_path, memory={"capPercent": 96}, surprise=True)
     assert (code, line["class"], line["phase"]) == (64, "BadEngineOption", "document")
     assert "memory.capPercent" in line["message"]
     assert "surprise" in line["message"]
@@ -110,3 +110,24 @@ def test_what_vllm_refuses(tmp_path: Path, program: str, code: int, death: str, 
     got, line = ended(tmp_path, a_model(tmp_path / "model"), program, engine=engine)
     assert (got, line["class"], line["phase"]) == (code, death, "start")
     assert says in line["message"]
+
+
+def test_an_argument_of_the_engine_profile_that_vllm_refuses(tmp_path: Path) -> None:
+    """The owner of the service cannot correct it, so the message names the profile."""
+    program = "import sys; sys.exit(f'api_server.py: error: unrecognized arguments: {sys.argv[1]}')"
+    profile = {"name": "cpu-0.32.0-2", "extraArguments": ["--no-such-option=1"]}
+    engine = {"dtype": "float32", "profile": profile}
+    code, line = ended(tmp_path, a_model(tmp_path / "model"), program, engine=engine)
+    assert (code, line["class"], line["phase"]) == (64, "BadEngineOption", "start")
+    assert (
+        "--no-such-option=1 (the engine profile cpu-0.32.0-2 sets --no-such-option)"
+        in line["message"]
+    )
+
+
+def test_a_reserved_argument_of_the_engine_profile(tmp_path: Path) -> None:
+    """The engine checks what the operator checked."""
+    profile = {"name": "cpu-0.32.0-2", "extraArguments": ["--host=::"]}
+    code, line = ended(tmp_path, tmp_path / "absent", engine={"profile": profile})
+    assert (code, line["class"], line["phase"]) == (64, "BadEngineOption", "document")
+    assert "engine profile cpu-0.32.0-2: --host is set by Fleetkeeper" in line["message"]
