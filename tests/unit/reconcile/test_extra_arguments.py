@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from hypothesis import given
@@ -29,6 +30,8 @@ from tests.support.plan_cluster import settle
 from tests.support.plan_world import new_world, service
 from tests.unit.engine.test_argv import LAUNCH, PLAN
 
+ROOT = Path(__file__).resolve().parents[3]
+SCHEMA = ROOT / "engine_image" / "contract" / "engine-document.schema.json"
 NAME = "cpu-0.32.0-2"
 PROFILE: dict[str, Any] = {
     "name": NAME,
@@ -75,6 +78,7 @@ def written(text: dict[str, Any], profile: EngineProfile) -> tuple[dict[str, Any
 
 def test_arguments_arrive_on_the_command_line_as_written_and_before_fleetkeepers() -> None:
     raw, document = written(chat(seed="7"), a_profile(*ARGUMENTS))
+    jsonschema.validate(raw, json.loads(SCHEMA.read_text()))
     assert raw["engine"]["profile"] == {"name": NAME, "extraArguments": ARGUMENTS}
     command = desired_argv(document, PLAN, LAUNCH)
     assert command[3 : 3 + len(ARGUMENTS)] == ARGUMENTS
