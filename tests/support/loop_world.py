@@ -102,6 +102,13 @@ class World:
         """A service with its Deployment and that many ready pods, an hour old."""
         key = Key("team-a", name)
         self.put_service(name, **spec)
+        self.set_replicas(name, replicas)
+        for number in range(replicas):
+            self.put_pod(name, f"{name}-{number}")
+        return key
+
+    def set_replicas(self, name: str, replicas: int) -> None:
+        """The engine Deployment with this number."""
         engine = Workload(
             Kind.DEPLOYMENT,
             name,
@@ -113,9 +120,6 @@ class World:
             accelerators=1,
         )
         self._put("Deployment", engine, name)
-        for number in range(replicas):
-            self.put_pod(name, f"{name}-{number}")
-        return key
 
     def put_service(self, name: str = "chat", status: Any = None, **spec: Any) -> None:
         """The resource, with a new resourceVersion."""

@@ -1,0 +1,109 @@
+"""The decisions of one tick that changed something, for the log.
+
+An entry that `status.decisions` also lists has the same words there, and so in `fleetkeeper explain`.
+Admission and remedies have entries here only: the status has fields of its own for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fleetkeeper.api.status_enums import Subject
+from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.events import breaker_moves
+from fleetkeeper.autoscale.memory import OVERLOAD, ControlMemory, Shown
+from fleetkeeper.autoscale.rules.load_breaker import admission_of
+from fleetkeeper.autoscale.signals.samples import TIERS
+from fleetkeeper.autoscale.types import Admission
+from fleetkeeper.common.values import Remedy, change_in_words
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision that changed something. `why`: the message of the status or of the event.
+
+    `words`: the entry of `status.decisions` as `fleetkeeper explain` shows it.
+    """
+
+    subject: str
+    before: str
+    after: str
+    reason: str
+    why: str
+    words: str
+
+
+def decisions_made(
+    decision: ControlDecision, before: ControlMemory, after: ControlMemory
+) -> tuple[Decided, ...]:
+    """Return the decisions that changed something between two ticks; empty for a service at rest."""
+    return (
+        *_shown(Subject.REPLICAS, before.shown_scaling, after.shown_scaling),
+        *_shown(Subject.LIMITS, before.shown_batching, after.shown_batching),
+        *_breakers(decision, before),
+        *_admission(decision, before),
+        *_restarts(decision),
+        *_remedy(decision, before),
+    )
+
+
+def _of(subject: str, before: str, after: str, reason: str, why: str) -> Decided:
+    return Decided(
+        subject, before, after, reason, why, change_in_words(subject, before, after, reason)
+    )
+
+
+def _shown(subject: Subject, before: Shown, after: Shown) -> Iterator[Decided]:
+    if before.value and before.value != after.value:
+        yield _of(subject, before.value, after.value, after.reason, after.message)
+
+
+def _breakers(decision: ControlDecision, before: ControlMemory) -> Iterator[Decided]:
+    for move in breaker_moves(before.breakers, decision.state):
+        event = move.event
+        # The status lists a breaker's event instead of its states.
+        words = change_in_words(Subject.BREAKER, "", listed_message(event.message), event.reason)
+        states = (f"{move.breaker} {state}" for state in (move.before, move.after))
+        yield Decided(Subject.BREAKER, *states, event.reason, event.message, words)
+
+
+def listed_message(message: str) -> str:
+    """Return the message of an event as `status.decisions` lists it."""
+    return message[:120]
+
+
+def _admission(decision: ControlDecision, before: ControlMemory) -> Iterator[Decided]:
+    settings, load = decision.settings, decision.breakers.load
+    if not settings.gates:
+        return
+    # Computed with the present settings: a change of the spec is not a decision.
+    old = admission_of(before.breakers.load, settings)
+    if old.admit != decision.admission.admit:
+        reason = "LoadBreakerClosed" if load.is_closed else OVERLOAD
+        why = f"Pressure {decision.pressure:.2f}"
+        yield _of("admission", _shares(old), _shares(decision.admission), reason, why)
+
+
+def _shares(admission: Admission) -> str:
+    return ", ".join(
+        f"{tier} {share:.0%}" for tier, share in zip(TIERS, admission.admit, strict=True)
+    )
+
+
+def _restarts(decision: ControlDecision) -> Iterator[Decided]:
+    restart = decision.restart
+    if restart.valid and decision.settings.restarts:
+        for pod in restart.value:
+            yield _of(Subject.RESTART, "", pod, restart.reason, restart.detail)
+
+
+def _remedy(decision: ControlDecision, before: ControlMemory) -> Iterator[Decided]:
+    remedy = decision.remedy
+    if remedy.valid:
+        moved = (_remedy_text(of_tick) for of_tick in (before.remedy, remedy.value))
+        yield _of("remedy", *moved, remedy.reason, remedy.detail)
+
+
+def _remedy_text(remedy: Remedy | None) -> str:
+    return f"{remedy.max_sequences} sequences, cap {remedy.cap_percent}%" if remedy else ""
