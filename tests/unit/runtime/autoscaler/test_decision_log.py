@@ -46,7 +46,9 @@ def explained(world: World, key: Key) -> list[str]:
     """Return the decisions as `fleetkeeper explain` shows them, oldest first."""
     status = reported_status(world.loop.view(key).control_report)
     meta = {"namespace": key.namespace, "name": key.name}
-    return [change.in_words() for change in view_of({"metadata": meta, "status": status}, {}).changes]
+    return [
+        change.in_words() for change in view_of({"metadata": meta, "status": status}, {}).changes
+    ]
 
 
 def measured(status: Mapping[str, Any], section: str) -> tuple[str, str]:
@@ -182,7 +184,11 @@ asyncio.run(main())
 def test_a_line_can_be_parsed_in_both_formats(style: str) -> None:
     """JSON has one object a line; the console's lines are key=value, quoted where a value has spaces."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, style], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", SCRIPT, style],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     found = [line for line in done.stderr.splitlines() if "subject" in line and "replicas" in line]
     assert len(found) == 1
