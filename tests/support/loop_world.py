@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,17 +164,21 @@ class World:
         self.cache.put(Seen(kind, "team-a", record.name, self.version, service, record))
 
     async def ticks(self, count: int, **per_second: Any) -> None:
-        """Ticks of 5 s with fresh samples of all ready pods of all services."""
+        """Ticks of 5 s with fresh samples of all ready pods; their engines have read the newest limits."""
         for _ in range(count):
             for key in self.cache.services():
                 self.samples[key] = tuple(
-                    sample(self.clock, pod.name, **per_second)
-                    for pod in self.cache.pods(key)
-                    if pod.ready
+                    self._sample(pod.name, per_second) for pod in self.cache.pods(key) if pod.ready
                 )
             await self.loop.tick()
             await send_requests(self.loop)
             self.clock += 5.0
+
+    def _sample(self, pod: str, per_second: Mapping[str, float]) -> PodSample:
+        row = sample(self.clock, pod, **per_second)
+        taken = [put.generation for put in self.puts if put.pod == pod and not self.refuses]
+        newest = max(taken, default=0)
+        return replace(row, gauges=row.gauges._replace(limit_generation=float(newest)))
 
     async def drained(self) -> set[Key]:
         """The keys in the queue, taken out."""

@@ -1,7 +1,8 @@
 """The decisions of one tick that changed something, for the log.
 
 An entry that `status.decisions` also lists has the same words there, and so in `fleetkeeper explain`.
-Admission and remedies have entries here only: the status has fields of its own for them.
+Remedies and the source breaker have entries here only. The share of a tier that is admitted has none:
+it moves in many ticks, and the entries of the load breaker say when shedding begins and ends.
 """
 
 from __future__ import annotations
@@ -12,10 +13,7 @@ from dataclasses import dataclass
 from fleetkeeper.api.status_enums import Subject
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.events import breaker_moves
-from fleetkeeper.autoscale.memory import OVERLOAD, ControlMemory, Shown
-from fleetkeeper.autoscale.rules.load_breaker import admission_of
-from fleetkeeper.autoscale.signals.samples import TIERS
-from fleetkeeper.autoscale.types import Admission
+from fleetkeeper.autoscale.memory import ControlMemory, Shown
 from fleetkeeper.common.values import Remedy, change_in_words
 
 
@@ -42,7 +40,6 @@ def decisions_made(
         *_shown(Subject.REPLICAS, before.shown_scaling, after.shown_scaling),
         *_shown(Subject.LIMITS, before.shown_batching, after.shown_batching),
         *_breakers(decision, before),
-        *_admission(decision, before),
         *_restarts(decision),
         *_remedy(decision, before),
     )
@@ -71,24 +68,6 @@ def _breakers(decision: ControlDecision, before: ControlMemory) -> Iterator[Deci
 def listed_message(message: str) -> str:
     """Return the message of an event as `status.decisions` lists it."""
     return message[:120]
-
-
-def _admission(decision: ControlDecision, before: ControlMemory) -> Iterator[Decided]:
-    settings, load = decision.settings, decision.breakers.load
-    if not settings.gates:
-        return
-    # Computed with the present settings: a change of the spec is not a decision.
-    old = admission_of(before.breakers.load, settings)
-    if old.admit != decision.admission.admit:
-        reason = "LoadBreakerClosed" if load.is_closed else OVERLOAD
-        why = f"Pressure {decision.pressure:.2f}"
-        yield _of("admission", _shares(old), _shares(decision.admission), reason, why)
-
-
-def _shares(admission: Admission) -> str:
-    return ", ".join(
-        f"{tier} {share:.0%}" for tier, share in zip(TIERS, admission.admit, strict=True)
-    )
 
 
 def _restarts(decision: ControlDecision) -> Iterator[Decided]:

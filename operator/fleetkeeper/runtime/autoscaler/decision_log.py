@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import structlog
 
-from fleetkeeper.autoscale.decided import Decided
+from fleetkeeper.autoscale.decided import decisions_made
 from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
 
 
-def log_decisions(key: Key, decided: Iterable[Decided], decision: ControlDecision) -> None:
-    """Write one line for each decision, with the measurements and objectives that it was made with.
+def log_decisions(
+    key: Key, decision: ControlDecision, before: ControlMemory, after: ControlMemory
+) -> None:
+    """Write one line for each decision of a tick that changed something, and what it was made with.
 
     Unknown measurements are null. Every value is a figure, a name, or a text of the operator.
     """
     signals, settings = decision.signals, decision.settings
-    for item in decided:
+    for item in decisions_made(decision, before, after):
         log.info(
             "decision",
             namespace=key.namespace,

@@ -21,7 +21,6 @@ from typing import Final, Protocol, TypeVar
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.constants import RATE_S, TICK_S
-from fleetkeeper.autoscale.decided import decisions_made
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.report import build_report
@@ -253,9 +252,7 @@ class ControlLoop:
             state.view = replace(
                 before, allocation=result.allocation, pod_load=decision.pod_load, starts=starts
             )
-        log_decisions(
-            service_tick.key, decisions_made(decision, memory_before, state.memory), decision
-        )
+        log_decisions(service_tick.key, decision, memory_before, state.memory)
         state.allocated = result.allocation.replicas if result.allocation is not None else None
         self._metrics.show(service_tick.key, result.metrics)
         is_new_limit = self._ledger.limit(

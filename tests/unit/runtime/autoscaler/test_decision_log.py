@@ -51,6 +51,15 @@ def explained(world: World, key: Key) -> list[str]:
     ]
 
 
+def moves_of(lines: list[Any], breaker: str) -> list[tuple[str, str, str]]:
+    """Return from, to and reason of each line of a breaker."""
+    return [
+        (line["from"], line["to"], line["reason"])
+        for line in decisions(lines)
+        if line["from"].startswith(f"{breaker} ")
+    ]
+
+
 def measured(status: Mapping[str, Any], section: str) -> tuple[str, str]:
     """Return reason and message of a section of the status."""
     return status[section]["reason"], status[section]["message"]
@@ -80,7 +89,7 @@ async def test_the_words_are_those_of_explain() -> None:
     key = world.add_service(replicas=1, batching=FULL)
     with capture_logs() as lines:
         await world.ticks(24, **LATE)
-    words = [line["words"] for line in decisions(lines) if line["subject"] != "admission"]
+    words = [line["words"] for line in decisions(lines)]
     assert len(words) >= 2
     assert sorted(words) == sorted(explained(world, key))
 
@@ -107,26 +116,28 @@ async def test_a_new_leader_repeats_no_decision() -> None:
     open_tiers = {tier for tier, state in status["breaker"]["load"].items() if state == "Open"}
     assert open_tiers
     world.put_service(status=status, batching=FULL)
+    world.set_replicas("chat", status["scaling"]["desired"])
     world.loop = world.new_leader()
     with capture_logs() as lines:
         await world.ticks(1, **LATE)
     assert not decisions(lines)
 
 
-async def test_the_load_breaker_and_admission_have_lines() -> None:
-    """A tier that sheds: the move of its breaker, and the shares that engines admit."""
+async def test_shedding_has_a_line_when_it_begins_and_ends_and_none_for_a_share() -> None:
+    """The share of batch that is admitted moves in between, and only the engines are told."""
     world = World()
     world.add_service(replicas=1, batching={**FULL, "mode": "Auto"})
     with capture_logs() as lines:
         await world.ticks(24, **LATE)
-    moves = [line for line in decisions(lines) if line["subject"] == "breaker"]
-    assert ("batch Closed", "batch Open", "LoadBreakerOpen") in {
-        (line["from"], line["to"], line["reason"]) for line in moves
-    }
-    admitted = [line for line in decisions(lines) if line["subject"] == "admission"]
-    assert admitted[0]["from"] == "realtime 100%, standard 100%, batch 100%"
-    assert "batch 5%" in admitted[0]["to"]
-    assert all(line["from"] != line["to"] for line in admitted)
+    assert moves_of(lines, "batch") == [("batch Closed", "batch Open", "LoadBreakerOpen")]
+    admitted = len({put.admission.admit for put in world.puts})
+    with capture_logs() as lines:
+        await world.ticks(60)
+    assert moves_of(lines, "batch") == [
+        ("batch Open", "batch HalfOpen", "LoadBreakerHalfOpen"),
+        ("batch HalfOpen", "batch Closed", "LoadBreakerClosed"),
+    ]
+    assert len({put.admission.admit for put in world.puts}) > admitted + 1
 
 
 async def test_lost_signals_are_a_line_without_invented_figures() -> None:
