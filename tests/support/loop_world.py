@@ -174,7 +174,7 @@ class World:
             await send_requests(self.loop)
             self.clock += 5.0
 
-    def _sample(self, pod: str, per_second: Mapping[str, float]) -> PodSample:
+    def _sample(self, pod: str, per_second: Mapping[str, Any]) -> PodSample:
         row = sample(self.clock, pod, **per_second)
         taken = [put.generation for put in self.puts if put.pod == pod and not self.refuses]
         newest = max(taken, default=0)

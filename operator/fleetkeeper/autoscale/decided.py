@@ -61,8 +61,14 @@ def _breakers(decision: ControlDecision, before: ControlMemory) -> Iterator[Deci
         event = move.event
         # The status lists a breaker's event instead of its states.
         words = change_in_words(Subject.BREAKER, "", listed_message(event.message), event.reason)
-        states = (f"{move.breaker} {state}" for state in (move.before, move.after))
-        yield Decided(Subject.BREAKER, *states, event.reason, event.message, words)
+        yield Decided(
+            Subject.BREAKER,
+            f"{move.breaker} {move.before}",
+            f"{move.breaker} {move.after}",
+            event.reason,
+            event.message,
+            words,
+        )
 
 
 def listed_message(message: str) -> str:
@@ -80,8 +86,8 @@ def _restarts(decision: ControlDecision) -> Iterator[Decided]:
 def _remedy(decision: ControlDecision, before: ControlMemory) -> Iterator[Decided]:
     remedy = decision.remedy
     if remedy.valid:
-        moved = (_remedy_text(of_tick) for of_tick in (before.remedy, remedy.value))
-        yield _of("remedy", *moved, remedy.reason, remedy.detail)
+        old, new = _remedy_text(before.remedy), _remedy_text(remedy.value)
+        yield _of("remedy", old, new, remedy.reason, remedy.detail)
 
 
 def _remedy_text(remedy: Remedy | None) -> str:

@@ -134,10 +134,6 @@ class Change:
     after: str
     reason: str
 
-    def in_words(self) -> str:
-        """Format as `replicas 2 -> 3 (QueueWaitAboveTarget)`."""
-        return change_in_words(self.what, self.before, self.after, self.reason)
-
 
 def change_in_words(what: str, before: str, after: str, reason: str) -> str:
     """Format a decision for `fleetkeeper explain` and the log. Breaker entries have no `before`."""
