@@ -1,7 +1,7 @@
 """The decisions of one tick that changed something, for the log.
 
 An entry that `status.decisions` also lists has the same words there, and so in `fleetkeeper explain`.
-Remedies and the source breaker have entries here only. The share of a tier that is admitted has none:
+Remedies, hung engines and the source breaker have entries here only. The share of a tier that is admitted has none:
 it moves in many ticks, and the entries of the load breaker say when shedding begins and ends.
 """
 
@@ -77,10 +77,8 @@ def listed_message(message: str) -> str:
 
 
 def _restarts(decision: ControlDecision) -> Iterator[Decided]:
-    restart = decision.restart
-    if restart.valid and decision.settings.restarts:
-        for pod in restart.value:
-            yield _of(Subject.RESTART, "", pod, restart.reason, restart.detail)
+    for pod, removal in decision.replace_pods.items():
+        yield _of(Subject.RESTART, "", pod, removal.event.reason, removal.why)
 
 
 def _remedy(decision: ControlDecision, before: ControlMemory) -> Iterator[Decided]:
