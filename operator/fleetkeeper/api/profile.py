@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from fleetkeeper.api.base import Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.environment import allows, is_administrators
+from fleetkeeper.api.extra_arguments import conflict_errors, extra_argument_errors, options_of
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
 from fleetkeeper.api.replica_types import DEFAULT_CAP_PERCENT, MAX_CAP_PERCENT
@@ -27,6 +28,7 @@ from fleetkeeper.api.types import (
     ProfileName,
     ResourceName,
 )
+from fleetkeeper_contract.extra_arguments import MAX_ARGUMENTS, MAX_LENGTH
 
 EXACT_NAME = re.compile(r"[a-z][-a-z0-9]*-[0-9]+\.[0-9]+\.[0-9]+-[0-9]+")
 IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?$"
@@ -35,6 +37,7 @@ EnvironmentName = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[A-Z_][A-Z0-9_]*\*?$")
 ]
 OptionName = Annotated[str, Field(min_length=2, max_length=63, pattern=r"^[a-z][a-z0-9-]*$")]
+ExtraArgument = Annotated[str, Field(max_length=MAX_LENGTH, pattern=r"^--[a-z]")]
 
 CONTRACTS = (1,)
 """The versions of the engine contract that this operator supports: the newest and the previous one."""
@@ -104,6 +107,11 @@ class EngineProfile(Section):
         max_length=512,
         description="Names of the engine options that services may set. Absent means all allowed options of the vLLM version.",
     )
+    extra_arguments: tuple[ExtraArgument, ...] = Field(
+        (),
+        max_length=MAX_ARGUMENTS,
+        description="Arguments of vLLM for every engine with this profile, each as --name or --name=value. Services cannot set these options. Options that Fleetkeeper sets are refused.",
+    )
     env: tuple[EnvironmentName, ...] = Field(
         ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "NCCL_*"),
         max_length=64,
@@ -140,6 +148,8 @@ class EngineProfile(Section):
             raise ValueError(
                 f"profile {self.name!r}: this operator does not support engine contract {self.contract}; it supports {', '.join(map(str, CONTRACTS))}"
             )
+        if errors := extra_argument_errors(self.extra_arguments):
+            raise ValueError(f"profile {self.name!r}: extraArguments: {'; '.join(errors)}")
         return self
 
     def allows_env(self, name: str) -> bool:
@@ -261,9 +271,16 @@ def _shared_memory_within(memory: str, default: str) -> str:
     return default if parse_quantity(default) * 2 <= whole else str(int(whole / 4))
 
 
+def profile_option_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:
+    """Return the errors of the spec's engine options with this profile."""
+    options, arguments = spec.engine.options, profile.extra_arguments
+    errors = conflict_errors(options, arguments, profile.name)
+    return errors or option_errors(options, profile.options, options_of(arguments))
+
+
 def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:
     """Return all settings of the spec that this profile does not support."""
-    errors = option_errors(spec.engine.options, profile.options)
+    errors = profile_option_errors(spec, profile)
     errors += [
         FieldError(f"spec.engine.env[{index}].name", _refusal(variable.name, profile))
         for index, variable in enumerate(spec.engine.env)
