@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -119,6 +120,14 @@ async def test_a_service_shows_charts_decisions_and_replicas(page: Page) -> None
     await page.see("service")
     await tab.look(1440, 1052)
     await tab.picture(page.pictures / "console.png")
+
+    chart = await tab.value(
+        "(({x, y, width, height}) => [x + width / 2, y + height / 2])"
+        "(document.querySelector('#charts svg').getBoundingClientRect())"
+    )
+    await tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=chart[0], y=chart[1])
+    readout = await tab.until("document.querySelector('#charts .readout').textContent")
+    assert re.fullmatch(r"\d\d:\d\d  [\d.,]+ ms", readout)
 
     points = "document.querySelector('#charts .line').getAttribute('d')"
     before = await tab.value(points)
