@@ -14,7 +14,7 @@ from fleetkeeper_local.control_plane.programs import built, program_path
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-WRITES: dict[tuple[str, str], set[str]] = {}
+WRITES = {("release", "publish"): {"packages"}, ("release", "page"): {"contents"}}
 """The permissions to write, by workflow and job; all others read."""
 
 
@@ -62,7 +62,7 @@ def test_actions_are_pinned_by_commit_and_leave_no_credentials(workflow: Path) -
                 assert step["with"]["persist-credentials"] is False
 
 
-@pytest.mark.parametrize(("workflow", "target"), [("ci", "test")], ids=["ci"])
+@pytest.mark.parametrize(("workflow", "target"), [("ci", "test"), ("release", "release")])
 def test_a_workflow_runs_its_target_of_the_makefile(workflow: str, target: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(rf"^{target}:", makefile, re.MULTILINE)
