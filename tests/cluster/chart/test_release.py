@@ -142,9 +142,12 @@ def test_a_copy_in_another_registry_keeps_the_digests_and_the_chart_runs_from_it
         argv += ["--src-tls-verify=false", "--dest-tls-verify=false"]
         argv += [f"docker://{image}", f"docker://{place}/mirror/{path}"]
         subprocess.run(argv, check=True, capture_output=True)
-    shown = helm("show", "values", _chart(world), f"--version={VERSION}", "--plain-http")
-    values = yaml.safe_load(shown.replace(f"{place}/", f"{place}/mirror/"))
-    named = set(BY_DIGEST.findall(_rendered(_chart(world), values=values)))
+    archive = str(world.release.target / f"fleetkeeper-{VERSION}.tgz")
+    helm("push", archive, f"oci://{place}/mirror/charts", "--plain-http")
+    shown = helm("show", "values", archive)
+    values = yaml.safe_load(shown.replace(f": {place}/", f": {place}/mirror/"))
+    chart = (f"oci://{place}/mirror/charts/fleetkeeper", f"--version={VERSION}")
+    named = set(BY_DIGEST.findall(_rendered(*chart, values=values)))
     assert named == {image.replace(f"{place}/", f"{place}/mirror/") for image in world.images}
     for name in named:
         assert references.exists(name)
