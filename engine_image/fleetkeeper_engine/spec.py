@@ -133,7 +133,7 @@ class Memory(_Section):
     cap_percent: int = Field(
         default=80,
         ge=10,
-        le=80,
+        le=95,
         description="Percentage of the accelerator's memory (cuda) or of limitBytes (cpu).",
     )
     limit_bytes: int | None = Field(

@@ -17,6 +17,7 @@ from fleetkeeper.api.base import Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.environment import allows, is_administrators
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
+from fleetkeeper.api.replica_types import DEFAULT_CAP_PERCENT, MAX_CAP_PERCENT
 from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.api.types import (
     Accelerator,
@@ -113,6 +114,12 @@ class EngineProfile(Section):
         max_length=64,
         description="Environment variables of every engine with this profile, for example HF_ENDPOINT or AWS_ENDPOINT_URL. Services cannot set them.",
     )
+    max_cap_percent: int = Field(
+        DEFAULT_CAP_PERCENT,
+        ge=DEFAULT_CAP_PERCENT,
+        le=MAX_CAP_PERCENT,
+        description="Maximum of memory.capPercent of services with this profile. Above 80, less memory remains for what cannot be planned.",
+    )
     egress: tuple[EgressPeer, ...] = Field(
         (),
         max_length=32,
@@ -147,6 +154,10 @@ class EngineProfile(Section):
         """
         is_exact = variable.value_from is None or variable.name in self.env
         return is_exact and self.allows_env(variable.name)
+
+    def cap_percent(self, spec: InferenceServiceSpec) -> int:
+        """Return the memory cap of engines with this profile, in percent."""
+        return min(spec.memory.cap_percent, self.max_cap_percent)
 
     def allows_option(self, name: str) -> bool:
         """Return True if the profile allows services to set this engine option."""
@@ -258,6 +269,13 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
         for index, variable in enumerate(spec.engine.env)
         if not profile.allows_variable(variable)
     ]
+    if spec.memory.cap_percent > profile.max_cap_percent:
+        errors.append(
+            FieldError(
+                "spec.memory.capPercent",
+                f"is {spec.memory.cap_percent}, but the engine profile {profile.name} allows at most {profile.max_cap_percent}; lower it, or choose a profile with a higher maxCapPercent",
+            )
+        )
     resources = effective_resources(spec, profile)
     if parse_quantity(resources.shared_memory) >= parse_quantity(resources.memory):
         errors.append(

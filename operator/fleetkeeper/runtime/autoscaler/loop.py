@@ -92,9 +92,7 @@ class ControlLoop:
         self._can_steer = can_steer
         self._ledger = ledger
         self._arbiter = Arbiter(self._ledger, defects)
-        self._states = ServiceStates(
-            cache, floating_revisions=context.floating_revisions, can_steer=can_steer, now=now
-        )
+        self._states = ServiceStates(cache, context=context, can_steer=can_steer, now=now)
         self._started = now()
 
     # -- for the controller -----------------------------------------------------------------------
