@@ -9,7 +9,10 @@ from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.shell import attempt
 
 TIMEOUT_S = 120.0
-_ABSENT = ("manifest unknown", "name unknown", "repository name not known")
+_ABSENT = re.compile(
+    r"manifest unknown|name unknown|repository name not known|(?:artifact|repository) \S+ not found"
+)
+"""How registries say that they do not have a name: docker-registry, GHCR, Harbor."""
 
 
 def host(name: str) -> str | None:
@@ -67,6 +70,6 @@ def exists(name: str) -> bool:
     """
     tls = f"--tls-verify={str(not plain_http(name)).lower()}"
     done = attempt("skopeo", "inspect", "--raw", tls, f"docker://{name}", timeout_s=TIMEOUT_S)
-    if done.returncode and not any(text in done.stderr for text in _ABSENT):
+    if done.returncode and not _ABSENT.search(done.stderr):
         raise LocalError(f"cannot read {name}: {done.stderr.strip()}")
     return done.returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 from collections.abc import Iterator
@@ -83,7 +84,9 @@ def test_every_image_of_the_installed_chart_is_by_digest_and_in_the_registry(wor
     assert [name for name in named if not BY_DIGEST.fullmatch(name)] == []
     assert set(BY_DIGEST.findall(text)) == set(world.images)
     for name in world.images:
-        assert references.exists(name)
+        argv = ["skopeo", "inspect", "--raw", "--tls-verify=false", f"docker://{name}"]
+        manifest = subprocess.run(argv, capture_output=True, check=True).stdout
+        assert name.endswith(f"@sha256:{hashlib.sha256(manifest).hexdigest()}")
     repositories = {references.without_tag(name).rpartition("/")[2] for name in world.images}
     assert repositories == {*builder.PUBLISHED.values(), "vllm-openai"}
 
@@ -116,6 +119,7 @@ def test_the_files_have_the_checksums_and_name_the_images_and_the_chart(
     reference = (folder / "chart.txt").read_text().strip()
     helm("pull", reference, f"--destination={tmp_path}", "--plain-http")
     (pulled,) = tmp_path.iterdir()
+    assert _rendered(reference) == _rendered(_chart(world), f"--version={VERSION}")
     assert pulled.read_bytes() == (folder / f"fleetkeeper-{VERSION}.tgz").read_bytes()
 
 

@@ -114,6 +114,35 @@ def test_a_port_is_no_tag(end: str) -> None:
     assert references.without_tag(f"h:5000/a/b{end}") == "h:5000/a/b"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "manifest unknown: manifest unknown",
+        "name unknown: repository name not known to registry",
+        "unknown: artifact fleetkeeper/charts/fleetkeeper:1.0.0 not found",
+    ],
+)
+def test_a_registry_that_says_so_does_not_have_a_version(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = subprocess.CompletedProcess[str]([], 1, "", answer)
+    monkeypatch.setattr(references, "attempt", lambda *_, **__: done)
+    assert not references.exists("r.example.com/x:1")
+
+
+@pytest.mark.parametrize(
+    "answer", ["unauthorized: access denied", "no such host", "503 Service Unavailable"]
+)
+def test_a_registry_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a version could be published a second time."""
+    done = subprocess.CompletedProcess[str]([], 1, "", answer)
+    monkeypatch.setattr(references, "attempt", lambda *_, **__: done)
+    with pytest.raises(LocalError, match=answer):
+        references.exists("r.example.com/x:1")
+
+
 def _pinned(text: str) -> str:
     names = values.image_names(yaml.safe_load(text), VERSION)
     return values.pin(
