@@ -128,7 +128,7 @@ def _metrics() -> Iterator[str]:
     yield ""
     yield "## Service metrics, from the operator"
     yield ""
-    yield "Port 8080 of the leading operator, path `/metrics`, with the labels `namespace` and `inference_service`: inputs and"
+    yield "Port 8080 of the leading operator, path `/metrics`, with the labels `service_namespace` and `inference_service`: inputs and"
     yield "decisions of the control loop's last tick (every 5 s). `fleetkeeper top` and `fleetkeeper explain`"
     yield "show them."
     yield ""

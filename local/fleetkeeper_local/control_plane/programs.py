@@ -124,6 +124,14 @@ PROGRAMS = {
             stamps=(f"github.com/prometheus/common/version.Version={PROMETHEUS_VERSION}",),
             tags="remove_all_sd,enable_kubernetes_sd,enable_static_sd,enable_file_sd",
         ),
+        Program(
+            # Its own module: a change to the tests of the alerts does not build the server again.
+            name="promtool",
+            module="promtool",
+            package="github.com/prometheus/prometheus/cmd/promtool",
+            stamps=(f"github.com/prometheus/common/version.Version={PROMETHEUS_VERSION}",),
+            tags="remove_all_sd,enable_kubernetes_sd,enable_static_sd,enable_file_sd",
+        ),
         Program(name="coredns", module="coredns", package="."),
         Program(name="pause", module="pause", package="."),
         Program(
@@ -131,6 +139,7 @@ PROGRAMS = {
             module="actionlint",
             package="github.com/rhysd/actionlint/cmd/actionlint",
         ),
+        Program(name="kstatus", module="kstatus", package="."),
     )
 }
 

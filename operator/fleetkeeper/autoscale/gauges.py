@@ -13,7 +13,7 @@ Gauge = tuple[str, tuple[tuple[str, str], ...], float]
 
 
 def gauges_of(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
-    """Return the gauges of one service; the runtime adds the labels namespace and inference_service."""
+    """Return the gauges of one service; the runtime adds the labels service_namespace and inference_service."""
     signals, settings = decision.signals, decision.settings
     gauges: list[Gauge] = [
         ("decision_replicas", (("kind", "recommended"),), float(decision.replicas.value)),

@@ -74,7 +74,7 @@ class ServiceView:
 
 
 def parse_gauges(exposition: str) -> dict[ServiceKey, dict[tuple[str, Any], float]]:
-    """Return the gauges with the labels namespace and inference_service, grouped by service.
+    """Return the gauges with the labels service_namespace and inference_service, grouped by service.
 
     Raises:
         ValueError: The text is not in Prometheus' text format.
@@ -83,7 +83,7 @@ def parse_gauges(exposition: str) -> dict[ServiceKey, dict[tuple[str, Any], floa
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
             labels = dict(sample.labels)
-            key = (labels.pop("namespace", ""), labels.pop("inference_service", ""))
+            key = (labels.pop("service_namespace", ""), labels.pop("inference_service", ""))
             if all(key) and sample.name.startswith(PREFIX):
                 name = sample.name.removeprefix(PREFIX)
                 found.setdefault(key, {})[name, tuple(sorted(labels.items()))] = sample.value

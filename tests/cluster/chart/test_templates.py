@@ -383,7 +383,7 @@ def test_the_policy_knows_the_accounts_that_the_operator_allows() -> None:
 
 def test_rules_are_made_when_asked_for() -> None:
     """One PrometheusRule for each file of rules, each with its groups; none otherwise."""
-    asked = rendered({"prometheus": {"rules": {"enabled": True}}})
+    asked = rendered({"prometheus": {"rules": {"enabled": True}, "alerts": {"enabled": True}}})
     rules = [item for item in asked if item["kind"] == "PrometheusRule"]
     assert len(rules) == len(list((CHART / "files" / "rules").glob("*.yaml"))) > 0
     assert all(group["rules"] for item in rules for group in item["spec"]["groups"])
@@ -470,3 +470,21 @@ def test_every_value_is_in_the_schema_and_every_section_is_closed() -> None:
         if "properties" in part:
             assert part["additionalProperties"] is False, name
             assert set(values[name]) <= set(part["properties"]), name
+
+
+def test_dashboards_are_made_when_asked_for() -> None:
+    """One ConfigMap for each file, as it is, with the label that Grafana's sidecar looks for."""
+    asked = rendered(
+        {
+            "prometheus": {
+                "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Fleet"}}
+            }
+        }
+    )
+    for file in (CHART / "files" / "dashboards").glob("*.json"):
+        made = only(asked, "ConfigMap", f"fleetkeeper-dashboard-{file.stem}")
+        assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert made["metadata"]["annotations"] == {"grafana_folder": "Fleet"}
+        assert made["data"] == {f"fleetkeeper-{file.name}": file.read_text()}
+    plain = {item["metadata"]["name"] for item in _all("defaults") if item["kind"] == "ConfigMap"}
+    assert not [name for name in plain if "dashboard" in name]

@@ -112,7 +112,7 @@ class World:
     def unreadable(self, namespace: str) -> float | None:
         """The metric of one namespace."""
         name = "fleetkeeper_namespace_unreadable"
-        return self.metrics.registry.get_sample_value(name, {"namespace": namespace})
+        return self.metrics.registry.get_sample_value(name, {"service_namespace": namespace})
 
 
 # -- what is known of a namespace ---------------------------------------------------------------------

@@ -10,7 +10,8 @@ from prometheus_client.registry import Collector
 
 from fleetkeeper.runtime.queue import Key
 
-SERVICE_LABELS = ("namespace", "inference_service")
+SERVICE_LABELS = ("service_namespace", "inference_service")
+"""Not `namespace`: with `honor_labels: false`, Prometheus gives that name to the scraped pod's namespace."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 Gauge = tuple[str, tuple[tuple[str, str], ...], float]

@@ -105,7 +105,7 @@ class OperatorMetrics:
         self.namespace_unreadable = Gauge(
             "fleetkeeper_namespace_unreadable",
             "1 if the namespace cannot be read, so that its services are not reconciled. Only if several namespaces are served.",
-            ("namespace",),
+            ("service_namespace",),
             registry=self.registry,
         )
         self.loop_lag_seconds = Gauge(

@@ -1,0 +1,372 @@
+"""Every alert fires when it should and only then, by promtool; the chart makes them when they are enabled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from fleetkeeper_local.control_plane.programs import program_path
+from tests.support.helm_chart import HelmError, rendered
+from tests.support.shipped_queries import RULES, alerts
+
+SERVICE: Final = 'service_namespace="team-a", inference_service="chat"'
+OF_OPERATOR: Final = f'namespace="fleetkeeper-system", pod="op-0", {SERVICE}'
+ENGINE: Final = 'namespace="team-a", inference_service="chat", pod="chat-0"'
+OPERATOR: Final = 'namespace="fleetkeeper-system", pod="op-0"'
+REST: Final[dict[str, str]] = {
+    f"fleetkeeper_leader{{{OPERATOR}}}": "1x400",
+    'fleetkeeper_leader{namespace="fleetkeeper-system", pod="op-1"}': "0x400",
+    f"fleetkeeper_tick_seconds_sum{{{OPERATOR}}}": "0+1.5x400",
+    f"fleetkeeper_tick_seconds_count{{{OPERATOR}}}": "0+3x400",
+    'fleetkeeper_tick_seconds_count{namespace="fleetkeeper-system", pod="op-1"}': "0x400",
+    f'fleetkeeper_namespace_unreadable{{{OPERATOR}, service_namespace="team-b"}}': "0x400",
+    f'fleetkeeper_breaker_state{{{OF_OPERATOR}, breaker="source"}}': "0x400",
+    f'fleetkeeper_breaker_state{{{OF_OPERATOR}, breaker="control"}}': "0x400",
+    f'fleetkeeper_defects_total{{{OPERATOR}, where="decide"}}': "1x400",
+    f"fleetkeeper_signal_queue_wait_seconds{{{OF_OPERATOR}}}": "0.2x400",
+    f"fleetkeeper_objective_queue_wait_seconds{{{OF_OPERATOR}}}": "0.5x400",
+    f"fleetkeeper_signal_batch_time_seconds{{{OF_OPERATOR}}}": "0.04x400",
+    f"fleetkeeper_objective_batch_time_seconds{{{OF_OPERATOR}}}": "0.05x400",
+    f"fleetkeeper_pressure_ratio{{{OF_OPERATOR}}}": "0.8x400",
+    f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="allocated"}}': "1x400",
+    f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="live"}}': "1x400",
+    f'fleetkeeper_requests_total{{{ENGINE}, tier="realtime", outcome="admitted"}}': "0+60x400",
+    f'fleetkeeper_requests_total{{{ENGINE}, tier="realtime", outcome="tier_closed"}}': "0x400",
+    f'fleetkeeper_requests_total{{{ENGINE}, tier="batch", outcome="tier_closed"}}': "0+90x400",
+    f"fleetkeeper_kv_capacity_tokens{{{ENGINE}}}": "100000x400",
+    f"fleetkeeper_engine_metrics_up{{{ENGINE}}}": "1x400",
+    f"fleetkeeper_hung{{{ENGINE}}}": "0x400",
+    f"fleetkeeper_memory_over_cap{{{ENGINE}}}": "0x400",
+    f"fleetkeeper_preemptions_total{{{ENGINE}}}": "0+1x400",
+}
+"""A service with one replica and its operator at rest, by series, every 15 s for 100 minutes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series that differ from rest, and what the alert does at a time."""
+
+    alert: str
+    why: str
+    series: dict[str, str | None]
+    """None: the series does not exist."""
+    at: str
+    fired: tuple[str, ...]
+    """The labels of each firing alert; none if it is quiet."""
+
+
+TEAM_A: Final = (SERVICE,)
+CHAT: Final = ('namespace="team-a", inference_service="chat"',)
+CASES: Final = (
+    Case(
+        "FleetkeeperOperatorDown",
+        "no operator",
+        {name: None for name in REST if name.startswith("fleetkeeper_leader")},
+        "6m",
+        ("",),
+    ),
+    Case(
+        "FleetkeeperNoLeader",
+        "two standbys",
+        {f"fleetkeeper_leader{{{OPERATOR}}}": "0x400"},
+        "3m",
+        ('namespace="fleetkeeper-system"',),
+    ),
+    Case(
+        "FleetkeeperNoLeader",
+        "a change of leader",
+        {f"fleetkeeper_leader{{{OPERATOR}}}": "1x3 0x3 1x400"},
+        "2m",
+        (),
+    ),
+    Case(
+        "FleetkeeperTicksLate",
+        "8 s each",
+        {f"fleetkeeper_tick_seconds_sum{{{OPERATOR}}}": "0+24x400"},
+        "16m",
+        (OPERATOR,),
+    ),
+    Case(
+        "FleetkeeperTicksLate",
+        "the leader's stopped",
+        {f"fleetkeeper_tick_seconds_count{{{OPERATOR}}}": "7x400"},
+        "16m",
+        (OPERATOR,),
+    ),
+    Case(
+        "FleetkeeperNamespaceUnreadable",
+        "one namespace",
+        {f'fleetkeeper_namespace_unreadable{{{OPERATOR}, service_namespace="team-b"}}': "1x400"},
+        "6m",
+        ('service_namespace="team-b"',),
+    ),
+    Case(
+        "FleetkeeperPrometheusUnreadable",
+        "one service",
+        {f'fleetkeeper_breaker_state{{{OF_OPERATOR}, breaker="source"}}': "1x400"},
+        "11m",
+        ('namespace="fleetkeeper-system"',),
+    ),
+    Case(
+        "FleetkeeperDefect",
+        "the first",
+        {f'fleetkeeper_defects_total{{{OPERATOR}, where="tick"}}': "_x220 1x400"},
+        "57m",
+        ('namespace="fleetkeeper-system", where="tick"',),
+    ),
+    Case(
+        "FleetkeeperDefect",
+        "another one",
+        {f'fleetkeeper_defects_total{{{OPERATOR}, where="decide"}}': "1x120 2x400"},
+        "35m",
+        ('namespace="fleetkeeper-system", where="decide"',),
+    ),
+    Case(
+        "FleetkeeperDefect",
+        "long ago",
+        {f'fleetkeeper_defects_total{{{OPERATOR}, where="decide"}}': "1x40 2x400"},
+        "40m",
+        (),
+    ),
+    Case(
+        "FleetkeeperQueueWaitHigh",
+        "twice the objective",
+        {f"fleetkeeper_signal_queue_wait_seconds{{{OF_OPERATOR}}}": "1x400"},
+        "16m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperQueueWaitHigh",
+        "until a replica is ready",
+        {f"fleetkeeper_signal_queue_wait_seconds{{{OF_OPERATOR}}}": "1x40 0.2x400"},
+        "16m",
+        (),
+    ),
+    Case(
+        "FleetkeeperBatchTimeHigh",
+        "twice the objective",
+        {f"fleetkeeper_signal_batch_time_seconds{{{OF_OPERATOR}}}": "0.1x400"},
+        "16m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperCannotScaleUp",
+        "at the maximum",
+        {f"fleetkeeper_pressure_ratio{{{OF_OPERATOR}}}": "1.5x400"},
+        "16m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperCannotScaleUp",
+        "a replica is being added",
+        {
+            f"fleetkeeper_pressure_ratio{{{OF_OPERATOR}}}": "1.5x400",
+            f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="allocated"}}': "2x400",
+        },
+        "16m",
+        (),
+    ),
+    Case(
+        "FleetkeeperControlBreakerOpen",
+        "half-open",
+        {f'fleetkeeper_breaker_state{{{OF_OPERATOR}, breaker="control"}}': "0.5x400"},
+        "11m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperRealtimeShed",
+        "one of four",
+        {
+            f'fleetkeeper_requests_total{{{ENGINE}, tier="realtime", outcome="tier_closed"}}': "0+20x400"
+        },
+        "11m",
+        CHAT,
+    ),
+    Case(
+        "FleetkeeperReplicasMissing",
+        "one of two",
+        {f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="live"}}': "2x400"},
+        "16m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperReplicasMissing",
+        "the only one loads its model",
+        {
+            f"fleetkeeper_kv_capacity_tokens{{{ENGINE}}}": None,
+            f"fleetkeeper_engine_metrics_up{{{ENGINE}}}": "0x400",
+        },
+        "19m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperReplicasMissing",
+        "an engine that runs without instrumentation",
+        {f"fleetkeeper_kv_capacity_tokens{{{ENGINE}}}": None},
+        "19m",
+        (),
+    ),
+    Case(
+        "FleetkeeperReplicasMissing",
+        "an engine that answers every third scrape",
+        {f"fleetkeeper_engine_metrics_up{{{ENGINE}}}": " ".join(["1 0 0"] * 130)},
+        "60m",
+        (),
+    ),
+    Case(
+        "FleetkeeperReplicasHang",
+        "one for long",
+        {f"fleetkeeper_hung{{{ENGINE}}}": "0x20 1x400"},
+        "21m",
+        CHAT,
+    ),
+    Case(
+        "FleetkeeperReplicasHang",
+        "three in turn",
+        {
+            f'fleetkeeper_hung{{namespace="team-a", inference_service="chat", pod="chat-{pod}"}}': f"0x{20 * pod} 1x4 0x4"
+            for pod in (1, 2, 3)
+        },
+        "25m",
+        CHAT,
+    ),
+    Case(
+        "FleetkeeperReplicasHang",
+        "one that is replaced",
+        {f"fleetkeeper_hung{{{ENGINE}}}": "0x20 1x12 _x400"},
+        "20m",
+        (),
+    ),
+    Case(
+        "FleetkeeperMemoryOverCap",
+        "one replica",
+        {f"fleetkeeper_memory_over_cap{{{ENGINE}}}": "1x400"},
+        "6m",
+        (ENGINE,),
+    ),
+    Case(
+        "FleetkeeperPreemptions",
+        "one of ten",
+        {f"fleetkeeper_preemptions_total{{{ENGINE}}}": "0+6x400"},
+        "21m",
+        CHAT,
+    ),
+)
+
+
+def _promtool(tests: list[dict[str, Any]], directory: Path) -> None:
+    """Run unit tests over the shipped alerts; fail with promtool's report."""
+    document = {
+        "rule_files": [str(RULES / "alerts.yaml")],
+        "evaluation_interval": "15s",
+        "tests": tests,
+    }
+    (directory / "tests.yaml").write_text(json.dumps(document))
+    done = subprocess.run(
+        [str(program_path("promtool")), "test", "rules", str(directory / "tests.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _test(series: dict[str, str | None], alert: str, at: str, fired: tuple[str, ...]) -> Any:
+    severity = {rule["alert"]: rule["labels"]["severity"] for rule in alerts()}[alert]
+    own = f'alertname="{alert}", alertstate="firing", severity="{severity}"'
+    return {
+        "interval": "15s",
+        "input_series": [
+            {"series": name, "values": values}
+            for name, values in (REST | series).items()
+            if values is not None
+        ],
+        "promql_expr_test": [
+            {
+                "expr": f'ALERTS{{alertname="{alert}", alertstate="firing"}}',
+                "eval_time": at,
+                "exp_samples": [
+                    {"labels": f"ALERTS{{{', '.join(filter(None, (own, labels)))}}}", "value": 1}
+                    for labels in fired
+                ],
+            }
+        ],
+    }
+
+
+def test_alerts_fire_when_they_should_and_are_quiet_at_rest(tmp_path: Path) -> None:
+    """With the labels that tell where. One run for all, because promtool takes seconds to start."""
+    cases = [
+        {"name": f"{case.alert}: {case.why}"} | _test(case.series, case.alert, case.at, case.fired)
+        for case in CASES
+    ]
+    rest = _test({}, "FleetkeeperNoLeader", "30m", ())
+    rest["promql_expr_test"] = [
+        {"expr": 'ALERTS{alertstate="firing"}', "eval_time": at, "exp_samples": []}
+        for at in ("30m", "95m")
+    ]
+    _promtool([*cases, {"name": "rest"} | rest], tmp_path)
+
+
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    assert {case.alert for case in CASES if case.fired} == {rule["alert"] for rule in alerts()}
+
+
+def test_a_wrong_expectation_fails(tmp_path: Path) -> None:
+    """Otherwise the tests above would prove nothing."""
+    quiet = next(case for case in CASES if not case.fired)
+    with pytest.raises(AssertionError, match=quiet.alert):
+        _promtool([_test(quiet.series, quiet.alert, quiet.at, TEAM_A)], tmp_path)
+
+
+# -- the chart -------------------------------------------------------------------------------------------
+
+
+def _rules(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The PrometheusRules of the chart, by name."""
+    objects = rendered({"prometheus": values})
+    return {item["metadata"]["name"]: item for item in objects if item["kind"] == "PrometheusRule"}
+
+
+def test_the_recording_rules_come_without_alerts() -> None:
+    """An upgrade must not page anybody who has enabled the recording rules."""
+    assert set(_rules({"rules": {"enabled": True}})) == {"fleetkeeper-signals"}
+
+
+def test_values_of_a_release_without_alerts_are_rendered() -> None:
+    """As `helm upgrade --reuse-values` passes them."""
+    old = {"rules": {"enabled": True}, "alerts": None, "dashboards": None}
+    assert set(_rules(old)) == {"fleetkeeper-signals"}
+
+
+def test_alerts_have_a_switch_and_labels_of_their_own() -> None:
+    made = _rules({"alerts": {"enabled": True, "labels": {"release": "monitoring"}}})
+    assert set(made) == {"fleetkeeper-alerts"}
+    rule = made["fleetkeeper-alerts"]
+    assert rule["metadata"]["labels"]["release"] == "monitoring"
+    assert rule["spec"] == yaml.safe_load((RULES / "alerts.yaml").read_text())
+
+
+@pytest.mark.parametrize("base", ["https://git.example.com/main", "https://git.example.com/main/"])
+def test_the_address_of_the_runbooks_goes_before_each_link(base: str) -> None:
+    made = _rules({"alerts": {"enabled": True, "runbookBase": base}})
+    links = [
+        rule["annotations"]["runbook_url"]
+        for group in made["fleetkeeper-alerts"]["spec"]["groups"]
+        for rule in group["rules"]
+    ]
+    assert links == [
+        f"https://git.example.com/main/{rule['annotations']['runbook_url']}" for rule in alerts()
+    ]
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(HelmError, match="runbookBase"):
+        rendered({"prometheus": {"alerts": {"runbookBase": "docs"}}})

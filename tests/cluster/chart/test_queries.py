@@ -1,0 +1,179 @@
+"""Every query of the alerts and dashboards, answered by a real Prometheus that scrapes the real exporters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import ClientError, ClientSession, web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from fleetkeeper_local.control_plane.ports import free_ports
+from fleetkeeper_local.control_plane.programs import program_path
+from tests.support.exporters import EngineExporter, OperatorExporter
+from tests.support.shipped_queries import RULES, alerts, dashboards, panels
+
+NAMESPACE: Final = "team-a"
+SERVICE: Final = "chat"
+OPERATOR: Final = "fleetkeeper-system"
+GUARD_S: Final = 120.0
+"""For Prometheus to start and scrape each target three times."""
+VALUES: Final = {
+    "$__rate_interval": "1m",
+    "$namespace": NAMESPACE,
+    "$service": SERVICE,
+    "$operator": OPERATOR,
+}
+SELECTOR: Final = re.compile(r"\b(?:fleetkeeper|process)_\w+(?:\{[^}]*\})?")
+"""A series with its matchers, as it is in the queries."""
+
+
+class Prometheus:
+    """A real Prometheus, by its API."""
+
+    def __init__(self, session: ClientSession, url: str) -> None:
+        self._session = session
+        self._url = url
+
+    async def get(self, path: str, **query: str) -> Any:
+        """Return the data of an answer; fail with Prometheus' own error."""
+        async with self._session.get(f"{self._url}/api/v1/{path}", params=query) as response:
+            answer = await response.json()
+        assert answer["status"] == "success", f"{query}: {answer.get('error')}"
+        return answer["data"]
+
+    async def values(self, query: str) -> list[str]:
+        """Return the present values of a query."""
+        return [row["value"][1] for row in (await self.get("query", query=query))["result"]]
+
+    async def scraped(self, times: int) -> None:
+        """Wait until each target was scraped that many times."""
+        deadline = time.monotonic() + GUARD_S
+        while time.monotonic() < deadline:
+            try:
+                counts = await self.values("count_over_time(up[5m])")
+            except ClientError:
+                counts = []
+            if len(counts) == 2 and min(map(int, counts)) >= times:
+                return
+            await asyncio.sleep(0.2)
+        raise TimeoutError("Prometheus did not scrape both targets")
+
+
+@asynccontextmanager
+async def _exporters(directory: Path) -> AsyncIterator[str]:
+    """Serve an engine and an operator; yield the address."""
+    texts = {
+        "engine": EngineExporter(directory).text,
+        "operator": OperatorExporter(NAMESPACE, SERVICE).text,
+    }
+
+    async def serve(request: web.Request) -> web.Response:
+        text = texts[request.match_info["part"]]()
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.router.add_get("/{part}", serve)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def _config(target: str) -> dict[str, Any]:
+    """Scrape both as in a cluster: the labels of a target are those of its pod."""
+    engine = {"namespace": NAMESPACE, "pod": "chat-0", "inference_service": SERVICE}
+    operator = {"namespace": OPERATOR, "pod": "fleetkeeper-0"}
+    return {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES / "alerts.yaml")],
+        "scrape_configs": [
+            {
+                "job_name": part,
+                "metrics_path": f"/{part}",
+                "static_configs": [{"targets": [target], "labels": labels}],
+            }
+            for part, labels in (("engine", engine), ("operator", operator))
+        ],
+    }
+
+
+@asynccontextmanager
+async def _prometheus(directory: Path) -> AsyncIterator[Prometheus]:
+    """Run Prometheus over the exporters until each was scraped three times."""
+    async with _exporters(directory) as target, ClientSession() as session:
+        (port,) = free_ports(1)
+        (directory / "prometheus.yaml").write_text(json.dumps(_config(target)))
+        process = await asyncio.create_subprocess_exec(
+            str(program_path("prometheus")),
+            f"--config.file={directory / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=error",
+        )
+        try:
+            prometheus = Prometheus(session, f"http://127.0.0.1:{port}")
+            await prometheus.scraped(3)
+            yield prometheus
+        finally:
+            process.kill()
+            await process.wait()
+
+
+def _replaced(query: str) -> str:
+    """The query with values for Grafana's variables."""
+    for name, value in VALUES.items():
+        query = query.replace(name, value)
+    assert "$" not in query
+    return query
+
+
+async def test_every_query_has_an_answer(tmp_path: Path) -> None:
+    """No error; each selector returns series, and each panel numbers."""
+    shown = {
+        f"{name}: {panel['title']}: {target['legendFormat']}": _replaced(target["expr"])
+        for name, dashboard in dashboards().items()
+        for panel in panels(dashboard)
+        for target in panel["targets"]
+    }
+    chosen = {
+        f"{name}: ${item['name']}": _replaced(item["definition"])
+        for name, dashboard in dashboards().items()
+        for item in dashboard["templating"]["list"]
+        if item["type"] == "query"
+    }
+    judged = {rule["alert"]: rule["expr"] for rule in alerts()}
+    assert len(shown) > 60
+    async with _prometheus(tmp_path) as prometheus:
+        for where, query in (shown | chosen | judged).items():
+            selectors = SELECTOR.findall(query)
+            assert selectors, where
+            for selector in selectors:
+                assert await prometheus.values(selector), f"{where}: no series for {selector}"
+        for query in judged.values():
+            await prometheus.values(query)
+        for where, query in shown.items():
+            values = await prometheus.values(query)
+            assert values, f"{where}: no data for {query}"
+            assert "NaN" not in values, f"{where}: {query}"
+
+
+async def test_prometheus_evaluates_every_alert(tmp_path: Path) -> None:
+    async with _prometheus(tmp_path) as prometheus:
+        deadline = time.monotonic() + GUARD_S
+        health: dict[str, str] = {}
+        while "unknown" in health.values() or not health:
+            assert time.monotonic() < deadline, health
+            groups = (await prometheus.get("rules"))["groups"]
+            health = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+            await asyncio.sleep(0.2)
+        assert health == {rule["alert"]: "ok" for rule in alerts()}

@@ -1,0 +1,77 @@
+"""The alerts and dashboards that the chart ships, and the series that their queries may name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import yaml
+
+from fleetkeeper.runtime.autoscaler.metrics import SERVICE_LABELS
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
+from reference_metrics import CONTROL_GAUGES, operator_metrics
+from tests.support.helm_chart import CHART
+
+RULES: Final = CHART / "files" / "rules"
+DASHBOARDS: Final = CHART / "files" / "dashboards"
+SCRAPED: Final = frozenset({"namespace", "pod", "instance", "le"})
+"""Labels that a scrape adds, and that of a histogram's buckets."""
+_NAME: Final = re.compile(r"\b(?:fleetkeeper|process)[_:][\w:]+")
+
+
+def alerts() -> list[dict[str, Any]]:
+    """Return every alert, in the order of the file."""
+    groups = yaml.safe_load((RULES / "alerts.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    """Return every dashboard by the name of its file."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(DASHBOARDS.glob("*.json"))}
+
+
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the panels that show data, not the headings of rows."""
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def used_labels(expression: str) -> set[str]:
+    """Return the labels by which a query groups and selects."""
+    grouped = re.findall(r"\b(?:by|on) \(([^)]*)\)", expression)
+    selected = re.findall(r"(\w+)(?:=~|!=|!~|=)\"", expression)
+    return {label.strip() for group in grouped for label in group.split(",")} - {""} | {*selected}
+
+
+def named(expression: str) -> set[str]:
+    """Return the series of Fleetkeeper that a query names."""
+    return set(_NAME.findall(expression))
+
+
+def exported() -> dict[str, frozenset[str]]:
+    """Return the labels of every series that engines and the operator export."""
+    found: dict[str, frozenset[str]] = {}
+    for metric in METRICS:
+        for name in _series(metric.name, metric.type):
+            found[name] = frozenset({*metric.labels, "inference_service"}) | SCRAPED
+    for own in operator_metrics():
+        for name in _series(own.name, own.kind):
+            found[name] = frozenset(own.labels) | SCRAPED
+    for name, (labels, _) in CONTROL_GAUGES.items():
+        found[f"fleetkeeper_{name}"] = frozenset({*labels, *SERVICE_LABELS}) | SCRAPED
+    for family in OperatorMetrics().registry.collect():
+        if family.name.startswith("process_"):
+            for name in _series(family.name, family.type):
+                found[name] = SCRAPED
+    return found
+
+
+def _series(name: str, kind: str) -> Iterator[str]:
+    if kind == "histogram":
+        yield from (f"{name}_{part}" for part in ("bucket", "sum", "count"))
+    elif kind == "counter":
+        yield f"{name.removesuffix('_total')}_total"
+    else:
+        yield name
