@@ -70,7 +70,7 @@ def check_profiles(before: Values, now: Values) -> None:
     """Raise LocalError if an engine profile of the previous release is different now.
 
     A service keeps its profile over an upgrade, so a changed profile would restart its engines
-    (docs/adr/0006-engine-profiles.md, docs/adr/0033-a-release-names-content.md).
+    (docs/adr/0006-engine-profiles.md, docs/adr/0032-a-release-names-content.md).
     """
     for name, profile in before["engineProfiles"].items():
         if name not in now["engineProfiles"]:
