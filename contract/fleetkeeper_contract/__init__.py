@@ -1,1 +1,1 @@
-"""Constants that the operator and the engine share. This package imports no other package."""
+"""Constants and pure checks that the operator and the engine share. This package imports no other package."""

@@ -21,6 +21,12 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from fleetkeeper_contract.extra_arguments import (
+    MAX_ARGUMENTS,
+    MAX_LENGTH,
+    argument_errors,
+    option_of,
+)
 from fleetkeeper_engine.reserved_options import reserved_option
 
 CONTRACT = 1
@@ -38,6 +44,8 @@ OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{1,62}$")
 OptionValue = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9._/:@][A-Za-z0-9._/:@-]{0,252}$")
 ]
+
+ExtraArgument = Annotated[str, StringConstraints(pattern=r"^--[a-z]", max_length=MAX_LENGTH)]
 
 
 class Accelerator(StrEnum):
@@ -94,6 +102,28 @@ class Model(_Section):
         return self
 
 
+class Profile(_Section):
+    """The part of an engine profile that the engine reads."""
+
+    name: Name
+    extra_arguments: tuple[ExtraArgument, ...] = Field(
+        min_length=1,
+        max_length=MAX_ARGUMENTS,
+        description="Arguments of vLLM that an administrator set, as --NAME or --NAME=VALUE.",
+    )
+
+    @property
+    def options(self) -> list[str]:
+        """Return the names of the options that the arguments set."""
+        return [option for item in self.extra_arguments if (option := option_of(item))]
+
+    @model_validator(mode="after")
+    def _arguments_are_free(self) -> Self:
+        if errors := argument_errors(self.extra_arguments):
+            raise ValueError(f"engine profile {self.name}: {'; '.join(errors)}")
+        return self
+
+
 class Engine(_Section):
     """Settings with which vLLM runs the model."""
 
@@ -118,6 +148,9 @@ class Engine(_Section):
         max_length=64,
         description="Additional vLLM options, already checked by the operator. `true` and `false` become --NAME and --no-NAME.",
     )
+    profile: Profile | None = Field(
+        default=None, description="Absent if the engine profile sets no arguments."
+    )
 
     @model_validator(mode="after")
     def _options_are_free(self) -> Self:
@@ -133,7 +166,7 @@ class Memory(_Section):
     cap_percent: int = Field(
         default=80,
         ge=10,
-        le=80,
+        le=95,
         description="Percentage of the accelerator's memory (cuda) or of limitBytes (cpu).",
     )
     limit_bytes: int | None = Field(

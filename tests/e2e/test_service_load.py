@@ -132,6 +132,43 @@ def test_sessions_stick_to_their_replica(pair: Fleet) -> None:
     assert len(homes) == 2
 
 
+def test_prompts_with_the_same_beginning_stay_on_one_replica(pair: Fleet) -> None:
+    """With PrefixAware; different beginnings spread over both, and no engine restarts."""
+    asked = pair.live()["spec"]["routing"]
+    before = [pod.identity for pod in pair.engines()]
+    _route(pair, {"policy": "PrefixAware"})
+    try:
+        homes = set()
+        for topic in range(6):
+            beginning = f"Topic {topic}. " + f"{topic} is what this text is about. " * 12
+            served = requests_served(pair)
+            for question in range(5):
+                complete(
+                    pair.base_url(), "tiny", prompt=f"{beginning}Question {question}", tokens=2
+                )
+            after = requests_served(pair)
+            gained = {pod: after[pod] - served[pod] for pod in after if after[pod] > served[pod]}
+            assert list(gained.values()) == [5], (topic, gained)
+            homes |= set(gained)
+        assert len(homes) == 2
+    finally:
+        _route(pair, {"policy": asked["policy"]})
+    assert [pod.identity for pod in pair.engines()] == before
+
+
+def _route(fleet: Fleet, routing: dict[str, str]) -> None:
+    """Change the routing, and return when only routers with it are left."""
+    old = {pod.uid for pod in fleet.pods("router")}
+    fleet.change({"routing": routing})
+    fleet.until(
+        lambda: (
+            all(pod.ready and pod.uid not in old for pod in fleet.pods("router"))
+            and fleet.is_ready()
+        ),
+        "routers with the new policy",
+    )
+
+
 def test_a_lost_prometheus_takes_no_replica_away_and_its_return_lets_them_fall(
     pair: Fleet, node: Node
 ) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from fleetkeeper.api.extra_arguments import WHOLE_NAMES, extra_argument_errors
 from fleetkeeper.api.option_values import OWN, SET_BY_FIELD
 from fleetkeeper.api.options import ALLOWED, VLLM_VERSIONS, Toggle, argument
 from fleetkeeper.api.types import Quantization
+from fleetkeeper_contract.extra_arguments import RESERVED
 
 pytestmark = pytest.mark.exhaustive
 
@@ -97,3 +99,40 @@ def test_what_fields_and_fleetkeeper_set_exists_too(vllm: dict[str, Any]) -> Non
 
 def test_every_quantization_of_the_schema_is_known(vllm: dict[str, Any]) -> None:
     assert [word for word in Quantization if word not in vllm["quantizations"]] == []
+
+
+def test_a_profile_can_set_every_option_that_is_not_reserved(vllm: dict[str, Any]) -> None:
+    """No whole name is refused as an abbreviation of another one."""
+    families = tuple(name for name in RESERVED if name.endswith("-"))
+    refused = {
+        flag.removeprefix("--").removeprefix("no-")
+        for flag in vllm["flags"]
+        if flag.startswith("--") and extra_argument_errors([f"{flag}=1"])
+    }
+    assert [
+        name for name in refused if name not in RESERVED and not name.startswith(families)
+    ] == []
+
+
+def test_what_profiles_cannot_set_exists_in_vllm(vllm: dict[str, Any]) -> None:
+    missing = [
+        name
+        for name in (*RESERVED, *WHOLE_NAMES)
+        if not any(
+            flag == f"--{name}" or (name.endswith("-") and flag.startswith(f"--{name}"))
+            for flag in vllm["flags"]
+        )
+    ]
+    assert missing == []
+
+
+def test_a_profile_cannot_abbreviate_a_reserved_option(vllm: dict[str, Any]) -> None:
+    """Every beginning that vLLM's parser would take for the option."""
+    flags = [flag for flag in vllm["flags"] if flag.startswith("--")]
+    for flag in flags:
+        if not extra_argument_errors([f"{flag}=1"]):
+            continue
+        for length in range(3, len(flag)):
+            short = flag[:length]
+            if short not in flags and not short.endswith("-"):
+                assert extra_argument_errors([f"{short}=1"]), short

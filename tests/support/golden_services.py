@@ -297,6 +297,7 @@ CASES: dict[str, GoldenCase] = {
         _cuda(routing={"policy": "None"}, networkPolicy={"preset": "SameNamespace"})
     ),
     "routing-session": GoldenCase(_cuda(routing={"policy": "SessionAffinity", "replicas": 3})),
+    "routing-prefix": GoldenCase(_cuda(routing={"policy": "PrefixAware"})),
     "routing-one": GoldenCase(_cuda(routing={"replicas": 1})),
     "routing-placement": GoldenCase(
         _cuda(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,6 +102,13 @@ class World:
         """A service with its Deployment and that many ready pods, an hour old."""
         key = Key("team-a", name)
         self.put_service(name, **spec)
+        self.set_replicas(name, replicas)
+        for number in range(replicas):
+            self.put_pod(name, f"{name}-{number}")
+        return key
+
+    def set_replicas(self, name: str, replicas: int) -> None:
+        """The engine Deployment with this number."""
         engine = Workload(
             Kind.DEPLOYMENT,
             name,
@@ -113,9 +120,6 @@ class World:
             accelerators=1,
         )
         self._put("Deployment", engine, name)
-        for number in range(replicas):
-            self.put_pod(name, f"{name}-{number}")
-        return key
 
     def put_service(self, name: str = "chat", status: Any = None, **spec: Any) -> None:
         """The resource, with a new resourceVersion."""
@@ -160,17 +164,21 @@ class World:
         self.cache.put(Seen(kind, "team-a", record.name, self.version, service, record))
 
     async def ticks(self, count: int, **per_second: Any) -> None:
-        """Ticks of 5 s with fresh samples of all ready pods of all services."""
+        """Ticks of 5 s with fresh samples of all ready pods; their engines have read the newest limits."""
         for _ in range(count):
             for key in self.cache.services():
                 self.samples[key] = tuple(
-                    sample(self.clock, pod.name, **per_second)
-                    for pod in self.cache.pods(key)
-                    if pod.ready
+                    self._sample(pod.name, per_second) for pod in self.cache.pods(key) if pod.ready
                 )
             await self.loop.tick()
             await send_requests(self.loop)
             self.clock += 5.0
+
+    def _sample(self, pod: str, per_second: Mapping[str, Any]) -> PodSample:
+        row = sample(self.clock, pod, **per_second)
+        taken = [put.generation for put in self.puts if put.pod == pod and not self.refuses]
+        newest = max(taken, default=0)
+        return replace(row, gauges=row.gauges._replace(limit_generation=float(newest)))
 
     async def drained(self) -> set[Key]:
         """The keys in the queue, taken out."""

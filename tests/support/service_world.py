@@ -39,14 +39,20 @@ def tiny(**spec: Any) -> Live:
 
 
 def complete(
-    base_url: str, model: str, *, tokens: int = 8, logprobs: int | None = None, **headers: str
+    base_url: str,
+    model: str,
+    *,
+    prompt: str = "The queue",
+    tokens: int = 8,
+    logprobs: int | None = None,
+    **headers: str,
 ) -> Live:
     """One completion, not streamed.
 
     Raises:
         urllib.error.HTTPError: the answer is not 200.
     """
-    body = {"model": model, "prompt": "The queue", "max_tokens": tokens, "ignore_eos": True}
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
     if logprobs is not None:
         body["logprobs"] = logprobs
     request = urllib.request.Request(

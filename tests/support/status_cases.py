@@ -134,3 +134,22 @@ REACHED: dict[Reason, World] = {
     Reason.PAUSED: new_world(paused=True),
     Reason.NAMESPACE_TERMINATING: refused(WriteProblem.NAMESPACE_TERMINATING, "being deleted"),
 }
+SUSPENDED = {Reason.PAUSED, Reason.STOPPED, Reason.SUSPENDED}
+RECOVERS = {
+    Reason.IMAGE_PULL,
+    Reason.UNSCHEDULABLE,
+    Reason.INSUFFICIENT_GPU,
+    Reason.MISSING_VOLUME,
+    Reason.MISSING_SECRET,
+}
+"""Causes that may go away by themselves in the first minutes, so they are not Stalled yet."""
+
+
+def next_resource(world: World) -> dict[str, Any]:
+    """The object as it stands after the next plans."""
+    for _ in range(2):
+        plan = plan_of(world)
+        if plan.status is not None:
+            return {**world.resource, "status": plan.status}
+        world = act(world, plan)
+    return {**world.resource, "status": world.status}

@@ -36,7 +36,7 @@ from fleetkeeper_engine.supervisor.memory.watch import (
 from fleetkeeper_engine.supervisor.output import Outlet
 from fleetkeeper_engine.supervisor.process import Child, Reaper
 from fleetkeeper_engine.supervisor.state import PodState
-from fleetkeeper_engine.supervisor.termination import Death, classify_death
+from fleetkeeper_engine.supervisor.termination import Death, classify_death, with_profile
 
 logger = logging.getLogger("fleetkeeper.supervisor")
 
@@ -324,13 +324,14 @@ class Supervisor:
         if self._drain is not None and not self._hung:
             self._drained.set()
             return None
-        return classify_death(
+        death = classify_death(
             list(child.lines),
             status=status,
             phase=self._phase,
             oom_kills=oom_kills,
             hung=self._hung,
         )
+        return with_profile(death, self.document.engine.profile)
 
     @property
     def _phase(self) -> str:

@@ -10,9 +10,10 @@ import json
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
+from fleetkeeper_engine.spec import Profile
 
 DETAIL_BYTES = 2048
 MESSAGE_BYTES = 500
@@ -164,6 +165,22 @@ def classify_death(
             detail,
         )
     return Death(DeathClass.UNKNOWN, f"vLLM ended with {_status(status)}", phase, detail)
+
+
+def with_profile(death: Death, profile: Profile | None) -> Death:
+    """Return a refused start with the name of the profile whose arguments vLLM got.
+
+    A service's owner cannot correct an argument of the profile. Its administrator can.
+    """
+    if profile is None or death.death is not DeathClass.BAD_ENGINE_OPTION or death.phase != "start":
+        return death
+    named = (
+        argument.partition("=")[0]
+        for option, argument in zip(profile.options, profile.extra_arguments, strict=True)
+        if re.search(rf"--(no-)?{re.escape(option)}(?![\w-])", death.message)
+    )
+    what = f"sets {next(named, 'extraArguments too')}"
+    return replace(death, message=f"{death.message} (the engine profile {profile.name} {what})")
 
 
 def _status(status: int | None) -> str:

@@ -173,8 +173,11 @@ class Fleet:
 
     def summary(self) -> str:
         """Return one line: the Ready condition with its reason, and the pods."""
-        ready = self.condition("Ready")
         pods = ", ".join(_pod_words(pod) for pod in self.pods(ENGINE)) or "no pods"
+        live = self.cluster.inference_service(self.namespace, self.name)
+        if live is None:  # its pods may outlive it
+            return f"no InferenceService [{pods}]"
+        ready = condition_of(live, "Ready")
         return f"Ready={ready.get('status', '?')} {ready.get('reason', '')}: {ready.get('message', '')} [{pods}]"
 
 

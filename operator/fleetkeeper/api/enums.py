@@ -61,6 +61,7 @@ class RoutingPolicy(StrEnum):
 
     LEAST_LOADED = "LeastLoaded"
     SESSION_AFFINITY = "SessionAffinity"
+    PREFIX_AWARE = "PrefixAware"
     ROUND_ROBIN = "RoundRobin"
     NONE = "None"
 

@@ -5,7 +5,9 @@ Do not change labels or names of child objects: that would orphan objects of an 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
 GROUP: Final = "fleetkeeper.io"
@@ -17,6 +19,9 @@ PLURAL: Final = "inferenceservices"
 SINGULAR: Final = "inferenceservice"
 SHORT_NAME: Final = "fis"
 CRD_NAME: Final = f"{PLURAL}.{GROUP}"
+
+UNWRITTEN_STATUS: Final[Mapping[str, int]] = MappingProxyType({"observedGeneration": 0})
+"""The schema's default for a status that was never written. Without one, Flux takes a new service as ready."""
 
 FIELD_MANAGER: Final = "fleetkeeper"
 """The field manager of every server-side apply."""

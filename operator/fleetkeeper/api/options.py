@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -257,16 +257,24 @@ def argument(name: str, value: str) -> str:
 
 
 def option_errors(
-    options: Mapping[str, str], allowed_by_profile: Iterable[str] | None = None
+    options: Mapping[str, str],
+    allowed_by_profile: Iterable[str] | None = None,
+    set_by_profile: Collection[str] = (),
 ) -> list[FieldError]:
-    """Return the errors of `spec.engine.options`. `allowed_by_profile` further restricts the options."""
+    """Return the errors of `spec.engine.options`.
+
+    Args:
+        options: The options of the spec.
+        allowed_by_profile: A further restriction of the options; None means all of the list.
+        set_by_profile: Options that the engine has from its profile.
+    """
     profile = None if allowed_by_profile is None else frozenset(allowed_by_profile)
     errors = []
     for name, value in sorted(options.items()):
         problem = _problem(name, value, profile)
         if problem:
             errors.append(FieldError(f"spec.engine.options.{_shown(name)}", problem))
-    return errors or _missing_partners(options)
+    return errors or _missing_partners(options, set_by_profile)
 
 
 def options_as_written(spec: object) -> dict[str, str]:
@@ -282,14 +290,16 @@ def _is_written(value: object) -> bool:
     return isinstance(value, str) and len(value) <= VALUE_MAX_LENGTH
 
 
-def _missing_partners(options: Mapping[str, str]) -> list[FieldError]:
+def _missing_partners(
+    options: Mapping[str, str], set_by_profile: Collection[str]
+) -> list[FieldError]:
     """Return an error for each option that has no effect, or fails at startup, without another one."""
     return [
         FieldError(
             f"spec.engine.options.{name}", f"requires the option {partner}; set both or neither"
         )
         for name, partner in values.PARTNERS
-        if options.get(name, "false") != "false" and partner not in options
+        if options.get(name, "false") != "false" and partner not in {*options, *set_by_profile}
     ]
 
 

@@ -15,8 +15,10 @@ from pydantic import Field, model_validator
 
 from fleetkeeper.api.base import Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.environment import allows, is_administrators
+from fleetkeeper.api.extra_arguments import conflict_errors, extra_argument_errors, options_of
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
+from fleetkeeper.api.replica_types import DEFAULT_CAP_PERCENT, MAX_CAP_PERCENT
 from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.api.types import (
     Accelerator,
@@ -26,6 +28,7 @@ from fleetkeeper.api.types import (
     ProfileName,
     ResourceName,
 )
+from fleetkeeper_contract.extra_arguments import MAX_ARGUMENTS, MAX_LENGTH
 
 EXACT_NAME = re.compile(r"[a-z][-a-z0-9]*-[0-9]+\.[0-9]+\.[0-9]+-[0-9]+")
 IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?$"
@@ -34,6 +37,7 @@ EnvironmentName = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[A-Z_][A-Z0-9_]*\*?$")
 ]
 OptionName = Annotated[str, Field(min_length=2, max_length=63, pattern=r"^[a-z][a-z0-9-]*$")]
+ExtraArgument = Annotated[str, Field(max_length=MAX_LENGTH, pattern=r"^--[a-z]")]
 
 CONTRACTS = (1,)
 """The versions of the engine contract that this operator supports: the newest and the previous one."""
@@ -103,6 +107,11 @@ class EngineProfile(Section):
         max_length=512,
         description="Names of the engine options that services may set. Absent means all allowed options of the vLLM version.",
     )
+    extra_arguments: tuple[ExtraArgument, ...] = Field(
+        (),
+        max_length=MAX_ARGUMENTS,
+        description="Arguments of vLLM for every engine with this profile, each as --name or --name=value. Services cannot set these options. Options that Fleetkeeper sets are refused.",
+    )
     env: tuple[EnvironmentName, ...] = Field(
         ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "NCCL_*"),
         max_length=64,
@@ -112,6 +121,12 @@ class EngineProfile(Section):
         default_factory=frozen_map,
         max_length=64,
         description="Environment variables of every engine with this profile, for example HF_ENDPOINT or AWS_ENDPOINT_URL. Services cannot set them.",
+    )
+    max_cap_percent: int = Field(
+        DEFAULT_CAP_PERCENT,
+        ge=DEFAULT_CAP_PERCENT,
+        le=MAX_CAP_PERCENT,
+        description="Maximum of memory.capPercent of services with this profile. Above 80, less memory remains for what cannot be planned.",
     )
     egress: tuple[EgressPeer, ...] = Field(
         (),
@@ -133,6 +148,8 @@ class EngineProfile(Section):
             raise ValueError(
                 f"profile {self.name!r}: this operator does not support engine contract {self.contract}; it supports {', '.join(map(str, CONTRACTS))}"
             )
+        if errors := extra_argument_errors(self.extra_arguments):
+            raise ValueError(f"profile {self.name!r}: extraArguments: {'; '.join(errors)}")
         return self
 
     def allows_env(self, name: str) -> bool:
@@ -147,6 +164,10 @@ class EngineProfile(Section):
         """
         is_exact = variable.value_from is None or variable.name in self.env
         return is_exact and self.allows_env(variable.name)
+
+    def cap_percent(self, spec: InferenceServiceSpec) -> int:
+        """Return the memory cap of engines with this profile, in percent."""
+        return min(spec.memory.cap_percent, self.max_cap_percent)
 
     def allows_option(self, name: str) -> bool:
         """Return True if the profile allows services to set this engine option."""
@@ -250,14 +271,28 @@ def _shared_memory_within(memory: str, default: str) -> str:
     return default if parse_quantity(default) * 2 <= whole else str(int(whole / 4))
 
 
+def profile_option_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:
+    """Return the errors of the spec's engine options with this profile."""
+    options, arguments = spec.engine.options, profile.extra_arguments
+    errors = conflict_errors(options, arguments, profile.name)
+    return errors or option_errors(options, profile.options, options_of(arguments))
+
+
 def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:
     """Return all settings of the spec that this profile does not support."""
-    errors = option_errors(spec.engine.options, profile.options)
+    errors = profile_option_errors(spec, profile)
     errors += [
         FieldError(f"spec.engine.env[{index}].name", _refusal(variable.name, profile))
         for index, variable in enumerate(spec.engine.env)
         if not profile.allows_variable(variable)
     ]
+    if spec.memory.cap_percent > profile.max_cap_percent:
+        errors.append(
+            FieldError(
+                "spec.memory.capPercent",
+                f"is {spec.memory.cap_percent}, but the engine profile {profile.name} allows at most {profile.max_cap_percent}; lower it, or choose a profile with a higher maxCapPercent",
+            )
+        )
     resources = effective_resources(spec, profile)
     if parse_quantity(resources.shared_memory) >= parse_quantity(resources.memory):
         errors.append(

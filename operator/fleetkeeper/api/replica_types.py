@@ -27,6 +27,10 @@ GitRevision = Annotated[
 ServedName = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")
 ]
+DEFAULT_CAP_PERCENT = 80
+"""The memory cap if the spec sets none, and the maximum of an engine profile that sets none."""
+MAX_CAP_PERCENT = 95
+"""The maximum of any engine profile. The rest is for what cannot be planned."""
 OPTION_VALUE_MAX_LENGTH = 253
 OptionValue = Annotated[str, Field(max_length=OPTION_VALUE_MAX_LENGTH)]
 AnnotationValue = Annotated[str, Field(max_length=4096)]
@@ -212,10 +216,10 @@ class Memory(Section):
     """The memory cap, and the handling of fragmented memory."""
 
     cap_percent: int = Field(
-        80,
+        DEFAULT_CAP_PERCENT,
         ge=10,
-        le=80,
-        description="Maximum share of memory that a replica may use, in percent: of the accelerator's memory on cuda profiles, of resources.memory on cpu profiles.",
+        le=MAX_CAP_PERCENT,
+        description="Maximum share of memory that a replica may use, in percent: of the accelerator's memory on cuda profiles, of resources.memory on cpu profiles. More than 80 requires an engine profile whose maxCapPercent allows it.",
     )
     restart_fragmented: bool = Field(
         False,

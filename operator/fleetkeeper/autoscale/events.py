@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
+from fleetkeeper.autoscale.signals.samples import Tier
 from fleetkeeper.autoscale.state import TickState
 from fleetkeeper.autoscale.types import Decision
 from fleetkeeper.common.values import Event, Remedy
@@ -26,6 +30,16 @@ _ADVISED_TEXTS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class BreakerMove:
+    """A transition of one breaker (`control`, `source`, or a tier) and its event."""
+
+    breaker: str
+    before: BreakerState
+    after: BreakerState
+    event: Event
+
+
 def tick_events(
     before: Breakers,
     state: TickState,
@@ -33,17 +47,26 @@ def tick_events(
     restart: Decision[tuple[str, ...]],
 ) -> tuple[Event, ...]:
     """Return the events of one tick. Restarts that happen get theirs once the pod is deleted."""
-    after, settings = state.breakers, state.settings
-    events = [
-        control_breaker_event(before.control, after.control, acts=settings.breakers_act),
-        *load_breaker_events(before.load, after.load, acts=settings.gates),
-        source_breaker_event(before.source, after.source, known=state.signals.known),
-    ]
+    events = [move.event for move in breaker_moves(before, state)]
     if remedy.valid:
         events.append(Event(WARNING, remedy.reason, remedy.detail[:1].upper() + remedy.detail[1:]))
-    if not settings.restarts:
+    if not state.settings.restarts:
         events += restart_events(restart, acts=False)
-    return tuple(event for event in events if event is not None)
+    return tuple(events)
+
+
+def breaker_moves(before: Breakers, state: TickState) -> Iterator[BreakerMove]:
+    """Yield the transitions of one tick: the control breaker, the tiers, the source breaker."""
+    after, settings = state.breakers, state.settings
+    event = control_breaker_event(before.control, after.control, acts=settings.breakers_act)
+    if event is not None:
+        yield BreakerMove("control", before.control.state, after.control.state, event)
+    old = before.load.by_tier()
+    for tier, event in load_breaker_events(before.load, after.load, acts=settings.gates):
+        yield BreakerMove(tier, old[tier].state, after.load.by_tier()[tier].state, event)
+    event = source_breaker_event(before.source, after.source, known=state.signals.known)
+    if event is not None:
+        yield BreakerMove("source", before.source.state, after.source.state, event)
 
 
 def control_breaker_event(
@@ -72,8 +95,8 @@ def control_breaker_event(
 
 def load_breaker_events(
     before: LoadBreaker, after: LoadBreaker, *, acts: bool
-) -> tuple[Event, ...]:
-    """Return the events for the load breaker's transitions, one for each tier that changed its state.
+) -> tuple[tuple[Tier, Event], ...]:
+    """Return the events for the load breaker's transitions by tier that changed its state.
 
     `acts` is False if the breaker only reports and engines keep admitting everything.
     """
@@ -87,13 +110,12 @@ def load_breaker_events(
             continue
         opened = breaker.state is BreakerState.OPEN
         why = f": {breaker.reason}" if opened and breaker.reason else ""
-        events.append(
-            Event(
-                WARNING if opened else NORMAL,
-                "LoadBreakerOpen" if opened else f"LoadBreaker{breaker.state}",
-                f"Tier {tier} {texts[breaker.state]}{why}",
-            )
+        event = Event(
+            WARNING if opened else NORMAL,
+            "LoadBreakerOpen" if opened else f"LoadBreaker{breaker.state}",
+            f"Tier {tier} {texts[breaker.state]}{why}",
         )
+        events.append((tier, event))
     return tuple(events)
 
 

@@ -10,6 +10,7 @@ from fleetkeeper.api.types import ScalingMode
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.conditions import metrics_conditions
 from fleetkeeper.autoscale.constants import DECISIONS_KEPT
+from fleetkeeper.autoscale.decided import listed_message
 from fleetkeeper.autoscale.decision import ControlDecision, TickResult
 from fleetkeeper.autoscale.gauges import gauges_of
 from fleetkeeper.autoscale.memory import (
@@ -156,7 +157,7 @@ def _changes(
     if restart.valid and decision.settings.restarts:
         changes += [Change(now, Subject.RESTART, "", pod, restart.reason) for pod in restart.value]
     changes += [
-        Change(now, Subject.BREAKER, "", event.message[:120], event.reason)
+        Change(now, Subject.BREAKER, "", listed_message(event.message), event.reason)
         for event in decision.events
         if "Breaker" in event.reason
     ]

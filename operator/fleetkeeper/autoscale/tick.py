@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from fleetkeeper.autoscale.arbitrate import want_of
 from fleetkeeper.autoscale.capacity.estimate import Estimate, updated_estimate
+from fleetkeeper.autoscale.constants import RATE_S
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.events import tick_events
 from fleetkeeper.autoscale.limits_requests import after_outcomes, due_requests
@@ -144,15 +145,19 @@ def _decide_breakers(
     inputs: ControlInputs, signals: Signals, estimate: Estimate, memory: ControlMemory, now: float
 ) -> Breakers:
     before = memory.breakers
-    return Breakers(
-        load=decide_load_breaker(
+    load = before.load
+    # A new leader needs two samples for its first rates. Until then tiers stay as the status says.
+    if signals.known or now - inputs.started >= RATE_S:
+        load = decide_load_breaker(
             signals,
             inputs.settings,
             estimate.capacity,
             before.load,
             now,
             checks_directly=inputs.checks_directly,
-        ),
+        )
+    return Breakers(
+        load=load,
         control=decide_control_breaker(
             before.control, evidence_of(inputs, signals, estimate.model, memory, now), now
         ),

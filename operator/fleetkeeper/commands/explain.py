@@ -14,7 +14,7 @@ from rich.text import Text
 from fleetkeeper.api.status_enums import ReplicaStage
 from fleetkeeper.autoscale.rules.fragmentation import RestartReason
 from fleetkeeper.commands.exit_codes import ExitCode, stop
-from fleetkeeper.commands.fleet_source import FleetSource
+from fleetkeeper.commands.fleet_source import FleetError, FleetSource
 from fleetkeeper.commands.fleet_view import (
     ServiceView,
     age_in_words,
@@ -168,7 +168,10 @@ def explain(
     Examples:
       fleetkeeper explain chat -n team-a
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    fleet = FleetSource(operator_namespace, metrics).read_fleet(namespace)
+    try:
+        fleet = FleetSource(operator_namespace, metrics).read_fleet(namespace)
+    except FleetError as problem:
+        stop(ExitCode.FAILED, str(problem))
     view = next((v for v in views_of(fleet.services, fleet.gauges) if v.name == name), None)
     if view is None:
         known = ", ".join(sorted(item["metadata"]["name"] for item in fleet.services)) or "none"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.error import URLError
 from urllib.request import urlopen
 
 from fleetkeeper.api import names
@@ -29,6 +28,10 @@ class Fleet:
     remark: str = ""
 
 
+class FleetError(Exception):
+    """The services could not be read. The message says what was asked, of whom, and what to do."""
+
+
 class FleetSource:
     """A reader that uses the credentials of the user.
 
@@ -41,6 +44,7 @@ class FleetSource:
     ) -> None:
         from kubernetes import client, config  # noqa: PLC0415 - takes 0.5 s; only these commands need it
         from kubernetes.config import ConfigException  # noqa: PLC0415
+        from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
         try:
             config.load_config(**({"config_file": kubeconfig} if kubeconfig else {}))
@@ -49,19 +53,28 @@ class FleetSource:
                 ExitCode.FAILED,
                 f"cannot load a kubeconfig: {problem}; set KUBECONFIG to a valid kubeconfig",
             )
-        self._objects = client.CustomObjectsApi()
-        self._core = client.CoreV1Api()
-        self._leases = client.CoordinationV1Api()
-        self._api_exception = client.ApiException
+        configuration = client.Configuration.get_default_copy()
+        # The user waits: a second try of a connection that was refused only takes time.
+        configuration.retries = False
+        self._host = configuration.host
+        api = client.ApiClient(configuration)
+        self._objects = client.CustomObjectsApi(api)
+        self._core = client.CoreV1Api(api)
+        self._leases = client.CoordinationV1Api(api)
+        self._problems = (client.ApiException, HTTPError, OSError)
         self._operator_namespace = operator_namespace
         self._metrics_url = metrics_url
 
     def read_fleet(self, namespace: str | None) -> Fleet:
-        """Return all services of a namespace (None: of the cluster) with their gauges."""
+        """Return all services of a namespace (None: of the cluster) with their gauges.
+
+        Raises:
+            FleetError: The API server did not answer, or refused.
+        """
         services = self._services(namespace)
         try:
             text = self._metrics()
-        except (self._api_exception, URLError, TimeoutError, LookupError, OSError) as problem:
+        except (*self._problems, LookupError) as problem:
             return Fleet(services, {}, f"no metrics: {_in_a_line(problem)}")
         return Fleet(services, dict(parse_gauges(text)))
 
@@ -76,8 +89,11 @@ class FleetSource:
                 found = self._objects.list_namespaced_custom_object(
                     *group, namespace, names.PLURAL, _request_timeout=TIMEOUT_S
                 )
-        except (self._api_exception, OSError) as problem:
-            stop(ExitCode.FAILED, f"cannot list InferenceServices: {_in_a_line(problem)}")
+        except self._problems as problem:
+            raise FleetError(
+                f"cannot list InferenceServices of {self._host}: {_in_a_line(problem)}; "
+                "check the kubeconfig (KUBECONFIG) and your rights"
+            ) from problem
         return list(found["items"])
 
     def _metrics(self) -> str:
@@ -89,10 +105,14 @@ class FleetSource:
         if self._metrics_url:
             with urlopen(self._metrics_url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - the user gives the URL
                 return str(answer.read().decode())
-        leases = self._leases.list_namespaced_lease(self._operator_namespace)
+        leases = self._leases.list_namespaced_lease(
+            self._operator_namespace, _request_timeout=TIMEOUT_S
+        )
         holders = {lease.spec.holder_identity for lease in leases.items}
         pods = self._core.list_namespaced_pod(
-            self._operator_namespace, label_selector=OPERATOR_SELECTOR
+            self._operator_namespace,
+            label_selector=OPERATOR_SELECTOR,
+            _request_timeout=TIMEOUT_S,
         )
         leader = next((pod for pod in pods.items if pod.metadata.uid in holders), None)
         if leader is None:

@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetkeeper.api import rfc3339
+from fleetkeeper.common.values import change_in_words
 
 PREFIX = "fleetkeeper_"
 ServiceKey = tuple[str, str]
@@ -43,9 +44,8 @@ class Change:
     reason: str
 
     def in_words(self) -> str:
-        """Format as `replicas 2 -> 3 (QueueWaitAboveTarget)`. Breaker entries have no `before`."""
-        moved = f"{self.before} -> {self.after}" if self.before else self.after
-        return f"{self.what} {moved} ({self.reason})"
+        """Format as `replicas 2 -> 3 (QueueWaitAboveTarget)`."""
+        return change_in_words(self.what, self.before, self.after, self.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fleetkeeper.commands.fleet_source import FleetSource
+from fleetkeeper.commands.exit_codes import ExitCode, stop
+from fleetkeeper.commands.fleet_source import Fleet, FleetError, FleetSource
 from fleetkeeper.commands.fleet_view import (
     Measured,
     ServiceView,
@@ -110,21 +111,30 @@ def top(
     source = FleetSource(operator_namespace, metrics)
     console = Console()
 
-    def rendered() -> Group:
-        fleet = source.read_fleet(namespace)
+    def rendered(fleet: Fleet, problem: str = "") -> Group:
         table = fleet_table(views_of(fleet.services, fleet.gauges), time.time())
-        remarks = [Text(fleet.remark, style="yellow")] if fleet.remark else []
+        remarks = [Text(text, style="yellow") for text in (problem, fleet.remark) if text]
         if not fleet.services:
             remarks.append(Text("no InferenceServices found", style="dim"))
         return Group(table, *remarks)
 
+    try:
+        fleet = source.read_fleet(namespace)
+    except FleetError as problem:
+        stop(ExitCode.FAILED, str(problem))
     if once:
-        console.print(rendered())
+        console.print(rendered(fleet))
         return
-    with Live(rendered(), console=console, screen=True, auto_refresh=False) as live:
+    read_s = time.time()
+    with Live(rendered(fleet), console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(interval_s)
-                live.update(rendered(), refresh=True)
+                trouble = ""
+                try:
+                    fleet, read_s = source.read_fleet(namespace), time.time()
+                except FleetError as problem:
+                    trouble = f"{problem}; the table is {time.time() - read_s:.0f} s old"
+                live.update(rendered(fleet, trouble), refresh=True)
         except KeyboardInterrupt:
             return

@@ -135,6 +135,12 @@ class Change:
     reason: str
 
 
+def change_in_words(what: str, before: str, after: str, reason: str) -> str:
+    """Format a decision for `fleetkeeper explain` and the log. Breaker entries have no `before`."""
+    moved = f"{before} -> {after}" if before else after
+    return f"{what} {moved} ({reason})"
+
+
 @dataclass(frozen=True, slots=True)
 class ReportedCondition:
     """A condition that the control loop decides, because it follows from measurements alone."""

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from fleetkeeper.api import names
+from fleetkeeper.api.names import UNWRITTEN_STATUS
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
 from fleetkeeper.api.schema.crd import PATH
@@ -165,7 +166,8 @@ def test_scale_and_status_are_subresources(control_plane: ControlPlane, send: Se
     def run(*words: str) -> str:
         return control_plane.kubectl("-n", NAMESPACE, *words)
 
-    assert "status" not in json.loads(run("get", "fis", "scaled", "-o", "json"))
+    created = json.loads(run("get", "fis", "scaled", "-o", "json"))
+    assert created["status"] == UNWRITTEN_STATUS
     run("scale", "fis/scaled", "--replicas=5")
     status = {
         "replicas": 3,

@@ -441,6 +441,14 @@ def test_monitors_are_made_only_when_asked_for() -> None:
             {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "delivery": "baked"}}},
             "cuda-0.33.0-1",
         ),
+        (
+            {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "maxCapPercent": 96}}},
+            "cuda-0.33.0-1",
+        ),
+        (
+            {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "extraArguments": ["seed=1"]}}},
+            "cuda-0.33.0-1",
+        ),
         ({"engineAliases": {"cuda": "cuda-9.9.9-1"}}, "not in engineProfiles"),
         ({"engineProfiles": {"cpu-0.32.0-1": None}}, "not in engineProfiles"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name is required"),

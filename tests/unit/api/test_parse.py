@@ -86,7 +86,7 @@ def test_every_mistake_is_reported_at_once_also_between_fields_of_valid_sections
         ({"disruption": {"x": 1}}, "spec.disruption.x", ("unknown", "maxUnavailable")),
         ({"resources": {"memory": "32GB"}}, "spec.resources.memory", ("'32GB'", "32Gi")),
         ({"podMetadata": {"labels": {"a": None}}}, "spec.podMetadata.labels.a", ("a string", "null")),
-        ({"memory": {"capPercent": 90}}, "spec.memory.capPercent", ("at most 80", "90")),
+        ({"memory": {"capPercent": 96}}, "spec.memory.capPercent", ("at most 95", "96")),
         ({"model": {"source": "pvc://m/x", "servedName": "a" * 129}}, "spec.model.servedName", ("at most 128",)),
     ],
 )  # fmt: skip

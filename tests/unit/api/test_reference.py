@@ -17,7 +17,7 @@ def test_every_section_of_the_spec_has_a_table_and_bounds_stand_once() -> None:
     assert "### spec.tiers.batch\n" in page
     assert "### spec.model.adapters[]\n" in page
     row = next(line for line in page.splitlines() if line.startswith("| `capPercent`"))
-    assert row.startswith("| `capPercent` | integer, 10 to 80 | `80` | ")
+    assert row.startswith("| `capPercent` | integer, 10 to 95 | `80` | ")
     assert "Default:" not in row
     assert "From 10" not in row
 

@@ -47,6 +47,19 @@ def test_memory_is_rebuilt_from_the_status() -> None:
     assert rebuilt.breakers.load.batch.state is BreakerState.OPEN
 
 
+def test_a_new_leader_goes_on_shedding_until_it_has_measured() -> None:
+    """It has no rates in its first ticks: an open tier stays open, and batch keeps its floor."""
+    breaker = {"control": "Closed", "source": "Closed", "load": {"batch": "Open"}}
+    loop = Loop(started=NOW, memory=memory_from_status({"breaker": breaker}, 1, 80, NOW))
+    for _ in range(6):
+        decision = loop.tick()
+        assert loop.memory.breakers.load.batch.state is BreakerState.OPEN
+        assert decision.admission.admit == (1.0, 1.0, 0.05)
+        assert not decision.events
+    loop.tick()
+    assert loop.memory.breakers.load.is_closed, "without measurements nothing is shed"
+
+
 @pytest.mark.parametrize(
     ("reason", "message", "cause"),
     [

@@ -72,7 +72,7 @@ def test_the_schema_takes_what_the_parser_writes() -> None:
         ({"contract": 2}, "contract"),
         ({"accelerator": "tpu"}, "accelerator"),
         ({"surprise": 1}, "surprise"),
-        ({"memory": {"capPercent": 81}}, "memory.capPercent"),
+        ({"memory": {"capPercent": 96}}, "memory.capPercent"),
         ({"memory": {"capPercent": "80"}}, "memory.capPercent"),
         ({"model": {"source": "--config=x", "servedName": "a"}}, "model.source"),
         ({"model": {"source": "/m", "servedName": "-a"}}, "model.servedName"),

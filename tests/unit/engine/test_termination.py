@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
-from fleetkeeper_engine.supervisor.termination import DETAIL_BYTES, classify_death
+from fleetkeeper_engine.spec import Profile
+from fleetkeeper_engine.supervisor.termination import (
+    DETAIL_BYTES,
+    MESSAGE_BYTES,
+    Death,
+    classify_death,
+    with_profile,
+)
 
 CASES = [
     (
@@ -121,3 +128,45 @@ def test_the_termination_line_is_one_line_of_json_that_kubernetes_keeps_whole(
     assert parsed["code"] == EXIT_CODES[DeathClass(parsed["class"])]
     assert len(parsed["detail"].encode()) <= DETAIL_BYTES
     assert len(line.encode()) <= 4096
+
+
+def _refused(line: str, *arguments: str, phase: str = "start") -> Death:
+    profile = Profile(name="cuda-0.32.0-2", extra_arguments=arguments or ("--no-dbo_x=1",))
+    return with_profile(classify_death([line], status=2, phase=phase), profile)
+
+
+@pytest.mark.parametrize(
+    ("line", "argument"),
+    [
+        ("api_server.py: error: unrecognized arguments: --dbo-x=1", "--dbo_x=1"),
+        ('api_server.py: error: unrecognized arguments: --dbo-x {"a": 1}', "--dbo_x.a=1"),
+        ("api_server.py: error: argument --dbo-x/--no-dbo-x: ignored explicit argument", "--dbo-x"),
+        ("api_server.py: error: argument --dbo-x/--no-dbo-x: ignored explicit argument", "--no-dbo-x=1"),
+    ],
+)  # fmt: skip
+def test_an_argument_of_the_profile_that_vllm_rejects_is_named_with_the_profile(
+    line: str, argument: str
+) -> None:
+    death = _refused(line, "--seed=1", argument)
+    assert death.death is DeathClass.BAD_ENGINE_OPTION
+    assert death.message.endswith(
+        f" (the engine profile cuda-0.32.0-2 sets {argument.partition('=')[0]})"
+    )
+
+
+def test_a_rejection_that_names_no_argument_of_the_profile_does_not_blame_one() -> None:
+    death = _refused("api_server.py: error: unrecognized arguments: --dbo-xy=1", "--dbo-x=1")
+    assert death.message.endswith(" (the engine profile cuda-0.32.0-2 sets extraArguments too)")
+    other = "ValueError: No available memory for the cache blocks."
+    assert "profile" not in _refused(other).message
+    assert "profile" not in _refused("error: argument --dbo-x", phase="serve").message
+    alone = classify_death(["error: argument --dbo-x: no"], status=2, phase="start")
+    assert with_profile(alone, None) == alone
+
+
+def test_a_rejection_of_many_long_arguments_keeps_its_beginning() -> None:
+    arguments = [f"--{letter * 60}=1" for letter in "abcdefgh"]
+    line = f"api_server.py: error: unrecognized arguments: {' '.join(arguments)}"
+    message = json.loads(_refused(line, *arguments).termination_line())["message"]
+    assert message.startswith("vLLM rejected an option: ")
+    assert len(message.encode()) <= MESSAGE_BYTES

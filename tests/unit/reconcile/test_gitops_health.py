@@ -12,19 +12,10 @@ from lupa import lua51
 from fleetkeeper.api.conditions import Reason
 from tests.support.docs_commands import ROOT
 from tests.support.plan_cluster import settle
-from tests.support.plan_world import World, act, new_world, plan_of, with_spec
-from tests.support.status_cases import REACHED, RESTING, ROUTED
+from tests.support.plan_world import World, new_world, with_spec
+from tests.support.status_cases import REACHED, RECOVERS, RESTING, ROUTED, SUSPENDED, next_resource
 
 KEY = "resource.customizations.health.fleetkeeper.io_InferenceService"
-SUSPENDED = {Reason.PAUSED, Reason.STOPPED, Reason.SUSPENDED}
-RECOVERS = {
-    Reason.IMAGE_PULL,
-    Reason.UNSCHEDULABLE,
-    Reason.INSUFFICIENT_GPU,
-    Reason.MISSING_VOLUME,
-    Reason.MISSING_SECRET,
-}
-"""Causes that may go away by themselves in the first minutes, so they are not Stalled yet."""
 
 
 def script() -> str:
@@ -42,16 +33,6 @@ def health_of(resource: dict[str, Any]) -> tuple[str, str]:
     health: Any = lua.eval(f"function(obj) {script()} end")
     found = health(lua.table_from(json.loads(json.dumps(resource)), recursive=True))
     return found.status, found.message
-
-
-def next_resource(world: World) -> dict[str, Any]:
-    """The object as it stands after the next plans."""
-    for _ in range(2):
-        plan = plan_of(world)
-        if plan.status is not None:
-            return {**world.resource, "status": plan.status}
-        world = act(world, plan)
-    return {**world.resource, "status": world.status}
 
 
 @pytest.mark.parametrize("reason", REACHED)

@@ -12,6 +12,7 @@ from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.common.budget import Allowance
 from fleetkeeper.common.values import ReplicaAllocation
+from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.plan import Apply
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper.runtime.autoscaler.inputs import read_settings
@@ -116,8 +117,13 @@ def test_the_control_loop_decides_nothing_until_the_number_is_back() -> None:
 
 def test_the_control_loop_reads_the_number_from_the_status() -> None:
     waiting = parse_service({**service(), "status": {"suspendedReplicas": 3}})
-    assert read_settings(waiting, ControlMemory()).pinned_replicas == 3
-    assert read_settings(parse_service(service()), ControlMemory()).pinned_replicas is None
+    assert read_settings(waiting, ControlMemory(), default_context().catalog).pinned_replicas == 3
+    assert (
+        read_settings(
+            parse_service(service()), ControlMemory(), default_context().catalog
+        ).pinned_replicas
+        is None
+    )
 
 
 @pytest.mark.parametrize(("least", "most", "found"), [(5, 8, 5), (1, 2, 2), (1, 8, 3)])

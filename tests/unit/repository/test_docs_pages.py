@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from fleetkeeper.api.parse import parse_service
+from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
@@ -250,3 +251,28 @@ def test_yaml_that_a_page_shows_is_taken(page: str, spec: dict[str, Any]) -> Non
 
 def test_pages_show_yaml_that_is_tried() -> None:
     assert {page for page, _ in _specs()} >= {"README.md", "docs/objectives.md", "docs/tiers.md"}
+
+
+def _profiles() -> list[tuple[str, str, dict[str, Any]]]:
+    """(page, name, profile) of every engine profile in the YAML of a page."""
+    found = []
+    for page in PAGES:
+        for text in re.findall(r"^```yaml$(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+            held = yaml.safe_load(text)
+            for name, profile in (held.get("engineProfiles") or {}).items():
+                found.append((_name(page), name, profile))
+    return found
+
+
+@pytest.mark.parametrize(("page", "name", "profile"), _profiles())
+def test_an_engine_profile_that_a_page_shows_is_accepted(
+    page: str, name: str, profile: dict[str, Any]
+) -> None:
+    """Those of values for the chart that change a part of a profile are completed by its own."""
+    default = {item.name: item for item in default_context().catalog.profiles}.get(name)
+    whole = {**(default.to_manifest() if default else {}), **profile, "name": name}
+    assert EngineProfile.model_validate(whole).name == name
+
+
+def test_pages_show_engine_profiles() -> None:
+    assert "docs/engine-profiles.md" in {page for page, _, _ in _profiles()}

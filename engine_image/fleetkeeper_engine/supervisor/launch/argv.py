@@ -81,9 +81,12 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
         ("gpu-memory-utilization", _share(plan.gpu_memory_utilization)),
     ]
     arguments = [launch.python, "-m", launch.entry]
+    # Before Fleetkeeper's own arguments, because the last value of an option is the one that holds.
+    arguments += engine.profile.extra_arguments if engine.profile else ()
     arguments += [f"--{name}={value}" for name, value in options if value is not None]
     arguments.append(f"--{'' if engine.prefix_caching else 'no-'}enable-prefix-caching")
-    if launch.eager and "enforce-eager" not in engine.options:
+    set_elsewhere = {*engine.options, *(engine.profile.options if engine.profile else ())}
+    if launch.eager and "enforce-eager" not in set_elsewhere:
         arguments.append("--enforce-eager")
     arguments += _adapter_arguments(launch.adapters, launch.lora_rank)
     arguments += [_option_argument(name, value) for name, value in sorted(engine.options.items())]

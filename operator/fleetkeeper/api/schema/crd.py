@@ -91,6 +91,7 @@ def root_schema() -> dict[str, Any]:
             "spec": {"description": "Desired state.", **object_schema(InferenceServiceSpec)},
             "status": {
                 "description": "Observed state. Fleetkeeper writes it.",
+                "default": dict(names.UNWRITTEN_STATUS),
                 **object_schema(InferenceServiceStatus),
             },
         },

@@ -272,6 +272,14 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "must be at least model.cache.ephemeralSize, because the kubelet evicts a pod whose cache outgrows it; raise it or lower ephemeralSize",
         ),
         Rule[t.InferenceServiceSpec](
+            "routing.policy",
+            "self.routing.policy != 'PrefixAware' || self.engine.prefixCaching",
+            lambda of: (
+                of.routing.policy is not t.RoutingPolicy.PREFIX_AWARE or of.engine.prefix_caching
+            ),
+            "PrefixAware needs engine.prefixCaching; enable it or choose another policy",
+        ),
+        Rule[t.InferenceServiceSpec](
             "breaker",
             "!has(self.breaker.fallbackReplicas) || self.breaker.fallbackReplicas <= self.scaling.maxReplicas",
             lambda of: (

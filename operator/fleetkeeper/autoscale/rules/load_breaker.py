@@ -309,7 +309,8 @@ def _realtime_view(signals: Signals, breaker: LoadBreaker, *, clean: bool) -> _T
 def admission_of(breaker: LoadBreaker, settings: ControlSettings) -> Admission:
     """Return the admitted share of each tier, and batch's share of sequences.
 
-    While batch is not closed, that share is its floor, or what the half-open breaker admits.
+    While batch is not closed, that share is its floor, or what the half-open breaker admits. The status
+    does not hold admitted shares, so a new leader begins with the floor.
     """
     share = settings.batch_share_ratio
     if not breaker.batch.is_closed:
@@ -318,6 +319,6 @@ def admission_of(breaker: LoadBreaker, settings: ControlSettings) -> Admission:
     admit = (
         round(breaker.realtime.admit, 3),
         round(breaker.standard.admit, 3),
-        round(breaker.batch.admit, 3),
+        round(max(breaker.batch.admit, settings.batch_floor_ratio), 3),
     )
     return Admission(admit, round(max(share, min(settings.batch_floor_ratio, 1.0)), 3))

@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 from math import ceil
 
-from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.profile import EffectiveResources, EngineProfile
+from fleetkeeper.api.profile import EffectiveResources, EngineProfile, profile_option_errors
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.types import InferenceServiceSpec, Model
 from fleetkeeper.common.values import Manifest
@@ -130,11 +129,16 @@ def _engine(spec: InferenceServiceSpec, profile: EngineProfile) -> Manifest:
         written["quantization"] = engine.quantization.value
     if engine.max_model_length is not None:
         written["maxModelLength"] = engine.max_model_length
+    if profile.extra_arguments:
+        written["profile"] = {
+            "name": profile.name,
+            "extraArguments": list(profile.extra_arguments),
+        }
     return written
 
 
 def _options(spec: InferenceServiceSpec, profile: EngineProfile) -> dict[str, str]:
-    errors = option_errors(spec.engine.options, profile.options)
+    errors = profile_option_errors(spec, profile)
     if errors:
         raise EngineOptionRefused("; ".join(f"{error.path}: {error.message}" for error in errors))
     return dict(spec.engine.options)

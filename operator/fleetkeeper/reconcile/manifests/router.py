@@ -28,6 +28,7 @@ from fleetkeeper.reconcile.manifests.rollout import progress_deadline_s
 POLICIES = {
     RoutingPolicy.LEAST_LOADED: "power_of_two",
     RoutingPolicy.SESSION_AFFINITY: "consistent_hash",
+    RoutingPolicy.PREFIX_AWARE: "cache_aware",
     RoutingPolicy.ROUND_ROBIN: "round_robin",
 }
 """The names of the routing policies in vllm-router."""
@@ -107,6 +108,7 @@ def desired_router_arguments(service: InferenceService, context: PlanContext) ->
         "--host=0.0.0.0",
         f"--port={ROUTER_PORT}",
         f"--policy={POLICIES[service.spec.routing.policy]}",
+        *_prefix_arguments(service.spec.routing.policy),
         "--service-discovery",
         f"--service-discovery-namespace={service.namespace}",
         f"--service-discovery-port={SERVING_PORT}",
@@ -132,6 +134,17 @@ def desired_router_arguments(service: InferenceService, context: PlanContext) ->
         f"--prometheus-port={ROUTER_METRICS_PORT}",
         "--log-level=info",
     ]
+
+
+def _prefix_arguments(policy: RoutingPolicy) -> list[str]:
+    """Return how far the load of two replicas may differ before the load decides, not the prefix.
+
+    The router's own value, 64 requests, lets a slow replica keep its prefixes until it has 64
+    requests more than the others.
+    """
+    if policy is not RoutingPolicy.PREFIX_AWARE:
+        return []
+    return ["--balance-abs-threshold=8", "--balance-rel-threshold=1.5"]
 
 
 def _template(service: InferenceService, context: PlanContext) -> Manifest:

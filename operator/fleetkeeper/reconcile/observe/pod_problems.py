@@ -62,7 +62,7 @@ ADVICE: Mapping[Reason, str] = {
     Reason.INSUFFICIENT_GPU: "Add accelerator nodes, free accelerators, or lower spec.resources.accelerator.count or the replicas.",
     Reason.MODEL_NOT_FOUND: "Check spec.model.source and spec.model.revision.",
     Reason.MODEL_NOT_READABLE: "Check the permissions of the model files or, for a gated model, spec.model.tokenSecret.",
-    Reason.BAD_ENGINE_OPTION: "Change spec.engine.",
+    Reason.BAD_ENGINE_OPTION: "Change spec.engine or the engine profile.",
     Reason.UNSUPPORTED_ARCHITECTURE: "Choose a newer spec.engine.profile, or another model.",
     Reason.CUDA_OUT_OF_MEMORY: "Lower spec.engine.maxModelLength or spec.batching.maxSequences, quantize the model, or request more accelerators.",
     Reason.HOST_OUT_OF_MEMORY: "Raise spec.resources.memory, or lower spec.engine.maxModelLength.",

@@ -6,6 +6,7 @@ from typing import Any
 
 from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
+from fleetkeeper.api.names import UNWRITTEN_STATUS
 from fleetkeeper.common.values import Event, Manifest
 from fleetkeeper.reconcile.plan import Plan
 from fleetkeeper.reconcile.types import Defect
@@ -33,7 +34,8 @@ def plan_of_defect(resource: Manifest, defect: Defect, now: float) -> Plan:
     event = Event("Warning", condition["reason"], condition["message"])
     is_recorded = before is not None and before.get("reason") == condition["reason"]
     return Plan(
-        status={**present, "conditions": [*others, condition]},
+        # A new service stays unobserved: without a generation, Flux takes it as ready.
+        status={**(present or UNWRITTEN_STATUS), "conditions": [*others, condition]},
         events=() if is_recorded else (event,),
     )
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import Component, engine_name
 from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
+from fleetkeeper.api.profile import ProfileCatalog, UnknownProfile
 from fleetkeeper.autoscale.memory import ControlMemory, memory_from_status
 from fleetkeeper.autoscale.rules.remedies import remedy_in_force
 from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.types import ControlSettings, PodView
 from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.engine_choice import parse_engine
 from fleetkeeper.reconcile.manifests.engine_pod import ENGINE_CONTAINER
 from fleetkeeper.reconcile.observe.diagnosis import decide_diagnosis
 from fleetkeeper.reconcile.observe.facts import GONE_PHASES, facts_of
@@ -49,10 +51,13 @@ def parsed_service(resource: Manifest, *, floating_revisions: bool) -> Inference
         return None
 
 
-def read_settings(service: InferenceService, memory: ControlMemory) -> ControlSettings:
-    """Return the spec in the loop's units, with a remedy in force applied."""
+def read_settings(
+    service: InferenceService, memory: ControlMemory, catalog: ProfileCatalog
+) -> ControlSettings:
+    """Return the spec in the loop's units, with the profile's bound and a remedy in force applied."""
     resumed = parse_suspended(service.status)
-    plain = settings_of(service.spec, service.generation, resumed=resumed)
+    cap = _cap_percent(service, catalog)
+    plain = settings_of(service.spec, service.generation, cap_percent=cap, resumed=resumed)
     remedy = remedy_in_force(memory.remedy, plain)
     if remedy is None:
         return plain
@@ -63,6 +68,20 @@ def read_settings(service: InferenceService, memory: ControlMemory) -> ControlSe
         cap_percent=remedy.cap_percent,
         resumed=resumed,
     )
+
+
+def _cap_percent(service: InferenceService, catalog: ProfileCatalog) -> int:
+    """Return the memory cap of the service's engines.
+
+    A spec that asks for more than its profile allows is refused, and its engines keep a cap that the
+    profile allows.
+    """
+    known = parse_engine(service.status)
+    try:
+        profile = catalog.resolve(known.profile if known else service.spec.engine.profile)
+    except UnknownProfile:
+        return service.spec.memory.cap_percent
+    return profile.cap_percent(service.spec)
 
 
 def starting_memory(service: InferenceService, now: float) -> ControlMemory:

@@ -30,6 +30,7 @@ from fleetkeeper.autoscale.types import ControlInputs
 from fleetkeeper.common.values import Event, StartProgress
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.runtime.autoscaler.arbiter import Arbiter
+from fleetkeeper.runtime.autoscaler.decision_log import log_decisions
 from fleetkeeper.runtime.autoscaler.dispatcher import Dispatcher, Engines, ReplacePod
 from fleetkeeper.runtime.autoscaler.fleet_events import FleetEvents
 from fleetkeeper.runtime.autoscaler.inputs import is_unseen
@@ -92,9 +93,7 @@ class ControlLoop:
         self._can_steer = can_steer
         self._ledger = ledger
         self._arbiter = Arbiter(self._ledger, defects)
-        self._states = ServiceStates(
-            cache, floating_revisions=context.floating_revisions, can_steer=can_steer, now=now
-        )
+        self._states = ServiceStates(cache, context=context, can_steer=can_steer, now=now)
         self._started = now()
 
     # -- for the controller -----------------------------------------------------------------------
@@ -239,7 +238,7 @@ class ControlLoop:
         """Make the decision the planner's next view; queue a reconcile if it differs."""
         state = service_tick.state
         result, reported = build_report(decision, allocation, memory, now)
-        before = state.view
+        before, memory_before = state.view, state.memory
         state.asks_pods = decision.asks_pods
         if self._is_sure(service_tick, decision, now):
             state.memory = reported
@@ -251,6 +250,7 @@ class ControlLoop:
             state.view = replace(
                 before, allocation=result.allocation, pod_load=decision.pod_load, starts=starts
             )
+        log_decisions(service_tick.key, decision, memory_before, state.memory)
         state.allocated = result.allocation.replicas if result.allocation is not None else None
         self._metrics.show(service_tick.key, result.metrics)
         is_new_limit = self._ledger.limit(

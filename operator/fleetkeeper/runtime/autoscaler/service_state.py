@@ -13,6 +13,7 @@ from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.series_map import edges_of
 from fleetkeeper.autoscale.types import ControlSettings, PutOutcome
 from fleetkeeper.common.values import Remedy
+from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.runtime.autoscaler.inputs import (
     Fleet,
     observe_fleet,
@@ -72,12 +73,12 @@ class ServiceStates:
         self,
         cache: Cache,
         *,
-        floating_revisions: bool,
+        context: PlanContext,
         can_steer: bool,
         now: Callable[[], float],
     ) -> None:
         self._cache = cache
-        self._floating_revisions = floating_revisions
+        self._context = context
         self._can_steer = can_steer
         self._now = now
         self._states: dict[Key, ServiceState] = {}
@@ -108,7 +109,9 @@ class ServiceStates:
         state = self._states.get(key)
         if state is not None and (state.uid, state.version) == (entry.uid, entry.version):
             return state
-        service = parsed_service(entry.unpack(), floating_revisions=self._floating_revisions)
+        service = parsed_service(
+            entry.unpack(), floating_revisions=self._context.floating_revisions
+        )
         if state is None or state.uid != entry.uid or (state.service is None and service):
             memory = ControlMemory() if service is None else starting_memory(service, self._now())
             state = self._states[key] = ServiceState(entry.uid, entry.version, service, memory)
@@ -120,7 +123,7 @@ class ServiceStates:
         """Return the settings of the spec and the remedy in force; parse again if one changed."""
         mark = (state.version, state.memory.remedy)
         if state.settings is None or state.settings_mark != mark:
-            settings = read_settings(service, state.memory)
+            settings = read_settings(service, state.memory, self._context.catalog)
             if not self._can_steer:
                 settings = replace(settings, batching_mode=BatchingMode.ADVISORY)
             state.settings, state.settings_mark = settings, mark

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fleetkeeper.adapters.kubernetes.reading import UNREAD, as_map, text, version_of
+from fleetkeeper.api.names import UNWRITTEN_STATUS
 from fleetkeeper.common.values import Manifest
 
 LARGEST_SPEC_BYTES: Final = 32 * 1024
@@ -51,7 +52,7 @@ def pack_service(live: Mapping[str, Any]) -> ServiceEntry:
     """Return the entry of a live service, whoever wrote it.
 
     A spec that is unreadable or too large is left out, and the entry says why. The service's pods
-    keep running.
+    keep running. The schema's default status is left out too: such a service is new.
     """
     meta = as_map(live.get("metadata"))
     spec, status = live.get("spec"), as_map(live.get("status"))
@@ -62,7 +63,7 @@ def pack_service(live: Mapping[str, Any]) -> ServiceEntry:
     }
     if spec is not None:
         kept["spec"] = {} if why else spec
-    if status and _size(status) <= LARGEST_STATUS_BYTES:
+    if status and status != UNWRITTEN_STATUS and _size(status) <= LARGEST_STATUS_BYTES:
         kept["status"] = status
     packed = json.dumps(kept, separators=(",", ":")).encode()
     return ServiceEntry(

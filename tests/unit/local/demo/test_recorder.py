@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from fleetkeeper.commands.fleet_source import Fleet
+from fleetkeeper.commands.fleet_source import Fleet, FleetError
 from fleetkeeper.commands.fleet_view import Gauges, ServiceKey
 from fleetkeeper_local.demo import recorder as module
 from fleetkeeper_local.demo.recorder import Recorder
@@ -41,7 +40,7 @@ class Source:
         assert namespace == "a"
         answer = self.left.pop(0) if self.left else None
         if answer is None:
-            raise typer.Exit(1)
+            raise FleetError("away")
         return answer
 
 

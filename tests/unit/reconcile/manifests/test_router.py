@@ -49,6 +49,7 @@ def _arguments(**sections: Any) -> list[str]:
     [
         ("LeastLoaded", "power_of_two"),
         ("SessionAffinity", "consistent_hash"),
+        ("PrefixAware", "cache_aware"),
         ("RoundRobin", "round_robin"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from fleetkeeper.reconcile.types import Child, Kind, Pod, Workload
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.named import NAMED_S
+from fleetkeeper.runtime.state.service_entry import pack_service
 
 Live = dict[str, Any]
 CHAT = Key("a", "chat")
@@ -234,3 +236,20 @@ def test_any_order_of_news_ends_in_the_newest(events: list[tuple[str, int]], ord
             scene.cache.gone(config(version))
     there = bool(scene.cache.children(CHAT))
     assert there is (by_version[max(by_version)] == "put")
+
+
+@pytest.mark.parametrize(
+    "status", [{}, {"observedGeneration": 1}, {"observedGeneration": 0, "url": "u"}]
+)
+def test_a_written_status_is_kept(status: Live) -> None:
+    assert _kept(status) == status
+
+
+def test_the_default_status_of_the_schema_is_none() -> None:
+    """A service that nobody has written to is new, whatever the API server fills in."""
+    assert _kept({"observedGeneration": 0}) == {}
+
+
+def _kept(status: Live) -> Any:
+    live = {"metadata": {"name": "chat", "generation": 1}, "status": status}
+    return pack_service(live).unpack().get("status", {})

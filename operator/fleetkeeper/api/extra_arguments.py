@@ -1,0 +1,44 @@
+"""The arguments that an engine profile adds to vLLM's command line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from fleetkeeper.api.options import ALLOWED
+from fleetkeeper.api.schema.error_messages import FieldError
+from fleetkeeper_contract.extra_arguments import argument_errors, option_of
+
+WHOLE_NAMES = frozenset({"chat-template", "tokenizer"})
+"""Options of vLLM that services cannot set and that an option on their list begins with."""
+
+
+def options_of(arguments: Collection[str]) -> frozenset[str]:
+    """Return the names of the options that arguments set, without those of malformed ones."""
+    return frozenset(option for item in arguments if (option := option_of(item)))
+
+
+def extra_argument_errors(arguments: Collection[str]) -> list[str]:
+    """Return why a profile cannot have these arguments, one line for each error.
+
+    Abbreviations of the options of services are refused, because a service could set the same
+    option by its whole name.
+    """
+    errors = argument_errors(arguments)
+    for option in sorted(options_of(arguments) - ALLOWED.keys() - WHOLE_NAMES):
+        long = next((name for name in ALLOWED if name.startswith(option)), None)
+        if long:
+            errors.append(f"--{option} abbreviates --{long}; write the option's whole name")
+    return errors
+
+
+def conflict_errors(
+    options: Mapping[str, str], arguments: Collection[str], profile: str
+) -> list[FieldError]:
+    """Return an error for each option of a service that its profile's arguments set too."""
+    return [
+        FieldError(
+            f"spec.engine.options.{name}",
+            f"is set by the engine profile {profile}; remove it or choose another profile",
+        )
+        for name in sorted(options_of(arguments) & options.keys())
+    ]
