@@ -114,7 +114,7 @@ def _apt(*words: str) -> None:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Wait for other processes of ours: apt-get fails beside another one, and so would policy-rc.d."""
+    """Wait for our other processes: apt-get fails beside another one, and so would policy-rc.d."""
     if not os.access(LOCK.parent, os.W_OK):
         yield  # not root: nothing is installed
         return
