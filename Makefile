@@ -17,7 +17,7 @@ EVERYTHING := --hypothesis-profile=exhaustive
 LOCAL := $(BIN)/python -m fleetkeeper_local
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push up down demo demo-down test test-fast test-all test-unit test-cluster test-fault test-engine test-e2e clean clean-caches
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-fault test-engine test-e2e clean clean-caches
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -61,6 +61,10 @@ images: setup setup-engine programs ## Build the images (operator, router, engin
 push: setup setup-engine ## Push the images to your registry: make images push REGISTRY=registry.example.com/fleetkeeper
 	@test -n "$(REGISTRY)" || { echo "say where to: make images push REGISTRY=registry.example.com/fleetkeeper" >&2; exit 2; }
 	@$(LOCAL) push "$(REGISTRY)" $(if $(TAG),--tag "$(TAG)") $(PUSH_FLAGS)
+
+release: setup setup-engine ## Publish a release: make release VERSION=x.y.z REGISTRY=registry.example.com/fleetkeeper
+	@test -n "$(VERSION)" -a -n "$(REGISTRY)" || { echo "say what and where to: make release VERSION=x.y.z REGISTRY=registry.example.com/fleetkeeper" >&2; exit 2; }
+	@$(LOCAL).release "$(VERSION)" "$(REGISTRY)" $(foreach image,$(UPSTREAM),--upstream "$(image)")
 
 up: setup ## Start a real single-node Kubernetes on this machine (root)
 	@$(LOCAL) up

@@ -149,7 +149,7 @@ FLEET = Dashboard(
             (
                 Panel(
                     "Replicas",
-                    "Replicas of all services. recommended: by the control loop. allocated: after bounds and budgets. live: in the Deployments.",
+                    "Replicas of all services. recommended: by the control loop. allocated: after bounds and budgets. live: in the Deployments. ready: pods that are ready.",
                     "none",
                     {
                         "{{kind}}": f"sum by (kind) (max by ({BY}, kind) (fleetkeeper_decision_replicas{{{SERVICES}}}))"
@@ -264,7 +264,7 @@ ONE_SERVICE = Dashboard(
             (
                 Panel(
                     "Replicas",
-                    "recommended: by the control loop. allocated: after bounds and budgets. live: in the Deployment.",
+                    "recommended: by the control loop. allocated: after bounds and budgets. live: in the Deployment. ready: pods that are ready.",
                     "none",
                     {"{{kind}}": f"max by (kind) (fleetkeeper_decision_replicas{{{ONE}}})"},
                 ),

@@ -24,7 +24,7 @@ STEP_MODEL = "fleetkeeper_step_model_"
 CONTROL_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "decision_replicas": (
         ("kind",),
-        "Replicas: `recommended` (by the control loop), `allocated` (the recommendation after bounds and budgets), `live` (in the Deployment).",
+        "Replicas: `recommended` (by the control loop), `allocated` (the recommendation after bounds and budgets), `live` (in the Deployment), `ready` (ready pods of it that are not being deleted).",
     ),
     "decision_limit_sequences": (
         (),

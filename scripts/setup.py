@@ -4,6 +4,7 @@
     python3 scripts/setup.py engine      # .venv-engine, on torch and vLLM for CPU in the cache
     python3 scripts/setup.py lock        # uv.lock and requirements/*.txt, pinned with hashes
     python3 scripts/setup.py check-lock  # fails if one of them is out of date
+    .venv/bin/python scripts/setup.py wheels  # the wheels of our packages, to dist
 
 An engine environment has a stamp with the digest of its inputs. If the stamp matches, nothing is
 done. An interrupted run leaves no stamp, and the next run completes it.
@@ -129,6 +130,12 @@ def make_dev() -> None:
     run([uv, "sync", "--quiet", "--frozen", "--python", sys.executable, *ours])
 
 
+def make_wheels() -> None:
+    """Build the wheels of our packages with the build tools of this interpreter's environment."""
+    words = ["--all-packages", "--wheel", "--no-build-isolation", "--no-create-gitignore"]
+    run([bootstrap_uv(), "build", "--quiet", *words, "--python", sys.executable, "-o", "dist"])
+
+
 def stamped(home: Path, stamp: str) -> bool:
     """Return whether the environment was completed from exactly these inputs."""
     mark = home / ".fleetkeeper-stamp"
@@ -234,7 +241,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = {"dev": make_dev, "engine": make_engine, "lock": lock, "check-lock": check_lock}
+    commands = {
+        "dev": make_dev,
+        "engine": make_engine,
+        "lock": lock,
+        "check-lock": check_lock,
+        "wheels": make_wheels,
+    }
     parser.add_argument("what", choices=commands)
     what = parser.parse_args().what
     if sys.version_info < (3, 11):  # noqa: UP036 - the user's python3 may be older

@@ -26,6 +26,7 @@ NOT_RUN: Mapping[str, str] = {
     r".*record_decisions": "takes half a minute; tests/unit/repository/test_record_decisions.py runs a part",
     r"REGISTRY=": "names a registry that is the reader's",
     r"podman |buildah |for image in |done$": "builds images for minutes; tests/e2e builds and runs them",
+    r"git (tag|push) |skopeo |sha256sum |helm (pull|registry|show) |make release ": "needs a registry; tests/cluster/chart/test_release.py publishes a release, verifies and copies it",
     r"helm (package|push)": "needs a registry of the reader's; tests/cluster/chart/test_gitops.py renders the chart with the examples' values",
     r"helm (install|upgrade|uninstall)": "needs the images; tests/cluster/chart/test_install.py installs, upgrades and removes",
     r"kubectl (--namespace|-n) fleetkeeper-system ": "needs the chart's operator pod; tests/cluster/chart/test_install.py has it",

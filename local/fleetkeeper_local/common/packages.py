@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -41,7 +42,10 @@ BROWSER_PACKAGES = {"chromium": "chromium"}
 """The same for the test of the console's page."""
 
 POLICY = Path("/usr/sbin/policy-rc.d")
+LOCK = Path("/run/lock/fleetkeeper-packages")
 APT_TIMEOUT_S = 900
+LOCK_TIMEOUT_S = 600
+"""How long apt-get waits for another apt-get."""
 
 
 def missing_packages(wanted: dict[str, str]) -> list[str]:
@@ -56,9 +60,15 @@ def ensure_packages(wanted: dict[str, str]) -> None:
         LocalError: packages are missing and cannot be installed from here; the text says how to do
             it.
     """
+    if missing_packages(wanted):
+        with _one_at_a_time():
+            _install(wanted)
+
+
+def _install(wanted: dict[str, str]) -> None:
     missing = missing_packages(wanted)
     if not missing:
-        return
+        return  # another process installed them in the meantime
     words = " ".join(missing)
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise LocalError(
@@ -85,7 +95,7 @@ def _present(command: str) -> bool:
 def _apt(*words: str) -> None:
     try:
         done = subprocess.run(
-            ["apt-get", "--quiet", *words],
+            ["apt-get", "--quiet", f"--option=DPkg::Lock::Timeout={LOCK_TIMEOUT_S}", *words],
             env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -103,6 +113,17 @@ def _apt(*words: str) -> None:
         raise LocalError(
             f"apt-get {' '.join(words)} failed with exit code {done.returncode}:\n{tail}"
         )
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Wait for our other processes: apt-get fails beside another one, and so would policy-rc.d."""
+    if not os.access(LOCK.parent, os.W_OK):
+        yield  # not root: nothing is installed
+        return
+    with LOCK.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

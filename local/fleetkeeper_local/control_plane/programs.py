@@ -134,6 +134,11 @@ PROGRAMS = {
         ),
         Program(name="coredns", module="coredns", package="."),
         Program(name="pause", module="pause", package="."),
+        Program(
+            name="actionlint",
+            module="actionlint",
+            package="github.com/rhysd/actionlint/cmd/actionlint",
+        ),
         Program(name="kstatus", module="kstatus", package="."),
     )
 }

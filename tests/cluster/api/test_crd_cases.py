@@ -183,7 +183,7 @@ def test_scale_and_status_are_subresources(control_plane: ControlPlane, send: Se
         "-p", json.dumps({"status": status, "spec": {"replicas": 9}}),
     )  # fmt: skip
     live = json.loads(run("get", "fis", "scaled", "-o", "json"))
-    assert (live["spec"]["replicas"], live["status"]) == (5, status)
+    assert (live["spec"]["replicas"], live["status"]) == (5, {**UNWRITTEN_STATUS, **status})
     scale = control_plane.get(
         f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.PLURAL}/scaled/scale"
     )

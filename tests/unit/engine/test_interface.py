@@ -119,6 +119,7 @@ contract
 control.issuer control.keysDirectory
 drain.noticeSeconds drain.seconds
 engine.dtype engine.maxModelLength engine.options engine.prefixCaching engine.quantization
+engine.profile.extraArguments[] engine.profile.name
 engine.speculativeTokens engine.tensorParallelSize
 health.stallSeconds health.startupSeconds
 memory.capPercent memory.limitBytes
@@ -257,5 +258,9 @@ def _fields(schema: dict[str, Any], whole: dict[str, Any], path: str = "") -> It
             yield from _fields(value, whole, f"{path}.{name}" if path else name)
     elif "items" in schema:
         yield from _fields(schema["items"], whole, f"{path}[]")
+    elif "anyOf" in schema:
+        for choice in schema["anyOf"]:
+            if choice.get("type") != "null":
+                yield from _fields(choice, whole, path)
     else:
         yield path

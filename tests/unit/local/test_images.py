@@ -113,7 +113,7 @@ def test_an_image_is_built_again_when_its_parts_changed_or_it_is_gone(
     buildah, store = Buildah(), tmp_path_factory.mktemp("store")
     monkeypatch.setattr(builder, "attempt", buildah)
     monkeypatch.setattr(builder, "REPOSITORY", context)
-    monkeypatch.setattr(builder, "_store", lambda: store)
+    monkeypatch.setattr(builder, "store", lambda: store)
     monkeypatch.setattr(builder, "_check_disk", lambda: None)
     monkeypatch.setattr("fleetkeeper_local.common.packages.ensure_packages", lambda _: None)
     monkeypatch.setenv(builder.BASE_VARIABLE, "base:1")

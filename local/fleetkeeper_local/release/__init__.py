@@ -1,0 +1,1 @@
+"""A release: wheels, images and the chart, each named by its content."""

@@ -1,0 +1,193 @@
+"""A release into a real registry: everything is by digest, present, and installable from there."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import yaml
+
+from fleetkeeper_contract.version import VERSION
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.images import builder, registry
+from fleetkeeper_local.release import references
+from fleetkeeper_local.release.publish import Release, publish
+from tests.support.helm_chart import NAMESPACE, RELEASE, helm
+from tests.support.release_world import (
+    Checkout,
+    require_programs,
+    running_registry,
+    stand_in,
+)
+
+UPSTREAM = "vllm/vllm-openai:v0.32.0"
+NEXT = "0.1.1"
+BY_DIGEST = re.compile(r"[\w.:/-]+@sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class World:
+    """The first release, where it is, and what it returned."""
+
+    checkout: Checkout
+    release: Release
+    images: list[str]
+    scratch: Path
+
+    def content(self, content: str) -> None:
+        """Let the builder build images with this content."""
+        for name in builder.PUBLISHED:
+            image = stand_in(name, content, self.scratch)
+            builder.BUILDERS[name] = lambda image=image: image  # type: ignore[misc]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    require_programs()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        running_registry(tmp_path_factory.mktemp("registry")) as port,
+    ):
+        patch.setattr(builder, "BUILDERS", {})
+        scratch = tmp_path_factory.mktemp("images")
+        checkout = Checkout(tmp_path_factory.mktemp("checkout"))
+        upstream = f"127.0.0.1:{port}/{UPSTREAM}"
+        registry.copy(stand_in("vllm", "1", scratch).source, upstream, tls=False)
+        release = Release(
+            checkout.root, VERSION, f"127.0.0.1:{port}/fleetkeeper", {UPSTREAM: upstream}
+        )
+        found = World(checkout, release, [], scratch)
+        found.content("first")
+        found.images.extend(publish(release))
+        yield found
+
+
+def _chart(world: World) -> str:
+    return f"oci://{world.release.charts}/fleetkeeper"
+
+
+def _rendered(*chart: str, values: dict[str, object] | None = None) -> str:
+    options = (f"--namespace={NAMESPACE}", "--kube-version=1.36.3", "--plain-http")
+    return helm("template", RELEASE, *chart, *options, values=values)
+
+
+def test_every_image_of_the_installed_chart_is_by_digest_and_in_the_registry(world: World) -> None:
+    text = _rendered(_chart(world), f"--version={VERSION}")
+    named = re.findall(r"(?im)^[ -]*\"?(?:\w*image)\"?: *\"?([^\s\",]+)", text)
+    assert named
+    assert [name for name in named if not BY_DIGEST.fullmatch(name)] == []
+    assert set(BY_DIGEST.findall(text)) == set(world.images)
+    for name in world.images:
+        argv = ["skopeo", "inspect", "--raw", "--tls-verify=false", f"docker://{name}"]
+        manifest = subprocess.run(argv, capture_output=True, check=True).stdout
+        assert name.endswith(f"@sha256:{hashlib.sha256(manifest).hexdigest()}")
+    repositories = {references.without_tag(name).rpartition("/")[2] for name in world.images}
+    assert repositories == {*builder.PUBLISHED.values(), "vllm-openai"}
+
+
+def test_what_this_version_is_called_and_what_the_chart_names_are_the_same_image(
+    world: World,
+) -> None:
+    for published in builder.PUBLISHED.values():
+        tagged = f"{world.release.registry}/{published}:{VERSION}"
+        assert references.by_digest(tagged) in world.images
+
+
+def test_the_files_have_the_checksums_and_name_the_images_and_the_chart(
+    world: World, tmp_path: Path
+) -> None:
+    folder = world.release.target
+    sums = (folder / "SHA256SUMS").read_text().splitlines()
+    listed = {line.split("  ")[1] for line in sums}
+    assert listed == {path.name for path in folder.iterdir()} - {"SHA256SUMS"}
+    check = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
+    subprocess.run(check, cwd=folder, check=True)
+    assert (folder / "images.txt").read_text().split() == world.images
+    assert "The first version." in (folder / "NOTES.md").read_text()
+    wheels = [
+        ZipFile(folder / name) for name in listed if name.endswith(f"-{VERSION}-py3-none-any.whl")
+    ]
+    assert len(wheels) == 4
+    assert not [wheel for wheel in wheels if wheel.testzip()]
+    # The chart pulled by its digest is the file that the checksums cover.
+    reference = (folder / "chart.txt").read_text().strip()
+    helm("pull", reference, f"--destination={tmp_path}", "--plain-http")
+    (pulled,) = tmp_path.iterdir()
+    assert _rendered(reference) == _rendered(_chart(world), f"--version={VERSION}")
+    assert pulled.read_bytes() == (folder / f"fleetkeeper-{VERSION}.tgz").read_bytes()
+
+
+def test_the_chart_keeps_its_comments_and_all_other_values(world: World) -> None:
+    before = (world.checkout.root / "charts/fleetkeeper/values.yaml").read_text()
+    after = helm("show", "values", str(world.release.target / f"fleetkeeper-{VERSION}.tgz"))
+    changed = [
+        (old, new)
+        for old, new in zip(before.splitlines(), after.rstrip("\n").splitlines(), strict=True)
+        if old != new
+    ]
+    assert len(changed) == len(world.images) + 1
+    assert all(re.search("[iI]mage|repository|digest", old) for old, _ in changed)
+
+
+def test_a_copy_in_another_registry_keeps_the_digests_and_the_chart_runs_from_it(
+    world: World,
+) -> None:
+    """As docs/releases.md says: the list through skopeo, the same change of names in the values."""
+    place = world.release.registry.partition("/")[0]
+    for image in world.images:
+        path = image.partition("/")[2]
+        argv = ["skopeo", "copy", "--all", "--preserve-digests", "--insecure-policy", "--quiet"]
+        argv += ["--src-tls-verify=false", "--dest-tls-verify=false"]
+        argv += [f"docker://{image}", f"docker://{place}/mirror/{path}"]
+        subprocess.run(argv, check=True, capture_output=True)
+    archive = str(world.release.target / f"fleetkeeper-{VERSION}.tgz")
+    helm("push", archive, f"oci://{place}/mirror/charts", "--plain-http")
+    shown = helm("show", "values", archive)
+    values = yaml.safe_load(shown.replace(f": {place}/", f": {place}/mirror/"))
+    chart = (f"oci://{place}/mirror/charts/fleetkeeper", f"--version={VERSION}")
+    named = set(BY_DIGEST.findall(_rendered(*chart, values=values)))
+    assert named == {image.replace(f"{place}/", f"{place}/mirror/") for image in world.images}
+    for name in named:
+        assert references.exists(name)
+
+
+def test_a_released_version_is_not_published_again(world: World) -> None:
+    with pytest.raises(LocalError, match=r"this version is released"):
+        publish(world.release)
+
+
+def test_a_later_release_keeps_the_engines_of_the_earlier_and_refuses_to_change_them(
+    world: World,
+) -> None:
+    """Neither an own image with another tag nor an upstream tag that moved gets into a profile."""
+    upstream = world.release.upstream[UPSTREAM]
+    (pinned,) = (name for name in world.images if "vllm-openai" in name)
+    world.checkout.become(NEXT)
+    world.content("second")
+    later = Release(world.checkout.root, NEXT, world.release.registry, world.release.upstream)
+
+    registry.copy(stand_in("vllm", "2", world.scratch).source, upstream, tls=False)
+    with pytest.raises(LocalError, match=r"cuda-0\.32\.0-1\.image was .*--upstream"):
+        publish(later)
+    kept = Release(later.root, NEXT, later.registry, {UPSTREAM: pinned})
+    values = "charts/fleetkeeper/values.yaml"
+    engine = "fleetkeeper-engine-cpu:"
+    world.checkout.edit(values, engine + VERSION, engine + NEXT)
+    world.checkout.commit()
+    with pytest.raises(LocalError, match=r"cpu-0\.32\.0-1\.image was"):
+        publish(kept)
+    assert not references.exists(f"{later.charts}/fleetkeeper:{NEXT}")
+
+    world.checkout.edit(values, engine + NEXT, engine + VERSION)
+    world.checkout.commit()
+    engines = {name for name in world.images if "fleetkeeper-engine" in name or name == pinned}
+    assert len(engines) == 3
+    images = set(publish(kept))
+    assert images & set(world.images) == engines
+    assert references.exists(f"{later.charts}/fleetkeeper:{NEXT}")

@@ -1,0 +1,71 @@
+"""The workflows of CI are valid, have few permissions, and run the targets of the Makefile."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fleetkeeper_local.control_plane.programs import built, program_path
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+WRITES = {("release", "publish"): {"packages"}, ("release", "page"): {"contents"}}
+"""The permissions to write, by workflow and job; all others read."""
+
+
+def _lint(*files: Path) -> subprocess.CompletedProcess[str]:
+    # Without shellcheck and pyflakes, which one machine has and another has not.
+    argv = [str(program_path("actionlint")), "-no-color", "-shellcheck=", "-pyflakes="]
+    return subprocess.run(
+        [*argv, *map(str, files)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def _jobs(workflow: Path) -> dict[str, dict[str, Any]]:
+    jobs: dict[str, dict[str, Any]] = yaml.safe_load(workflow.read_text())["jobs"]
+    return jobs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not built("actionlint"), reason="actionlint is not built: make programs")
+def test_actionlint_finds_nothing_and_finds_a_mistake(tmp_path: Path) -> None:
+    done = _lint(*WORKFLOWS)
+    assert (done.returncode, done.stdout) == (0, "")
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text(WORKFLOWS[0].read_text().replace("github.ref ", "github.no_such_field "))
+    done = _lint(wrong)
+    assert done.returncode == 1
+    assert "no_such_field" in done.stdout
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_job_has_the_permissions_that_it_needs_and_no_others(workflow: Path) -> None:
+    assert yaml.safe_load(workflow.read_text())["permissions"] == {}
+    for name, job in _jobs(workflow).items():
+        writes = {what for what, right in job["permissions"].items() if right != "read"}
+        assert writes == WRITES.get((workflow.stem, name), set())
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_are_pinned_by_commit_and_leave_no_credentials(workflow: Path) -> None:
+    for job in _jobs(workflow).values():
+        for step in job["steps"]:
+            if "uses" not in step:
+                continue
+            assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", step["uses"])
+            if "checkout" in step["uses"]:
+                assert step["with"]["persist-credentials"] is False
+
+
+@pytest.mark.parametrize(("workflow", "target"), [("ci", "test"), ("release", "release")])
+def test_a_workflow_runs_its_target_of_the_makefile(workflow: str, target: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    jobs = _jobs(ROOT / f".github/workflows/{workflow}.yml")
+    commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+    assert [line for line in commands if re.match(rf"make {target}\b", line)]
