@@ -31,6 +31,7 @@ WARN: Final = "warn"
 BAD: Final = "bad"
 NORMAL: Final = frozenset({"Progressing", "Reconciling", "ScalingLimited"})
 """Conditions that alone make no problem: a start, a rollout, or a bound, which has its own column."""
+NO_CONDITION: Final = "The operator has written no condition yet."
 BREAKER_TITLES: Final = frozenset(title for _, title in BREAKERS)
 
 
@@ -84,12 +85,14 @@ def _summary(view: ServiceView, spec: Mapping[str, Any]) -> Document:
     is_ready = ready.get("status") == "True"
     scaling = view.status.get("scaling") or {}
     message = troubles[0][1] if troubles else scaling.get("message")
+    if not view.conditions:
+        message = NO_CONDITION
     return {
         "namespace": view.namespace,
         "name": view.name,
         "tone": _tone(view, is_ready=is_ready, has_trouble=is_degraded),
         "ready": "Ready" if is_ready else ready.get("reason") or "Unknown",
-        "readyMessage": ready.get("message") or "The operator has written no condition yet.",
+        "readyMessage": ready.get("message") or ("" if ready else NO_CONDITION),
         "readyReplicas": view.ready.split("/")[0],
         "wanted": view.wanted,
         "maxReplicas": (spec.get("scaling") or {}).get("maxReplicas"),

@@ -100,6 +100,7 @@ def test_a_row_has_what_decides_and_what_limits() -> None:
     )
     assert code["queueWait"]["broken"]
     assert code["message"].startswith("The load needs 6 replicas")
+    assert rows["new"]["message"] == "The operator has written no condition yet."
     assert rows["vision"]["ready"] == "InsufficientGPU"
     assert (rows["chat"]["readyReplicas"], rows["chat"]["wanted"], rows["chat"]["maxReplicas"]) == (
         "5",
