@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,21 +16,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.exporters import EngineExporter, OperatorExporter
-from tests.support.shipped_queries import RULES, alerts, dashboards, panels
+from tests.support.shipped_queries import RULES, SELECTOR, alerts, chosen, judged, shown, variables
 
 NAMESPACE: Final = "team-a"
 SERVICE: Final = "chat"
 OPERATOR: Final = "fleetkeeper-system"
 GUARD_S: Final = 120.0
 """For Prometheus to start and scrape each target three times."""
-VALUES: Final = {
-    "$__rate_interval": "1m",
-    "$namespace": NAMESPACE,
-    "$service": SERVICE,
-    "$operator": OPERATOR,
-}
-SELECTOR: Final = re.compile(r"\b(?:fleetkeeper|process)_\w+(?:\{[^}]*\})?")
-"""A series with its matchers, as it is in the queries."""
 
 
 class Prometheus:
@@ -129,39 +120,20 @@ async def _prometheus(directory: Path) -> AsyncIterator[Prometheus]:
             await process.wait()
 
 
-def _replaced(query: str) -> str:
-    """The query with values for Grafana's variables."""
-    for name, value in VALUES.items():
-        query = query.replace(name, value)
-    assert "$" not in query
-    return query
-
-
 async def test_every_query_has_an_answer(tmp_path: Path) -> None:
     """No error; each selector returns series, and each panel numbers."""
-    shown = {
-        f"{name}: {panel['title']}: {target['legendFormat']}": _replaced(target["expr"])
-        for name, dashboard in dashboards().items()
-        for panel in panels(dashboard)
-        for target in panel["targets"]
-    }
-    chosen = {
-        f"{name}: ${item['name']}": _replaced(item["definition"])
-        for name, dashboard in dashboards().items()
-        for item in dashboard["templating"]["list"]
-        if item["type"] == "query"
-    }
-    judged = {rule["alert"]: rule["expr"] for rule in alerts()}
-    assert len(shown) > 60
+    values_of = variables(NAMESPACE, SERVICE, OPERATOR)
+    drawn, alerting = shown(values_of), judged()
+    assert len(drawn) > 60
     async with _prometheus(tmp_path) as prometheus:
-        for where, query in (shown | chosen | judged).items():
+        for where, query in (drawn | chosen(values_of) | alerting).items():
             selectors = SELECTOR.findall(query)
             assert selectors, where
             for selector in selectors:
                 assert await prometheus.values(selector), f"{where}: no series for {selector}"
-        for query in judged.values():
+        for query in alerting.values():
             await prometheus.values(query)
-        for where, query in shown.items():
+        for where, query in drawn.items():
             values = await prometheus.values(query)
             assert values, f"{where}: no data for {query}"
             assert "NaN" not in values, f"{where}: {query}"

@@ -1,0 +1,39 @@
+"""The texts of a drawn panel: values with Grafana's units, and names of series."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+SCALES: Mapping[str, Sequence[tuple[float, str]]] = {
+    "s": ((60.0, " min"), (1.0, " s"), (1e-3, " ms"), (1e-6, " µs")),
+    "bytes": ((2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " KiB"), (1.0, " B")),
+    "percentunit": ((0.01, "%"),),
+    "none": ((1e6, " M"), (1e3, " k"), (1.0, "")),
+    "reqps": ((1e3, " k/s"), (1.0, " req/s")),
+    "ops": ((1e3, " k/s"), (1.0, " ops/s")),
+}
+"""By unit: the size and the name of each scale, largest first."""
+SWITCH = 2.0
+"""A scale is used from so many of its units on; the smallest is used below that."""
+
+
+def value_text(value: float, unit: str, largest: float) -> str:
+    """Return a value in the scale that suits the axis' largest value.
+
+    Raises:
+        KeyError: the unit is none that the dashboards use.
+    """
+    scales = SCALES[unit]
+    size, name = scales[-1]
+    for (larger, larger_name), _ in pairwise(scales):
+        if largest >= SWITCH * larger:
+            size, name = larger, larger_name
+            break
+    return f"{value / size:.4g}{name}"
+
+
+def series_name(legend: str, labels: Mapping[str, str]) -> str:
+    """Return a legend with the values of its labels."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), legend).strip()
