@@ -19,11 +19,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.dates import AutoDateLocator, DateFormatter
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from prometheus_api_client import PrometheusConnect
 from requests import Session
 
-from panel_text import series_name, value_text
+from panel_text import scale_of, series_name
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "charts/fleetkeeper/files/dashboards"
@@ -222,9 +222,14 @@ def _dress(axes: Axes, defaults: Mapping[str, Any], data: Record) -> None:
     if not axes.dataLim.y1 > 0:  # nothing but zeros, or no number at all
         axes.set_ylim(0.0, 1.0)
     axes.set_ylim(bottom=defaults.get("min"))
-    unit, largest = defaults["unit"], axes.get_ylim()[1]
-    axes.yaxis.set_major_locator(MaxNLocator(4, min_n_ticks=2))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: value_text(value, unit, largest)))
+    low, high = axes.get_ylim()
+    size, name = scale_of(defaults["unit"], high)
+    ticks = [
+        tick
+        for tick in MaxNLocator(4).tick_values(low / size, high / size)
+        if low <= tick * size <= high
+    ]
+    axes.set_yticks([tick * size for tick in ticks], [f"{tick:.4g}{name}" for tick in ticks])
     axes.xaxis.set_major_locator(AutoDateLocator(minticks=3, maxticks=6))
     short = data.end - data.start < 300
     axes.xaxis.set_major_formatter(DateFormatter("%H:%M:%S" if short else "%H:%M", tz=UTC))

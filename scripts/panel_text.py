@@ -1,10 +1,9 @@
-"""The texts of a drawn panel: values with Grafana's units, and names of series."""
+"""The texts of a drawn panel: the units of Grafana, and the names of series."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 SCALES: Mapping[str, Sequence[tuple[float, str]]] = {
     "s": ((60.0, " min"), (1.0, " s"), (1e-3, " ms"), (1e-6, " µs")),
@@ -15,23 +14,16 @@ SCALES: Mapping[str, Sequence[tuple[float, str]]] = {
     "ops": ((1e3, " k/s"), (1.0, " ops/s")),
 }
 """By unit: the size and the name of each scale, largest first."""
-SWITCH = 2.0
-"""A scale is used from so many of its units on; the smallest is used below that."""
 
 
-def value_text(value: float, unit: str, largest: float) -> str:
-    """Return a value in the scale that suits the axis' largest value.
+def scale_of(unit: str, largest: float) -> tuple[float, str]:
+    """Return size and name of the scale that suits an axis with this largest value.
 
     Raises:
         KeyError: the unit is none that the dashboards use.
     """
     scales = SCALES[unit]
-    size, name = scales[-1]
-    for (larger, larger_name), _ in pairwise(scales):
-        if largest >= SWITCH * larger:
-            size, name = larger, larger_name
-            break
-    return f"{value / size:.4g}{name}"
+    return next((scale for scale in scales if largest >= scale[0]), scales[-1])
 
 
 def series_name(legend: str, labels: Mapping[str, str]) -> str:

@@ -43,10 +43,10 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 def variables(namespace: str, service: str, operator: str) -> dict[str, str]:
     """Return the values of Grafana's variables in the dashboards."""
     return {
-        "$__rate_interval": "1m",
-        "$namespace": namespace,
-        "$service": service,
-        "$operator": operator,
+        "__rate_interval": "1m",
+        "namespace": namespace,
+        "service": service,
+        "operator": operator,
     }
 
 
@@ -77,7 +77,7 @@ def judged() -> dict[str, str]:
 
 def _replaced(query: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
-        query = query.replace(name, value)
+        query = query.replace(f"${name}", value)
     assert "$" not in query
     return query
 

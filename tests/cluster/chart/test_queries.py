@@ -13,10 +13,20 @@ from typing import Any, Final
 from aiohttp import ClientError, ClientSession, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from draw_dashboards import record
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.exporters import EngineExporter, OperatorExporter
-from tests.support.shipped_queries import RULES, SELECTOR, alerts, chosen, judged, shown, variables
+from tests.support.shipped_queries import (
+    RULES,
+    SELECTOR,
+    alerts,
+    chosen,
+    dashboards,
+    judged,
+    shown,
+    variables,
+)
 
 NAMESPACE: Final = "team-a"
 SERVICE: Final = "chat"
@@ -30,11 +40,11 @@ class Prometheus:
 
     def __init__(self, session: ClientSession, url: str) -> None:
         self._session = session
-        self._url = url
+        self.url = url
 
     async def get(self, path: str, **query: str) -> Any:
         """Return the data of an answer; fail with Prometheus' own error."""
-        async with self._session.get(f"{self._url}/api/v1/{path}", params=query) as response:
+        async with self._session.get(f"{self.url}/api/v1/{path}", params=query) as response:
             answer = await response.json()
         assert answer["status"] == "success", f"{query}: {answer.get('error')}"
         return answer["data"]
@@ -42,6 +52,14 @@ class Prometheus:
     async def values(self, query: str) -> list[str]:
         """Return the present values of a query."""
         return [row["value"][1] for row in (await self.get("query", query=query))["result"]]
+
+    async def data(self, where: str, query: str) -> list[str]:
+        """Return the values of a query as soon as it has some: a scrape that times out leaves none."""
+        deadline = time.monotonic() + GUARD_S
+        while not (found := await self.values(query)):
+            assert time.monotonic() < deadline, f"{where}: no data for {query}"
+            await asyncio.sleep(0.2)
+        return found
 
     async def scraped(self, times: int) -> None:
         """Wait until each target was scraped that many times."""
@@ -130,13 +148,18 @@ async def test_every_query_has_an_answer(tmp_path: Path) -> None:
             selectors = SELECTOR.findall(query)
             assert selectors, where
             for selector in selectors:
-                assert await prometheus.values(selector), f"{where}: no series for {selector}"
+                await prometheus.data(where, selector)
         for query in alerting.values():
             await prometheus.values(query)
         for where, query in drawn.items():
-            values = await prometheus.values(query)
-            assert values, f"{where}: no data for {query}"
+            values = await prometheus.data(where, query)
             assert "NaN" not in values, f"{where}: {query}"
+        now = time.time()
+        found = await asyncio.to_thread(
+            record, prometheus.url, [*dashboards().values()], values_of, now - GUARD_S, now
+        )
+        assert found.answers.keys() == set(drawn.values())
+        assert all(found.answers.values())
 
 
 async def test_prometheus_evaluates_every_alert(tmp_path: Path) -> None:

@@ -13,22 +13,19 @@ from matplotlib.image import imread
 
 from dashboard_panels import DASHBOARDS
 from draw_dashboards import Record, draw, load_dashboards, main, panels_of, replaced
-from panel_text import SCALES, series_name, value_text
+from panel_text import SCALES, scale_of, series_name
+from tests.support.shipped_queries import variables
 
-VALUES = {
-    "__rate_interval": "1m",
-    "namespace": "team-a",
-    "service": "chat",
-    "operator": "fleetkeeper-system",
-}
+VALUES = variables("team-a", "chat", "fleetkeeper-system")
 PODS = ("chat-0", "chat-1")
 
 
-def _record(dashboard: dict[str, Any]) -> Record:
-    """Two pods everywhere; a sample is missing in the middle."""
+def _record(dashboard: dict[str, Any], factor: float = 1.0) -> Record:
+    """Two pods everywhere, with 1 to 7 of something; a sample is missing in the middle."""
     times = [0, 10, 20, 40, 50, 60]
     answer = [
-        {"metric": {"pod": pod}, "values": [[at, str(at / 10 + 1)] for at in times]} for pod in PODS
+        {"metric": {"pod": pod}, "values": [[at, str(factor * (at / 10 + 1))] for at in times]}
+        for pod in PODS
     ]
     queries = [target["expr"] for panel in panels_of(dashboard) for target in panel["targets"]]
     return Record(0, 60, 10, VALUES, {replaced(query, VALUES): answer for query in queries})
@@ -91,21 +88,32 @@ def test_every_unit_of_the_dashboards_has_its_scales() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "largest", "text"),
+    ("largest", "unit", "name"),
     [
-        (0.25, "s", 0.5, "250 ms"),
-        (90.0, "s", 180.0, "1.5 min"),
-        (0.8, "percentunit", 1.0, "80%"),
-        (3 * 2.0**20, "bytes", 9 * 2.0**20, "3 MiB"),
-        (4000.0, "none", 8000.0, "4 k"),
-        (1.5, "reqps", 3.0, "1.5 req/s"),
-        (0.0, "none", 1.0, "0"),
+        (0.5, "s", " ms"),
+        (1e-9, "s", " µs"),
+        (180.0, "s", " min"),
+        (0.001, "percentunit", "%"),
+        (9 * 2.0**20, "bytes", " MiB"),
+        (8000.0, "none", " k"),
+        (3.0, "reqps", " req/s"),
     ],
 )
-def test_values_have_the_scale_of_the_axis(
-    value: float, unit: str, largest: float, text: str
-) -> None:
-    assert value_text(value, unit, largest) == text
+def test_an_axis_has_the_scale_of_its_largest_value(largest: float, unit: str, name: str) -> None:
+    assert scale_of(unit, largest)[1] == name
+
+
+def test_the_marks_of_an_axis_are_round_in_its_scale() -> None:
+    dashboard = load_dashboards()["operator"]
+    titles = [panel["title"] for panel in panels_of(dashboard)]
+    figure = draw(dashboard, _record(dashboard, factor=2.0**20))
+    memory = figure.axes[1 + titles.index("Memory")]
+    assert [mark.get_text() for mark in memory.get_yticklabels()] == [
+        "0 MiB",
+        "2 MiB",
+        "4 MiB",
+        "6 MiB",
+    ]
 
 
 def test_a_series_has_the_name_that_its_legend_makes() -> None:
