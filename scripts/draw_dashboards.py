@@ -30,6 +30,8 @@ FOLDER = ROOT / "charts/fleetkeeper/files/dashboards"
 PICTURES = ROOT / "docs/img"
 POINTS = 240
 """Of each series, at most."""
+DAY_S = 86_400.0
+"""Times are days since 1970 in matplotlib."""
 COLUMNS, COLUMN_IN, LINE_IN, HEAD_IN, DPI = 24, 0.56, 0.34, 0.55, 100
 LEFT_IN, RIGHT_IN, TOP_IN, GAP_IN, LEGEND_LINE_IN = 0.72, 0.28, 0.4, 0.05, 0.17
 LEGEND_LINES = 3
@@ -198,14 +200,14 @@ def _legend(names: Sequence[str], wide: float) -> tuple[int, list[str]]:
 
 def _line(axes: Axes, index: int, points: Sequence[tuple[float, float]], data: Record) -> Any:  # noqa: ANN401 - matplotlib's
     """Draw one series, with a gap where samples are missing."""
-    times: list[datetime] = []
+    times: list[float] = []
     values: list[float] = []
     last = points[0][0]
     for at, value in points:
         if at - last > 1.5 * data.step:
-            times.append(datetime.fromtimestamp(last + data.step, UTC))
+            times.append((last + data.step) / DAY_S)
             values.append(float("nan"))
-        times.append(datetime.fromtimestamp(at, UTC))
+        times.append(at / DAY_S)
         values.append(value)
         last = at
     colour = COLOURS[index % len(COLOURS)]
@@ -217,8 +219,7 @@ def _line(axes: Axes, index: int, points: Sequence[tuple[float, float]], data: R
 
 def _dress(axes: Axes, defaults: Mapping[str, Any], data: Record) -> None:
     """Set limits, grid and labels."""
-    begin, end = (datetime.fromtimestamp(at, UTC) for at in (data.start, data.end))
-    axes.set_xlim(begin, end)
+    axes.set_xlim(data.start / DAY_S, data.end / DAY_S)
     if not axes.dataLim.y1 > 0:  # nothing but zeros, or no number at all
         axes.set_ylim(0.0, 1.0)
     axes.set_ylim(bottom=defaults.get("min"))
