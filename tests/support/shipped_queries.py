@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import yaml
@@ -19,6 +19,8 @@ RULES: Final = CHART / "files" / "rules"
 DASHBOARDS: Final = CHART / "files" / "dashboards"
 SCRAPED: Final = frozenset({"namespace", "pod", "instance", "le"})
 """Labels that a scrape adds, and that of a histogram's buckets."""
+SELECTOR: Final = re.compile(r"\b(?:fleetkeeper|process)_\w+(?:\{[^}]*\})?")
+"""A series with its matchers, as it is in the queries."""
 _NAME: Final = re.compile(r"\b(?:fleetkeeper|process)[_:][\w:]+")
 
 
@@ -36,6 +38,48 @@ def dashboards() -> dict[str, dict[str, Any]]:
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the panels that show data, not the headings of rows."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def variables(namespace: str, service: str, operator: str) -> dict[str, str]:
+    """Return the values of Grafana's variables in the dashboards."""
+    return {
+        "__rate_interval": "1m",
+        "namespace": namespace,
+        "service": service,
+        "operator": operator,
+    }
+
+
+def shown(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the query of every line of the panels, by dashboard, panel and legend."""
+    return {
+        f"{name}: {panel['title']}: {target['legendFormat']}": _replaced(target["expr"], values)
+        for name, dashboard in dashboards().items()
+        for panel in panels(dashboard)
+        for target in panel["targets"]
+    }
+
+
+def chosen(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the query of every variable, by dashboard and name."""
+    return {
+        f"{name}: ${item['name']}": _replaced(item["definition"], values)
+        for name, dashboard in dashboards().items()
+        for item in dashboard["templating"]["list"]
+        if item["type"] == "query"
+    }
+
+
+def judged() -> dict[str, str]:
+    """Return the expression of every alert."""
+    return {rule["alert"]: rule["expr"] for rule in alerts()}
+
+
+def _replaced(query: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        query = query.replace(f"${name}", value)
+    assert "$" not in query
+    return query
 
 
 def used_labels(expression: str) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,24 +13,26 @@ from typing import Any, Final
 from aiohttp import ClientError, ClientSession, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from draw_dashboards import record
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.exporters import EngineExporter, OperatorExporter
-from tests.support.shipped_queries import RULES, alerts, dashboards, panels
+from tests.support.shipped_queries import (
+    RULES,
+    SELECTOR,
+    alerts,
+    chosen,
+    dashboards,
+    judged,
+    shown,
+    variables,
+)
 
 NAMESPACE: Final = "team-a"
 SERVICE: Final = "chat"
 OPERATOR: Final = "fleetkeeper-system"
 GUARD_S: Final = 120.0
 """For Prometheus to start and scrape each target three times."""
-VALUES: Final = {
-    "$__rate_interval": "1m",
-    "$namespace": NAMESPACE,
-    "$service": SERVICE,
-    "$operator": OPERATOR,
-}
-SELECTOR: Final = re.compile(r"\b(?:fleetkeeper|process)_\w+(?:\{[^}]*\})?")
-"""A series with its matchers, as it is in the queries."""
 
 
 class Prometheus:
@@ -39,11 +40,11 @@ class Prometheus:
 
     def __init__(self, session: ClientSession, url: str) -> None:
         self._session = session
-        self._url = url
+        self.url = url
 
     async def get(self, path: str, **query: str) -> Any:
         """Return the data of an answer; fail with Prometheus' own error."""
-        async with self._session.get(f"{self._url}/api/v1/{path}", params=query) as response:
+        async with self._session.get(f"{self.url}/api/v1/{path}", params=query) as response:
             answer = await response.json()
         assert answer["status"] == "success", f"{query}: {answer.get('error')}"
         return answer["data"]
@@ -51,6 +52,14 @@ class Prometheus:
     async def values(self, query: str) -> list[str]:
         """Return the present values of a query."""
         return [row["value"][1] for row in (await self.get("query", query=query))["result"]]
+
+    async def data(self, where: str, query: str) -> list[str]:
+        """Return the values of a query as soon as it has some: a scrape that times out leaves none."""
+        deadline = time.monotonic() + GUARD_S
+        while not (found := await self.values(query)):
+            assert time.monotonic() < deadline, f"{where}: no data for {query}"
+            await asyncio.sleep(0.2)
+        return found
 
     async def scraped(self, times: int) -> None:
         """Wait until each target was scraped that many times."""
@@ -129,42 +138,28 @@ async def _prometheus(directory: Path) -> AsyncIterator[Prometheus]:
             await process.wait()
 
 
-def _replaced(query: str) -> str:
-    """The query with values for Grafana's variables."""
-    for name, value in VALUES.items():
-        query = query.replace(name, value)
-    assert "$" not in query
-    return query
-
-
 async def test_every_query_has_an_answer(tmp_path: Path) -> None:
     """No error; each selector returns series, and each panel numbers."""
-    shown = {
-        f"{name}: {panel['title']}: {target['legendFormat']}": _replaced(target["expr"])
-        for name, dashboard in dashboards().items()
-        for panel in panels(dashboard)
-        for target in panel["targets"]
-    }
-    chosen = {
-        f"{name}: ${item['name']}": _replaced(item["definition"])
-        for name, dashboard in dashboards().items()
-        for item in dashboard["templating"]["list"]
-        if item["type"] == "query"
-    }
-    judged = {rule["alert"]: rule["expr"] for rule in alerts()}
-    assert len(shown) > 60
+    values_of = variables(NAMESPACE, SERVICE, OPERATOR)
+    drawn, alerting = shown(values_of), judged()
+    assert len(drawn) > 60
     async with _prometheus(tmp_path) as prometheus:
-        for where, query in (shown | chosen | judged).items():
+        for where, query in (drawn | chosen(values_of) | alerting).items():
             selectors = SELECTOR.findall(query)
             assert selectors, where
             for selector in selectors:
-                assert await prometheus.values(selector), f"{where}: no series for {selector}"
-        for query in judged.values():
+                await prometheus.data(where, selector)
+        for query in alerting.values():
             await prometheus.values(query)
-        for where, query in shown.items():
-            values = await prometheus.values(query)
-            assert values, f"{where}: no data for {query}"
+        for where, query in drawn.items():
+            values = await prometheus.data(where, query)
             assert "NaN" not in values, f"{where}: {query}"
+        now = time.time()
+        found = await asyncio.to_thread(
+            record, prometheus.url, [*dashboards().values()], values_of, now - GUARD_S, now
+        )
+        assert found.answers.keys() == set(drawn.values())
+        assert all(found.answers.values())
 
 
 async def test_prometheus_evaluates_every_alert(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""Every query of the alerts and dashboards, asked of the node's Prometheus.
+
+It scrapes real engines and the operator by the annotations of their pods.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+from prometheus_api_client import PrometheusConnect
+from requests import Session
+
+from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.demo.installation import Installation
+from fleetkeeper_local.node.node import Node
+from tests.support.service_world import steady
+from tests.support.shipped_queries import SELECTOR, chosen, judged, named, shown, variables
+
+LIGHT_PER_S: Final = 2.0
+GUARD_S: Final = 300.0
+"""For scrapes, ticks and requests until every query has data; half a minute is usual."""
+RARE: Final = {
+    "fleetkeeper_defects_total": "has a series after the first defect",
+    "fleetkeeper_digest_mismatches_total": "has a series after the first apply that admission changed",
+    "fleetkeeper_errors_total": "has a series after the first failed request to the API",
+    "fleetkeeper_namespace_unreadable": "only if the operator serves a list of namespaces",
+    "fleetkeeper_unreadable_objects": "has a series while an object cannot be read",
+}
+"""Series that a healthy operator need not have."""
+
+
+@pytest.fixture
+def prometheus(node: Node) -> Iterator[PrometheusConnect]:
+    """The node's Prometheus; a query that it refuses raises with its answer."""
+    with Session() as session:
+        yield PrometheusConnect(node.prometheus_url, session=session)
+
+
+def _is_rare(query: str) -> bool:
+    return not RARE.keys().isdisjoint(named(query))
+
+
+def _without_data(prometheus: PrometheusConnect, queries: dict[str, str]) -> dict[str, str]:
+    """The queries that return nothing, by where they are from."""
+    return {where: query for where, query in queries.items() if not prometheus.custom_query(query)}
+
+
+def test_every_query_has_data_of_a_real_service(
+    product: Installation, fleet: Fleet, prometheus: PrometheusConnect
+) -> None:
+    """No query is refused; selectors and panels return data, but for those of rare series."""
+    values = variables(fleet.namespace, fleet.name, product.namespace)
+    panels, others = shown(values), chosen(values) | judged()
+    selectors = {
+        f"{where}: {selector}": selector
+        for where, query in (panels | others).items()
+        for selector in SELECTOR.findall(query)
+    }
+    assert len(selectors) > len(panels)
+    lacking = {where: query for where, query in (panels | selectors).items() if not _is_rare(query)}
+    with steady(fleet, LIGHT_PER_S, seed=12):
+        end = time.monotonic() + GUARD_S
+
+        def is_over() -> bool:
+            nonlocal lacking
+            lacking = _without_data(prometheus, lacking)
+            return not lacking or time.monotonic() > end
+
+        fleet.until(is_over, "data for every query")
+    assert lacking == {}
+    for query in (panels | selectors | judged()).values():
+        prometheus.custom_query(query)
