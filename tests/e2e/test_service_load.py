@@ -6,6 +6,7 @@ In this order each test begins where the one before ended; alone each makes its 
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -138,22 +139,27 @@ def test_prompts_with_the_same_beginning_stay_on_one_replica(pair: Fleet) -> Non
     before = [pod.identity for pod in pair.engines()]
     _route(pair, {"policy": "PrefixAware"})
     try:
+        beginnings = [f"Topic {n}. " + f"{n} is what this text is about. " * 12 for n in range(6)]
+        # A new beginning goes to the least loaded replica, so they come at the same time.
+        with ThreadPoolExecutor(len(beginnings)) as pool:
+            list(pool.map(lambda text: _ask(pair, text, tokens=64), beginnings))
         homes = set()
-        for topic in range(6):
-            beginning = f"Topic {topic}. " + f"{topic} is what this text is about. " * 12
+        for beginning in beginnings:
             served = requests_served(pair)
             for question in range(5):
-                complete(
-                    pair.base_url(), "tiny", prompt=f"{beginning}Question {question}", tokens=2
-                )
+                _ask(pair, f"{beginning}Question {question}", tokens=2)
             after = requests_served(pair)
             gained = {pod: after[pod] - served[pod] for pod in after if after[pod] > served[pod]}
-            assert list(gained.values()) == [5], (topic, gained)
+            assert list(gained.values()) == [5], (beginning[:10], gained)
             homes |= set(gained)
         assert len(homes) == 2
     finally:
         _route(pair, {"policy": asked["policy"]})
     assert [pod.identity for pod in pair.engines()] == before
+
+
+def _ask(fleet: Fleet, prompt: str, tokens: int) -> None:
+    complete(fleet.base_url(), "tiny", prompt=prompt, tokens=tokens)
 
 
 def _route(fleet: Fleet, routing: dict[str, str]) -> None:
