@@ -305,13 +305,18 @@ def test_a_file_that_appears_meanwhile_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_a_log_keeps_its_end_and_is_redacted_before_the_cut() -> None:
+def test_a_log_keeps_its_end_and_is_redacted_before_the_cut(tmp_path: Path) -> None:
     archive = Archive()
-    line = "password=canary " + "x y " * 20 + "\n"
-    archive.add_text("a.log", line * (2 * TEXT_BYTES // len(line)) + "last\n")
+    # A cut inside the block would leave its end without the start by which it is known.
+    line = "-----BEGIN KEY-----\n" + "a canary\n" * 20 + "-----END KEY-----" + "x y " * 20 + "\n"
+    archive.add_text("a.log", line * (4 * TEXT_BYTES // len(line) + 100) + "last\n")
     index = archive.index({})
     assert index["cut"] == [{"what": "a.log", "reason": f"only the last {TEXT_BYTES} bytes"}]
     assert TEXT_BYTES - 2 * len(line) < index["files"][0]["bytes"] <= TEXT_BYTES
+    archive.write(tmp_path / "b", {}, force=False)
+    kept = contents(tmp_path / "b")["a.log"]
+    assert kept.endswith(b"last\n")
+    assert b"canary" not in kept
 
 
 def test_the_bundle_is_bounded(tmp_path: Path) -> None:
