@@ -10,7 +10,17 @@ import typer
 from fleetkeeper.api.options import VLLM_VERSIONS
 from fleetkeeper.api.profile import CONTRACTS
 from fleetkeeper.api.schema.crd import crd_text
-from fleetkeeper.commands import check, console, explain, install, render, run, simulate, top
+from fleetkeeper.commands import (
+    check,
+    console,
+    explain,
+    install,
+    render,
+    run,
+    simulate,
+    support_bundle,
+    top,
+)
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 
 app = typer.Typer(
@@ -27,6 +37,7 @@ app.command()(check.check)
 app.command()(top.top)
 app.command()(explain.explain)
 app.command()(console.console)
+app.command()(support_bundle.support_bundle)
 app.command()(simulate.simulate)
 app.command()(install.keys)
 app.command()(install.profiles_in_use)

@@ -144,6 +144,26 @@ def trouble_rows(view: ServiceView) -> Iterator[Row]:
             yield title, condition.get("message", "")
 
 
+def change_rows(view: ServiceView, now: float) -> Iterator[Row]:
+    """Yield the last decisions, newest first."""
+    return ((f"{age_in_words(c.time, now)} ago", c.in_words()) for c in view.changes[::-1])
+
+
+def explained(view: ServiceView, now: float) -> str:
+    """Return what `explain` prints as plain text, one row per line."""
+    parts = (
+        (f"{view.namespace}/{view.name}: current state", decision_rows(view)),
+        ("Measurements", evidence_rows(view)),
+        ("Problems", trouble_rows(view)),
+        ("Replicas that are not ready", replica_rows(view, now)),
+        ("Last decisions, newest first", change_rows(view, now)),
+    )
+    lines = [
+        line for title, rows in parts for line in (title, *(f"  {a}: {b}" for a, b in rows), "")
+    ]
+    return "\n".join(lines)
+
+
 def _grid(title: str, rows: Iterator[Row]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column(style="cyan", no_wrap=False, min_width=34)
@@ -191,5 +211,4 @@ def explain(
     replicas = list(replica_rows(view, now))
     if replicas:
         console.print(_grid("\nReplicas that are not ready", iter(replicas)))
-    changes = ((f"{age_in_words(c.time, now)} ago", c.in_words()) for c in view.changes[::-1])
-    console.print(_grid("\nLast decisions, newest first", changes))
+    console.print(_grid("\nLast decisions, newest first", change_rows(view, now)))

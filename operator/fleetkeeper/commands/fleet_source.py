@@ -42,22 +42,11 @@ class FleetSource:
     def __init__(
         self, operator_namespace: str, metrics_url: str = "", *, kubeconfig: str | None = None
     ) -> None:
-        from kubernetes import client, config  # noqa: PLC0415 - takes 0.5 s; only these commands need it
-        from kubernetes.config import ConfigException  # noqa: PLC0415
+        from kubernetes import client  # noqa: PLC0415 - takes 0.5 s; only these commands need it
         from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
-        try:
-            config.load_config(**({"config_file": kubeconfig} if kubeconfig else {}))
-        except ConfigException as problem:
-            stop(
-                ExitCode.FAILED,
-                f"cannot load a kubeconfig: {problem}; set KUBECONFIG to a valid kubeconfig",
-            )
-        configuration = client.Configuration.get_default_copy()
-        # The user waits: a second try of a connection that was refused only takes time.
-        configuration.retries = False
-        self._host = configuration.host
-        api = client.ApiClient(configuration)
+        api = load_api(kubeconfig)
+        self._host = api.configuration.host
         self._objects = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
         self._leases = client.CoordinationV1Api(api)
@@ -128,6 +117,24 @@ class FleetSource:
             _request_timeout=TIMEOUT_S,
         )
         return str(answer.data.decode())
+
+
+def load_api(kubeconfig: str | None = None) -> Any:  # noqa: ANN401 - kubernetes has no types
+    """Return a client with the user's kubeconfig, or stop the command."""
+    from kubernetes import client, config  # noqa: PLC0415 - takes 0.5 s; only these commands need it
+    from kubernetes.config import ConfigException  # noqa: PLC0415
+
+    try:
+        config.load_config(**({"config_file": kubeconfig} if kubeconfig else {}))
+    except ConfigException as problem:
+        stop(
+            ExitCode.FAILED,
+            f"cannot load a kubeconfig: {problem}; set KUBECONFIG to a valid kubeconfig",
+        )
+    configuration = client.Configuration.get_default_copy()
+    # The user waits: a second try of a connection that was refused only takes time.
+    configuration.retries = False
+    return client.ApiClient(configuration)
 
 
 def _in_a_line(problem: Exception) -> str:
