@@ -112,13 +112,12 @@ def test_a_reader_that_comes_back_gets_the_rest_and_how_much_is_missing(
     while not found.endswith(b"again\n"):
         found += os.read(reading, 65_536)
     outlet.flush()
-    note = re.search(rb"\[fleetkeeper: (\d+) bytes [^\n]*\]\n", found)
-    assert note is not None
-    assert int(note[1]) == dropped
-    kept = found.replace(note[0], b"").removesuffix(b"again\n")
-    assert kept == b"".join(lines[: len(kept) // 1000])
-    assert found.count(b"dropped") == 1
-    assert len(kept) == 1000 * len(lines) - dropped
+    # A busy machine may let the outlet write between two gaps; each gap has its note.
+    notes = re.compile(rb"\[fleetkeeper: (\d+) bytes [^\n]*dropped[^\n]*\]\n")
+    assert sum(map(int, notes.findall(found))) == dropped
+    kept = notes.sub(b"", found).removesuffix(b"again\n").splitlines(keepends=True)
+    assert kept == sorted(set(kept) & set(lines))
+    assert 1000 * (len(lines) - len(kept)) == dropped
 
 
 def test_all_that_was_written_is_there_at_the_end(pipe: tuple[int, int]) -> None:
