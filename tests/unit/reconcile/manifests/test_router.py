@@ -10,6 +10,7 @@ import pytest
 
 from fleetkeeper.api.names import Component, selector
 from fleetkeeper.api.parse import parse_service
+from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext, RouterSettings, default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
@@ -56,6 +57,20 @@ def _arguments(**sections: Any) -> list[str]:
 def test_each_policy_is_one_of_the_routers(policy: str, flag: str) -> None:
     """In the router's own words."""
     assert f"--policy={flag}" in _arguments(routing={"policy": policy})
+
+
+def test_a_router_that_remembers_prompts_has_a_bound_that_fits_its_memory() -> None:
+    """9 bytes per token of each replica, measured; at the router's own bound four replicas take 1.2 GiB."""
+    bound = dict(
+        item.removeprefix("--").split("=", 1)
+        for item in _arguments(routing={"policy": "PrefixAware"})
+        if "=" in item
+    )
+    replicas, bytes_a_token = 16, 9
+    remembered = int(bound["max-tree-size"]) * replicas * bytes_a_token
+    assert remembered < parse_quantity(default_context().router.memory) / 2
+    assert int(bound["eviction-interval-secs"]) <= 10
+    assert not any("tree" in item for item in _arguments())
 
 
 def test_two_routers_prefer_different_nodes_and_never_wait_for_one() -> None:
