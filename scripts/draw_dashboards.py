@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,8 +21,8 @@ from matplotlib.dates import AutoDateLocator, DateFormatter
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
-from prometheus_api_client import PrometheusConnect
-from requests import Session
+from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
+from requests import RequestException, Session
 
 from panel_text import scale_of, series_name
 
@@ -37,7 +38,7 @@ LEFT_IN, RIGHT_IN, TOP_IN, GAP_IN, LEGEND_LINE_IN = 0.72, 0.28, 0.4, 0.05, 0.17
 LEGEND_LINES = 3
 CHARACTER_IN = 0.053
 PAGE, INK, PALE, EDGE = "#f4f5f5", "#24292e", "#6e7680", "#dcdee0"
-COLOURS = ("#56a64b", "#3274d9", "#ff780a", "#e02f44", "#a352cc", "#e0b400", "#37a2b5", "#8f3bb8")
+COLORS = ("#56a64b", "#3274d9", "#ff780a", "#e02f44", "#a352cc", "#e0b400", "#37a2b5", "#8f3bb8")
 
 Series = dict[str, Any]
 """As Prometheus returns it: `metric` with the labels, `values` with times and texts."""
@@ -210,10 +211,10 @@ def _line(axes: Axes, index: int, points: Sequence[tuple[float, float]], data: R
         times.append(at / DAY_S)
         values.append(value)
         last = at
-    colour = COLOURS[index % len(COLOURS)]
-    style = "-" if index < len(COLOURS) else "--"
-    (line,) = axes.plot(times, values, style, color=colour, linewidth=1.1)
-    axes.fill_between(times, values, color=colour, alpha=0.08, linewidth=0)
+    color = COLORS[index % len(COLORS)]
+    style = "-" if index < len(COLORS) else "--"
+    (line,) = axes.plot(times, values, style, color=color, linewidth=1.1)
+    axes.fill_between(times, values, color=color, alpha=0.08, linewidth=0)
     return line
 
 
@@ -271,9 +272,13 @@ def main() -> None:
             "service": asked.service,
             "operator": asked.operator,
         }
-        data = record(
-            asked.prometheus, list(dashboards.values()), values, end - 60.0 * asked.minutes, end
-        )
+        start = end - 60.0 * asked.minutes
+        try:
+            data = record(asked.prometheus, list(dashboards.values()), values, start, end)
+        except (RequestException, PrometheusApiClientException) as problem:
+            sys.exit(
+                f"--prometheus {asked.prometheus}: {problem}; give the URL of a Prometheus, as http://localhost:9090"
+            )
     if asked.save:
         asked.save.write_text(json.dumps(asdict(data)))
     asked.out.mkdir(parents=True, exist_ok=True)
