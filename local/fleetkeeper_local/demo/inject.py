@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.demo.fleet import PodFacts
 from fleetkeeper_local.demo.installation import Installation
+
+CPU_PERIOD_US = 100_000
 
 
 def processes_of(pod_uid: str, wanted: Callable[[str], bool]) -> list[int]:
@@ -42,6 +45,26 @@ def freeze_engine(pod: PodFacts) -> int:
         )
     os.kill(cores[0], signal.SIGSTOP)
     return cores[0]
+
+
+@contextmanager
+def slowed_engine(pod: PodFacts, cpus: float) -> Iterator[None]:
+    """Let a pod's containers use only so many CPUs until the block is left.
+
+    Raises:
+        LocalError: the pod has no engine core on this machine.
+    """
+    cores = processes_of(pod.uid, lambda command: command.startswith("VLLM::EngineCore"))
+    if not cores:
+        raise LocalError(f"pod {pod.name} has no engine core on this machine")
+    group = Path(f"/proc/{cores[0]}/cgroup").read_text().strip().rpartition("::")[2]
+    quota = Path("/sys/fs/cgroup") / group.lstrip("/") / "cpu.max"
+    before = quota.read_text()
+    quota.write_text(f"{round(cpus * CPU_PERIOD_US)} {CPU_PERIOD_US}")
+    try:
+        yield
+    finally:
+        quota.write_text(before)
 
 
 def kill_operators(installation: Installation) -> int:
