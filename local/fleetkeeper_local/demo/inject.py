@@ -49,11 +49,11 @@ def freeze_engine(pod: PodFacts) -> int:
 
 
 def cpu_quota_file(groups: str) -> Path:
-    """Return the file with the CPU quota of a process, by its /proc/PID/cgroup.
+    r"""Return the file with the CPU quota of a process, by its /proc/PID/cgroup.
 
     >>> str(cpu_quota_file("0::/kubepods/a"))
     '/sys/fs/cgroup/kubepods/a/cpu.max'
-    >>> str(cpu_quota_file("3:cpu,cpuacct:/kubepods/a\\n0::/kubepods/a"))
+    >>> str(cpu_quota_file("3:cpu,cpuacct:/kubepods/a\n0::/kubepods/a"))
     '/sys/fs/cgroup/cpu,cpuacct/kubepods/a/cpu.cfs_quota_us'
     """
     rows = [line.split(":", 2) for line in groups.splitlines()]
