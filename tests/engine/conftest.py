@@ -138,7 +138,7 @@ def engine(_starter: StartEngine) -> RunningEngine:
     """
     sections: dict[str, Document] = {
         "health": {"stallSeconds": 60},
-        "profile": {"name": "cpu-0.32.0-1", "extraArguments": [EXTRA_ARGUMENT]},
+        "engine": {"profile": {"name": "cpu-0.32.0-1", "extraArguments": [EXTRA_ARGUMENT]}},
     }
     found = _starter(sections=sections, pod_bytes=4 * GIB, piped=True, fresh=True)
     found.wait_ready()
