@@ -29,7 +29,7 @@ from tests.support.service_world import (
 
 pytestmark = pytest.mark.usefixtures("calm_operator")
 
-EARLIER_PROFILE = "cpu-earlier-1"
+EARLIER_PROFILE = f"{PROFILE.rpartition('-')[0]}-0"
 Values = dict[str, Any]
 
 
