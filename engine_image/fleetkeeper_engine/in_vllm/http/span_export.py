@@ -34,8 +34,9 @@ class ReportingExporter(SpanExporter):
         self._exporter = exporter
         self._clock = clock
         self._lost = 0
-        self._failing = False
         self._logged: float | None = None
+        self._is_loss_known = False
+        """A loss was logged, and no recovery since."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send spans; called by the sending thread alone."""
@@ -56,18 +57,18 @@ class ReportingExporter(SpanExporter):
 
     def _failed(self, spans: int) -> None:
         self._lost += spans
-        self._failing = True
         now = self._clock()
         if self._logged is None or now - self._logged >= LOG_PERIOD_S:
             self._logged = now
+            self._is_loss_known = True
             logger.warning(
                 "tracing: the collector does not take spans, lost=%d so far; requests are not affected",
                 self._lost,
             )
 
     def _delivered(self) -> None:
-        if self._failing:
-            self._failing = False
+        if self._is_loss_known:
+            self._is_loss_known = False
             logger.info("tracing: the collector takes spans again, lost=%d so far", self._lost)
 
 

@@ -1,0 +1,157 @@
+"""A request's trace through a real vLLM: the client's span, admission's, vLLM's; and none takes them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import requests
+
+from tests.support.supervised_engine import RunningEngine, StartEngine
+from tests.support.trace_collector import CollectedSpan, Collector
+
+SECRET = "zirconium"
+ADMISSION, VLLM = "fleetkeeper.admission", "llm_request"
+LOST = "tracing: the collector does not take spans"
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@dataclass
+class Traced:
+    """An engine and the collector of its spans."""
+
+    engine: RunningEngine
+    collector: Collector
+
+
+@pytest.fixture(scope="module")
+def traced(request: pytest.FixtureRequest) -> Iterator[Traced]:
+    """Without a parent no request has spans: what arrives was asked for."""
+    start: StartEngine = request.getfixturevalue("_starter")
+    collector = Collector("grpc")
+    tracing = {
+        "endpoint": collector.endpoint,
+        "sampleRatio": 0,
+        "service": "tiny-service",
+        "namespace": "team-a",
+    }
+    made = Traced(start(sections={"tracing": tracing}), collector)
+    made.engine.wait_ready()
+    yield made
+    made.collector.stop()
+
+
+@dataclass
+class Client:
+    """A caller with a span of its own."""
+
+    trace: str
+    span: str
+
+    @classmethod
+    def new(cls) -> Client:
+        return cls(secrets.token_hex(16), secrets.token_hex(8))
+
+    def ask(
+        self, engine: RunningEngine, tier: str = "standard", *, sampled: bool = True
+    ) -> requests.Response:
+        """One completion of 4 tokens."""
+        return engine.session.post(
+            f"{engine.url}/v1/completions",
+            json={"model": "tiny", "prompt": SECRET, "max_tokens": 4, "ignore_eos": True},
+            headers={
+                "traceparent": f"00-{self.trace}-{self.span}-{sampled:02d}",
+                "X-Inference-Tier": tier,
+            },
+            timeout=60,
+        )
+
+    def owns(self, span: CollectedSpan) -> bool:
+        return span.trace == self.trace
+
+
+def test_one_trace_from_the_client_through_admission_to_vllm(traced: Traced) -> None:
+    client, silent = Client.new(), Client.new()
+    assert silent.ask(traced.engine, sampled=False).status_code == 200
+    assert traced.engine.complete(2).status_code == 200, "without a context: the ratio is 0"
+    assert client.ask(traced.engine, "batch").status_code == 200
+    spans = {span.name: span for span in traced.collector.wait_for(client.owns, 2)}
+    assert set(spans) == {ADMISSION, VLLM}
+    admission, vllm = spans[ADMISSION], spans[VLLM]
+    assert (admission.parent, vllm.parent) == (client.span, admission.span)
+    told = admission.attributes
+    assert 0 <= told.pop("fleetkeeper.admission.wait_seconds") < 10
+    assert told == {
+        "http.request.method": "POST",
+        "http.route": "/v1/completions",
+        "gen_ai.operation.name": "text_completion",
+        "fleetkeeper.tier": "batch",
+        "fleetkeeper.admission.outcome": "admitted",
+    }
+    assert vllm.attributes["gen_ai.usage.completion_tokens"] == 4
+    assert admission.start_ns <= admission.end_ns <= vllm.start_ns <= vllm.end_ns
+    wanted = {"service.name": "tiny-service", "service.namespace": "team-a"}
+    for span in (admission, vllm):
+        assert {**wanted, "service.instance.id": traced.engine.uid}.items() <= span.resource.items()
+        assert SECRET.encode() not in span.raw
+    assert {span.trace for span in traced.collector.spans} == {client.trace}
+
+
+def test_a_refused_request_ends_in_the_span_of_admission(traced: Traced) -> None:
+    client, engine = Client.new(), traced.engine
+    closed = {"realtime": 1.0, "standard": 0.0, "batch": 1.0}
+    assert engine.put_limits(64, 2048, admit=closed).status_code == 200
+    try:
+        engine.wait_for(lambda: engine.complete(1).status_code == 429, "a closed tier", 30)
+        answer = client.ask(engine)
+    finally:
+        engine.put_limits(64, 2048)
+    assert answer.status_code == 429
+    (span,) = traced.collector.wait_for(client.owns)
+    assert (span.name, span.parent) == (ADMISSION, client.span)
+    told = span.attributes
+    assert told["fleetkeeper.admission.outcome"] == "refused"
+    assert told["fleetkeeper.admission.reason"] == "tier_closed"
+    assert told["fleetkeeper.admission.retry_after_seconds"] == int(answer.headers["Retry-After"])
+    assert told["http.response.status_code"] == 429
+    engine.wait_for(lambda: engine.complete(1).status_code == 200, "an open tier", 30)
+
+
+def test_without_its_collector_the_engine_serves_as_before_and_says_so_once(
+    traced: Traced,
+) -> None:
+    """And sends again when the collector is back, and ends in time when it is not."""
+    engine = traced.engine
+    traced.collector.stop()
+    times = []
+    lost = Client.new()
+    engine.wait_for(
+        lambda: lost.ask(engine).status_code == 200 and LOST in engine.log, "a loss that is told", 60
+    )
+    for _ in range(20):
+        began = time.monotonic()
+        assert Client.new().ask(engine).status_code == 200
+        times.append(time.monotonic() - began)
+    print(f"without a collector: median {sorted(times)[10] * 1000:.0f} ms, worst {max(times):.2f} s")
+    assert max(times) < 3, "no request waits for an export, which ends after 3 s"
+    assert engine.log.count(LOST) == 1
+    traced.collector = Collector("grpc", traced.collector.port)
+    back = Client.new()
+    engine.wait_for(
+        lambda: back.ask(engine).status_code == 200
+        and {span.name for span in traced.collector.spans if back.owns(span)} == {ADMISSION, VLLM},
+        "spans after the collector's return",
+        60,
+    )
+    assert "tracing: the collector takes spans again" in engine.log
+    traced.collector.stop()
+    assert Client.new().ask(engine).status_code == 200
+    began = time.monotonic()
+    assert engine.stop() == 0
+    took = time.monotonic() - began
+    print(f"stopped in {took:.1f} s without a collector")
+    assert took < 25
