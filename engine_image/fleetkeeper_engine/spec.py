@@ -27,7 +27,11 @@ from fleetkeeper_contract.extra_arguments import (
     argument_errors,
     option_of,
 )
-from fleetkeeper_contract.traces_endpoint import DEFAULT_SAMPLE_RATIO, TracesProtocol, endpoint_error
+from fleetkeeper_contract.traces_endpoint import (
+    DEFAULT_SAMPLE_RATIO,
+    TracesProtocol,
+    endpoint_error,
+)
 from fleetkeeper_contract.traces_endpoint import PATTERN as TRACES_ENDPOINT
 from fleetkeeper_engine.reserved_options import reserved_option
 

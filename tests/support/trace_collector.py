@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -109,7 +109,7 @@ class Collector:
 
 
 def _values(pairs: Iterable[KeyValue]) -> dict[str, Any]:
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
+    return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in pairs}
 
 
 Take = Callable[[ExportTraceServiceRequest], None]
@@ -119,11 +119,13 @@ class _GrpcServer(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self, port: int, take: Take) -> None:
         self._take = take
         self._server = grpc.server(ThreadPoolExecutor(2))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            self, self._server
+        )
         self._server.add_insecure_port(f"127.0.0.1:{port}")
         self._server.start()
 
-    def Export(  # noqa: N802 - the name of the protocol
+    def Export(
         self, request: ExportTraceServiceRequest, _context: object
     ) -> ExportTraceServiceResponse:
         self._take(request)

@@ -254,7 +254,9 @@ def test_tracing_and_its_option_of_vllm_exclude_one_another() -> None:
         profile(tracing=tracing, extraArguments=["--otlp_traces_endpoint=http://c.obs:4317"])
 
 
-@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"])
+@pytest.mark.parametrize(
+    "name", ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]
+)
 def test_services_never_say_where_spans_go(name: str) -> None:
     """Not even with a profile that lists the name, nor by an option."""
     assert not profile(env=["OTEL_*", name]).allows_env(name)

@@ -10,12 +10,27 @@ import pytest
 
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as SETTINGS
 from fleetkeeper_engine.in_vllm.settings import MIDDLEWARE, SCHEDULER_FACTORY, TRACED_MIDDLEWARE
+from fleetkeeper_engine.spec import DType
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
-from tests.support.engine_documents import A_LAUNCH as LAUNCH
 from tests.support.engine_documents import a_document
 
 GIB = 1024**3
+
+
+LAUNCH = Launch(
+    python="/usr/bin/python3",
+    entry="vllm.entrypoints.openai.api_server",
+    model="/models/m",
+    adapters={},
+    dtype=DType.FLOAT32,
+    lora_rank=8,
+    max_length=32_768,
+    region="/dev/shm/fleetkeeper/shared-memory",
+    package_path="/opt/own",
+    internal_token="secret-mark",
+    threads=4,
+)
 
 
 PLAN = MemoryPlan(cap_bytes=GIB, kv_cache_bytes=GIB)
@@ -122,7 +137,11 @@ def test_tracing_configures_vllm_and_the_middleware_alike(
     words = desired_argv(document, PLAN, LAUNCH)
     assert f"--middleware={TRACED_MIDDLEWARE}" in words
     assert f"--otlp-traces-endpoint={sent_to}" in words
-    given = {"POD_UID": "u1", "OTEL_TRACES_SAMPLER": "always_on", "OTEL_EXPORTER_OTLP_HEADERS": "a=b"}
+    given = {
+        "POD_UID": "u1",
+        "OTEL_TRACES_SAMPLER": "always_on",
+        "OTEL_EXPORTER_OTLP_HEADERS": "a=b",
+    }
     child = desired_environment(document, LAUNCH, given)
     assert {name: value for name, value in child.items() if name.startswith("OTEL_")} == {
         "OTEL_EXPORTER_OTLP_HEADERS": "a=b",

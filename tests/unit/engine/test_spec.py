@@ -153,7 +153,10 @@ def test_the_contract_files_are_those_of_the_code() -> None:
         ({"endpoint": "collector:4317"}, "tracing.endpoint"),
         ({"endpoint": "http://collector"}, "tracing.endpoint"),
         ({"endpoint": "http://user@collector:4317"}, "tracing.endpoint"),
-        ({"endpoint": "http://collector:4317/v1/traces"}, "with protocol grpc the endpoint has no path"),
+        (
+            {"endpoint": "http://collector:4317/v1/traces"},
+            "with protocol grpc the endpoint has no path",
+        ),
         ({"endpoint": "http://collector:70000"}, "65535"),
         ({"endpoint": "http://collector:4317", "sampleRatio": 1.1}, "tracing.sampleRatio"),
         ({"endpoint": "http://collector:4317", "headers": "a=b"}, "tracing.headers"),

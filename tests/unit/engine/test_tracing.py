@@ -6,7 +6,8 @@ import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
     SimpleSpanProcessor,
     SpanExporter,
     SpanExportResult,
@@ -34,9 +36,10 @@ from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.supervisor.launch.argv import desired_environment
-from tests.support.engine_documents import A_LAUNCH, a_document
-from tests.support.middleware_calls import Call, StandInVllm
+from tests.support.engine_documents import a_document
+from tests.support.middleware_calls import GUARD_S, Call, StandInVllm
 from tests.support.trace_collector import Collector
+from tests.unit.engine.test_argv import LAUNCH
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CLIENT = "b7ad6b7169203331"
@@ -56,7 +59,9 @@ class Vllm(StandInVllm):
         self.headers: list[dict[str, str]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.headers.append({str(k, "latin-1"): str(v, "latin-1") for k, v in scope["headers"]})
+        found = {str(k, "latin-1"): str(v, "latin-1") for k, v in scope["headers"]}
+        assert len(found) == len(scope["headers"]), "vLLM reads the first of two headers"
+        self.headers.append(found)
         await super().__call__(scope, receive, send)
 
 
@@ -76,9 +81,7 @@ def exported() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-async def make(
-    vllm: Vllm, region: Region, exported: InMemorySpanExporter
-) -> AsyncIterator[Make]:
+async def make(vllm: Vllm, region: Region, exported: InMemorySpanExporter) -> AsyncIterator[Make]:
     made: list[TierMiddleware] = []
 
     def build(ratio: float = 1.0, **settings: Any) -> TracedTierMiddleware:
@@ -103,6 +106,19 @@ def only(exported: InMemorySpanExporter) -> ReadableSpan:
     return span
 
 
+def outcome(span: ReadableSpan) -> tuple[Any, ...]:
+    """Outcome, reason and status."""
+    names = ("fleetkeeper.admission.outcome", "fleetkeeper.admission.reason")
+    found = told(span)
+    return (*(found.get(name) for name in names), found.get("http.response.status_code"))
+
+
+def ids(span: ReadableSpan) -> tuple[str, str]:
+    """The trace's and the span's own, as headers have them."""
+    assert span.context is not None
+    return f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}"
+
+
 def sampled(traceparent: str) -> bool:
     """What a header's flags say; another flag says that the trace's number is random."""
     return bool(int(traceparent.rpartition("-")[2], 16) & 1)
@@ -124,8 +140,7 @@ async def test_the_span_of_admission_is_between_the_clients_and_vllms(
     assert span.parent is not None
     assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, CLIENT)
     assert span.kind is SpanKind.SERVER
-    handed_on = f"00-{TRACE}-{span.get_span_context().span_id:016x}-01"
-    assert vllm.headers[0]["traceparent"] == handed_on
+    assert vllm.headers[0]["traceparent"] == f"00-{TRACE}-{ids(span)[1]}-01"
     assert vllm.headers[0]["tracestate"] == "vendor=1"
     assert told(span) == {
         "http.request.method": "POST",
@@ -184,35 +199,32 @@ async def test_a_refused_request_says_why_and_when_to_come_again(
 
 
 @pytest.mark.parametrize(
-    ("block", "tier", "body", "outcome", "reason", "status"),
+    ("tier", "body", "expected"),
     [
-        (SupervisorBlock(draining=True), b"batch", BODY, "refused", "draining", 503),
-        (None, b"gold", BODY, "refused", "unknown_tier", 400),
-        (None, b"", b'{"n": 99, "prompt": "x"}', "refused", "too_many_sequences", 422),
-        (None, b"", b"{oops", "passed_on", None, None),
+        (b"gold", BODY, ("refused", "unknown_tier", 400)),
+        (b"", b'{"n": 99, "prompt": "x"}', ("refused", "too_many_sequences", 422)),
+        (b"", b"{oops", ("passed_on", None, None)),
     ],
 )
-async def test_every_outcome_has_its_span(
-    make: Make,
-    region: Region,
-    exported: InMemorySpanExporter,
-    block: SupervisorBlock | None,
-    tier: bytes,
-    body: bytes,
-    outcome: str,
-    reason: str | None,
-    status: int | None,
+async def test_what_is_wrong_with_a_request_is_in_its_span(
+    make: Make, exported: InMemorySpanExporter, tier: bytes, body: bytes, expected: tuple[Any, ...]
 ) -> None:
-    if block is not None:
-        region.write_supervisor(block)
+    """A priority of the client's makes no request look admitted."""
     given = [(b"x-inference-tier", tier), (b"x-vllm-priority", b"-5")]
     await Call(make(), body, headers=given).answer()
     span = only(exported)
-    found = told(span)
-    assert found["fleetkeeper.admission.outcome"] == outcome
-    assert found.get("fleetkeeper.admission.reason") == reason
-    assert found.get("http.response.status_code") == status
-    assert span.status.is_ok is (status != 503)
+    assert outcome(span) == expected
+    assert span.status.is_ok
+
+
+async def test_a_draining_replica_is_an_error_in_the_trace(
+    make: Make, region: Region, exported: InMemorySpanExporter
+) -> None:
+    region.write_supervisor(SupervisorBlock(draining=True))
+    assert (await Call(make()).answer())[0] == 503
+    span = only(exported)
+    assert outcome(span) == ("refused", "draining", 503)
+    assert span.status.status_code is StatusCode.ERROR
 
 
 async def test_a_full_queue_and_a_hang_up_in_it(
@@ -228,7 +240,7 @@ async def test_a_full_queue_and_a_hang_up_in_it(
     assert (await Call(app).answer())[0] == 429
     waiting.hang_up()
     await waiting.task
-    outcomes = [told(span)["fleetkeeper.admission.outcome"] for span in exported.get_finished_spans()]
+    outcomes = [outcome(span)[0] for span in exported.get_finished_spans()]
     assert outcomes == ["refused", "cancelled"]
     vllm.go.set()
     await asyncio.gather(*(call.task for call in calls))
@@ -262,9 +274,7 @@ async def test_without_a_context_the_ratio_decides_for_vllm_too(
     assert (await Call(make(1.0), headers=given).answer())[0] == 200
     span = only(exported)
     assert span.parent is None
-    context = span.get_span_context()
-    ids = f"00-{context.trace_id:032x}-{context.span_id:016x}-"
-    assert vllm.headers[1]["traceparent"].startswith(ids)
+    assert tuple(vllm.headers[1]["traceparent"].split("-")[1:3]) == ids(span)
     assert sampled(vllm.headers[1]["traceparent"])
 
 
@@ -295,7 +305,9 @@ def test_off_neither_loads_the_sdk_nor_our_spans() -> None:
         "print([name for name in sys.modules if 'opentelemetry' in name or 'tracing' in name\n"
         "       and name.startswith('fleetkeeper')])\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert run.stdout == "[]\n"
 
 
@@ -305,7 +317,7 @@ class Failing(SpanExporter):
     def __init__(self) -> None:
         self.takes = False
 
-    def export(self, spans: object) -> SpanExportResult:
+    def export(self, spans: object) -> SpanExportResult:  # noqa: ARG002 - as the SDK's
         return SpanExportResult.SUCCESS if self.takes else SpanExportResult.FAILURE
 
 
@@ -327,6 +339,47 @@ def test_losses_are_logged_at_once_then_once_a_minute_and_their_end_too(
         "lost=50 so far; requests are not affected",
         "lost=96 so far",
     ]
+
+
+class Hanging(SpanExporter):
+    """Takes no span until it is released."""
+
+    def __init__(self) -> None:
+        self.called, self.released = threading.Event(), threading.Event()
+        self.taken = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.called.set()
+        self.released.wait(GUARD_S)
+        self.taken += len(spans)
+        return SpanExportResult.SUCCESS
+
+
+async def test_no_request_waits_for_a_collector_that_hangs_and_what_does_not_fit_is_dropped(
+    vllm: Vllm, region: Region
+) -> None:
+    """The first export hangs from the first request to the last."""
+    exporter = Hanging()
+    provider = TracerProvider(sampler=ParentBasedTraceIdRatio(1.0), resource=Resource({}))
+    processor = BatchSpanProcessor(
+        exporter, max_queue_size=16, max_export_batch_size=4, schedule_delay_millis=10
+    )
+    provider.add_span_processor(processor)
+    app = TracedTierMiddleware(
+        vllm,
+        provider.get_tracer("test"),
+        lambda inner: TierMiddleware(inner, VllmSettings(max_sequences=4), region),
+    )
+    try:
+        assert (await Call(app).answer())[0] == 200
+        assert await asyncio.to_thread(exporter.called.wait, GUARD_S)
+        for _ in range(100):
+            assert (await Call(app).answer())[0] == 200
+        assert exporter.taken == 0
+    finally:
+        exporter.released.set()
+        await asyncio.to_thread(provider.shutdown)
+    assert 16 < exporter.taken <= 16 + 4
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -369,5 +422,5 @@ async def test_spans_reach_a_collector_by_the_variables_of_the_supervisor(
 
 def _environment(tracing: dict[str, Any]) -> dict[str, str]:
     pod = {"POD_UID": "uid-1", "HOSTNAME": "chat-engine-1"}
-    child = desired_environment(a_document(tracing=tracing), A_LAUNCH, pod)
+    child = desired_environment(a_document(tracing=tracing), LAUNCH, pod)
     return {name: value for name, value in child.items() if name.startswith("OTEL_")}

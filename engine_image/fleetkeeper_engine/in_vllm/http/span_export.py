@@ -28,9 +28,7 @@ _EXPORTERS = "opentelemetry.exporter"
 class ReportingExporter(SpanExporter):
     """An exporter that logs losses: the first at once, then at most one line a minute, and the recovery."""
 
-    def __init__(
-        self, exporter: SpanExporter, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, exporter: SpanExporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._exporter = exporter
         self._clock = clock
         self._lost = 0
