@@ -19,6 +19,7 @@ ADMISSION, VLLM = "fleetkeeper.admission", "llm_request"
 LOST = "tracing: the collector does not take spans"
 
 pytestmark = pytest.mark.timeout(1200)
+"""The first test waits for the engine to start."""
 
 
 @dataclass
@@ -58,15 +59,22 @@ class Client:
         return cls(secrets.token_hex(16), secrets.token_hex(8))
 
     def ask(
-        self, engine: RunningEngine, tier: str = "standard", *, sampled: bool = True
+        self, engine: RunningEngine, tier: str = "standard", *, sampled: bool = True, n: int = 1
     ) -> requests.Response:
-        """One completion of 4 tokens."""
+        """One completion of 4 tokens, n times."""
         return engine.session.post(
             f"{engine.url}/v1/completions",
-            json={"model": "tiny", "prompt": SECRET, "max_tokens": 4, "ignore_eos": True},
+            json={
+                "model": "tiny",
+                "prompt": SECRET,
+                "max_tokens": 4,
+                "ignore_eos": True,
+                "n": n,
+            },
             headers={
                 "traceparent": f"00-{self.trace}-{self.span}-{sampled:02d}",
                 "X-Inference-Tier": tier,
+                "X-Request-Id": f"request-{self.span}",
             },
             timeout=60,
         )
@@ -94,12 +102,21 @@ def test_one_trace_from_the_client_through_admission_to_vllm(traced: Traced) -> 
         "fleetkeeper.admission.outcome": "admitted",
     }
     assert vllm.attributes["gen_ai.usage.completion_tokens"] == 4
+    assert f"request-{client.span}" in vllm.attributes["gen_ai.request.id"]
     assert admission.start_ns <= admission.end_ns <= vllm.start_ns <= vllm.end_ns
     wanted = {"service.name": "tiny-service", "service.namespace": "team-a"}
     for span in (admission, vllm):
         assert {**wanted, "service.instance.id": traced.engine.uid}.items() <= span.resource.items()
         assert SECRET.encode() not in span.raw
     assert {span.trace for span in traced.collector.spans} == {client.trace}
+
+
+def test_every_sequence_of_a_request_is_a_child_of_its_admission(traced: Traced) -> None:
+    client = Client.new()
+    assert client.ask(traced.engine, n=3).status_code == 200
+    spans = traced.collector.wait_for(client.owns, 4)
+    (admission,) = [span for span in spans if span.name == ADMISSION]
+    assert [span.parent for span in spans if span.name == VLLM] == [admission.span] * 3
 
 
 def test_a_refused_request_ends_in_the_span_of_admission(traced: Traced) -> None:
