@@ -29,7 +29,10 @@ from fleetkeeper_engine.spec import (
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
 
 EXPORT_TIMEOUT_S = 3
-"""A batch of spans is dropped if its collector does not take it in this time. A stop waits for it."""
+"""A batch of spans is dropped if its collector does not take it in this time. A stop waits for it.
+
+The Python SDK reads its variable in seconds, unlike the specification.
+"""
 
 
 @dataclass(frozen=True, slots=True)
