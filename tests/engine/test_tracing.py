@@ -170,3 +170,22 @@ def test_without_its_collector_the_engine_serves_as_before_and_logs_the_loss(
     began = time.monotonic()
     assert engine.stop() == 0
     print(f"stopped in {time.monotonic() - began:.1f} s without a collector")
+
+
+def test_over_http_a_request_without_a_context_begins_a_trace(start: StartEngine) -> None:
+    """By the ratio; vLLM follows, and its span is not the root of another trace."""
+    collector = Collector("http")
+    tracing = {"endpoint": collector.endpoint, "protocol": "http", "sampleRatio": 1}
+    try:
+        engine = start(sections={"tracing": tracing})
+        engine.wait_ready()
+        assert engine.complete(3).status_code == 200
+        (admission,) = collector.wait_for(lambda span: span.name == ADMISSION)
+        # The supervisor's own request at the start has a root of vLLM's.
+        (vllm,) = collector.wait_for(lambda span: span.name == VLLM and span.parent)
+        assert engine.stop() == 0
+    finally:
+        collector.stop()
+    assert (admission.parent, vllm.parent) == ("", admission.span)
+    assert admission.trace == vllm.trace
+    assert vllm.resource["service.name"] == "tiny"
