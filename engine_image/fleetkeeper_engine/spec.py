@@ -27,6 +27,12 @@ from fleetkeeper_contract.extra_arguments import (
     argument_errors,
     option_of,
 )
+from fleetkeeper_contract.traces_endpoint import (
+    DEFAULT_SAMPLE_RATIO,
+    TracesProtocol,
+    endpoint_error,
+)
+from fleetkeeper_contract.traces_endpoint import PATTERN as TRACES_ENDPOINT
 from fleetkeeper_engine.reserved_options import reserved_option
 
 CONTRACT = 1
@@ -291,6 +297,31 @@ class Control(_Section):
     keys_directory: Location = "/etc/fleetkeeper/control"
 
 
+class Tracing(_Section):
+    """Spans of requests, sent to a collector of OpenTelemetry. Absent: no spans."""
+
+    endpoint: Annotated[str, StringConstraints(pattern=TRACES_ENDPOINT)] = Field(
+        description="Address of the collector, with its port. Over http without a path: /v1/traces."
+    )
+    protocol: TracesProtocol = Field(default=TracesProtocol.GRPC, strict=False)
+    sample_ratio: float = Field(
+        default=DEFAULT_SAMPLE_RATIO,
+        ge=0,
+        le=1,
+        description="Share of the requests without a trace context that get spans. A request with one follows it.",
+    )
+    service: Name | None = Field(
+        default=None, description="service.name of the spans. If absent, the model's served name."
+    )
+    namespace: Name | None = Field(default=None, description="service.namespace of the spans.")
+
+    @model_validator(mode="after")
+    def _endpoint_is_usable(self) -> Self:
+        if error := endpoint_error(self.endpoint, self.protocol):
+            raise ValueError(error)
+        return self
+
+
 class EngineDocument(_Section):
     """Everything that the supervisor needs to know. Unknown fields are refused."""
 
@@ -306,6 +337,7 @@ class EngineDocument(_Section):
     drain: Drain = Drain()
     ports: Ports = Ports()
     control: Control = Control()
+    tracing: Tracing | None = None
 
 
 class InvalidDocumentError(ValueError):

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fleetkeeper.api.parse import InferenceService, parse_service
+from fleetkeeper.api.tracing import Collector, Tracing
 from fleetkeeper.api.types import RolloutStrategy
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import (
@@ -39,6 +40,20 @@ def _own_hub() -> PlanContext:
         item.model_copy(update={"variables": {"HF_ENDPOINT": "https://hub.example.com"}})
         for item in catalog.profiles
     )
+    return _context(catalog=catalog.model_copy(update={"profiles": profiles}))
+
+
+def _traced() -> PlanContext:
+    """Return a context whose engines send spans to a collector in the cluster."""
+    catalog = default_context().catalog
+    tracing = Tracing(
+        endpoint="http://otel-collector.observability:4317",
+        collector=Collector(
+            namespace_labels={"kubernetes.io/metadata.name": "observability"},
+            pod_labels={"app.kubernetes.io/name": "opentelemetry-collector"},
+        ),
+    )
+    profiles = tuple(item.model_copy(update={"tracing": tracing}) for item in catalog.profiles)
     return _context(catalog=catalog.model_copy(update={"profiles": profiles}))
 
 
@@ -449,6 +464,7 @@ CASES: dict[str, GoldenCase] = {
         ),
         context=_context(engine_service_accounts=("model-*",)),
     ),
+    "traced": GoldenCase(_cpu(), context=_traced()),
     "long-name": GoldenCase(_cpu(), name="a" * 49 + "z"),
     "everything": GoldenCase(
         {

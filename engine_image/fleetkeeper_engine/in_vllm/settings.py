@@ -20,6 +20,8 @@ SCHEDULER_FACTORY = "fleetkeeper_engine.in_vllm.scheduler.live_scheduler"
 """Value of vLLM's --scheduler-cls."""
 MIDDLEWARE = "fleetkeeper_engine.in_vllm.http.middleware.TierMiddleware"
 """Value of vLLM's --middleware."""
+TRACED_MIDDLEWARE = "fleetkeeper_engine.in_vllm.http.tracing.TracedTierMiddleware"
+"""Value of vLLM's --middleware if the document has `tracing`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
 from fleetkeeper.api.replica_types import DEFAULT_CAP_PERCENT, MAX_CAP_PERCENT
 from fleetkeeper.api.schema.error_messages import FieldError
+from fleetkeeper.api.tracing import OPTION as TRACES_OPTION
+from fleetkeeper.api.tracing import Tracing
 from fleetkeeper.api.types import (
     Accelerator,
     EnvironmentValue,
@@ -133,6 +135,10 @@ class EngineProfile(Section):
         max_length=32,
         description="Address ranges to which engine pods may connect, in addition to DNS.",
     )
+    tracing: Tracing | None = Field(
+        None,
+        description="OpenTelemetry spans of requests. Absent: none. Services cannot change it.",
+    )
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
@@ -150,6 +156,10 @@ class EngineProfile(Section):
             )
         if errors := extra_argument_errors(self.extra_arguments):
             raise ValueError(f"profile {self.name!r}: extraArguments: {'; '.join(errors)}")
+        if self.tracing is not None and TRACES_OPTION in options_of(self.extra_arguments):
+            raise ValueError(
+                f"profile {self.name!r}: tracing sets --{TRACES_OPTION}; remove it from extraArguments"
+            )
         return self
 
     def allows_env(self, name: str) -> bool:

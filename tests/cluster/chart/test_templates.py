@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fleetkeeper.api.profile import ProfileCatalog
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.runtime.plan_context import plan_context
 from fleetkeeper.runtime.settings import load_settings
@@ -24,6 +25,12 @@ PROFILE = {
     "delivery": "inject",
     "image": "registry.example.com/vllm@sha256:" + "a" * 64,
     "injectedImage": "fleetkeeper-engine:0.2.0",
+}
+TRACING: dict[str, Any] = {
+    "endpoint": "https://[fd00::7]:4318/v1/traces",
+    "protocol": "http",
+    "sampleRatio": 0.5,
+    "collector": {"cidr": "fd00::7/128", "port": 14318},
 }
 VALUE_SETS: dict[str, dict[str, Any]] = {
     "control-off": {"control": {"enabled": False}},
@@ -72,6 +79,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "engineProfiles": {"cuda-0.33.0-1": PROFILE},
         "engineAliases": {"cuda": "cuda-0.33.0-1"},
     },
+    "traced-profile": {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "tracing": TRACING}}},
     "no-cpu-profile": {"engineProfiles": {"cpu-0.32.0-1": None}, "engineAliases": {"cpu": None}},
     "profile-image": {"engineProfiles": {"cpu-0.32.0-1": {"image": "r.example.com/cpu:1"}}},
     "drop-profiles": {"dropProfilesInUse": True},
@@ -330,6 +338,17 @@ def test_keys_are_made_by_a_job_that_can_do_nothing_else() -> None:
     assert [v["secret"]["secretName"] for v in volumes if "secret" in v] == ["my-keys"]
 
 
+def test_a_traced_profile_reaches_the_operator_as_the_values_say() -> None:
+    data = only(_all("traced-profile"), "ConfigMap", "fleetkeeper-settings")["data"]
+    catalog = ProfileCatalog.model_validate(yaml.safe_load(data["profiles.yaml"]))
+    found = catalog.resolve("cuda-0.33.0-1").tracing
+    assert found is not None
+    assert found.to_manifest() == {
+        **TRACING,
+        "collector": {**TRACING["collector"], "namespaceLabels": {}, "podLabels": {}},
+    }
+
+
 def test_an_upgrade_and_a_rollback_ask_first_whether_a_profile_is_in_use() -> None:
     """By a job before it, which has its profiles by then, unless forced."""
     for kind in ("ConfigMap", "Job"):
@@ -440,6 +459,25 @@ def test_monitors_are_made_only_when_asked_for() -> None:
         (
             {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "delivery": "baked"}}},
             "cuda-0.33.0-1",
+        ),
+        (
+            {
+                "engineProfiles": {
+                    "cuda-0.33.0-1": {
+                        **PROFILE,
+                        "tracing": {**TRACING, "endpoint": "collector:4317"},
+                    }
+                }
+            },
+            "endpoint",
+        ),
+        (
+            {
+                "engineProfiles": {
+                    "cuda-0.33.0-1": {**PROFILE, "tracing": {**TRACING, "sampleratio": 1}}
+                }
+            },
+            "sampleratio",
         ),
         (
             {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "maxCapPercent": 96}}},

@@ -166,6 +166,11 @@ def test_a_default_written_on_an_object_is_what_its_fields_default_to() -> None:
             assert node["default"] == inner, path
 
 
+def test_the_resource_has_no_fractions() -> None:
+    """Clients round them differently. Only the settings of an engine profile may be fractions."""
+    assert [path for path, node in nodes(schema()) if node.get("type") == "number"] == []
+
+
 def test_columns_scale_and_names_are_those_of_the_reference() -> None:
     spec = desired_crd()["spec"]
     version = spec["versions"][0]
@@ -216,7 +221,8 @@ def test_messages_of_rules_say_what_to_do_in_one_short_sentence() -> None:
         ({"__annotations__": {"a": int}, "a": Field(description="A.")}, "minimum"),
         ({"__annotations__": {"a": tuple[bool, ...]}, "a": Field(description="A.")}, "maximum length"),
         ({"__annotations__": {"a": bool}}, "no description"),
-        ({"__annotations__": {"a": float}, "a": Field(ge=0, description="A.")}, "no schema for"),
+        ({"__annotations__": {"a": float}, "a": Field(description="A.")}, "minimum"),
+        ({"__annotations__": {"a": bytes}, "a": Field(description="A.")}, "no schema for"),
     ],
 )  # fmt: skip
 def test_a_field_without_bounds_or_words_cannot_be_generated(section: Node, words: str) -> None:

@@ -218,3 +218,47 @@ def test_the_canonical_form_has_the_same_value_and_is_its_own_canonical_form(
     text = canonical_quantity(number + suffix)
     assert parse_quantity(text) == parse_quantity(number + suffix)
     assert canonical_quantity(text) == text
+
+
+COLLECTOR = {"podLabels": {"app": "collector"}}
+
+
+def test_tracing_is_off_and_has_few_defaults() -> None:
+    assert profile().tracing is None
+    found = profile(tracing={"endpoint": "http://c.obs:4317", "collector": COLLECTOR}).tracing
+    assert found is not None
+    assert (found.protocol, found.sample_ratio, found.collector_port) == ("grpc", 0.01, 4317)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"endpoint": "http://c.obs"}, "endpoint"),
+        ({"endpoint": "http://key@c.obs:4317"}, "endpoint"),
+        ({"endpoint": "http://c.obs:4317/v1/traces"}, "has no path"),
+        ({"sampleRatio": 2}, "sampleRatio"),
+        ({"collector": {}}, "set either namespaceLabels and podLabels, or cidr"),
+        ({"collector": {**COLLECTOR, "cidr": "10.0.0.0/8"}}, "or cidr"),
+        ({"headers": "a=b"}, "headers"),
+    ],
+)
+def test_tracing_that_cannot_work_is_refused(change: dict[str, Any], message: str) -> None:
+    tracing = {"endpoint": "http://c.obs:4317", "collector": COLLECTOR, **change}
+    with pytest.raises(ValidationError, match=message):
+        profile(tracing=tracing)
+
+
+def test_tracing_and_its_option_of_vllm_exclude_one_another() -> None:
+    tracing = {"endpoint": "http://c.obs:4317", "collector": COLLECTOR}
+    with pytest.raises(ValidationError, match="remove it from extraArguments"):
+        profile(tracing=tracing, extraArguments=["--otlp_traces_endpoint=http://c.obs:4317"])
+
+
+@pytest.mark.parametrize(
+    "name", ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]
+)
+def test_services_never_say_where_spans_go(name: str) -> None:
+    """Not even with a profile that lists the name, nor by an option."""
+    assert not profile(env=["OTEL_*", name]).allows_env(name)
+    asked = spec(engine={"options": {"otlp-traces-endpoint": "http://mine:4317"}})
+    assert profile_errors(asked, profile())

@@ -6,8 +6,10 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as SETTINGS
-from fleetkeeper_engine.in_vllm.settings import MIDDLEWARE, SCHEDULER_FACTORY
+from fleetkeeper_engine.in_vllm.settings import MIDDLEWARE, SCHEDULER_FACTORY, TRACED_MIDDLEWARE
 from fleetkeeper_engine.spec import DType
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
@@ -110,6 +112,47 @@ def test_what_would_undo_the_plan_is_not_handed_on() -> None:
     assert child["FLEETKEEPER_SHARED_MEMORY"] == "/dev/shm/fleetkeeper/shared-memory"
     assert child["HF_HUB_OFFLINE"] == "1"
     assert json.loads(child[SETTINGS])["internal_token"] == "secret-mark"
+
+
+def test_without_tracing_nothing_of_it_is_set() -> None:
+    words = desired_argv(a_document(), PLAN, LAUNCH)
+    assert f"--middleware={MIDDLEWARE}" in words
+    assert not [word for word in words if "otlp" in word]
+    assert not [name for name in desired_environment(a_document(), LAUNCH, {}) if "OTEL" in name]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "endpoint", "sent_to", "named"),
+    [
+        ("grpc", "http://collector.obs:4317", "http://collector.obs:4317", "grpc"),
+        ("http", "http://c:4318", "http://c:4318/v1/traces", "http/protobuf"),
+        ("http", "https://c:443/otlp/x", "https://c:443/otlp/x", "http/protobuf"),
+    ],
+)
+def test_tracing_configures_vllm_and_the_middleware_alike(
+    protocol: str, endpoint: str, sent_to: str, named: str
+) -> None:
+    """The document wins over what the pod's environment says."""
+    document = a_document(tracing={"endpoint": endpoint, "protocol": protocol})
+    words = desired_argv(document, PLAN, LAUNCH)
+    assert f"--middleware={TRACED_MIDDLEWARE}" in words
+    assert f"--otlp-traces-endpoint={sent_to}" in words
+    given = {
+        "POD_UID": "u1",
+        "OTEL_TRACES_SAMPLER": "always_on",
+        "OTEL_EXPORTER_OTLP_HEADERS": "a=b",
+    }
+    child = desired_environment(document, LAUNCH, given)
+    assert {name: value for name, value in child.items() if name.startswith("OTEL_")} == {
+        "OTEL_EXPORTER_OTLP_HEADERS": "a=b",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": sent_to,
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": named,
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "3",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "0.01",
+        "OTEL_SERVICE_NAME": "chat",
+        "OTEL_RESOURCE_ATTRIBUTES": "service.instance.id=u1,k8s.pod.uid=u1",
+    }
 
 
 def _fields(launch: Launch) -> dict[str, Any]:

@@ -21,7 +21,12 @@ from fleetkeeper_engine import cli
 from fleetkeeper_engine.cli import DEFAULT_RUN, DEFAULT_TERMINATION, RUN_ENVIRONMENT
 from fleetkeeper_engine.cli import TERMINATION_ENVIRONMENT as TERMINATION
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as SETTINGS
-from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, MIDDLEWARE, SCHEDULER_FACTORY
+from fleetkeeper_engine.in_vllm.settings import (
+    INTERNAL_HEADER,
+    MIDDLEWARE,
+    SCHEDULER_FACTORY,
+    TRACED_MIDDLEWARE,
+)
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION
 from fleetkeeper_engine.spec import ENVIRONMENT as DOCUMENT
 from fleetkeeper_engine.supervisor.control_api.auth import KEYS_FILE
@@ -42,6 +47,7 @@ NAMED_TO_OTHERS = {
     "vLLM plugin": "fleetkeeper_engine.in_vllm.plugin:register",
     "--scheduler-cls": "fleetkeeper_engine.in_vllm.scheduler.live_scheduler",
     "--middleware": "fleetkeeper_engine.in_vllm.http.middleware.TierMiddleware",
+    "--middleware with tracing": "fleetkeeper_engine.in_vllm.http.tracing.TracedTierMiddleware",
 }
 """Dotted paths that pip and vLLM resolve. This is the one place that spells them out."""
 
@@ -129,6 +135,7 @@ objectives.batchTimeMilliseconds objectives.queueWaitMilliseconds
 ports.control ports.host ports.serving
 tiers.batch.floorPercent tiers.batch.queueLimit tiers.batch.sharePercent
 tiers.realtime.queueLimit tiers.standard.queueLimit
+tracing.endpoint tracing.namespace tracing.protocol tracing.sampleRatio tracing.service
 """
 
 
@@ -140,7 +147,8 @@ def test_entry_points_name_what_is_there() -> None:
     assert (
         NAMED_TO_OTHERS["--scheduler-cls"],
         NAMED_TO_OTHERS["--middleware"],
-    ) == (SCHEDULER_FACTORY, MIDDLEWARE)
+        NAMED_TO_OTHERS["--middleware with tracing"],
+    ) == (SCHEDULER_FACTORY, MIDDLEWARE, TRACED_MIDDLEWARE)
     for path in NAMED_TO_OTHERS.values():
         module, _, name = path.replace(":", ".").rpartition(".")
         assert callable(getattr(importlib.import_module(module), name)), path

@@ -144,3 +144,26 @@ def test_the_contract_files_are_those_of_the_code() -> None:
     names = [metric["name"] for metric in metrics["metrics"]]
     assert len(set(names)) == len(names)
     assert {"fleetkeeper_queue_wait_seconds", "fleetkeeper_batch_time_seconds"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("tracing", "message"),
+    [
+        ({}, "tracing.endpoint: Field required"),
+        ({"endpoint": "collector:4317"}, "tracing.endpoint"),
+        ({"endpoint": "http://collector"}, "tracing.endpoint"),
+        ({"endpoint": "http://user@collector:4317"}, "tracing.endpoint"),
+        (
+            {"endpoint": "http://collector:4317/v1/traces"},
+            "with protocol grpc the endpoint has no path",
+        ),
+        ({"endpoint": "http://collector:70000"}, "65535"),
+        ({"endpoint": "http://collector:4317", "sampleRatio": 1.1}, "tracing.sampleRatio"),
+        ({"endpoint": "http://collector:4317", "headers": "a=b"}, "tracing.headers"),
+    ],
+)
+def test_a_collector_that_cannot_be_reached_is_refused(
+    tracing: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidDocumentError, match=message):
+        parse_document(json.dumps(a_document(tracing=tracing)))

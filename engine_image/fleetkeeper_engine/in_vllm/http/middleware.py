@@ -189,7 +189,7 @@ class TierMiddleware:
         """Return a request's ticket and shape; None if it was answered here, or passed on unchanged."""
         arrived = self._clock()
         name = headers.get(_TIER, b"")
-        tier = _tier_of(name)
+        tier = tier_of(name)
         if tier is None:
             self._shared_state.rejected += 1
             await answer(send, 400, unknown_tier(name))
@@ -276,7 +276,8 @@ class TierMiddleware:
         await answer(send, 429, refused_body(refusal), retry)
 
 
-def _tier_of(name: bytes) -> Tier | None:
+def tier_of(name: bytes) -> Tier | None:
+    """Return the tier that a header's value means; None if it is unknown."""
     return _TIERS.get(name.strip().lower()) if name else Tier.STANDARD
 
 

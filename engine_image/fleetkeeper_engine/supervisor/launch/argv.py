@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fleetkeeper_contract.traces_endpoint import TracesProtocol, signal_endpoint
 from fleetkeeper_engine.in_vllm.settings import (
     ENVIRONMENT as VLLM_SETTINGS_ENVIRONMENT,
 )
 from fleetkeeper_engine.in_vllm.settings import (
     MIDDLEWARE,
     SCHEDULER_FACTORY,
+    TRACED_MIDDLEWARE,
     VllmSettings,
 )
 from fleetkeeper_engine.limits import PREFILL_QUANTUM_TOKENS
@@ -22,8 +24,15 @@ from fleetkeeper_engine.spec import (
     Accelerator,
     DType,
     EngineDocument,
+    Tracing,
 )
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
+
+EXPORT_TIMEOUT_S = 3
+"""A batch of spans is dropped if its collector does not take it in this time. A stop waits for it.
+
+The Python SDK reads its variable in seconds, unlike the specification.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class Launch:
 
 def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> list[str]:
     """Return the arguments: one `--flag=value` token for each option; no shell parses them."""
-    engine, batching = document.engine, document.batching
+    engine, batching, tracing = document.engine, document.batching, document.tracing
     options: list[tuple[str, str | int | float | None]] = [
         ("model", launch.model),
         ("served-model-name", document.model.served_name),
@@ -72,7 +81,8 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
         ),
         ("scheduling-policy", "priority"),
         ("scheduler-cls", SCHEDULER_FACTORY),
-        ("middleware", MIDDLEWARE),
+        ("middleware", TRACED_MIDDLEWARE if tracing else MIDDLEWARE),
+        ("otlp-traces-endpoint", _traces_endpoint(tracing) if tracing else None),
         ("api-server-count", 1),
         ("shutdown-timeout", 0),
         # The supervisor requests these continuously.
@@ -129,6 +139,8 @@ def desired_environment(
             # --enforce-eager leaves functions that vLLM compiles on their first use. Without a
             # compiler the first request for logprobs would end EngineCore.
             child["TORCHDYNAMO_DISABLE"] = "1"
+    if document.tracing is not None:
+        child.update(_tracing_environment(document.tracing, document, environment))
     return child
 
 
@@ -149,6 +161,35 @@ def desired_vllm_settings(document: EngineDocument, internal_token: str) -> Vllm
         cap_percent=document.memory.cap_percent,
         internal_token=internal_token,
     )
+
+
+def _traces_endpoint(tracing: Tracing) -> str:
+    return signal_endpoint(tracing.endpoint, tracing.protocol)
+
+
+def _tracing_environment(
+    tracing: Tracing, document: EngineDocument, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that configure the middleware's tracer and vLLM's alike."""
+    known = {
+        "service.namespace": tracing.namespace,
+        "service.instance.id": environment.get("POD_UID"),
+        "k8s.namespace.name": tracing.namespace,
+        "k8s.pod.name": environment.get("HOSTNAME"),
+        "k8s.pod.uid": environment.get("POD_UID"),
+    }
+    over_http = tracing.protocol is TracesProtocol.HTTP
+    return {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": _traces_endpoint(tracing),
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf" if over_http else "grpc",
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": str(EXPORT_TIMEOUT_S),
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": str(tracing.sample_ratio),
+        "OTEL_SERVICE_NAME": tracing.service or document.model.served_name,
+        "OTEL_RESOURCE_ATTRIBUTES": ",".join(
+            f"{name}={value}" for name, value in known.items() if value
+        ),
+    }
 
 
 def _per_rank(amount_bytes: int | None, ranks: int) -> int | None:

@@ -141,6 +141,8 @@ def _scalar_schema(where: str, inner: object, marks: list[object]) -> Schema:
         return {"type": "boolean"}
     if inner is int:
         return {"type": "integer", "format": "int64", **_number_bounds(where, marks)}
+    if inner is float:
+        return {"type": "number", **_number_bounds(where, marks)}
     if inner is str:
         return {"type": "string", **_string_bounds(where, marks)}
     raise TypeError(f"{where}: no schema for {inner!r}")

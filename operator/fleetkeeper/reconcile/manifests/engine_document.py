@@ -64,6 +64,7 @@ def desired_engine_document(
         "drain": {"seconds": spec.rollout.drain_seconds, "noticeSeconds": NOTICE_S},
         "ports": {"host": "0.0.0.0", "serving": SERVING_PORT, "control": CONTROL_PORT},  # noqa: S104 - a pod serves its network
         "control": {"issuer": CONTROL_ISSUER, "keysDirectory": KEYS_DIR},
+        **_tracing(service, profile),
     }
 
 
@@ -135,6 +136,20 @@ def _engine(spec: InferenceServiceSpec, profile: EngineProfile) -> Manifest:
             "extraArguments": list(profile.extra_arguments),
         }
     return written
+
+
+def _tracing(service: InferenceService, profile: EngineProfile) -> Manifest:
+    tracing = profile.tracing
+    if tracing is None:
+        return {}
+    written = {
+        "endpoint": tracing.endpoint,
+        "protocol": tracing.protocol.value,
+        "sampleRatio": tracing.sample_ratio,
+        "service": service.name,
+        "namespace": service.namespace,
+    }
+    return {"tracing": written}
 
 
 def _options(spec: InferenceServiceSpec, profile: EngineProfile) -> dict[str, str]:

@@ -13,6 +13,7 @@ from fleetkeeper.api.names import Component, engine_policy_name, router_policy_n
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.scheduling import LabelSelector
+from fleetkeeper.api.tracing import Tracing
 from fleetkeeper.api.types import NetworkPeer as ClientPeer
 from fleetkeeper.api.types import NetworkPreset, RoutingPolicy
 from fleetkeeper.common.values import Manifest
@@ -47,8 +48,8 @@ def desired_engine_policy(
     """Return the NetworkPolicy of the engines.
 
     Ingress: requests from the router (without a router: from the clients in `networkPolicy`), limits
-    requests from the operator, and scrapes. Egress: DNS, the peers that the profile allows, and the
-    model hub if there is an hf:// source.
+    requests from the operator, and scrapes. Egress: DNS, the peers that the profile allows, the
+    profile's collector of traces, and the model hub if there is an hf:// source.
     """
     clients = (
         _clients(service, context)
@@ -61,6 +62,8 @@ def desired_engine_policy(
         {"to": [{"ipBlock": {"cidr": peer.cidr}}], "ports": _ports(peer.ports)}
         for peer in profile.egress
     ]
+    if profile.tracing is not None:
+        egress.append(_collector_rule(profile.tracing))
     if context.model_hub_rule is not None and downloads(service.spec.model):
         egress.append(_rule(context.model_hub_rule))
     return _policy(
@@ -198,6 +201,16 @@ def _rule(rule: NetworkRule) -> Manifest:
     if rule.tcp_ports or rule.udp_ports:
         written["ports"] = _ports(rule.tcp_ports, rule.udp_ports)
     return written
+
+
+def _collector_rule(tracing: Tracing) -> Manifest:
+    of = tracing.collector
+    peer = NetworkPeer(
+        namespace_labels=dict(of.namespace_labels),
+        pod_labels=dict(of.pod_labels),
+        cidr=of.cidr or "",
+    )
+    return _rule(NetworkRule(peers=(peer,), tcp_ports=(tracing.collector_port,)))
 
 
 def _ports(tcp: Iterable[int], udp: Iterable[int] = ()) -> list[Manifest]:

@@ -11,6 +11,7 @@ import pytest
 from fleetkeeper.api.names import Component, labels
 from fleetkeeper.api.parse import InferenceService, parse_service
 from fleetkeeper.api.profile import EgressPeer
+from fleetkeeper.api.tracing import Collector, Tracing
 from fleetkeeper.reconcile.context import (
     NetworkPeer,
     NetworkRule,
@@ -289,6 +290,35 @@ def test_a_profile_opens_what_its_egress_names() -> None:
     assert world.lets_through(ENGINE, Endpoint("10.9.1.1"), 8443)
     assert not world.lets_through(ENGINE, Endpoint("10.9.1.1"), 443)
     assert not world.lets_through(ENGINE, Endpoint("10.8.1.1"), 8443)
+
+
+COLLECTOR = _pod("monitoring", "10.4.0.7", app="collector")
+
+
+@pytest.mark.parametrize(
+    ("collector", "target", "port", "passes"),
+    [
+        ({"pod_labels": {"app": "collector"}}, COLLECTOR, 4317, True),
+        ({"pod_labels": {"app": "collector"}}, COLLECTOR, 4318, False),
+        ({"pod_labels": {"app": "collector"}}, PROMETHEUS, 4317, False),
+        ({"pod_labels": {"app": "collector"}, "port": 14317}, COLLECTOR, 14317, True),
+        ({"pod_labels": {"app": "collector"}, "port": 14317}, COLLECTOR, 4317, False),
+    ],
+)
+def test_a_traced_engine_reaches_its_collector_alone(
+    collector: dict[str, Any], target: Endpoint, port: int, *, passes: bool
+) -> None:
+    """On the port of its pods. Without tracing it does not reach it."""
+    of = Collector(namespace_labels=NAMESPACES["monitoring"], **collector)
+    traced = Tracing(endpoint="http://collector.monitoring:4317", collector=of)
+    context = default_context()
+    (cpu, cuda) = context.catalog.profiles
+    profiles = (cpu, cuda.model_copy(update={"tracing": traced}))
+    catalog = context.catalog.model_copy(update={"profiles": profiles})
+    world = _world(_service(), replace(context, catalog=catalog))
+    assert world.lets_through(ENGINE, target, port) is passes
+    assert not world.lets_through(ROUTER, target, port)
+    assert not _world(_service()).lets_through(ENGINE, target, port)
 
 
 def test_without_peers_a_port_is_closed_to_everybody() -> None:
