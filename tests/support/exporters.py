@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,9 @@ def _counted(kind: type[Any], number: int) -> dict[str, Any]:
 class OperatorExporter:
     """An operator's registries, with every label set that a rare event would make."""
 
-    def __init__(self, namespace: str, name: str) -> None:
+    def __init__(self, namespace: str, name: str, *, decides: Sequence[str] = SUBJECTS) -> None:
+        """In each scrape it has made one more decision about each subject of `decides`."""
+        self.decides = decides
         self._metrics = OperatorMetrics()
         self._control = ControlMetrics(self._metrics.registry)
         loop = Loop(settings=ControlSettings(restart_fragmented=True))
@@ -93,8 +96,8 @@ class OperatorExporter:
         self._metrics.states.show(self._key, gauges_of_service(SPEC, STATUS, 2))
 
     def text(self) -> bytes:
-        """Return the exposition of one more scrape: in each, a decision about every subject."""
-        made = [Decided(subject, "", "", "", "", "") for subject in SUBJECTS]
+        """Return the exposition of one more scrape."""
+        made = [Decided(subject, "", "", "", "", "") for subject in self.decides]
         self._control.count(self._key, counts_of(self._decision, made))
         for holder in (self._metrics, self._control):
             for metric in vars(holder).values():

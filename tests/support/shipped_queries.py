@@ -60,6 +60,15 @@ def shown(values: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def annotated(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the query of every annotation, by dashboard and name."""
+    return {
+        f"{name}: {item['name']}": _replaced(item["expr"], values)
+        for name, dashboard in dashboards().items()
+        for item in dashboard["annotations"]["list"]
+    }
+
+
 def chosen(values: Mapping[str, str]) -> dict[str, str]:
     """Return the query of every variable, by dashboard and name."""
     return {
