@@ -88,6 +88,12 @@ class Tab:
         await self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)  # fmt: skip
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])  # fmt: skip
 
+    async def press(self, key: str) -> None:
+        """Press and release a key that has no character, such as Tab."""
+        codes = {"Tab": 9, "ArrowRight": 39}
+        for event in ("rawKeyDown", "keyUp"):
+            await self.call("Input.dispatchKeyEvent", type=event, key=key, code=key, windowsVirtualKeyCode=codes[key])  # fmt: skip
+
     async def picture(self, path: Path, *, whole: bool = False) -> None:
         """Write a picture of the window, or of the whole page."""
         found = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
