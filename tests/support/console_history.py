@@ -15,20 +15,28 @@ from typing import Final
 
 from aiohttp import ClientError, ClientSession
 
+from fleetkeeper.commands.fleet_view import ServiceKey
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import program_path
-from tests.support.console_fleet import chat_key
 
 DAY_S: Final = 86_400.0
 SAMPLE_S: Final = 60.0
 GUARD_S: Final = 120.0
-OURS: Final = 'service_namespace="{}",inference_service="{}"'.format(*chat_key())
-ENGINE: Final = 'namespace="{}",inference_service="{}",pod="chat-0"'.format(*chat_key())
+LABELS: Final = {
+    "OURS": 'service_namespace="{}",inference_service="{}"',
+    "ENGINE": 'namespace="{}",inference_service="{}",pod="chat-0"',
+}
+"""By the word that stands for them below."""
 
 
 def demand(ago_s: float) -> float:
     """The load between 0 and 1: highest now, and eight hours ago."""
     return 0.5 + 0.5 * math.cos(2 * math.pi * ago_s / (8 * 3600.0))
+
+
+def growth(ago_s: float) -> float:
+    """How fast the demand grows, at most 1; 0 while it shrinks."""
+    return max(0.0, math.sin(2 * math.pi * ago_s / (8 * 3600.0)))
 
 
 def wanted(ago_s: float) -> int:
@@ -42,26 +50,33 @@ def sequences(ago_s: float) -> int:
 
 
 GAUGES: Final[dict[str, Callable[[float], float]]] = {
-    f"signal_queue_wait_seconds{{{OURS}}}": lambda ago: 0.12 + 0.3 * demand(ago) ** 4 + 0.04 * math.sin(ago / 700),
-    f"objective_queue_wait_seconds{{{OURS}}}": lambda ago: 0.5 if ago < DAY_S / 2 else 0.7,
-    f"signal_batch_time_seconds{{{OURS}}}": lambda ago: 0.03 + 0.012 * demand(ago) + 0.001 * math.sin(ago / 500),
-    f"objective_batch_time_seconds{{{OURS}}}": lambda _: 0.05,
-    f'decision_replicas{{{OURS},kind="allocated"}}': wanted,
-    f'decision_replicas{{{OURS},kind="ready"}}': lambda ago: wanted(ago + 240),
-    f"service_max_replicas{{{OURS}}}": lambda _: 8,
-    f"decision_limit_sequences{{{OURS}}}": sequences,
-    f"decision_limit_tokens{{{OURS}}}": lambda _: 4096,
-    f"memory_peak_ratio{{{ENGINE}}}": lambda ago: 0.7 + 0.02 * demand(ago),
+    "signal_queue_wait_seconds{OURS}": lambda ago: 0.1 + 0.13 * demand(ago) + 0.32 * growth(ago) ** 3 + 0.02 * math.sin(ago / 700),
+    "objective_queue_wait_seconds{OURS}": lambda ago: 0.5 if ago < DAY_S / 2 else 0.7,
+    "signal_batch_time_seconds{OURS}": lambda ago: 0.025 + 0.007 * demand(ago) + 0.016 * growth(ago) ** 2 + 0.0005 * math.sin(ago / 500),
+    "objective_batch_time_seconds{OURS}": lambda _: 0.05,
+    'decision_replicas{OURS,kind="allocated"}': wanted,
+    'decision_replicas{OURS,kind="ready"}': lambda ago: wanted(ago + 240),
+    "service_max_replicas{OURS}": lambda _: 8,
+    "decision_limit_sequences{OURS}": sequences,
+    "decision_limit_tokens{OURS}": lambda _: 4096,
+    "memory_peak_ratio{ENGINE}": lambda ago: 0.69 + 0.02 * demand(ago),
 }  # fmt: skip
 RATES: Final[dict[str, Callable[[float], float]]] = {
-    f"arrivals_total{{{ENGINE}}}": lambda ago: 4 + 20 * demand(ago),
-    f'requests_total{{{ENGINE},outcome="tier_closed"}}': lambda ago: max(0.0, 12 * (demand(ago) - 0.75)),
+    "arrivals_total{ENGINE}": lambda ago: 4 + 14.4 * demand(ago),
+    'requests_total{ENGINE,outcome="tier_closed"}': lambda ago: max(0.0, 12 * (growth(ago) - 0.75)),
 }  # fmt: skip
 DECIDED: Final = {"replicas": wanted, "limits": sequences}
 
 
-def exposition(now: float) -> Iterator[str]:
+def exposition(now: float, key: ServiceKey) -> Iterator[str]:
     """Yield the lines of a day in OpenMetrics' text format: a metric's samples in a row."""
+    for line in _lines(now):
+        for word, labels in LABELS.items():
+            line = line.replace(word, labels.format(*key))  # noqa: PLW2901 - the same line, more of it replaced
+        yield line
+
+
+def _lines(now: float) -> Iterator[str]:
     begin = now - DAY_S
     times = [begin + index * SAMPLE_S for index in range(int(DAY_S / SAMPLE_S) + 1)]
     seen = set[str]()
@@ -82,7 +97,7 @@ def exposition(now: float) -> Iterator[str]:
             total += rate(now - at) * SAMPLE_S
             yield f"fleetkeeper_{series} {total} {at}"
     for subject, subject_figure in DECIDED.items():
-        series = f'service_decisions_total{{{OURS},subject="{subject}"}}'
+        series = f'service_decisions_total{{OURS,subject="{subject}"}}'
         yield from head(series, "counter")
         total = 0.0
         for at in times:
@@ -92,10 +107,10 @@ def exposition(now: float) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def prometheus_of_a_day(directory: Path, now: float) -> AsyncIterator[str]:
+async def prometheus_of_a_day(directory: Path, now: float, key: ServiceKey) -> AsyncIterator[str]:
     """A real Prometheus with the day in its blocks; yields its URL."""
     text, data = directory / "day.openmetrics", directory / "blocks"
-    text.write_text("\n".join(exposition(now)) + "\n")
+    text.write_text("\n".join(exposition(now, key)) + "\n")
     made = await asyncio.create_subprocess_exec(
         str(program_path("promtool")), "tsdb", "create-blocks-from", "openmetrics", str(text), str(data),
         stdout=subprocess.DEVNULL,

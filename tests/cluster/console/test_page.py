@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,18 +17,27 @@ from pathlib import Path
 
 import pytest
 
+from fleetkeeper.commands.fleet_view import view_of
 from fleetkeeper.commands.prometheus_history import PrometheusHistory
 from fleetkeeper.console.history import History
 from fleetkeeper.console.samples import Samples
 from fleetkeeper.console.server import serving
 from fleetkeeper.console.session import Session
-from fleetkeeper_local.common import packages
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.axe import axe_script, violations
-from tests.support.browser import Tab, browser_tab
-from tests.support.console_fleet import CHAT_CHANGES, HOSTILE_MESSAGE, fleet_at, samples_until
+from tests.support.browser import Tab, browser_tab, ensure_chromium
+from tests.support.console_fleet import (
+    CHAT_CHANGES,
+    HOSTILE_MESSAGE,
+    chat_key,
+    fleet_at,
+    samples_until,
+)
 from tests.support.console_history import prometheus_of_a_day
-from tests.support.console_page import ConsolePage
+from tests.support.console_page import ConsolePage, check_console, console_process, printed_link
+from tests.support.operator_rights import CRDS
+from tests.support.operator_world import service
 
 SIZES = {"wide": (1440, 1000), "narrow": (320, 800)}
 GUARD_S = 120.0
@@ -37,11 +47,7 @@ NO_OVERFLOW = "document.documentElement.scrollWidth <= innerWidth"
 @pytest.fixture(scope="session")
 def chromium() -> None:
     """The browser, from a Debian package."""
-    if packages.missing_packages(packages.BROWSER_PACKAGES) and (
-        os.geteuid() != 0 or shutil.which("apt-get") is None
-    ):
-        pytest.skip("the package chromium is missing; installing it needs root on Debian")
-    packages.ensure_packages(packages.BROWSER_PACKAGES)
+    ensure_chromium()
 
 
 @dataclass
@@ -90,7 +96,7 @@ async def page(chromium: None, tmp_path: Path) -> AsyncIterator[Page]:
 @pytest.fixture
 async def day(chromium: None, tmp_path: Path) -> AsyncIterator[Page]:
     """The same page, with a day of history in a real Prometheus."""
-    async with prometheus_of_a_day(tmp_path, time.time()) as url:
+    async with prometheus_of_a_day(tmp_path, time.time(), chat_key()) as url:
         history = History(PrometheusHistory(url, deadline_s=GUARD_S))
         async with _opened(tmp_path, history) as page:
             yield page
@@ -144,8 +150,6 @@ async def test_a_service_shows_charts_decisions_and_replicas(page: Page) -> None
     assert "replicas 3 -> 5 (QueueWaitAboveTarget)" in changes
     assert await tab.value("document.querySelectorAll('#replicas tbody tr').length") == 5
     await page.see("service")
-    await tab.look(1440, 1052)
-    await tab.picture(page.pictures / "console.png")
 
     chart = await tab.value(
         "(({x, y, width, height}) => [x + width / 2, y + height / 2])"
@@ -202,7 +206,9 @@ async def test_the_charts_show_the_last_hours_with_their_decisions(day: Page) ->
     assert "no measurements" not in wait
     assert "ready: now 5, lowest 2, highest 5. wanted: now 5" in await shown.chart("Replicas")
     assert "lowest 64, highest 96" in await shown.chart("Limit of sequences")
-    assert re.search(r"refused: now [\d.]+ /s, lowest 0 /s", await shown.chart("Requests"))
+    assert re.search(
+        r"refused: now [\d.]+ /s, lowest 0 /s, highest [\d.]*[1-9]", await shown.chart("Requests")
+    )
     assert await shown.marks() > live + 10
     limit = await day.tab.value("document.querySelector('#charts path.limit').getAttribute('d')")
     assert "V" in limit, "the objective changed in the day"
@@ -279,3 +285,29 @@ async def test_every_control_is_reached_by_the_keyboard_and_no_rule_of_accessibi
     await day.tab.press("ArrowRight")
     await day.tab.until("document.querySelector('#span').innerText === 'The last 24 hours'")
     assert await day.tab.value("document.activeElement.id") == "hours-24"
+
+
+async def test_the_command_shows_a_service_of_the_cluster_with_its_history(
+    chromium: None, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    """As tests/e2e does on a node, but with a service that nobody runs."""
+    now, namespace = time.time(), f"console-{uuid.uuid4().hex[:6]}"
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
+    control_plane.kubectl("wait", "--for=condition=Established", "-f", str(CRDS))
+    control_plane.kubectl("create", "namespace", namespace)
+    inside = ("-n", namespace)
+    control_plane.kubectl(*inside, "create", "-f", "-", input=json.dumps(service()))
+    (chat,) = [item for item in fleet_at(now, now).services if item["metadata"]["name"] == "chat"]
+    status = json.dumps({"status": chat["status"]})
+    patch = ("patch", "fis", "chat", "--subresource=status", "--type=merge", "-p", status)
+    control_plane.kubectl(*inside, *patch)
+    options = ("-n", namespace, "--interval", "1", "--prometheus")
+    key = (namespace, "chat")
+    async with prometheus_of_a_day(tmp_path, now, key) as url, browser_tab(tmp_path) as tab:
+        with console_process(control_plane.kubeconfig, *options, url) as process:
+            link = await printed_link(process)
+            words = [change.in_words() for change in view_of(chat, {}).changes]
+            assert len(words) == len(CHAT_CHANGES)
+            await check_console(tab, link, *key, words)
+            assert await ConsolePage(tab).marks() >= len(words)
+    control_plane.kubectl("delete", "namespace", namespace, "--wait=false")

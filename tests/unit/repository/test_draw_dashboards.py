@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
@@ -64,6 +65,7 @@ def test_a_decision_is_marked_in_every_panel_when_it_begins() -> None:
     data = Record(0, 60, 10, VALUES, {query: [{"metric": {}, "values": values}]})
     for axis in draw(dashboard, data).axes[1:]:
         (marks,) = axis.collections
+        assert isinstance(marks, LineCollection)
         assert [vertices[0][0] * 86_400 for vertices in marks.get_segments()] == [10, 50]
 
 
