@@ -38,7 +38,7 @@ ACCELERATORS = f"max by ({BY}) (fleetkeeper_service_accelerators{{{SERVICES}}})"
 FLEET = Dashboard(
     "fleet",
     "Fleet",
-    "All services: which of them miss their objectives, shed requests or lack replicas.",
+    "All services: which of them miss their objectives, shed requests or lack replicas, how many accelerators they use, and what limits them.",
     (
         Variable(
             "namespace",

@@ -221,7 +221,7 @@ async def test_the_charts_show_the_last_hours_with_their_decisions(day: Page) ->
     assert told.count("limits") > 5
     await day.tab.value("document.getElementById('data').open = false")
     await day.see("history")
-    await day.tab.look(1440, 1052)
+    await day.tab.look(1440, 1330)
     await day.tab.picture(day.pictures / "console.png")
 
     await shown.show_hours(1)
