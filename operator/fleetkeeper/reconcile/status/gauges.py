@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Final
 
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
@@ -46,10 +47,15 @@ def _condition(status: Mapping[str, Any], kind: ConditionType) -> Iterator[Gauge
     condition = previous_condition(status, kind)
     if condition is None:
         return
-    label = ("type", str(kind))
     for value in Status:
         found = float(condition.get("status") == value)
-        yield "service_condition", (label, ("status", value.lower())), found
+        yield "service_condition", _labels(kind, "status", value.lower()), found
     reason = condition.get("reason")
     if isinstance(reason, str) and reason in REASONS:
-        yield "service_condition_reason", (label, ("reason", reason)), 1.0
+        yield "service_condition_reason", _labels(kind, "reason", reason), 1.0
+
+
+@cache
+def _labels(kind: ConditionType, name: str, value: str) -> tuple[tuple[str, str], ...]:
+    """Return the labels of a series; all services have the same ones."""
+    return ("type", str(kind)), (name, value)

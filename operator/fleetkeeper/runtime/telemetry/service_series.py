@@ -22,7 +22,7 @@ Sample = tuple[str, Labels, float]
 
 
 class ServiceSeries(Collector):
-    """Gauges and counters of every service, collected at each scrape.
+    """Gauges and counters of every service, collected at each scrape, in a thread of its own.
 
     Names are without `fleetkeeper_`, and those of counters without `_total`.
     """
@@ -53,10 +53,14 @@ class ServiceSeries(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family per name, with one sample per service and label set."""
-        yield from _families(GaugeMetricFamily, self._gauges.items())
+        # Tuples, because the event loop may add a service in the meantime.
+        yield from _families(GaugeMetricFamily, tuple(self._gauges.items()))
         counts = (
-            (key, [(name, labels, float(count)) for (name, labels), count in counted.items()])
-            for key, counted in self._counts.items()
+            (
+                key,
+                [(name, labels, float(count)) for (name, labels), count in tuple(counted.items())],
+            )
+            for key, counted in tuple(self._counts.items())
         )
         yield from _families(CounterMetricFamily, counts)
 
