@@ -19,8 +19,8 @@ LIGHT_PER_S: Final = 2.0
 
 
 @pytest.fixture
-def chromium(node: Node) -> None:
-    """The browser, from a Debian package; after the node has compared the machine's state."""
+def chromium() -> None:
+    """The browser, from a Debian package."""
     ensure_chromium()
 
 
