@@ -248,7 +248,7 @@ ONE_SERVICE = Dashboard(
         Annotation(
             "Decisions",
             "{{subject}}",
-            f"sum by (subject) (increase(fleetkeeper_service_decisions_total{{{ONE}}}[1m])) > 0",
+            f"sum by (subject) (increase(fleetkeeper_service_decisions_total{{{ONE}}}[{RATE}])) > 0",
         ),
     ),
 )

@@ -14,8 +14,8 @@ from fleetkeeper.console.samples import number, problem_text
 HOURS: Final = (1, 6, 24)
 POINTS: Final = 240
 """Of each series: a chart is a few hundred pixels wide."""
-MIN_WINDOW_S: Final = 120.0
-"""For rates: at least two scrapes, which may be 60 s apart."""
+SCRAPE_S: Final = 60.0
+"""The longest time between two scrapes of a target."""
 DECISIONS: Final = "decisions"
 SERVICE: Final = "service_namespace={namespace}, inference_service={name}"
 ENGINES: Final = "namespace={namespace}, inference_service={name}"
@@ -67,8 +67,8 @@ class Span:
 
     @property
     def window_s(self) -> float:
-        """The window of rates and increases."""
-        return max(self.step_s, MIN_WINDOW_S)
+        """The window of rates and increases: any two scrapes in a row are in the window of some point."""
+        return SCRAPE_S + max(self.step_s, SCRAPE_S)
 
     @property
     def begin(self) -> float:

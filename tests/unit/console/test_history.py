@@ -62,6 +62,16 @@ def test_values_are_in_their_place_and_no_number_is_none() -> None:
     assert len(found) == POINTS + 1
 
 
+def test_two_scrapes_in_a_row_are_in_some_window() -> None:
+    """Otherwise a counter could grow between two windows."""
+    for hours in HOURS:
+        span = Span.until(NOW, hours)
+        for offset in range(4 * int(span.step_s)):
+            before = span.begin + offset
+            after = before + 60
+            assert any(at - span.window_s < before and after <= at for at in span.times())
+
+
 def test_a_decision_has_one_mark_although_several_windows_hold_it() -> None:
     span = Span.until(NOW, 1)
     assert span.window_s == 8 * span.step_s
