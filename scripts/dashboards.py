@@ -1,4 +1,4 @@
-"""The Grafana dashboards of the chart, from short definitions (scripts/dashboard_panels.py).
+"""The Grafana dashboards of the chart, from short definitions (scripts/dashboard_fleet.py, ..._service.py, ..._operator.py).
 
 Every panel of a row has the same height; a row of 24 columns wraps as needed.
 """
@@ -9,8 +9,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from dashboard_panels import DASHBOARDS, Dashboard, Panel
+from dashboard_fleet import FLEET
+from dashboard_operator import OF_OPERATOR
+from dashboard_parts import Annotation, Dashboard, Panel
+from dashboard_service import ONE_SERVICE
 
+DASHBOARDS = (FLEET, ONE_SERVICE, OF_OPERATOR)
 FOLDER = "charts/fleetkeeper/files/dashboards"
 COLUMNS = 24
 HEIGHT = 8
@@ -46,8 +50,21 @@ def _dashboard(dashboard: Dashboard) -> dict[str, Any]:
                 "keepTime": True,
             }
         ],
+        "annotations": {"list": [_annotation(each) for each in dashboard.annotations]},
         "templating": {"list": [_source_variable(), *_variables(dashboard)]},
         "panels": list(_panels(dashboard)),
+    }
+
+
+def _annotation(annotation: Annotation) -> dict[str, Any]:
+    return {
+        "name": annotation.name,
+        "datasource": SOURCE,
+        "enable": True,
+        "iconColor": "blue",
+        "expr": annotation.query,
+        "step": "15s",
+        "titleFormat": annotation.title,
     }
 
 

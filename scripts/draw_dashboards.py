@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -65,6 +66,13 @@ def panels_of(dashboard: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     return (panel for panel in dashboard["panels"] if panel["type"] != "row")
 
 
+def queries_of(dashboard: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the queries of all panels, and those of the annotations."""
+    for panel in panels_of(dashboard):
+        yield from (target["expr"] for target in panel["targets"])
+    yield from (each["expr"] for each in dashboard["annotations"]["list"])
+
+
 def replaced(query: str, values: Mapping[str, str]) -> str:
     """Return the query with values for Grafana's variables.
 
@@ -93,9 +101,8 @@ def record(
         answers = {
             query: client.custom_query_range(query, begin, finish, str(step))
             for dashboard in dashboards
-            for panel in panels_of(dashboard)
-            for target in panel["targets"]
-            for query in [replaced(target["expr"], values)]
+            for each in queries_of(dashboard)
+            for query in [replaced(each, values)]
         }
     return Record(start, end, step, values, answers)
 
@@ -136,8 +143,22 @@ def draw(dashboard: Mapping[str, Any], data: Record) -> Figure:
         page.text(
             x + 0.15, y + 0.21, panel["title"], fontsize=9, weight="bold", color=INK, va="center"
         )
-        _panel(figure, (x, y, wide, high), panel, data)
+        axes = _panel(figure, (x, y, wide, high), panel, data)
+        marks = [at / DAY_S for at in _marks(dashboard, data)]
+        over = axes.get_xaxis_transform()
+        axes.vlines(marks, 0, 1, PALE, "dotted", linewidth=0.7, transform=over)
     return figure
+
+
+def _marks(dashboard: Mapping[str, Any], data: Record) -> Iterator[float]:
+    """Yield when results of the annotations begin."""
+    for each in dashboard["annotations"]["list"]:
+        for series in data.answers.get(replaced(each["expr"], data.values), []):
+            last = -math.inf
+            for at, _ in series["values"]:
+                if at - last > 1.5 * data.step:
+                    yield at
+                last = at
 
 
 def _subtitle(dashboard: Mapping[str, Any], data: Record) -> str:
@@ -149,7 +170,7 @@ def _subtitle(dashboard: Mapping[str, Any], data: Record) -> str:
 
 def _panel(
     figure: Figure, place: tuple[float, float, float, float], panel: Mapping[str, Any], data: Record
-) -> None:
+) -> Axes:
     x, y, wide, high = place
     found = list(_series(panel, data))
     columns, texts = _legend([name for name, _ in found], wide)
@@ -167,7 +188,7 @@ def _panel(
     _dress(axes, panel["fieldConfig"]["defaults"], data)
     if not found:
         axes.text(0.5, 0.5, "No data", transform=axes.transAxes, ha="center", color=PALE)
-        return
+        return axes
     axes.legend(
         drawn[: len(texts)], texts, ncols=columns, loc="upper left",
         bbox_to_anchor=((x + 0.2) / page_wide, 1 - (y + high - below + 0.24) / page_high),
@@ -175,6 +196,7 @@ def _panel(
         handlelength=1.2, handletextpad=0.5, columnspacing=1.2, borderpad=0, borderaxespad=0,
         labelspacing=0.35,
     )  # fmt: skip
+    return axes
 
 
 def _series(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason
+from fleetkeeper.reconcile.status.gauges import MAIN
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from reference_pages import FOLDER, page, row
@@ -78,6 +79,38 @@ CONTROL_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 """The control loop's gauges by name (without `fleetkeeper_`): further labels and description."""
 
+CONTROL_COUNTERS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "service_decisions_total": (
+        ("subject",),
+        "Decisions that changed something, by subject: `replicas`, `limits`, `breaker`, `restart`, `remedy`. The operator's log has a line for each.",
+    ),
+    "objective_ticks_total": (
+        ("objective", "result"),
+        "Ticks with requests, by objective (`queue_wait`, `batch_time`) and result: `met` if the signal is at most the objective, else `missed`. Ticks without fresh signals count nowhere.",
+    ),
+}
+"""The control loop's counters of a service, as above. They begin at 0 with each leader."""
+
+STATE_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "service_condition": (
+        ("type", "status"),
+        f"1 for the present status of a condition, 0 for the two others: `type` is one of {', '.join(f'`{kind}`' for kind in MAIN)}, `status` is `true`, `false` or `unknown`.",
+    ),
+    "service_condition_reason": (
+        ("type", "reason"),
+        "1 for the present reason of the same conditions ([reasons](../runbooks/README.md)).",
+    ),
+    "service_accelerators": (
+        (),
+        "Accelerators that the service uses: those of its replicas, and of pods that still terminate.",
+    ),
+    "service_min_replicas": ((), "scaling.minReplicas."),
+    "service_max_replicas": ((), "scaling.maxReplicas."),
+}
+"""The gauges of a service that follow from its spec and status, as above. They need no control loop."""
+
+SERVICE_METRICS = {**CONTROL_GAUGES, **CONTROL_COUNTERS, **STATE_GAUGES}
+
 NOTHING_TO_DO: frozenset[Reason] = frozenset(
     {
         Reason.PENDING,
@@ -129,13 +162,15 @@ def _metrics() -> Iterator[str]:
     yield "## Service metrics, from the operator"
     yield ""
     yield "Port 8080 of the leading operator, path `/metrics`, with the labels `service_namespace` and `inference_service`: inputs and"
-    yield "decisions of the control loop's last tick (every 5 s). `fleetkeeper top` and `fleetkeeper explain`"
-    yield "show them."
+    yield "decisions of the control loop's last tick (every 5 s), and the state that the last reconcile wrote. `fleetkeeper top` and"
+    yield "`fleetkeeper explain` show them. The series of a deleted service are gone at the next scrape."
     yield ""
-    yield "| metric (gauge) | further labels | |"
-    yield "| --- | --- | --- |"
-    for name, (labels_, meaning) in CONTROL_GAUGES.items():
-        yield row(f"`fleetkeeper_{name}`", ", ".join(f"`{label}`" for label in labels_), meaning)
+    yield "| metric | type | further labels | |"
+    yield "| --- | --- | --- | --- |"
+    for name, (labels_, meaning) in SERVICE_METRICS.items():
+        kind = "counter" if name in CONTROL_COUNTERS else "gauge"
+        labels = ", ".join(f"`{label}`" for label in labels_)
+        yield row(f"`fleetkeeper_{name}`", kind, labels, meaning)
     yield ""
     yield "## Operator metrics"
     yield ""

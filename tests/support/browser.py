@@ -7,6 +7,7 @@ import base64
 import itertools
 import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
+
+from fleetkeeper_local.common import packages
 
 GUARD_S = 120.0
 """For a browser that starts on a machine with other load."""
@@ -28,6 +32,15 @@ ARGUMENTS = (
     "--hide-scrollbars",
     "--remote-debugging-port=0",
 )
+
+
+def ensure_chromium() -> None:
+    """Install the browser's Debian package if it is missing, or skip the test."""
+    if packages.missing_packages(packages.BROWSER_PACKAGES) and (
+        os.geteuid() != 0 or shutil.which("apt-get") is None
+    ):
+        pytest.skip("the package chromium is missing; installing it needs root on Debian")
+    packages.ensure_packages(packages.BROWSER_PACKAGES)
 
 
 class Tab:
@@ -87,6 +100,12 @@ class Tab:
         """Set the size of the window and the color scheme."""
         await self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)  # fmt: skip
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])  # fmt: skip
+
+    async def press(self, key: str) -> None:
+        """Press and release a key that has no character, such as Tab."""
+        codes = {"Tab": 9, "ArrowRight": 39}
+        for event in ("rawKeyDown", "keyUp"):
+            await self.call("Input.dispatchKeyEvent", type=event, key=key, code=key, windowsVirtualKeyCode=codes[key])  # fmt: skip
 
     async def picture(self, path: Path, *, whole: bool = False) -> None:
         """Write a picture of the window, or of the whole page."""

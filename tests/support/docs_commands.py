@@ -32,7 +32,7 @@ NOT_RUN: Mapping[str, str] = {
     r"helm (install|upgrade|uninstall)": "needs the images; tests/cluster/chart/test_install.py installs, upgrades and removes",
     r"kubectl (--namespace|-n) fleetkeeper-system ": "needs the chart's operator pod; tests/cluster/chart/test_install.py has it",
     r"kubectl -n team-a logs ": "fake pods have no log; tests/e2e reads real ones",
-    r"kubectl -n team-a port-forward |curl ": "fake pods answer nothing; tests/e2e and tests/engine ask real ones",
+    r"kubectl -n (team-a|monitoring) port-forward |curl ": "fake pods answer nothing; tests/e2e and tests/engine ask real ones",
     r"kubectl create deployment mine": "needs an image of the reader's",
     r"kubectl get namespace team-a ": "is meant for a namespace that is being deleted",
     r"kubectl delete ": "would remove what other tests use",

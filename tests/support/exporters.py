@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import generate_latest
 
+from fleetkeeper.api.conditions import Reason
 from fleetkeeper.autoscale.arbitrate import Allocation
+from fleetkeeper.autoscale.decided import SUBJECTS, Decided
+from fleetkeeper.autoscale.gauges import counts_of
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.types import ControlSettings
+from fleetkeeper.reconcile.status.gauges import MAIN, gauges_of_service
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
@@ -25,6 +30,10 @@ from fleetkeeper_engine.supervisor.state import PodState
 from tests.support.control_cases import Loop
 
 BLOCKS = (SchedulerBlock, MiddlewareBlock)
+SPEC = {"scaling": {"minReplicas": 1, "maxReplicas": 4}}
+STATUS = {
+    "conditions": [{"type": kind, "status": "True", "reason": Reason.GPU_BUDGET} for kind in MAIN]
+}
 SWITCHES = {"supported": True, "instrumentation_disabled": False, "own_rule_closed": False}
 
 
@@ -74,16 +83,22 @@ def _counted(kind: type[Any], number: int) -> dict[str, Any]:
 class OperatorExporter:
     """An operator's registries, with every label set that a rare event would make."""
 
-    def __init__(self, namespace: str, name: str) -> None:
+    def __init__(self, namespace: str, name: str, *, decides: Sequence[str] = SUBJECTS) -> None:
+        """In each scrape it has made one more decision about each subject of `decides`."""
+        self.decides = decides
         self._metrics = OperatorMetrics()
         self._control = ControlMetrics(self._metrics.registry)
         loop = Loop(settings=ControlSettings(restart_fragmented=True))
-        decision = loop.steady(3)
-        report, _ = build_report(decision, Allocation(2), loop.memory, loop.now)
-        self._control.show(Key(namespace, name), report.metrics)
+        self._decision = loop.steady(3)
+        self._key = Key(namespace, name)
+        report, _ = build_report(self._decision, Allocation(2), loop.memory, loop.now)
+        self._control.show(self._key, report.metrics)
+        self._metrics.states.show(self._key, gauges_of_service(SPEC, STATUS, 2))
 
     def text(self) -> bytes:
         """Return the exposition of one more scrape."""
+        made = [Decided(subject, "", "", "", "", "") for subject in self.decides]
+        self._control.count(self._key, counts_of(self._decision, made))
         for holder in (self._metrics, self._control):
             for metric in vars(holder).values():
                 names = getattr(metric, "_labelnames", None)

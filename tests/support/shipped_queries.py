@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import yaml
 
-from fleetkeeper.runtime.autoscaler.metrics import SERVICE_LABELS
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper.runtime.telemetry.service_series import SERVICE_LABELS
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
-from reference_metrics import CONTROL_GAUGES, operator_metrics
+from reference_metrics import SERVICE_METRICS, operator_metrics
 from tests.support.helm_chart import CHART
 
 RULES: Final = CHART / "files" / "rules"
@@ -60,6 +60,15 @@ def shown(values: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def annotated(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the query of every annotation, by dashboard and name."""
+    return {
+        f"{name}: {item['name']}": _replaced(item["expr"], values)
+        for name, dashboard in dashboards().items()
+        for item in dashboard["annotations"]["list"]
+    }
+
+
 def chosen(values: Mapping[str, str]) -> dict[str, str]:
     """Return the query of every variable, by dashboard and name."""
     return {
@@ -103,7 +112,7 @@ def exported() -> dict[str, frozenset[str]]:
     for own in operator_metrics():
         for name in _series(own.name, own.kind):
             found[name] = frozenset(own.labels) | SCRAPED
-    for name, (labels, _) in CONTROL_GAUGES.items():
+    for name, (labels, _) in SERVICE_METRICS.items():
         found[f"fleetkeeper_{name}"] = frozenset({*labels, *SERVICE_LABELS}) | SCRAPED
     for family in OperatorMetrics().registry.collect():
         if family.name.startswith("process_"):

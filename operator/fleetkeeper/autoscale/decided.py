@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from fleetkeeper.api.status_enums import Subject
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.events import breaker_moves
 from fleetkeeper.autoscale.memory import ControlMemory, Shown
 from fleetkeeper.common.values import Remedy, change_in_words
+
+REMEDY: Final = "remedy"
+SUBJECTS: Final = (*map(str, Subject), REMEDY)
+"""The subjects of all entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ def _remedy(decision: ControlDecision, before: ControlMemory) -> Iterator[Decide
     remedy = decision.remedy
     if remedy.valid:
         old, new = _remedy_text(before.remedy), _remedy_text(remedy.value)
-        yield _of("remedy", old, new, remedy.reason, remedy.detail)
+        yield _of(REMEDY, old, new, remedy.reason, remedy.detail)
 
 
 def _remedy_text(remedy: Remedy | None) -> str:

@@ -1,9 +1,13 @@
-"""The gauges of one service after a tick."""
+"""The gauges and counters of one service after a tick."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
 from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.api.types import BatchingMode
+from fleetkeeper.autoscale.decided import SUBJECTS, Decided
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.signals.starts import median_seconds
 
@@ -54,3 +58,30 @@ def gauges_of(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
         gauges.append(("breaker_state", (("breaker", str(tier)),), _STATES[tiers[tier].state]))
         gauges.append(("admit_ratio", (("tier", str(tier)),), admit))
     return tuple(gauges)
+
+
+def counts_of(decision: ControlDecision, made: Sequence[Decided]) -> tuple[Gauge, ...]:
+    """Return the increments of one service's counters in a tick; `made` are its decisions.
+
+    All series are returned, most with 0: a counter that begins with its first event has no increase.
+    """
+    subjects = Counter(str(item.subject) for item in made)
+    decided = (
+        ("service_decisions", (("subject", subject),), float(subjects[subject]))
+        for subject in SUBJECTS
+    )
+    return (*decided, *_objective_counts(decision))
+
+
+def _objective_counts(decision: ControlDecision) -> Iterator[Gauge]:
+    """Yield whether each objective is met in this tick. Without signals or requests, nothing counts."""
+    signals, settings = decision.signals, decision.settings
+    counts = signals.known and not signals.idle
+    for objective, found_s, objective_s in (
+        ("queue_wait", signals.queue_wait_s, settings.queue_wait_objective_s),
+        ("batch_time", signals.batch_time_s, settings.batch_time_objective_s),
+    ):
+        result = "met" if found_s <= objective_s else "missed"
+        for known in ("met", "missed"):
+            labels = (("objective", objective), ("result", known))
+            yield "objective_ticks", labels, float(counts and known == result)

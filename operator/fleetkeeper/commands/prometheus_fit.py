@@ -6,33 +6,21 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Final
 
-import requests
-from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
-from urllib3.exceptions import HTTPError
-
 from fleetkeeper.adapters.prometheus.queries import label_value
-from fleetkeeper.adapters.prometheus.session import (
-    BoundedSession,
-    PrometheusError,
-    hidden,
-    parse_address,
-    secret_forms,
-)
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import TIERS, Counters, PodSample, Source
 from fleetkeeper.autoscale.signals.series_map import PodSeries
 from fleetkeeper.autoscale.signals.windows import NO_STEPS, Window
+from fleetkeeper.commands.prometheus_history import HistoryError, PrometheusHistory
 from fleetkeeper.simulate.hardware import Hardware, InvalidHardware, fit_of_sums, model_of_sums
 from fleetkeeper_contract.step_terms import StepSums
 
 POINT_S: Final = 60.0
 MOST_POINTS: Final = 720
 DEADLINE_S: Final = 60.0
-ANSWER_BYTES: Final = 128 * 1024 * 1024
 NAMES: Final = (
     "step_model_[a-z_]+_total|(prompt|generation)_tokens_total|queue_wait_seconds_count"
     "|arrivals_total|kv_capacity_tokens"
@@ -60,20 +48,27 @@ def fit_from_prometheus(url: str, namespace: str, name: str, hours: float) -> Fi
     Raises:
         NoFit: Prometheus did not answer, or has too few measurements of the service.
     """
-    history = _History(url)
-    end = datetime.now(UTC)
-    begin = datetime.fromtimestamp(end.timestamp() - 3600 * hours, UTC)
+    try:
+        history = PrometheusHistory(url, deadline_s=DEADLINE_S)
+    except ValueError as problem:
+        raise NoFit(f"--fit-from-prometheus {problem}") from None
+    end = time.time()
+    begin = end - 3600 * hours
     step_s = max(POINT_S, 3600 * hours / MOST_POINTS)
     scope = f'namespace="{label_value(namespace)}", inference_service="{label_value(name)}"'
     query = (
         f'max by (__name__, pod, tier, step_class) ({{__name__=~"fleetkeeper_({NAMES})", {scope}}})'
     )
-    rows = history.range(query, begin, end, step_s)
+    try:
+        rows = history.range(query, begin, end, step_s)
+        cold_start_s = _cold_start_s(history, namespace, name)
+    except HistoryError as problem:
+        raise NoFit(str(problem)) from None
     if not rows:
         raise NoFit(
             f"Prometheus has no engine metrics of {namespace}/{name} in the last {hours:g} h; check the names and --fit-hours"
         )
-    return fitted(f"{namespace}/{name}", rows, history.cold_start_s(namespace, name))
+    return fitted(f"{namespace}/{name}", rows, cold_start_s)
 
 
 def fitted(service: str, rows: Sequence[Mapping[str, Any]], cold_start_s: float | None) -> Fitted:
@@ -160,45 +155,14 @@ def _plus(a: StepSums, b: StepSums) -> StepSums:
     return StepSums._make(x + y for x, y in zip(a, b, strict=True))
 
 
-class _History:
-    """The range queries of one Prometheus, with limits on time and size."""
-
-    def __init__(self, url: str) -> None:
-        try:
-            address = parse_address(url)
-        except ValueError as problem:
-            raise NoFit(f"--fit-from-prometheus {problem}") from None
-        self._secrets = secret_forms(address.auth, "")
-        self._session = BoundedSession(time.monotonic)
-        self._client = PrometheusConnect(address.url, session=self._session, auth=address.auth)
-
-    def range(
-        self, query: str, begin: datetime, end: datetime, step_s: float
-    ) -> list[Mapping[str, Any]]:
-        """Return the series of a range query."""
-        self._session.set_bounds(time.monotonic() + DEADLINE_S, ANSWER_BYTES)
-        try:
-            rows = self._client.custom_query_range(query, begin, end, f"{step_s:.0f}s")
-        except (
-            PrometheusApiClientException,
-            PrometheusError,
-            requests.RequestException,
-            HTTPError,
-            LookupError,
-            ValueError,
-        ) as problem:
-            text = hidden(f"{type(problem).__name__}: {problem}", self._secrets)[:300]
-            raise NoFit(f"Prometheus did not answer: {text}") from None
-        return list(rows)
-
-    def cold_start_s(self, namespace: str, name: str) -> float | None:
-        """Return the cold start that the operator measured; None if it exports none."""
-        which = f'inference_service="{label_value(name)}"'
-        query = " or ".join(
-            f'fleetkeeper_cold_start_seconds{{{which}, {label}="{label_value(namespace)}"}}'
-            for label in ("namespace", "exported_namespace")
-        )
-        now = datetime.now(UTC)
-        rows = self.range(f"max({query})", now, now, 1.0)
-        values = [float(value) for row in rows for _, value in row["values"]]
-        return values[-1] if values else None
+def _cold_start_s(history: PrometheusHistory, namespace: str, name: str) -> float | None:
+    """Return the cold start that the operator measured; None if it exports none."""
+    which = f'inference_service="{label_value(name)}"'
+    query = " or ".join(
+        f'fleetkeeper_cold_start_seconds{{{which}, {label}="{label_value(namespace)}"}}'
+        for label in ("namespace", "exported_namespace")
+    )
+    now = time.time()
+    rows = history.range(f"max({query})", now, now, 1.0)
+    values = [float(value) for row in rows for _, value in row["values"]]
+    return values[-1] if values else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html import escape
@@ -13,7 +15,9 @@ from importlib import resources
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from fleetkeeper.commands.fleet_view import ServiceKey
 from fleetkeeper.console.documents import Document, fleet_document, service_document
+from fleetkeeper.console.history import HOURS, History
 from fleetkeeper.console.samples import Samples
 from fleetkeeper.console.session import COOKIE, Session
 
@@ -45,6 +49,7 @@ PAGES = {
     "index.html": "text/html",
     "app.js": "text/javascript",
     "charts.js": "text/javascript",
+    "history.js": "text/javascript",
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
 }
@@ -61,21 +66,26 @@ OPENED = """\
 """A page and no redirect: a browser sends no SameSite=Strict cookie after a redirect from a link in another site."""
 
 
-def console_app(samples: Samples, session: Session, port: int) -> web.Application:
+def console_app(
+    samples: Samples, session: Session, port: int, history: History | None = None
+) -> web.Application:
     """Return the application for a server at this port."""
-    handlers = _Handlers(samples, session)
+    handlers = _Handlers(samples, session, history)
     app = web.Application(middlewares=[_guard(port), _session_only(session)])
     prefix = session.prefix
     app.router.add_get(f"{prefix}/open", handlers.open_link)
     app.router.add_get(f"{prefix}/", handlers.page)
     app.router.add_get(f"{prefix}/fleet.json", handlers.fleet)
     app.router.add_get(f"{prefix}/service.json", handlers.service)
+    app.router.add_get(f"{prefix}/history.json", handlers.history)
     app.router.add_get(f"{prefix}/{{name}}", handlers.page)
     return app
 
 
 @asynccontextmanager
-async def serving(samples: Samples, session: Session, port: int = 0) -> AsyncIterator[int]:
+async def serving(
+    samples: Samples, session: Session, port: int = 0, history: History | None = None
+) -> AsyncIterator[int]:
     """Serve on loopback and yield the port. 0: a free one.
 
     Raises:
@@ -83,7 +93,7 @@ async def serving(samples: Samples, session: Session, port: int = 0) -> AsyncIte
     """
     listener = socket.create_server((LOOPBACK, port))
     bound = int(listener.getsockname()[1])
-    runner = web.AppRunner(console_app(samples, session, bound), access_log=None)
+    runner = web.AppRunner(console_app(samples, session, bound, history), access_log=None)
     await runner.setup()
     try:
         await web.SockSite(runner, listener).start()
@@ -142,8 +152,9 @@ def _session_only(session: Session) -> Middleware:
 class _Handlers:
     """The routes. All but the link need the cookie."""
 
-    def __init__(self, samples: Samples, session: Session) -> None:
+    def __init__(self, samples: Samples, session: Session, history: History | None) -> None:
         self._samples = samples
+        self._history = history
         self._session = session
         folder = resources.files(__package__).joinpath("pages")
         self._pages = {name: folder.joinpath(name).read_bytes() for name in PAGES}
@@ -174,9 +185,24 @@ class _Handlers:
         return _json(request, fleet_document(self._samples))
 
     async def service(self, request: web.Request) -> web.Response:
-        """Answer with one service."""
-        key = request.query.get("namespace", ""), request.query.get("name", "")
-        return _json(request, service_document(self._samples, key))
+        """Answer with one service, and the hours for which the page may ask the history."""
+        hours = HOURS if self._history is not None else ()
+        document = service_document(self._samples, _key(request))
+        return _json(request, {**document, "hours": hours})
+
+    async def history(self, request: web.Request) -> web.Response:
+        """Answer with the history of a service that the user may list, for one of the known ranges."""
+        key, hours = _key(request), request.query.get("hours", "")
+        if self._history is None or key not in self._samples.snapshot.views:
+            return _text(404, "Not Found")
+        if hours not in map(str, HOURS):
+            return _text(400, f"hours is one of {', '.join(map(str, HOURS))}.")
+        found = await asyncio.to_thread(self._history.document, key, int(hours), time.time())
+        return _json(request, found)
+
+
+def _key(request: web.Request) -> ServiceKey:
+    return request.query.get("namespace", ""), request.query.get("name", "")
 
 
 def _json(request: web.Request, document: Document) -> web.Response:

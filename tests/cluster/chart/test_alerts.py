@@ -34,7 +34,7 @@ REST: Final[dict[str, str]] = {
     f"fleetkeeper_signal_batch_time_seconds{{{OF_OPERATOR}}}": "0.04x400",
     f"fleetkeeper_objective_batch_time_seconds{{{OF_OPERATOR}}}": "0.05x400",
     f"fleetkeeper_pressure_ratio{{{OF_OPERATOR}}}": "0.8x400",
-    f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="allocated"}}': "1x400",
+    f'fleetkeeper_service_condition{{{OF_OPERATOR}, type="ScalingLimited", status="true"}}': "0x400",
     f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="live"}}': "1x400",
     f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="ready"}}': "1x400",
     f'fleetkeeper_requests_total{{{ENGINE}, tier="realtime", outcome="admitted"}}': "0+60x400",
@@ -157,17 +157,26 @@ CASES: Final = (
     Case(
         "FleetkeeperCannotScaleUp",
         "at the maximum",
-        {f"fleetkeeper_pressure_ratio{{{OF_OPERATOR}}}": "1.5x400"},
+        {
+            f"fleetkeeper_pressure_ratio{{{OF_OPERATOR}}}": "1.5x400",
+            f'fleetkeeper_service_condition{{{OF_OPERATOR}, type="ScalingLimited", status="true"}}': "1x400",
+        },
         "16m",
         TEAM_A,
     ),
     Case(
         "FleetkeeperCannotScaleUp",
-        "a replica is being added",
+        "at the maximum, within the limits",
         {
-            f"fleetkeeper_pressure_ratio{{{OF_OPERATOR}}}": "1.5x400",
-            f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="allocated"}}': "2x400",
+            f'fleetkeeper_service_condition{{{OF_OPERATOR}, type="ScalingLimited", status="true"}}': "1x400"
         },
+        "16m",
+        (),
+    ),
+    Case(
+        "FleetkeeperCannotScaleUp",
+        "nothing limits scaling",
+        {f"fleetkeeper_pressure_ratio{{{OF_OPERATOR}}}": "1.5x400"},
         "16m",
         (),
     ),

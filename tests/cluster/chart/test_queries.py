@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from tests.support.shipped_queries import (
     RULES,
     SELECTOR,
     alerts,
+    annotated,
     chosen,
     dashboards,
     judged,
@@ -31,6 +32,7 @@ from tests.support.shipped_queries import (
 NAMESPACE: Final = "team-a"
 SERVICE: Final = "chat"
 OPERATOR: Final = "fleetkeeper-system"
+OURS: Final = f'service_namespace="{NAMESPACE}", inference_service="{SERVICE}"'
 GUARD_S: Final = 120.0
 """For Prometheus to start and scrape each target three times."""
 
@@ -76,12 +78,9 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def _exporters(directory: Path) -> AsyncIterator[str]:
+async def _exporters(directory: Path, operator: Callable[[], bytes]) -> AsyncIterator[str]:
     """Serve an engine and an operator; yield the address."""
-    texts = {
-        "engine": EngineExporter(directory).text,
-        "operator": OperatorExporter(NAMESPACE, SERVICE).text,
-    }
+    texts = {"engine": EngineExporter(directory).text, "operator": operator}
 
     async def serve(request: web.Request) -> web.Response:
         text = texts[request.match_info["part"]]()
@@ -117,9 +116,12 @@ def _config(target: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _prometheus(directory: Path) -> AsyncIterator[Prometheus]:
+async def _prometheus(
+    directory: Path, operator: Callable[[], bytes] | None = None
+) -> AsyncIterator[Prometheus]:
     """Run Prometheus over the exporters until each was scraped three times."""
-    async with _exporters(directory) as target, ClientSession() as session:
+    text = operator or OperatorExporter(NAMESPACE, SERVICE).text
+    async with _exporters(directory, text) as target, ClientSession() as session:
         (port,) = free_ports(1)
         (directory / "prometheus.yaml").write_text(json.dumps(_config(target)))
         process = await asyncio.create_subprocess_exec(
@@ -141,7 +143,7 @@ async def _prometheus(directory: Path) -> AsyncIterator[Prometheus]:
 async def test_every_query_has_an_answer(tmp_path: Path) -> None:
     """No error; each selector returns series, and each panel numbers."""
     values_of = variables(NAMESPACE, SERVICE, OPERATOR)
-    drawn, alerting = shown(values_of), judged()
+    drawn, alerting = shown(values_of) | annotated(values_of), judged()
     assert len(drawn) > 60
     async with _prometheus(tmp_path) as prometheus:
         for where, query in (drawn | chosen(values_of) | alerting).items():
@@ -172,3 +174,39 @@ async def test_prometheus_evaluates_every_alert(tmp_path: Path) -> None:
             health = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
             await asyncio.sleep(0.2)
         assert health == {rule["alert"]: "ok" for rule in alerts()}
+
+
+async def test_the_annotation_marks_a_decision_and_no_restart_of_the_operator(
+    tmp_path: Path,
+) -> None:
+    """Nothing at rest, one subject after its first decision, nothing new when the counter begins again."""
+    (query,) = annotated(variables(NAMESPACE, SERVICE, OPERATOR)).values()
+    leader = OperatorExporter(NAMESPACE, SERVICE, decides=())
+
+    def of_leader() -> bytes:
+        return leader.text()
+
+    async with _prometheus(tmp_path, of_leader) as prometheus:
+
+        async def subjects() -> list[str]:
+            answer = await prometheus.get("query", query=query)
+            return [row["metric"]["subject"] for row in answer["result"]]
+
+        counter = f"fleetkeeper_service_decisions_total{{{OURS}}}"
+        limits = f'fleetkeeper_service_decisions_total{{{OURS}, subject="limits"}}'
+        assert set(await prometheus.data("at rest", counter)) == {"0"}
+        assert await subjects() == []
+        leader.decides = ("limits",)
+        await prometheus.data("decisions", f"{limits} > 2")
+        assert await subjects() == ["limits"]
+
+        leader.decides = ()
+        short = query.replace("[1m]", "[3s]")
+        await prometheus.data("at rest again", f"increase({limits}[3s]) == 0")
+        rested = time.time()
+        leader = OperatorExporter(NAMESPACE, SERVICE, decides=())
+        await prometheus.data("a restart", f"{limits} == 0 and {limits} offset 3s == 0")
+        marks = await prometheus.get(
+            "query_range", query=short, start=str(rested), end=str(time.time()), step="0.5"
+        )
+        assert marks["result"] == []

@@ -5,35 +5,49 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
 import time
+import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from fleetkeeper.commands.fleet_view import view_of
+from fleetkeeper.commands.prometheus_history import PrometheusHistory
+from fleetkeeper.console.history import History
 from fleetkeeper.console.samples import Samples
 from fleetkeeper.console.server import serving
 from fleetkeeper.console.session import Session
-from fleetkeeper_local.common import packages
-from tests.support.browser import Tab, browser_tab
-from tests.support.console_fleet import HOSTILE_MESSAGE, fleet_at, samples_until
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.control_plane.ports import free_ports
+from tests.support.axe import axe_script, violations
+from tests.support.browser import Tab, browser_tab, ensure_chromium
+from tests.support.console_fleet import (
+    CHAT_CHANGES,
+    HOSTILE_MESSAGE,
+    chat_key,
+    fleet_at,
+    samples_until,
+)
+from tests.support.console_history import prometheus_of_a_day
+from tests.support.console_page import ConsolePage, check_console, console_process, printed_link
+from tests.support.operator_rights import CRDS
+from tests.support.operator_world import service
 
 SIZES = {"wide": (1440, 1000), "narrow": (320, 800)}
+GUARD_S = 120.0
 NO_OVERFLOW = "document.documentElement.scrollWidth <= innerWidth"
 
 
 @pytest.fixture(scope="session")
 def chromium() -> None:
     """The browser, from a Debian package."""
-    if packages.missing_packages(packages.BROWSER_PACKAGES) and (
-        os.geteuid() != 0 or shutil.which("apt-get") is None
-    ):
-        pytest.skip("the package chromium is missing; installing it needs root on Debian")
-    packages.ensure_packages(packages.BROWSER_PACKAGES)
+    ensure_chromium()
 
 
 @dataclass
@@ -57,17 +71,35 @@ class Page:
         await self.tab.look(*SIZES["wide"])
 
 
-@pytest.fixture
-async def page(chromium: None, tmp_path: Path) -> AsyncIterator[Page]:
-    """The page of a recorded fleet, opened by its link."""
+@asynccontextmanager
+async def _opened(tmp_path: Path, history: History | None = None) -> AsyncIterator[Page]:
     pictures = Path(os.environ.get("FLEETKEEPER_PICTURES", tmp_path / "pictures"))
     samples, session = samples_until(time.time()), Session()
-    async with serving(samples, session) as port, browser_tab(tmp_path) as tab:
+    async with (
+        serving(samples, session, history=history) as port,
+        browser_tab(tmp_path) as tab,
+    ):
         await tab.look(*SIZES["wide"])
         link = f"http://127.0.0.1:{port}{session.link}"
         await tab.open(link)
         await tab.until("document.querySelectorAll('#rows tr').length === 8")
         yield Page(tab, samples, link, pictures)
+
+
+@pytest.fixture
+async def page(chromium: None, tmp_path: Path) -> AsyncIterator[Page]:
+    """The page of a recorded fleet, opened by its link."""
+    async with _opened(tmp_path) as page:
+        yield page
+
+
+@pytest.fixture
+async def day(chromium: None, tmp_path: Path) -> AsyncIterator[Page]:
+    """The same page, with a day of history in a real Prometheus."""
+    async with prometheus_of_a_day(tmp_path, time.time(), chat_key()) as url:
+        history = History(PrometheusHistory(url, deadline_s=GUARD_S))
+        async with _opened(tmp_path, history) as page:
+            yield page
 
 
 async def test_the_fleet_is_sorted_filtered_and_keeps_its_data_when_the_api_is_away(
@@ -118,8 +150,6 @@ async def test_a_service_shows_charts_decisions_and_replicas(page: Page) -> None
     assert "replicas 3 -> 5 (QueueWaitAboveTarget)" in changes
     assert await tab.value("document.querySelectorAll('#replicas tbody tr').length") == 5
     await page.see("service")
-    await tab.look(1440, 1052)
-    await tab.picture(page.pictures / "console.png")
 
     chart = await tab.value(
         "(({x, y, width, height}) => [x + width / 2, y + height / 2])"
@@ -148,3 +178,136 @@ async def test_the_link_opens_once_and_the_page_stays_open_in_its_browser(page: 
     await page.tab.call("Network.clearBrowserCookies")
     await page.tab.open(page.link)
     await page.tab.until("document.body.innerText.includes('start it again for a new link')")
+
+
+async def test_without_prometheus_the_page_says_how_to_get_history(page: Page) -> None:
+    await page.tab.value("document.getElementById('open team-a/chat').click()")
+    await page.tab.until("document.querySelectorAll('#charts svg').length === 6")
+    shown = ConsolePage(page.tab)
+    assert await shown.text("#span") == "Since the console started"
+    assert await shown.text("#hint") == (
+        "For the last hours, start the console with --prometheus URL."
+    )
+    assert await page.tab.value("document.querySelector('#ranges').hidden") is True
+
+
+async def test_the_charts_show_the_last_hours_with_their_decisions(day: Page) -> None:
+    """From Prometheus, by the console alone: the page's policy lets the browser ask nobody else."""
+    shown = ConsolePage(day.tab)
+    await shown.open_service("team-a", "chat")
+    assert await shown.text("#span") == "Since the console started"
+    live = await shown.marks()
+    assert live == len(CHAT_CHANGES)
+
+    await shown.show_hours(24)
+    assert await shown.text("#hint") == ""
+    wait = await shown.chart("Queue wait")
+    assert wait.startswith("Queue wait over the last 24 hours. Queue wait: now ")
+    assert "no measurements" not in wait
+    assert "ready: now 5, lowest 2, highest 5. wanted: now 5" in await shown.chart("Replicas")
+    assert "lowest 64, highest 96" in await shown.chart("Limit of sequences")
+    assert re.search(
+        r"refused: now [\d.]+ /s, lowest 0 /s, highest [\d.]*[1-9]", await shown.chart("Requests")
+    )
+    assert await shown.marks() > live + 10
+    limit = await day.tab.value("document.querySelector('#charts path.limit').getAttribute('d')")
+    assert "V" in limit, "the objective changed in the day"
+    heads, *rows = await shown.table()
+    assert heads[:2] == ["Time", "Queue wait"]
+    assert heads[-1] == "Decisions"
+    assert 40 < len(rows) <= 61
+    told = ", ".join(row[-1] for row in rows)
+    assert "replicas 3 -> 5 (QueueWaitAboveTarget)" in told, "the status has the last ones in words"
+    assert told.count("limits") == 7, "six of the metrics, one of the status"
+    await day.tab.value("document.getElementById('data').open = false")
+    await day.see("history")
+    await day.tab.look(1440, 1330)
+    await day.tab.picture(day.pictures / "console.png")
+
+    await shown.show_hours(1)
+    assert (await shown.chart("Queue wait")).startswith("Queue wait over the last 60 minutes.")
+    await day.tab.value("document.getElementById('hours-0').click()")
+    await day.tab.until("document.querySelector('#span').innerText === 'Since the console started'")
+    assert await shown.marks() == live
+    assert day.tab.problems == []
+
+
+async def test_a_prometheus_that_is_away_is_named_and_asked_again(
+    chromium: None, tmp_path: Path
+) -> None:
+    """The rest of the page stays as it is."""
+    (port,) = free_ports(1)
+    history = History(PrometheusHistory(f"http://127.0.0.1:{port}", deadline_s=2.0))
+    async with _opened(tmp_path, history) as page:
+        shown = ConsolePage(page.tab)
+        await shown.open_service("team-a", "chat")
+        await page.tab.value("document.getElementById('hours-6').click()")
+        await page.tab.until(
+            "document.querySelector('#hint').innerText.includes('Prometheus did not answer')"
+        )
+        assert await page.tab.value("document.querySelector('#notice').textContent") == ""
+        assert "replicas 3 -> 5" in await shown.text("#changes")
+
+
+async def test_every_control_is_reached_by_the_keyboard_and_no_rule_of_accessibility_is_broken(
+    day: Page,
+) -> None:
+    script = axe_script()
+    if script is None:
+        pytest.skip("npm is missing; it fetches axe-core")
+    shown = ConsolePage(day.tab)
+    for scheme in ("light", "dark"):
+        await day.tab.look(*SIZES["wide"], scheme=scheme)
+        assert await violations(day.tab, script) == [], scheme
+    await shown.open_service("team-a", "chat")
+    await shown.show_hours(6)
+    await shown.table()
+    for scheme in ("light", "dark"):
+        for size in SIZES.values():
+            await day.tab.look(*size, scheme=scheme)
+            assert await violations(day.tab, script) == [], (scheme, size)
+
+    names = await day.tab.value(
+        "[...document.querySelectorAll('svg')].map((chart) => chart.getAttribute('aria-label'))"
+    )
+    assert all(names)
+    assert len(set(names)) == len(names)
+    reached = set[str]()
+    await day.tab.value("document.activeElement.blur()")
+    for _ in range(60):
+        await day.tab.press("Tab")
+        reached.add(
+            await day.tab.value("document.activeElement.id || document.activeElement.tagName")
+        )
+    wanted = "[...document.querySelectorAll('a, button, input, summary, [tabindex=\"0\"]')].filter((node) => node.checkVisibility() && !(node.type === 'radio' && !node.checked)).map((node) => node.id || node.tagName)"
+    assert set(await day.tab.value(wanted)) <= reached
+    await day.tab.value("document.getElementById('hours-6').focus()")
+    await day.tab.press("ArrowRight")
+    await day.tab.until("document.querySelector('#span').innerText === 'The last 24 hours'")
+    assert await day.tab.value("document.activeElement.id") == "hours-24"
+
+
+async def test_the_command_shows_a_service_of_the_cluster_with_its_history(
+    chromium: None, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    """As tests/e2e does on a node, but with a service that nobody runs."""
+    now, namespace = time.time(), f"console-{uuid.uuid4().hex[:6]}"
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
+    control_plane.kubectl("wait", "--for=condition=Established", "-f", str(CRDS))
+    control_plane.kubectl("create", "namespace", namespace)
+    inside = ("-n", namespace)
+    control_plane.kubectl(*inside, "create", "-f", "-", input=json.dumps(service()))
+    (chat,) = [item for item in fleet_at(now, now).services if item["metadata"]["name"] == "chat"]
+    status = json.dumps({"status": chat["status"]})
+    patch = ("patch", "fis", "chat", "--subresource=status", "--type=merge", "-p", status)
+    control_plane.kubectl(*inside, *patch)
+    options = ("-n", namespace, "--interval", "1", "--prometheus")
+    key = (namespace, "chat")
+    async with prometheus_of_a_day(tmp_path, now, key) as url, browser_tab(tmp_path) as tab:
+        with console_process(control_plane.kubeconfig, *options, url) as process:
+            link = await printed_link(process)
+            words = [change.in_words() for change in view_of(chat, {}).changes]
+            assert len(words) == len(CHAT_CHANGES)
+            await check_console(tab, link, *key, words)
+            assert await ConsolePage(tab).marks() >= len(words)
+    control_plane.kubectl("delete", "namespace", namespace, "--wait=false")

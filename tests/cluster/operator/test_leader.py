@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
+from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, operator_world, service
 
 FAILOVER_S = 40.0
 """The promise is 20 s: 15 s of lease, 2 s to the next attempt; a busy machine gets twice that."""
+IS_READY = ('inference_service="chat"', 'type="Ready"', 'status="true"')
 LONG_LEASE = {
     "FLEETKEEPER_LEADER__DURATION_S": "240",
     "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "200",
@@ -47,7 +49,10 @@ async def test_a_standby_takes_over_from_a_dead_leader(world: World) -> None:
     await world.ready()
     await world.quiet()
     await _stands_by(world, "b")
-    assert await world.processes[1].metric("fleetkeeper_leader") == 0.0
+    standby = world.processes[1]
+    assert await standby.metric("fleetkeeper_leader") == 0.0
+    assert await first.metric("fleetkeeper_service_condition", *IS_READY) == 1.0
+    assert await standby.metric("fleetkeeper_service_condition", *IS_READY) is None
     mark = world.mark()
     first.kill()
     loop = asyncio.get_running_loop()
@@ -61,6 +66,12 @@ async def test_a_standby_takes_over_from_a_dead_leader(world: World) -> None:
     print(f"failover in {loop.time() - began:.1f} s")
     assert _holder(world) == "b"
     assert world.accepted_writes(mark)["deployments"] == 1
+    assert await standby.metric("fleetkeeper_service_condition", *IS_READY) is not None
+    await world.delete(INFERENCE_SERVICE, "chat")
+    async with asyncio.timeout(FAILOVER_S):
+        while await standby.metric("fleetkeeper_service_condition") is not None:
+            assert standby.alive, standby.log.read_text()[-2000:]
+            await asyncio.sleep(0.1)
 
 
 async def test_sigterm_ends_in_time_and_frees_the_lease(world: World) -> None:

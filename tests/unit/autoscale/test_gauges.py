@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleetkeeper.autoscale.gauges import gauges_of
+import pytest
+
+from fleetkeeper.autoscale.decided import SUBJECTS, Decided
+from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.gauges import counts_of, gauges_of
+from fleetkeeper.autoscale.types import ControlSettings
 from tests.support.control_cases import Loop, pod_view
 
 
@@ -27,3 +32,36 @@ def test_ready_replicas_are_those_that_are_not_being_deleted() -> None:
 def test_a_service_without_pods_has_no_ready_replica() -> None:
     pods = (pod_view("chat-0", ready=False),)
     assert _replicas(Loop(replicas=1, pods=pods))["ready"] == 0.0
+
+
+def _counts(decision: ControlDecision, *subjects: str) -> dict[tuple[str, ...], float]:
+    """The increments of a tick with decisions about these subjects, by the values of their labels."""
+    made = [Decided(subject, "", "", "", "", "") for subject in subjects]
+    found = counts_of(decision, made)
+    return {tuple(text for _, text in labels): value for _, labels, value in found}
+
+
+def test_a_decision_counts_by_its_subject() -> None:
+    counts = _counts(Loop().steady(1), "replicas", "breaker", "breaker")
+    decided = {subject: counts[subject,] for subject in SUBJECTS}
+    assert decided == {"replicas": 1, "limits": 0, "breaker": 2, "restart": 0, "remedy": 0}
+
+
+@pytest.mark.parametrize(("objective_s", "result"), [(10.0, "met"), (1e-9, "missed")])
+def test_a_tick_with_requests_meets_or_misses_each_objective(
+    objective_s: float, result: str
+) -> None:
+    settings = ControlSettings(
+        queue_wait_objective_s=objective_s, batch_time_objective_s=objective_s
+    )
+    decision = Loop(settings=settings).steady(20)
+    assert decision.signals.queue_wait_s > 1e-9
+    counts = _counts(decision)
+    for objective in ("queue_wait", "batch_time"):
+        for other in ("met", "missed"):
+            assert counts[objective, other] == float(other == result)
+
+
+def test_a_tick_without_signals_counts_for_no_objective() -> None:
+    counts = _counts(Loop().tick(()))
+    assert {counts[labels] for labels in counts if len(labels) == 2} == {0.0}

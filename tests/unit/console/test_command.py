@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,8 @@ from pathlib import Path
 from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
+
+from tests.support.console_page import console_process
 
 GUARD_S = 120.0
 
@@ -33,20 +33,8 @@ contexts: [{{name: away, context: {{cluster: away, user: nobody}}}}]
 clusters: [{{name: away, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
 users: [{{name: nobody, user: {{}}}}]
 """)
-    process = subprocess.Popen(
-        # A shell's background job ignores SIGINT, and so would its children.
-        ["env", "--default-signal=INT", sys.executable, "-m", "fleetkeeper", "console", *options],
-        env={**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with console_process(tmp_path / "kubeconfig", *options) as process:
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.slow
@@ -68,6 +56,17 @@ def test_the_page_says_why_there_is_no_data_and_ctrl_c_stops_it(tmp_path: Path) 
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=GUARD_S)
         assert (process.returncode, out, err) == (0, "", "stopped\n")
+
+
+@pytest.mark.slow
+def test_a_url_that_is_none_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    """It may hold a password."""
+    with console(tmp_path, "--prometheus", "ftp://user:secret@prometheus") as process:
+        out, err = process.communicate(timeout=GUARD_S)
+    assert (process.returncode, out) == (2, "")
+    assert "--prometheus" in err
+    assert "must be a URL such as" in err
+    assert "secret" not in err
 
 
 @pytest.mark.slow

@@ -113,6 +113,7 @@ async def test_nothing_is_served_without_the_cookie(console: Console) -> None:
         *PAGES,
         "fleet.json",
         "service.json?namespace=team-a&name=chat",
+        "history.json?namespace=team-a&name=chat&hours=1",
         "/",
         "/favicon.ico",
     ]
@@ -253,7 +254,7 @@ def test_no_script_makes_markup_of_text() -> None:
     """The browser would refuse it (trusted types); the page must not try."""
     pages = resources.files("fleetkeeper.console").joinpath("pages")
     assert {page.name for page in pages.iterdir()} == set(PAGES)
-    for name in ("app.js", "charts.js"):
+    for name in ("app.js", "charts.js", "history.js"):
         script = pages.joinpath(name).read_text()
         assert not re.findall(
             r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|\.on\w+ =",

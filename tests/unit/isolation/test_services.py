@@ -38,6 +38,7 @@ STEPS = {
     "event_recorder.event_manifest": {"event"},
     "reconciler.controller.decide_plan": {"reconcile"},
     "reconciler.controller.Controller._snapshot": {"reconcile"},
+    "reconciler.controller.Controller._show": {"reconcile", "status"},
     "reconciler.executor.Executor.carry_out": {"reconcile"},
 }
 """By the function below fleetkeeper.runtime: the steps in which its failure is counted."""

@@ -5,23 +5,33 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable, Mapping
 
 import pytest
 from pydantic import SecretStr
 
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.autoscale.arbitrate import Allocation
+from fleetkeeper.autoscale.gauges import counts_of
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.cli import app
+from fleetkeeper.reconcile.status.gauges import gauges_of_service
 from fleetkeeper.runtime.settings import Settings, load_settings
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
-from reference_metrics import CONTROL_GAUGES, NOTHING_TO_DO, STEP_MODEL
+from reference_metrics import (
+    CONTROL_COUNTERS,
+    CONTROL_GAUGES,
+    NOTHING_TO_DO,
+    STATE_GAUGES,
+    STEP_MODEL,
+)
 from reference_metrics import generated_files as metric_pages
 from reference_pages import generated_files as program_pages
 from reference_pages import settings_rows
 from tests.support.control_cases import Loop
 from tests.support.docs_commands import ROOT
+from tests.support.exporters import SPEC, STATUS
 
 PAGES = {**program_pages(), **metric_pages()}
 RUNBOOKS = ROOT / "docs" / "runbooks"
@@ -98,10 +108,26 @@ def test_the_control_loops_gauges_are_those_of_the_page() -> None:
     loop = Loop(settings=ControlSettings(restart_fragmented=True))
     decision = loop.steady(3)
     report, _ = build_report(decision, Allocation(2), loop.memory, loop.now)
+    assert _labels(report.metrics) == _listed(CONTROL_GAUGES)
+    counters = {name.removesuffix("_total"): row for name, row in CONTROL_COUNTERS.items()}
+    assert _labels(counts_of(decision, ())) == _listed(counters)
+
+
+def test_the_gauges_of_a_services_state_are_those_of_the_page() -> None:
+    assert _labels(gauges_of_service(SPEC, STATUS, 1)) == _listed(STATE_GAUGES)
+
+
+def _labels(
+    gauges: Iterable[tuple[str, tuple[tuple[str, str], ...], float]],
+) -> dict[str, set[str]]:
     made: dict[str, set[str]] = {}
-    for name, labels, _ in report.metrics:
+    for name, labels, _ in gauges:
         made.setdefault(name, set()).update(label for label, _ in labels)
-    assert made == {name: set(labels) for name, (labels, _) in CONTROL_GAUGES.items()}
+    return made
+
+
+def _listed(rows: Mapping[str, tuple[tuple[str, ...], str]]) -> dict[str, set[str]]:
+    return {name: set(labels) for name, (labels, _) in rows.items()}
 
 
 @pytest.mark.parametrize("reason", NEEDS_A_PAGE)

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from dashboard_panels import DASHBOARDS
+from dashboards import DASHBOARDS
 from draw_dashboards import Record, draw, load_dashboards, main, panels_of, replaced
 from panel_text import SCALES, scale_of, series_name
 from tests.support.shipped_queries import variables
@@ -56,6 +57,18 @@ def test_a_missing_sample_is_a_gap(service: Figure) -> None:
     assert values == str([1.0, 2.0, 3.0, float("nan"), 5.0, 6.0, 7.0])
 
 
+def test_a_decision_is_marked_in_every_panel_when_it_begins() -> None:
+    dashboard = load_dashboards()["service"]
+    (annotation,) = dashboard["annotations"]["list"]
+    values = [[at, "1"] for at in (10, 20, 30, 50, 60)]
+    query = replaced(annotation["expr"], VALUES)
+    data = Record(0, 60, 10, VALUES, {query: [{"metric": {}, "values": values}]})
+    for axis in draw(dashboard, data).axes[1:]:
+        (marks,) = axis.collections
+        assert isinstance(marks, LineCollection)
+        assert [vertices[0][0] * 86_400 for vertices in marks.get_segments()] == [10, 50]
+
+
 def test_no_panel_lies_over_another(service: Figure) -> None:
     boxes = [axis.get_position() for axis in service.axes[1:]]
     for index, box in enumerate(boxes):
@@ -78,7 +91,8 @@ def test_a_record_becomes_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.argv", ["draw", f"--record={file}", f"--out={tmp_path / 'img'}"])
     main()
     height, width, _ = imread(tmp_path / "img" / "dashboard-fleet.png").shape
-    assert width > height > 500
+    assert width > 1000
+    assert height > 500
 
 
 def test_every_unit_of_the_dashboards_has_its_scales() -> None:

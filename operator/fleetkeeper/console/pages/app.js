@@ -89,6 +89,7 @@ function showView(isFocused) {
     setText(byId("headline"), "");
     byId("badge").replaceChildren();
     shown.clear();
+    forgetHistory();
   }
   if (isFocused) {
     byId(service ? "service-title" : "fleet-title").focus({ preventScroll: true });
@@ -121,6 +122,7 @@ async function poll() {
   }
   showNotice();
   showFresh();
+  pollHistory();
 }
 
 function showNotice() {
@@ -275,16 +277,19 @@ function renderProblems(problems) {
 }
 
 function renderCharts(service) {
-  const { series, times } = service;
-  const marks = service.changes.map((change) => Date.parse(change.time) / 1000).filter((time) => !Number.isNaN(time));
+  showRanges(state.document.hours);
+  const { series, times, marks } = shownData(service);
   const line = (label, values, isStep) => ({ label, values: values || [], isStep });
   const charts = [
-    { title: "Queue wait", unit: "ms", lines: [line("Queue wait", series.queueWait, false)], limit: service.queueWait.objective, limitLabel: "objective" },
-    { title: "Batch time", unit: "ms", lines: [line("Batch time", series.batchTime, false)], limit: service.batchTime.objective, limitLabel: "objective" },
-    { title: "Replicas", unit: "", lines: [line("ready", series.ready, true), line("wanted", series.wanted, true)], limit: service.maxReplicas, limitLabel: "max" },
+    { title: "Queue wait", unit: "ms", lines: [line("Queue wait", series.queueWait, false)], limit: service.queueWait.objective, limits: series.queueWaitObjective, limitLabel: "objective" },
+    { title: "Batch time", unit: "ms", lines: [line("Batch time", series.batchTime, false)], limit: service.batchTime.objective, limits: series.batchTimeObjective, limitLabel: "objective" },
+    { title: "Replicas", unit: "", lines: [line("ready", series.ready, true), line("wanted", series.wanted, true)], limit: service.maxReplicas, limits: series.maxReplicas, limitLabel: "max" },
     { title: "Limit of sequences", unit: "", lines: [line("Limit of sequences", series.sequences, true)], limit: null },
     { title: "Limit of tokens", unit: "", lines: [line("Limit of tokens", series.tokens, true)], limit: null },
   ];
+  if (series.refused) {
+    charts.splice(2, 0, { title: "Requests", unit: "/s", lines: [line("arriving", series.arriving, false), line("refused", series.refused, false)], limit: null });
+  }
   if (series.memory && series.memory.some((value) => value !== null)) {
     charts.push({ title: "Memory peak", unit: "%", lines: [line("Memory peak", series.memory, true)], limit: service.capPercent, limitLabel: "cap" });
   }
@@ -292,6 +297,7 @@ function renderCharts(service) {
   const count = Math.max(1, Math.min(3, Math.floor((space.clientWidth + 14) / 344)));
   const width = Math.max(230, Math.floor((space.clientWidth - (count - 1) * 14) / count) - 34);
   update("charts", [charts, times, marks, width], () => charts.map((chart) => chartFigure({ ...chart, times, marks }, width)));
+  showTable(charts, times, marks);
 }
 
 function changes(rows) {
@@ -332,6 +338,7 @@ byId("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the hash is the view
   byId("main").focus();
 });
+byId("data").addEventListener("toggle", () => state.document && render());
 window.addEventListener("hashchange", () => showView(true));
 window.addEventListener("resize", () => state.document && render());
 document.addEventListener("visibilitychange", () => document.hidden || poll());

@@ -1,6 +1,8 @@
 "use strict";
 // Line charts in SVG. Every text is set with textContent, so no value becomes markup.
 
+const MARK_PX = 4; // from a decision to the pointer that names it
+
 function element(tag, attributes, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
@@ -53,7 +55,8 @@ function latest(values) {
 
 function spanText(times) {
   const minutes = times.length ? (times[times.length - 1] - times[0]) / 60 : 0;
-  return minutes < 1 ? "the last minute" : `the last ${Math.round(minutes)} minutes`;
+  if (minutes < 1) return "the last minute";
+  return minutes < 120 ? `the last ${Math.round(minutes)} minutes` : `the last ${Math.round(minutes / 60)} hours`;
 }
 
 function summary(chart) {
@@ -69,11 +72,13 @@ function summary(chart) {
   return `${chart.title} over ${spanText(chart.times)}. ${parts.join(". ")}.${limit}`;
 }
 
-// chart: {title, unit, times, lines: [{label, values, isStep}], limit, limitLabel, marks: [seconds]}
+// chart: {title, unit, times, lines: [{label, values, isStep}], limit, limits, limitLabel, marks: [{time, text}]}
+// limits are the limit's past values, if they are known. The newest one is the limit.
 function chartFigure(chart, width) {
   const height = 168, left = 46, right = 14, top = 12, bottom = 24;
   const known = chart.lines.flatMap((line) => line.values.filter((value) => value !== null));
-  const highest = Math.max(...known, chart.limit ?? 0, 0);
+  const limits = (chart.limits || []).filter((value) => value !== null);
+  const highest = Math.max(...known, ...limits, chart.limit ?? 0, 0);
   const step = niceStep((highest || 1) * 1.08);
   const ceiling = Math.max(1, Math.ceil((highest * 1.08) / step)) * step;
   const end = chart.times.length ? chart.times[chart.times.length - 1] : 0;
@@ -89,10 +94,12 @@ function chartFigure(chart, width) {
     const time = start + share * (end - start);
     svg.append(shape("text", { class: "tick", x: x(time), y: height - 6, "text-anchor": anchor }, clock(time)));
   }
-  for (const mark of chart.marks.filter((time) => time >= start && time <= end)) {
-    svg.append(shape("line", { class: "mark", x1: x(mark), x2: x(mark), y1: top, y2: height - bottom }));
+  for (const mark of chart.marks.filter(({ time }) => time >= start && time <= end)) {
+    svg.append(shape("line", { class: "mark", x1: x(mark.time), x2: x(mark.time), y1: top, y2: height - bottom }));
   }
-  if (chart.limit !== null) {
+  if (limits.length) {
+    svg.append(shape("path", { class: "limit", d: linePath(chart.times, chart.limits, x, y, true) }));
+  } else if (chart.limit !== null) {
     svg.append(shape("line", { class: "limit", x1: left, x2: width - right, y1: y(chart.limit), y2: y(chart.limit) }));
   }
   chart.lines.forEach((line, index) => {
@@ -135,7 +142,8 @@ function addReadout(figure, svg, chart, box) {
     line.setAttribute("x2", box.x(chart.times[nearest]));
     line.setAttribute("visibility", "visible");
     const values = chart.lines.map((each) => figureText(each.values[nearest], chart.unit));
-    text.textContent = `${clock(chart.times[nearest])}  ${values.join(" / ")}`;
+    const near = chart.marks.filter((mark) => Math.abs(box.x(mark.time) - at) < MARK_PX).map((mark) => mark.text);
+    text.textContent = [`${clock(chart.times[nearest])}  ${values.join(" / ")}`, ...near].join(", ");
   });
   svg.addEventListener("pointerleave", () => {
     line.setAttribute("visibility", "hidden");

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import structlog
 
-from fleetkeeper.autoscale.decided import decisions_made
+from fleetkeeper.autoscale.decided import Decided
 from fleetkeeper.autoscale.decision import ControlDecision
-from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
 
 
-def log_decisions(
-    key: Key, decision: ControlDecision, before: ControlMemory, after: ControlMemory
-) -> None:
+def log_decisions(key: Key, decision: ControlDecision, made: Iterable[Decided]) -> None:
     """Write one line for each decision of a tick that changed something, and what it was made with.
 
     Unknown measurements are null. Every value is a figure, a name, or a text of the operator.
     """
     signals, settings = decision.signals, decision.settings
-    for item in decisions_made(decision, before, after):
+    for item in made:
         log.info(
             "decision",
             namespace=key.namespace,

@@ -21,7 +21,9 @@ from typing import Final, Protocol, TypeVar
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.constants import RATE_S, TICK_S
+from fleetkeeper.autoscale.decided import decisions_made
 from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.gauges import counts_of
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.signals.starts import starts_of
@@ -250,9 +252,11 @@ class ControlLoop:
             state.view = replace(
                 before, allocation=result.allocation, pod_load=decision.pod_load, starts=starts
             )
-        log_decisions(service_tick.key, decision, memory_before, state.memory)
+        made = decisions_made(decision, memory_before, state.memory)
+        log_decisions(service_tick.key, decision, made)
         state.allocated = result.allocation.replicas if result.allocation is not None else None
         self._metrics.show(service_tick.key, result.metrics)
+        self._metrics.count(service_tick.key, counts_of(decision, made))
         is_new_limit = self._ledger.limit(
             service_tick.key, allocation, decision.want.gpus_per_replica
         )

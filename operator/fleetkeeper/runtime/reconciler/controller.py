@@ -20,6 +20,7 @@ from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.plan import Apply, Delete, Plan
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.status.defect import plan_of_defect
+from fleetkeeper.reconcile.status.gauges import gauges_of_service
 from fleetkeeper.reconcile.types import Kind, ObjectEvent, Snapshot, WriteFailure
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.queue import Key, KeyedQueue
@@ -148,6 +149,7 @@ class Controller:
         resource = entry.unpack()
         plan = plan_of_defect(resource, defect, self._now())
         await self._executor.carry_out(key, resource, plan, {})
+        self._show(key, resource, plan)
 
     async def _reconcile(self, key: Key) -> str:
         """Reconcile a service; return the result: unchanged, written or failed."""
@@ -161,6 +163,7 @@ class Controller:
             memory = self._memory_of(key, entry.uid)
             snapshot = self._snapshot(key, entry.unpack(), memory)
             plan = self._decide(snapshot)
+            self._show(key, snapshot.resource, plan)
             if await self._read_what_is_wanted(key, plan, memory, asked):
                 continue
             self._ledger.reserve(key, plan.actions)
@@ -176,6 +179,15 @@ class Controller:
             return self._settle(key, plan, outcome, written)
         self._queue.retry(key)
         return "written" if written else "failed"
+
+    def _show(self, key: Key, resource: Manifest, plan: Plan) -> None:
+        """Set the gauges of a service to the status that the plan writes, or the present one."""
+        status = as_map(resource.get("status")) if plan.status is None else plan.status
+        held = self._cache.gpu_holding(key)
+        self._metrics.states.show(
+            key,
+            gauges_of_service(as_map(resource.get("spec")), status, held.claimed + held.leaving),
+        )
 
     def _settle(self, key: Key, plan: Plan, outcome: Outcome, written: int) -> str:
         if outcome.gone:
@@ -296,6 +308,7 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
+        self._metrics.states.forget(key)
         self._queue.forget(key)
         self._control.forget(key)
         self._ledger.forget(key)

@@ -314,11 +314,18 @@ class Cache:
 
     def gpu_holdings(self) -> Iterator[tuple[Key, Holding]]:
         """Yield the accelerators of every service with objects left, even if it is deleted itself."""
-        for key, members in self._members.items():
-            if members.gpus is None:
-                members.gpus = count_gpus(key.name, self._records(key))
-            entry = self._services.get(key)
-            yield key, members.gpus.holding(entry.uid if entry is not None else None)
+        for key in self._members:
+            yield key, self.gpu_holding(key)
+
+    def gpu_holding(self, key: Key) -> Holding:
+        """Return the accelerators of one service."""
+        members = self._members.get(key)
+        if members is None:
+            return Holding()
+        if members.gpus is None:
+            members.gpus = count_gpus(key.name, self._records(key))
+        entry = self._services.get(key)
+        return members.gpus.holding(entry.uid if entry is not None else None)
 
     def version(self, key: Key, kind: str, name: str) -> int | None:
         """Return the resourceVersion of a cached object, or None."""

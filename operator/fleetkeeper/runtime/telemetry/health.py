@@ -68,6 +68,7 @@ class HealthServer:
         self._metrics = metrics
         self._monotonic = monotonic
         self._refresh = refresh
+        self._scrape = asyncio.Lock()
         self._runner: web.AppRunner | None = None
 
     async def start(self, address: str, port: int) -> int:
@@ -106,8 +107,8 @@ class HealthServer:
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         del request
-        self._refresh()
-        return web.Response(
-            body=generate_latest(self._metrics.registry),
-            headers={"Content-Type": CONTENT_TYPE_LATEST},
-        )
+        async with self._scrape:
+            self._refresh()
+            # A thousand services take most of a second: leases and probes must not wait for it.
+            body = await asyncio.to_thread(generate_latest, self._metrics.registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,6 +1,7 @@
 """The operator's own metrics. Names and labels are stable, for dashboards and alerts.
 
-Labels never contain a service's name: the number of series would grow with the fleet.
+Labels never contain a service's name: the number of series would grow with the fleet. `states` are the
+exception: a fixed number of series for each service.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from prometheus_client import (
     ProcessCollector,
 )
 
+from fleetkeeper.runtime.telemetry.service_series import ServiceSeries
+
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -24,6 +27,7 @@ class OperatorMetrics:
         self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
+        self.states = ServiceSeries(self.registry)
         self.reconciles = Counter(
             "fleetkeeper_reconciles",
             "Reconciles of a service, by result: unchanged, written, failed.",

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterable
+
 import aiohttp
 import pytest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from fleetkeeper.runtime.telemetry.health import HealthServer, Vitals
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+
+GUARD_S = 120.0
+
+
+class _Slow(Collector):
+    """Series that take as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known of them."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Wait for the test."""
+        self.began.set()
+        assert self.may_end.wait(GUARD_S)
+        return ()
 
 
 @pytest.mark.parametrize(
@@ -48,5 +73,24 @@ async def test_health_readiness_and_metrics_are_served_on_one_port() -> None:
             async with session.get("/metrics") as answer:
                 text = await answer.text()
             assert "fleetkeeper_leader 0.0" in text
+    finally:
+        await server.stop()
+
+
+async def test_a_large_scrape_delays_no_probe() -> None:
+    metrics, slow = OperatorMetrics(), _Slow()
+    metrics.registry.register(slow)
+    vitals = Vitals(started=0.0, resync_period_s=100.0)
+    server = HealthServer(vitals, metrics, monotonic=lambda: 1.0, refresh=lambda: None)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            scrape = asyncio.create_task(session.get("/metrics"))
+            assert await asyncio.to_thread(slow.began.wait, GUARD_S)
+            async with session.get("/healthz") as answer:
+                assert answer.status == 200
+            slow.may_end.set()
+            async with await scrape as answer:
+                assert answer.status == 200
     finally:
         await server.stop()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from fleetkeeper.runtime.autoscaler.metrics import SERVICE_LABELS
+from fleetkeeper.runtime.telemetry.service_series import SERVICE_LABELS
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
-from reference_metrics import CONTROL_GAUGES, operator_metrics
+from reference_metrics import SERVICE_METRICS, operator_metrics
 
 TARGET = {"namespace", "pod", "container", "endpoint", "service", "job", "instance", "node"}
 """Labels that discovery adds: with `honor_labels: false`, Prometheus renames ours to `exported_...`."""
 OURS: dict[str, set[str]] = {
     **{metric.name: set(metric.labels) for metric in METRICS},
     **{metric.name: set(metric.labels) for metric in operator_metrics()},
-    **{name: {*SERVICE_LABELS, *labels} for name, (labels, _) in CONTROL_GAUGES.items()},
+    **{name: {*SERVICE_LABELS, *labels} for name, (labels, _) in SERVICE_METRICS.items()},
 }
 
 
