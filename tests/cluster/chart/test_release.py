@@ -12,7 +12,9 @@ from zipfile import ZipFile
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from fleetkeeper.cli import app
 from fleetkeeper_contract.version import VERSION
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.images import builder, registry
@@ -70,6 +72,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 def _chart(world: World) -> str:
     return f"oci://{world.release.charts}/fleetkeeper"
+
+
+def _without_hashes(text: str) -> str:
+    """Return rendered objects without the hash of the settings, which contain names of images."""
+    return re.sub(r"(?m)^( +settings: )[0-9a-f]{64}$", r"\1", text)
 
 
 def _rendered(*chart: str, values: dict[str, object] | None = None) -> str:
@@ -135,26 +142,29 @@ def test_the_chart_keeps_its_comments_and_all_other_values(world: World) -> None
     assert all(re.search("[iI]mage|repository|digest", old) for old, _ in changed)
 
 
-def test_a_copy_in_another_registry_keeps_the_digests_and_the_chart_runs_from_it(
-    world: World,
+def test_a_mirror_keeps_the_digests_and_the_chart_runs_from_it(
+    world: World, tmp_path: Path
 ) -> None:
-    """As docs/releases.md says: the list through skopeo, the same change of names in the values."""
-    place = world.release.registry.partition("/")[0]
-    for image in world.images:
-        path = image.partition("/")[2]
-        argv = ["skopeo", "copy", "--all", "--preserve-digests", "--insecure-policy", "--quiet"]
-        argv += ["--src-tls-verify=false", "--dest-tls-verify=false"]
-        argv += [f"docker://{image}", f"docker://{place}/mirror/{path}"]
-        subprocess.run(argv, check=True, capture_output=True)
-    archive = str(world.release.target / f"fleetkeeper-{VERSION}.tgz")
-    helm("push", archive, f"oci://{place}/mirror/charts", "--plain-http")
-    shown = helm("show", "values", archive)
-    values = yaml.safe_load(shown.replace(f": {place}/", f": {place}/mirror/"))
-    chart = (f"oci://{place}/mirror/charts/fleetkeeper", f"--version={VERSION}")
-    named = set(BY_DIGEST.findall(_rendered(*chart, values=values)))
-    assert named == {image.replace(f"{place}/", f"{place}/mirror/") for image in world.images}
-    for name in named:
-        assert references.exists(name)
+    """The printed values change the registry of every image, and nothing else of the chart."""
+    with running_registry(tmp_path) as port:
+        mirror = f"127.0.0.1:{port}/mirror"
+        arguments = ["mirror", f"--from={world.release.target}", f"--to={mirror}"]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.stderr
+        origin = world.release.registry.partition("/")[0]
+        chart = (f"oci://{mirror}/fleetkeeper/charts/fleetkeeper", f"--version={VERSION}")
+        assert f"helm install fleetkeeper {chart[0]} --version {VERSION} " in done.stderr
+        before = _rendered(_chart(world), f"--version={VERSION}")
+        after = _rendered(*chart, values=yaml.safe_load(done.stdout))
+        expected = before.replace(f"{origin}/", f"{mirror}/")
+        assert _without_hashes(after) == _without_hashes(expected)
+        named = set(BY_DIGEST.findall(after))
+        assert named == {image.replace(f"{origin}/", f"{mirror}/") for image in world.images}
+        for name in named:
+            assert references.exists(name)
+        # The chart has the digest of the release too.
+        released = (world.release.target / "chart.txt").read_text().strip().partition("://")[2]
+        assert references.exists(released.replace(f"{origin}/", f"{mirror}/"))
 
 
 def test_a_released_version_is_not_published_again(world: World) -> None:
