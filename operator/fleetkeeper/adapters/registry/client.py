@@ -24,9 +24,10 @@ INDEX_TYPES: Final = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
+OCI_MANIFEST_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
 MANIFEST_TYPES: Final = (
     *INDEX_TYPES,
-    "application/vnd.oci.image.manifest.v1+json",
+    OCI_MANIFEST_TYPE,
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 MAX_MANIFEST_BYTES: Final = 4 * 1024 * 1024

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -22,9 +21,9 @@ from fleetkeeper.adapters.registry.client import (
     Registry,
     RegistryBusy,
     RegistryError,
-    referrers_tag,
 )
 from fleetkeeper.adapters.registry.names import DIGEST, Reference, is_loopback
+from fleetkeeper.adapters.registry.referrers import list_referrer
 
 BLOBS_IN_FLIGHT: Final = 4
 ATTEMPTS: Final = 3
@@ -143,7 +142,7 @@ class Copier:
         }
         for descriptor in content.referrers:
             if not listing[descriptor["digest"]]:
-                await _list(registry, target, descriptor)
+                await list_referrer(registry, target, descriptor)
         if target.tag:
             (main,) = (found for found in content.manifests if found.digest == target.digest)
             await self._store(registry, target, main, target.tag)
@@ -235,20 +234,6 @@ class Copier:
                 "use a registry that keeps manifests unchanged"
             )
         return lists
-
-
-async def _list(registry: Registry, target: Reference, descriptor: dict[str, Any]) -> None:
-    """Add a referrer to the list that a registry without one keeps under a tag."""
-    listed = await registry.referrers(target.repository, target.digest)
-    if descriptor["digest"] in {known["digest"] for known in listed}:
-        return
-    index = {
-        "schemaVersion": 2,
-        "mediaType": INDEX_TYPES[0],
-        "manifests": [*listed, descriptor],
-    }
-    manifest = Manifest(json.dumps(index).encode(), INDEX_TYPES[0])
-    await registry.put_manifest(target.repository, referrers_tag(target.digest), manifest)
 
 
 def _blobs(document: dict[str, Any]) -> Iterator[tuple[str, int]]:
