@@ -19,6 +19,8 @@ from fleetkeeper_local.release import references
 TIMEOUT_S = 300.0
 PUBLIC_KEY = "cosign.pub"
 BUNDLE_SUFFIX = ".sigstore.json"
+PUBLIC_MODE = 0o644
+"""cosign lets only the user read what it writes."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Signer:
             LocalError: the key cannot be used; nothing was signed.
         """
         if self.key:
-            _cosign("public-key", f"--key={self.key}", f"--outfile={target / PUBLIC_KEY}")
+            public = target / PUBLIC_KEY
+            _cosign("public-key", f"--key={self.key}", f"--outfile={public}")
+            public.chmod(PUBLIC_MODE)
 
     def sign(self, name: str) -> None:
         """Sign what a registry has under `HOST/NAME@sha256:...`; the signature refers to it.
@@ -55,6 +59,7 @@ class Signer:
         """Write the signature of a file to `NAME.sigstore.json` beside it."""
         bundle = path.with_name(path.name + BUNDLE_SUFFIX)
         _cosign("sign-blob", *self._options(), f"--bundle={bundle}", str(path))
+        bundle.chmod(PUBLIC_MODE)
 
     def _options(self) -> list[str]:
         if not self.key:

@@ -36,6 +36,13 @@ def mirror(
     plain_http: Annotated[
         bool, typer.Option("--plain-http", help="The target has no TLS. Loopback never has.")
     ] = False,
+    via: Annotated[
+        str | None,
+        typer.Option(
+            "--via",
+            help="Registry and path of an earlier mirror to read, in place of the release's.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read both registries, and copy nothing.")
     ] = False,
@@ -50,16 +57,13 @@ def mirror(
     Examples:
       fleetkeeper mirror --from dist --to mirror.example.com/fleetkeeper > mirror-values.yaml
       fleetkeeper mirror --from dist --to mirror.example.com/fleetkeeper --dry-run
+      fleetkeeper mirror --from dist --via localhost:5000 --to mirror.example.com/fleetkeeper
     """  # noqa: D301 - \b keeps the lines of the examples apart
     from fleetkeeper.adapters.registry.client import RegistryError  # noqa: PLC0415 - heavy
-    from fleetkeeper.adapters.registry.names import Place  # noqa: PLC0415
 
     images, chart = _read_names(source)
-    try:
-        place = Place.parse(to)
-    except ValueError as problem:
-        stop(ExitCode.USAGE, f"--to: {problem}")
-    task = _mirror(images, chart, place, plain_http=plain_http, dry_run=dry_run)
+    place, read = _place("--to", to), _place("--via", via) if via else None
+    task = _mirror(images, chart, place, read, plain_http=plain_http, dry_run=dry_run)
     try:
         values = asyncio.run(task)
     except RegistryError as problem:
@@ -78,6 +82,15 @@ def mirror(
         f"  helm install fleetkeeper oci://{copied.name} --version {copied.tag} "
         "--namespace fleetkeeper-system --create-namespace --values FILE"
     )
+
+
+def _place(option: str, text: str) -> Place:
+    from fleetkeeper.adapters.registry.names import Place  # noqa: PLC0415 - heavy
+
+    try:
+        return Place.parse(text)
+    except ValueError as problem:
+        stop(ExitCode.USAGE, f"{option}: {problem}")
 
 
 def _read_names(source: Path) -> tuple[list[Reference], Reference | None]:
@@ -121,6 +134,7 @@ async def _mirror(
     images: list[Reference],
     chart: Reference | None,
     place: Place,
+    via: Place | None,
     *,
     plain_http: bool,
     dry_run: bool,
@@ -131,13 +145,14 @@ async def _mirror(
     values: dict[str, Any] = {}
     everything = [*images, *([chart] if chart else [])]
     async with Copier(frozenset({place.host} if plain_http else ())) as copier:
-        for number, source in enumerate(everything, 1):
+        for number, released in enumerate(everything, 1):
+            source = released.at(via) if via else released
             _say(f"[{number}/{len(everything)}] {source}")
             content = await copier.read(source)
-            if source is chart:
-                values = _renamed(await _chart_values(copier, chart, content), images, place)
+            if released is chart:
+                values = _renamed(await _chart_values(copier, source, content), images, place)
             # Registries may remove what has no tag. A tag by digest never moves.
-            target = source.at(place)
+            target = released.at(place)
             target = replace(target, tag=target.tag or f"mirrored-{target.digest[7:23]}")
             if dry_run:
                 missing = await copier.missing(target, content)
@@ -166,7 +181,7 @@ async def _copy(copier: Copier, source: Reference, target: Reference, content: C
     await copier.copy(source, target, content, progress)
     _say(
         f"  {target.name}: {_mib(progress.copied_bytes)} copied, {_mib(progress.present_bytes)} "
-        f"present, {len(content.referrers)} signatures and SBOMs, digest verified"
+        f"present, attached artifacts: {len(content.referrers)}, digest verified"
     )
 
 

@@ -292,7 +292,7 @@ def test_what_refers_to_an_image_is_copied_and_listed_beside_what_is_there(world
     for _ in range(2):
         done = world.mirror()
         assert done.exit_code == 0, done.stderr
-        assert "1 signatures and SBOMs" in done.stderr
+        assert "attached artifacts: 1" in done.stderr
     assert references.exists(f"{target}/{there}@{about}")
 
     async def read() -> list[dict[str, Any]]:

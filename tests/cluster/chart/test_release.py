@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 from typer.testing import CliRunner
 
+from fleetkeeper.adapters.registry.client import Registry
 from fleetkeeper.cli import app
 from fleetkeeper_contract.version import VERSION
 from fleetkeeper_local.common.errors import LocalError
@@ -165,6 +167,34 @@ def test_a_mirror_keeps_the_digests_and_the_chart_runs_from_it(
         # The chart has the digest of the release too.
         (digest,) = re.findall(r"@.*", (world.release.target / "chart.txt").read_text())
         assert references.exists(f"{mirror}/fleetkeeper/charts/fleetkeeper{digest}")
+
+
+def test_a_mirror_of_a_mirror_needs_no_access_to_the_registry_of_the_release(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where nothing reaches both registries: a registry on a disk that is carried over."""
+    files = tmp_path / "files"
+    files.mkdir()
+    for name in ("images.txt", "chart.txt"):
+        shutil.copy(world.release.target / name, files)
+    origin = world.release.registry.partition("/")[0]
+    argv = ["mirror", f"--from={files}"]
+    with running_registry(tmp_path / "a") as carried, running_registry(tmp_path / "b") as last:
+        first = CliRunner().invoke(app, [*argv, f"--to=127.0.0.1:{carried}/disk"])
+        assert first.exit_code == 0, first.stderr
+        ask = Registry._send
+
+        async def send(self: Registry, method: str, url: Any, *rest: Any) -> Any:
+            assert url.authority != origin, "the registry of the release was asked"
+            return await ask(self, method, url, *rest)
+
+        monkeypatch.setattr(Registry, "_send", send)
+        via, to = f"--via=127.0.0.1:{carried}/disk", f"127.0.0.1:{last}"
+        second = CliRunner().invoke(app, [*argv, via, f"--to={to}"])
+        assert second.exit_code == 0, second.stderr
+        assert second.stdout == first.stdout.replace(f"127.0.0.1:{carried}/disk", to)
+        for image in world.images:
+            assert references.exists(image.replace(origin, to))
 
 
 def test_a_released_version_is_not_published_again(world: World) -> None:

@@ -118,7 +118,7 @@ def test_a_mirror_has_the_signatures_and_sboms_too(world: World, tmp_path: Path)
             app, ["mirror", f"--from={world.release.target}", f"--to={mirror}"]
         )
         assert done.exit_code == 0, done.stderr
-        assert done.stderr.count("2 signatures and SBOMs") == 4
+        assert done.stderr.count("attached artifacts: 2") == 4
         origin = world.release.registry.partition("/")[0]
         for name in (*_ours(world), _chart(world)):
             _verify(world, name.replace(f"{origin}/", f"{mirror}/"))
