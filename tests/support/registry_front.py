@@ -17,6 +17,7 @@ import urllib3
 USER, PASSWORD = "robot", "s3cret:with:colons"
 HOP = {"connection", "transfer-encoding", "content-length", "date", "server", "host"}
 Answer = tuple[int, bytes]
+Refusal = tuple[int, bytes, dict[str, str]]
 
 
 @dataclass
@@ -27,13 +28,17 @@ class Front:
     port: int = 0
     scheme: str = ""
     """`Basic` or `Bearer`; empty for none."""
-    refuse: Callable[[str, str], Answer | None] = lambda *_: None
+    refuse: Callable[[str, str], Refusal | None] = lambda *_: None
     """Given method and path, return an answer instead of passing the request on, or None."""
     falsify: Callable[[str, str, bytes], Answer | None] = lambda *_: None
     """Given method, path and the registry's answer, return another answer, or None for that one."""
     passed: Counter[tuple[str, str]] = field(default_factory=Counter)
     tokens: list[str] = field(default_factory=list)
     """The scopes for which tokens were given."""
+    token: bytes | None = None
+    """What the token server answers, if not a token."""
+    authorized: list[str] = field(default_factory=list)
+    """The paths of requests that came with a login."""
     pool: urllib3.PoolManager = field(default_factory=lambda: urllib3.PoolManager(maxsize=16))
 
     def sent_blobs(self) -> int:
@@ -71,13 +76,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts, authorization = urlsplit(self.path), self.headers.get("Authorization", "")
+        if authorization:
+            self.front.authorized.append(parts.path)
         if parts.path == "/token":
             if authorization != basic():
                 self._answer(401, b'{"errors": [{"code": "UNAUTHORIZED"}]}', {})
                 return
             (scope,) = parse_qs(parts.query)["scope"]
             self.front.tokens.append(scope)
-            self._answer(200, b'{"token": "%s"}' % scope.rpartition(":")[2].encode(), {})
+            token = b'{"token": "%s"}' % scope.rpartition(":")[2].encode()
+            self._answer(200, token if self.front.token is None else self.front.token, {})
         elif self.front.accepts(self.command, authorization):
             self._forward(parts.path, body)
         else:
@@ -86,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self, path: str, body: bytes) -> None:
         if refusal := self.front.refuse(self.command, path):
-            self._answer(*refusal, {})
+            self._answer(*refusal)
             return
         self.front.passed[self.command, path] += 1
         kept = {

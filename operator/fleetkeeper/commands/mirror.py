@@ -190,13 +190,21 @@ async def _chart_values(copier: Copier, chart: Reference, content: Content) -> d
     import yaml  # noqa: PLC0415 - heavy
 
     (manifest,) = (found for found in content.manifests if found.digest == chart.digest)
-    layers = [layer for layer in manifest.document["layers"] if layer["mediaType"] == CHART_LAYER]
-    if not layers:
+    layers = {layer["mediaType"]: layer["digest"] for layer in manifest.document["layers"]}
+    if CHART_LAYER not in layers:
         stop(ExitCode.BAD_INPUT, f"{chart} is not a Helm chart; use the chart.txt of a release")
-    archive = io.BytesIO(await copier.read_blob(chart, layers[0]["digest"]))
-    with tarfile.open(fileobj=archive, mode="r:gz") as files:
-        member = files.extractfile(f"{chart.repository.rpartition('/')[2]}/values.yaml")
-        values: dict[str, Any] = yaml.safe_load(member.read() if member else b"") or {}
+    archive = io.BytesIO(await copier.read_blob(chart, layers[CHART_LAYER]))
+    try:
+        with tarfile.open(fileobj=archive, mode="r:gz") as files:
+            member = files.extractfile(f"{chart.repository.rpartition('/')[2]}/values.yaml")
+            values: dict[str, Any] = yaml.safe_load(member.read() if member else b"") or {}
+    except (KeyError, tarfile.TarError, yaml.YAMLError) as problem:
+        stop(ExitCode.BAD_INPUT, f"cannot read the values of {chart}: {problem}")
+    if not {"image", "router", "engineProfiles"} <= values.keys():
+        stop(
+            ExitCode.BAD_INPUT,
+            f"{chart} is not the chart of Fleetkeeper; use the chart.txt of a release",
+        )
     return values
 
 

@@ -218,7 +218,7 @@ def test_a_registry_that_stores_something_else_is_reported(world: World) -> None
 
 
 def test_a_failure_that_passes_is_tried_again(world: World) -> None:
-    failures = iter([(503, b"busy")] * 2)
+    failures = iter([(503, b"busy", dict[str, str]())] * 2)
     world.target.refuse = lambda method, path: (
         next(failures, None) if method == "PUT" and "/uploads/" in path else None
     )
@@ -232,7 +232,9 @@ def test_a_failure_that_stays_ends_the_copy_and_the_next_one_sends_only_the_rest
     world: World,
 ) -> None:
     world.target.refuse = lambda method, path: (
-        (503, b"busy") if method == "PUT" and "/manifests/" in path and "/two/" in path else None
+        (503, b"busy", {})
+        if method == "PUT" and "/manifests/" in path and "/two/" in path
+        else None
     )
     done = world.mirror()
     assert done.exit_code == 1
@@ -243,6 +245,63 @@ def test_a_failure_that_stays_ends_the_copy_and_the_next_one_sends_only_the_rest
     assert world.mirror().exit_code == 0
     assert world.target.sent_blobs() == 0
     assert references.exists(world.copies()[1])
+
+
+def test_a_login_that_ends_during_a_copy_is_renewed(world: World) -> None:
+    world.target.scheme = "Bearer"
+    host = f"127.0.0.1:{world.target.port}"
+    world.log_in(host)
+    ends = iter([True])
+
+    def end(method: str, path: str) -> tuple[int, bytes, dict[str, str]] | None:
+        if method != "PUT" or "/uploads/" not in path or not next(ends, False):
+            return None
+        return 401, b"{}", {"WWW-Authenticate": world.target.challenge(method, path)}
+
+    world.target.refuse = end
+    done = world.mirror()
+    assert done.exit_code == 0, done.stderr
+    assert next(ends, None) is None
+    assert world.target.sent_blobs() == 4
+
+
+def test_storage_to_which_a_registry_redirects_gets_no_login(
+    world: World, ports: tuple[int, int]
+) -> None:
+    """Stores such as S3 refuse requests with two logins, and should not see this one."""
+    world.source.scheme = "Bearer"
+    world.log_in(f"127.0.0.1:{world.source.port}")
+    with running_front(ports[0]) as storage:
+
+        def redirect(method: str, path: str) -> tuple[int, bytes, dict[str, str]] | None:
+            if method != "GET" or "/blobs/" not in path:
+                return None
+            return 307, b"", {"Location": f"http://127.0.0.1:{storage.port}{path}"}
+
+        world.source.refuse = redirect
+        done = world.mirror()
+        assert done.exit_code == 0, done.stderr
+        assert storage.passed.total() == 4
+        assert storage.authorized == []
+        assert world.source.authorized
+
+
+def test_a_repository_that_a_registry_does_not_create_is_named(world: World) -> None:
+    world.target.refuse = lambda method, _: (404, b"{}", {}) if method == "POST" else None
+    done = world.mirror()
+    assert done.exit_code == 1
+    assert "has no repository mirror/release/one and does not create it" in done.stderr
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[]", b"{}"])
+def test_a_token_server_that_answers_something_else_is_named(world: World, answer: bytes) -> None:
+    world.target.scheme = "Bearer"
+    host = f"127.0.0.1:{world.target.port}"
+    world.log_in(host)
+    world.target.token = answer
+    done = world.mirror()
+    assert done.exit_code == 1
+    assert f"http://{host}/token" in done.stderr
 
 
 def test_a_blob_that_two_images_share_is_sent_once(world: World) -> None:

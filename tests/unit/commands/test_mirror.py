@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
+import tarfile
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from fleetkeeper.adapters.registry.names import Place, Reference
+from fleetkeeper.adapters.registry.client import OCI_MANIFEST_TYPE, Manifest
+from fleetkeeper.adapters.registry.copying import Content, Copier
+from fleetkeeper.adapters.registry.names import Place, Reference, digest_of
 from fleetkeeper.cli import app
 from fleetkeeper.commands import mirror
 
@@ -102,3 +108,38 @@ def test_an_image_of_the_chart_that_was_not_listed_is_an_error(
     with pytest.raises(typer.Exit):
         mirror._renamed(VALUES, images, Place.parse("m.example.com"))
     assert missing in capsys.readouterr().err
+
+
+def test_a_chart_that_is_not_ours_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Else the first key that it does not have would end the command with a traceback."""
+    for archive, message in (
+        (_chart({"other/values.yaml": b""}), "cannot read the values of"),
+        (b"no archive", "cannot read the values of"),
+        (_chart({"fleetkeeper/values.yaml": b"a: b"}), "is not the chart of Fleetkeeper"),
+    ):
+        manifest = {"layers": [{"mediaType": mirror.CHART_LAYER, "digest": digest_of(archive)}]}
+        stored = Manifest(json.dumps(manifest).encode(), OCI_MANIFEST_TYPE)
+        chart = Reference("r.example.com", "o/fleetkeeper", stored.digest, "1.0.0")
+        with pytest.raises(typer.Exit):
+            asyncio.run(mirror._chart_values(_Copier(archive), chart, Content([stored])))
+        assert message in capsys.readouterr().err
+
+
+def _chart(files: dict[str, bytes]) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return target.getvalue()
+
+
+class _Copier(Copier):
+    """A copier whose registry has this blob."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    async def read_blob(self, source: Reference, digest: str) -> bytes:
+        return self._content

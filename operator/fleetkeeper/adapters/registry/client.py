@@ -118,7 +118,9 @@ class Registry:
         async with self._ask(
             "GET", self._url(repository, "referrers", digest), repository
         ) as found:
-            listed = json.loads(await _read(found)) if found.status == 200 else None
+            # Who does not know this question answers 404, or a page for people.
+            known = found.status == 200 and found.content_type == INDEX_TYPES[0]
+            listed = await _parsed(found) if known else None
         if listed is None:
             index = await self.manifest(repository, referrers_tag(digest))
             listed = index.document if index else {}
@@ -151,8 +153,13 @@ class Registry:
         """Store a blob, which the registry checks against its digest."""
         uploads = self._uploads(repository)
         async with self._ask("POST", uploads, repository) as response:
+            if response.status == NOT_FOUND:
+                raise RegistryError(
+                    f"{self.host} has no repository {repository} and does not create it; create it, "
+                    "then run the command again"
+                )
             await self._expect(response, 202)
-            location = uploads.join(URL(response.headers["Location"], encoded=True))
+            location = uploads.join(URL(response.headers.get("Location", ""), encoded=True))
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
         url = location.update_query({"digest": digest})
         async with self._ask("PUT", url, repository, headers=headers, data=content) as response:
@@ -235,8 +242,11 @@ class Registry:
             realm.update_query(query), headers=headers, proxy=self._proxy, timeout=TIMEOUT
         ) as response:
             await self._expect(response, 200)
-            answer = json.loads(await _read(response))
-        return f"Bearer {answer.get('token') or answer['access_token']}"
+            answer = await _parsed(response)
+        token = answer.get("token") or answer.get("access_token")
+        if not token:
+            raise RegistryError(f"{realm} answered without a token; {self._advice()}")
+        return f"Bearer {token}"
 
     async def _expect(self, response: aiohttp.ClientResponse, status: int) -> None:
         """Raise an error unless the response has this status."""
@@ -267,3 +277,14 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         if len(content) > MAX_MANIFEST_BYTES:
             raise RegistryError(f"{response.url.with_query(None)} is larger than 4 MiB")
     return bytes(content)
+
+
+async def _parsed(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    content = await _read(response)
+    try:
+        document = json.loads(content)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise RegistryError(f"{response.url.with_query(None)} did not answer with a JSON object")
+    return document
