@@ -141,5 +141,5 @@ class _Copier(Copier):
     def __init__(self, content: bytes) -> None:
         self._content = content
 
-    async def read_blob(self, source: Reference, digest: str) -> bytes:
+    async def read_blob(self, source: Reference, digest: str) -> bytes:  # noqa: ARG002
         return self._content

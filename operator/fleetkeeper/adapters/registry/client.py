@@ -117,10 +117,10 @@ class Registry:
         """Return the descriptors of signatures and other artifacts that refer to a manifest."""
         async with self._ask(
             "GET", self._url(repository, "referrers", digest), repository
-        ) as found:
+        ) as response:
             # Who does not know this question answers 404, or a page for people.
-            known = found.status == 200 and found.content_type == INDEX_TYPES[0]
-            listed = await _parsed(found) if known else None
+            known = response.status == 200 and response.content_type == INDEX_TYPES[0]
+            listed = await _parsed(response) if known else None
         if listed is None:
             index = await self.manifest(repository, referrers_tag(digest))
             listed = index.document if index else {}
@@ -128,18 +128,20 @@ class Registry:
 
     async def has_blob(self, repository: str, digest: str) -> bool:
         """Return whether the repository has this blob."""
-        async with self._ask("HEAD", self._url(repository, "blobs", digest), repository) as found:
-            if found.status == NOT_FOUND:
+        async with self._ask(
+            "HEAD", self._url(repository, "blobs", digest), repository
+        ) as response:
+            if response.status == NOT_FOUND:
                 return False
-            await self._expect(found, 200)
+            await self._expect(response, 200)
             return True
 
     @asynccontextmanager
     async def blob(self, repository: str, digest: str) -> AsyncIterator[AsyncIterator[bytes]]:
         """Yield a blob's content in chunks. The caller checks its digest."""
-        async with self._ask("GET", self._url(repository, "blobs", digest), repository) as found:
-            await self._expect(found, 200)
-            yield found.content.iter_chunked(CHUNK_BYTES)
+        async with self._ask("GET", self._url(repository, "blobs", digest), repository) as response:
+            await self._expect(response, 200)
+            yield response.content.iter_chunked(CHUNK_BYTES)
 
     async def mount_blob(self, repository: str, digest: str, other: str) -> bool:
         """Let the repository share a blob of another one; return False if the registry does not."""
