@@ -64,7 +64,8 @@ push: setup setup-engine ## Push the images to your registry: make images push R
 
 release: setup setup-engine ## Publish a release: make release VERSION=x.y.z REGISTRY=registry.example.com/fleetkeeper
 	@test -n "$(VERSION)" -a -n "$(REGISTRY)" || { echo "say what and where to: make release VERSION=x.y.z REGISTRY=registry.example.com/fleetkeeper" >&2; exit 2; }
-	@$(LOCAL).release "$(VERSION)" "$(REGISTRY)" $(foreach image,$(UPSTREAM),--upstream "$(image)")
+	@$(LOCAL).release "$(VERSION)" "$(REGISTRY)" $(foreach image,$(UPSTREAM),--upstream "$(image)") \
+		$(if $(SIGN_KEY),--sign-key "$(SIGN_KEY)") $(if $(SIGN_KEYLESS),--sign-keyless)
 
 up: setup ## Start a real single-node Kubernetes on this machine (root)
 	@$(LOCAL) up

@@ -18,7 +18,12 @@ from fleetkeeper_local.common.report import say
 from fleetkeeper_local.control_plane import control_plane
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.processes import Processes
-from fleetkeeper_local.control_plane.programs import PROGRAMS, build_programs, program_path
+from fleetkeeper_local.control_plane.programs import (
+    ON_DEMAND,
+    PROGRAMS,
+    build_programs,
+    program_path,
+)
 from fleetkeeper_local.node import flags
 from fleetkeeper_local.node.node import Node
 from fleetkeeper_local.node.settings import NodeSettings
@@ -188,7 +193,7 @@ app.command("load-image")(image_commands.load_image)
 @app.command()
 def build() -> None:
     """Build all programs of the cluster in parallel; skip those that are built already."""
-    orderly(lambda: build_programs(PROGRAMS))
+    orderly(lambda: build_programs(PROGRAMS.keys() - ON_DEMAND))
 
 
 app.command("images")(image_commands.build_images)

@@ -15,6 +15,7 @@ from fleetkeeper.commands import (
     console,
     explain,
     install,
+    mirror,
     render,
     run,
     simulate,
@@ -39,6 +40,7 @@ app.command()(explain.explain)
 app.command()(console.console)
 app.command()(support_bundle.support_bundle)
 app.command()(simulate.simulate)
+app.command()(mirror.mirror)
 app.command()(install.keys)
 app.command()(install.profiles_in_use)
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +20,12 @@ from fleetkeeper_local.control_plane import probes
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.processes import Processes
 from fleetkeeper_local.images import builder, oci, registry
+from fleetkeeper_local.release.publish import Release, publish
+from fleetkeeper_local.release.sign import Signer
 
 NEEDED: Final = {"docker-registry": "docker-registry", "skopeo": "skopeo", "zstd": "zstd"}
 READY_S: Final = 60
+UPSTREAM: Final = "vllm/vllm-openai:v0.32.0"
 AUTHOR: Final = ("-c", "user.name=Test", "-c", "user.email=test@example.com")
 
 
@@ -52,9 +56,49 @@ def stand_in(name: str, content: str, directory: Path) -> builder.Image:
     source = directory / f"{name}-{content}"
     (source / "files").mkdir(parents=True)
     (source / "files" / name).write_text(content)
+    package = source / "files" / f"{name}_package-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text(f"Name: {name}-package\nVersion: 1.0\nLicense: MIT\n\nText")
     layer = oci.write_layer(source / "files", "opt", source / "layer")
     layout = oci.write_image(source / "layout", [layer], oci.ImageConfig(command=["/none"]))
     return builder.Image(name, "1", f"oci:{layout}:1")
+
+
+@dataclass(frozen=True)
+class World:
+    """The first release, where it is, and what it returned."""
+
+    checkout: Checkout
+    release: Release
+    images: list[str]
+    scratch: Path
+
+    def content(self, content: str) -> None:
+        """Let the builder build images with this content."""
+        for name in builder.PUBLISHED:
+            image = stand_in(name, content, self.scratch)
+            builder.BUILDERS[name] = lambda image=image: image  # type: ignore[misc]
+
+
+@contextmanager
+def released(folders: pytest.TempPathFactory, signer: Signer | None = None) -> Iterator[World]:
+    """Publish a release of stand-ins to a real registry."""
+    require_programs()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        running_registry(folders.mktemp("registry")) as port,
+    ):
+        patch.setattr(builder, "BUILDERS", {})
+        scratch = folders.mktemp("images")
+        checkout = Checkout(folders.mktemp("checkout"))
+        upstream = f"127.0.0.1:{port}/{UPSTREAM}"
+        registry.copy(stand_in("vllm", "1", scratch).source, upstream, tls=False)
+        place, names = f"127.0.0.1:{port}/fleetkeeper", {UPSTREAM: upstream}
+        release = Release(checkout.root, VERSION, place, names, signer)
+        found = World(checkout, release, [], scratch)
+        found.content("first")
+        found.images.extend(publish(release))
+        yield found
 
 
 class Checkout:

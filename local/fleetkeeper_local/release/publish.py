@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
 
+from fleetkeeper.adapters.registry.client import RegistryError
+from fleetkeeper.adapters.registry.names import Reference
+from fleetkeeper.adapters.registry.referrers import attach
 from fleetkeeper_local.common import packages
 from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.common.paths import cache_dir
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.common.shell import run
 from fleetkeeper_local.images import builder
-from fleetkeeper_local.release import chart, checks, references, values
+from fleetkeeper_local.release import chart, checks, contents, references, sbom, values
+from fleetkeeper_local.release.sign import Signer
 
 WHEELS_TIMEOUT_S = 600.0
 
@@ -32,6 +39,7 @@ class Release:
     """Registry and path: `registry.example.com/fleetkeeper`."""
     upstream: Mapping[str, str] = field(default_factory=dict)
     """Where to find images that are not from this repository, by their name in the values."""
+    signer: Signer | None = None
 
     @property
     def target(self) -> Path:
@@ -55,22 +63,25 @@ def publish(release: Release) -> list[str]:
     changelog = (release.root / "CHANGELOG.md").read_text()
     checks.check_source(release.root, release.version)
     notes = checks.notes(changelog, release.version)
-    packages.ensure_packages({"skopeo": "skopeo"})
+    packages.ensure_packages({"skopeo": "skopeo", "zstd": "zstd"})
     name = f"{release.charts}/{checks.CHART.name}:{release.version}"
     if references.exists(name):
         raise LocalError(f"{name} exists: this version is released; release a higher one")
     shutil.rmtree(release.target, ignore_errors=True)
     release.target.mkdir()
     (release.target / "NOTES.md").write_text(notes)
+    if release.signer:
+        release.signer.check(release.target)
     _build_wheels(release)
     text = (release.root / checks.CHART / "values.yaml").read_text()
     images = _resolve(release, values.image_names(yaml.safe_load(text), release.version))
     pinned = values.pin(text, release.version, images)
     _check_profiles(release, changelog, pinned)
-    _publish_chart(release, pinned)
+    _sign_images(release, images)
     listed = sorted(set(images.values()))
     (release.target / "images.txt").write_text("".join(f"{image}\n" for image in listed))
-    _write_checksums(release.target)
+    _publish_chart(release, pinned)
+    _write_checksums(release)
     return listed
 
 
@@ -94,18 +105,49 @@ def _resolve(release: Release, names: list[str]) -> dict[str, str]:
     found = {}
     for name in names:
         repository, _, tag = name.partition(":")
+        target = f"{release.registry}/{name}"
         if repository not in ours:
             found[name] = _upstream(release, name)
-            continue
-        # An image of an earlier version belongs to an earlier profile. It was published with it.
-        target = f"{release.registry}/{name}"
-        if tag == release.version:
-            say(f"publishing {target}")
-            image = builder.build(ours[repository])
-            plain_http = references.plain_http(target)
-            image.publish(release.registry, tag, plain_http=plain_http)
-        found[name] = references.by_digest(target)
+        elif tag == release.version:
+            found[name] = _publish_image(release, ours[repository], target)
+        else:
+            # An image of an earlier version belongs to an earlier profile. It was published with it.
+            found[name] = references.by_digest(target)
     return found
+
+
+def _publish_image(release: Release, name: str, target: str) -> str:
+    """Build and push an image with its SBOM; return it by digest."""
+    say(f"publishing {target}")
+    image = builder.build(name)
+    plain_http = references.plain_http(target)
+    image.publish(release.registry, release.version, plain_http=plain_http)
+    published = references.by_digest(target)
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".sbom-") as scratch:
+        lists = contents.read_lists(image.source, Path(scratch))
+    # The time of the commit, so that a repeated release attaches the same file.
+    commit_s = run("git", "-C", release.root, "log", "-1", "--format=%ct")
+    created = datetime.fromtimestamp(int(commit_s), UTC)
+    text = sbom.write(published, release.version, lists, created)
+    path = release.target / sbom.file_name(published)
+    path.write_text(text)
+    try:
+        reference = Reference.parse(published)
+        asyncio.run(attach(reference, sbom.MEDIA_TYPE, path.name, text.encode()))
+    except RegistryError as error:
+        raise LocalError(f"cannot attach the SBOM to {published}: {error}") from error
+    return published
+
+
+def _sign_images(release: Release, images: Mapping[str, str]) -> None:
+    """Sign the images of this version; those of earlier versions were signed with them."""
+    if release.signer is None:
+        return
+    for name, image in sorted(images.items()):
+        if image.startswith(f"{release.registry}/") and name.endswith(f":{release.version}"):
+            say(f"signing {image}")
+            release.signer.sign(image)
 
 
 def _upstream(release: Release, name: str) -> str:
@@ -130,12 +172,17 @@ def _publish_chart(release: Release, pinned: str) -> None:
     digest = chart.push(archive, release.charts)
     reference = f"{release.charts}/{checks.CHART.name}:{release.version}@{digest}"
     (release.target / "chart.txt").write_text(f"oci://{reference}\n")
+    if release.signer:
+        release.signer.sign(f"{references.without_tag(reference)}@{digest}")
     say(f"published {reference}")
 
 
-def _write_checksums(folder: Path) -> None:
+def _write_checksums(release: Release) -> None:
     lines = [
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
-        for path in sorted(folder.iterdir())
+        for path in sorted(release.target.iterdir())
     ]
-    (folder / "SHA256SUMS").write_text("".join(lines))
+    sums = release.target / "SHA256SUMS"
+    sums.write_text("".join(lines))
+    if release.signer:
+        release.signer.sign_file(sums)

@@ -3,73 +3,49 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
 import yaml
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
+from typer.testing import CliRunner
 
+from fleetkeeper.adapters.registry.client import Registry
+from fleetkeeper.cli import app
 from fleetkeeper_contract.version import VERSION
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.images import builder, registry
-from fleetkeeper_local.release import references
+from fleetkeeper_local.release import references, sbom
 from fleetkeeper_local.release.publish import Release, publish
 from tests.support.helm_chart import NAMESPACE, RELEASE, helm
-from tests.support.release_world import (
-    Checkout,
-    require_programs,
-    running_registry,
-    stand_in,
-)
+from tests.support.release_world import UPSTREAM, World, released, running_registry, stand_in
 
-UPSTREAM = "vllm/vllm-openai:v0.32.0"
 NEXT = "0.1.1"
 BY_DIGEST = re.compile(r"[\w.:/-]+@sha256:[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class World:
-    """The first release, where it is, and what it returned."""
-
-    checkout: Checkout
-    release: Release
-    images: list[str]
-    scratch: Path
-
-    def content(self, content: str) -> None:
-        """Let the builder build images with this content."""
-        for name in builder.PUBLISHED:
-            image = stand_in(name, content, self.scratch)
-            builder.BUILDERS[name] = lambda image=image: image  # type: ignore[misc]
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    require_programs()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        running_registry(tmp_path_factory.mktemp("registry")) as port,
-    ):
-        patch.setattr(builder, "BUILDERS", {})
-        scratch = tmp_path_factory.mktemp("images")
-        checkout = Checkout(tmp_path_factory.mktemp("checkout"))
-        upstream = f"127.0.0.1:{port}/{UPSTREAM}"
-        registry.copy(stand_in("vllm", "1", scratch).source, upstream, tls=False)
-        release = Release(
-            checkout.root, VERSION, f"127.0.0.1:{port}/fleetkeeper", {UPSTREAM: upstream}
-        )
-        found = World(checkout, release, [], scratch)
-        found.content("first")
-        found.images.extend(publish(release))
+    with released(tmp_path_factory) as found:
         yield found
 
 
 def _chart(world: World) -> str:
     return f"oci://{world.release.charts}/fleetkeeper"
+
+
+def _without_hashes(text: str) -> str:
+    """Return rendered objects without the hash of the settings, which contain names of images."""
+    return re.sub(r"(settings: )[0-9a-f]{64}\b", r"\1", text)
 
 
 def _rendered(*chart: str, values: dict[str, object] | None = None) -> str:
@@ -123,6 +99,39 @@ def test_the_files_have_the_checksums_and_name_the_images_and_the_chart(
     assert pulled.read_bytes() == (folder / f"fleetkeeper-{VERSION}.tgz").read_bytes()
 
 
+def test_each_image_of_this_release_has_an_sbom_as_a_file_and_in_the_registry(
+    world: World,
+) -> None:
+    folder = world.release.target
+    assert {path.name for path in folder.glob("*.cdx.json")} == {
+        f"{published}.cdx.json" for published in builder.PUBLISHED.values()
+    }
+    for image in world.images:
+        if UPSTREAM.partition(":")[0] in image:
+            continue
+        path = folder / sbom.file_name(image)
+        document = json.loads(path.read_text())
+        assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(path.read_text()) is None
+        (name,) = (n for n, published in builder.PUBLISHED.items() if f"/{published}@" in image)
+        assert [part["purl"] for part in document["components"]] == [f"pkg:pypi/{name}-package@1.0"]
+        about = PackageURL.from_string(document["metadata"]["component"]["purl"])
+        assert f"{about.qualifiers['repository_url']}@{about.version}" == image
+        # The registry has no list of referrers, so the list is an index under a tag.
+        plain, _, digest = image.partition("@")
+        (listed,) = _raw(f"{plain}:{digest.replace(':', '-')}")["manifests"]
+        assert listed["artifactType"] == sbom.MEDIA_TYPE
+        artifact = _raw(f"{plain}@{listed['digest']}")
+        assert artifact["subject"]["digest"] == digest
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert [layer["digest"] for layer in artifact["layers"]] == [f"sha256:{content}"]
+
+
+def _raw(name: str) -> dict[str, Any]:
+    argv = ["skopeo", "inspect", "--raw", "--tls-verify=false", f"docker://{name}"]
+    found: dict[str, Any] = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
+    return found
+
+
 def test_the_chart_keeps_its_comments_and_all_other_values(world: World) -> None:
     before = (world.checkout.root / "charts/fleetkeeper/values.yaml").read_text()
     after = helm("show", "values", str(world.release.target / f"fleetkeeper-{VERSION}.tgz"))
@@ -135,26 +144,57 @@ def test_the_chart_keeps_its_comments_and_all_other_values(world: World) -> None
     assert all(re.search("[iI]mage|repository|digest", old) for old, _ in changed)
 
 
-def test_a_copy_in_another_registry_keeps_the_digests_and_the_chart_runs_from_it(
-    world: World,
+def test_a_mirror_keeps_the_digests_and_the_chart_runs_from_it(
+    world: World, tmp_path: Path
 ) -> None:
-    """As docs/releases.md says: the list through skopeo, the same change of names in the values."""
-    place = world.release.registry.partition("/")[0]
-    for image in world.images:
-        path = image.partition("/")[2]
-        argv = ["skopeo", "copy", "--all", "--preserve-digests", "--insecure-policy", "--quiet"]
-        argv += ["--src-tls-verify=false", "--dest-tls-verify=false"]
-        argv += [f"docker://{image}", f"docker://{place}/mirror/{path}"]
-        subprocess.run(argv, check=True, capture_output=True)
-    archive = str(world.release.target / f"fleetkeeper-{VERSION}.tgz")
-    helm("push", archive, f"oci://{place}/mirror/charts", "--plain-http")
-    shown = helm("show", "values", archive)
-    values = yaml.safe_load(shown.replace(f": {place}/", f": {place}/mirror/"))
-    chart = (f"oci://{place}/mirror/charts/fleetkeeper", f"--version={VERSION}")
-    named = set(BY_DIGEST.findall(_rendered(*chart, values=values)))
-    assert named == {image.replace(f"{place}/", f"{place}/mirror/") for image in world.images}
-    for name in named:
-        assert references.exists(name)
+    """The printed values change the registry of every image, and nothing else of the chart."""
+    with running_registry(tmp_path) as port:
+        mirror = f"127.0.0.1:{port}/mirror"
+        arguments = ["mirror", f"--from={world.release.target}", f"--to={mirror}"]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.stderr
+        origin = world.release.registry.partition("/")[0]
+        chart = (f"oci://{mirror}/fleetkeeper/charts/fleetkeeper", f"--version={VERSION}")
+        assert f"helm install fleetkeeper {chart[0]} --version {VERSION} " in done.stderr
+        before = _rendered(_chart(world), f"--version={VERSION}")
+        after = _rendered(*chart, values=yaml.safe_load(done.stdout))
+        expected = before.replace(f"{origin}/", f"{mirror}/")
+        assert _without_hashes(after) == _without_hashes(expected)
+        named = set(BY_DIGEST.findall(after))
+        assert named == {image.replace(f"{origin}/", f"{mirror}/") for image in world.images}
+        for name in named:
+            assert references.exists(name)
+        # The chart has the digest of the release too.
+        (digest,) = re.findall(r"@.*", (world.release.target / "chart.txt").read_text())
+        assert references.exists(f"{mirror}/fleetkeeper/charts/fleetkeeper{digest}")
+
+
+def test_a_mirror_of_a_mirror_needs_no_access_to_the_registry_of_the_release(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where nothing reaches both registries: a registry on a disk that is carried over."""
+    files = tmp_path / "files"
+    files.mkdir()
+    for name in ("images.txt", "chart.txt"):
+        shutil.copy(world.release.target / name, files)
+    origin = world.release.registry.partition("/")[0]
+    argv = ["mirror", f"--from={files}"]
+    with running_registry(tmp_path / "a") as carried, running_registry(tmp_path / "b") as last:
+        first = CliRunner().invoke(app, [*argv, f"--to=127.0.0.1:{carried}/disk"])
+        assert first.exit_code == 0, first.stderr
+        ask = Registry._send
+
+        async def send(self: Registry, method: str, url: Any, *rest: Any) -> Any:
+            assert url.authority != origin, "the registry of the release was asked"
+            return await ask(self, method, url, *rest)
+
+        monkeypatch.setattr(Registry, "_send", send)
+        via, to = f"--via=127.0.0.1:{carried}/disk", f"127.0.0.1:{last}"
+        second = CliRunner().invoke(app, [*argv, via, f"--to={to}"])
+        assert second.exit_code == 0, second.stderr
+        assert second.stdout == first.stdout.replace(f"127.0.0.1:{carried}/disk", to)
+        for image in world.images:
+            assert references.exists(image.replace(origin, to))
 
 
 def test_a_released_version_is_not_published_again(world: World) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from cryptography import x509
 
+from fleetkeeper_local import cli
 from fleetkeeper_local.common import lock
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.control_plane import control_plane, programs
@@ -279,6 +280,15 @@ def test_a_changed_source_or_flag_is_another_program(
         programs.program_path("pause")
     with pytest.raises(LocalError, match=r"'nonsense'.*kubectl"):
         programs.program_path("nonsense")
+
+
+def test_a_cluster_does_not_wait_for_programs_that_only_a_release_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(cli, "build_programs", asked.extend)
+    cli.build()
+    assert set(programs.PROGRAMS) - set(asked) == {"cosign"}
 
 
 def test_every_component_listens_on_loopback_or_the_bridge_alone(tmp_path: Path) -> None:

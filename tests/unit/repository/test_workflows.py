@@ -14,7 +14,7 @@ from fleetkeeper_local.control_plane.programs import built, program_path
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-WRITES = {("release", "publish"): {"packages"}, ("release", "page"): {"contents"}}
+WRITES = {("release", "publish"): {"packages", "id-token"}, ("release", "page"): {"contents"}}
 """The permissions to write, by workflow and job; all others read."""
 
 
@@ -69,3 +69,11 @@ def test_a_workflow_runs_its_target_of_the_makefile(workflow: str, target: str) 
     jobs = _jobs(ROOT / f".github/workflows/{workflow}.yml")
     commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
     assert [line for line in commands if re.match(rf"make {target}\b", line)]
+
+
+def test_the_release_of_a_tag_is_signed_with_the_identity_of_its_workflow() -> None:
+    """cosign gets that identity from GitHub, with a permission that nothing else here needs."""
+    job = _jobs(ROOT / ".github/workflows/release.yml")["publish"]
+    (command,) = (step["run"] for step in job["steps"] if "make release" in step.get("run", ""))
+    assert "SIGN_KEYLESS=1" in command
+    assert job["permissions"]["id-token"] == "write"

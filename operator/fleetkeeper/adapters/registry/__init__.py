@@ -1,0 +1,1 @@
+"""Container registries: names, logins, the HTTP API, and copies from one registry to another."""
