@@ -2,6 +2,7 @@
 
     python3 scripts/setup.py dev         # .venv from uv.lock: the operator and its tests
     python3 scripts/setup.py engine      # .venv-engine, on torch and vLLM for CPU in the cache
+    python3 scripts/setup.py engine-previous  # .venv-engine-previous: the same with the previous vLLM
     python3 scripts/setup.py lock        # uv.lock and requirements/*.txt, pinned with hashes
     python3 scripts/setup.py check-lock  # fails if one of them is out of date
     .venv/bin/python scripts/setup.py wheels  # the wheels of our packages, to dist
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 GIB = 1024**3
 ENGINE_DISK_GIB = 25
+PREVIOUS_DISK_GIB = 10
 DEV_DISK_GIB = 2
 BUILD_PINS = ["--build-constraint", str(REQUIREMENTS / "build.txt")]
 """Pins the build tools of our own packages, so that an install is reproducible."""
@@ -142,24 +144,27 @@ def stamped(home: Path, stamp: str) -> bool:
     return mark.exists() and mark.read_text() == stamp
 
 
-def engine_pins() -> list[Path]:
-    """Return the lock files of the engine environment."""
-    return [REQUIREMENTS / "engine.txt", REQUIREMENTS / "engine-nodeps.txt"]
+def engine_pins(which: str = "") -> list[Path]:
+    """Return the lock files of the engine environment; `which` is empty or `-previous`."""
+    return [REQUIREMENTS / f"engine{which}.txt", REQUIREMENTS / f"engine{which}-nodeps.txt"]
 
 
-def engine_base() -> Path:
+def engine_base(which: str = "") -> Path:
     """Return the path of the stock environment (torch, vLLM for CPU), which checkouts share."""
-    return cache_dir() / f"engine-{digest(engine_pins())}"
+    return cache_dir() / f"engine{which}-{digest(engine_pins(which))}"
 
 
-def make_engine_base() -> Path:
+def make_engine_base(which: str) -> Path:
     """Install torch and vLLM for CPU into the cache, because they take 6 GB."""
-    pins = engine_pins()
+    pins = engine_pins(which)
     stamp = digest(pins)
-    home = engine_base()
+    home = engine_base(which)
     if stamped(home, stamp):
         return home
-    require_disk(home, ENGINE_DISK_GIB, "the engine environment with its images")
+    if which:
+        require_disk(home, PREVIOUS_DISK_GIB, "the engine environment with the previous vLLM")
+    else:
+        require_disk(home, ENGINE_DISK_GIB, "the engine environment with its images")
     started = time.monotonic()
     uv = bootstrap_uv()
     say("creating the engine environment (6 GB; some minutes the first time)")
@@ -177,14 +182,14 @@ def make_engine_base() -> Path:
     return home
 
 
-def make_engine() -> None:
+def make_engine(which: str = "") -> None:
     """Create .venv-engine: a thin environment of this checkout on top of the shared one.
 
     It contains our package. `.venv-engine/base` is the shared environment, which looks like a stock
     vLLM image.
     """
-    base = make_engine_base()
-    home = ROOT / ".venv-engine"
+    base = make_engine_base(which)
+    home = ROOT / f".venv-engine{which}"
     version = ROOT / "contract" / "fleetkeeper_contract" / "version.py"
     stamp = f"{base.name} {digest([ROOT / 'engine_image' / 'pyproject.toml', version])}"
     if stamped(home, stamp):
@@ -212,10 +217,19 @@ def lock() -> None:
     run([uv, "lock", "--quiet", "--upgrade"])
     export(uv, REQUIREMENTS)
     compiled = ["--quiet", "--generate-hashes", "--no-emit-index-url", "--no-header", "--universal"]
-    for name, options in (("engine", []), ("engine-nodeps", ["--no-deps"])):
+    compiled += ["--python-version", "3.11"]
+    for name, options in (
+        ("engine", []),
+        ("engine-nodeps", ["--no-deps"]),
+        ("engine-previous-nodeps", ["--no-deps"]),
+    ):
         source, target = REQUIREMENTS / f"{name}.in", REQUIREMENTS / f"{name}.txt"
-        words = [*compiled, "--python-version", "3.11", "--upgrade", *options]
-        run([uv, "pip", "compile", *words, source, "-o", target])
+        run([uv, "pip", "compile", *compiled, "--upgrade", *options, source, "-o", target])
+    # Versions that the target already has are kept, so it differs only where the overrides say.
+    overrides, target = REQUIREMENTS / "engine-previous.in", REQUIREMENTS / "engine-previous.txt"
+    shutil.copyfile(REQUIREMENTS / "engine.txt", target)
+    source = REQUIREMENTS / "engine.in"
+    run([uv, "pip", "compile", *compiled, "--override", overrides, source, "-o", target])
 
 
 def export(uv: Path, folder: Path) -> None:
@@ -244,6 +258,7 @@ def main() -> None:
     commands = {
         "dev": make_dev,
         "engine": make_engine,
+        "engine-previous": lambda: make_engine("-previous"),
         "lock": lock,
         "check-lock": check_lock,
         "wheels": make_wheels,

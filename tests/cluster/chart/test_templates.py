@@ -17,6 +17,7 @@ from fleetkeeper.runtime.plan_context import plan_context
 from fleetkeeper.runtime.settings import load_settings
 from tests.support.helm_chart import CHART, NAMESPACE, HelmError, helm, only, rendered
 from tests.support.pod_security import violations_of_restricted
+from tests.support.pod_templates import RDMA_AND_LOGS
 
 ROOT = Path(__file__).parents[3]
 PROFILE = {
@@ -110,6 +111,16 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "exposedServiceTypes": ["LoadBalancer"],
     },
     "accounts": {"engineServiceAccounts": ["model-reader", "team-*"]},
+    "pod-template": {
+        "engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "podTemplate": RDMA_AND_LOGS}},
+        "admissionPolicy": {
+            "podTemplates": {
+                "capabilities": ["IPC_LOCK"],
+                "hostNetwork": True,
+                "volumeTypes": ["nfs"],
+            }
+        },
+    },
     "no-admission-policy": {"admissionPolicy": {"enabled": False}},
     "no-policies": {"network": {"operatorPolicy": False}, "podDisruptionBudget": False},
     "placement": {
@@ -487,6 +498,13 @@ def test_monitors_are_made_only_when_asked_for() -> None:
             {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "extraArguments": ["seed=1"]}}},
             "cuda-0.33.0-1",
         ),
+        (
+            {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "podTemplate": {"containers": []}}}},
+            "cuda-0.33.0-1",
+        ),
+        ({"admissionPolicy": {"podTemplates": {"containers": ["engine"]}}}, "containers"),
+        ({"admissionPolicy": {"podTemplates": {"capabilities": ["ALL"]}}}, "capabilities"),
+        ({"admissionPolicy": {"podTemplates": {"volumeTypes": ["projected"]}}}, "volumeTypes"),
         ({"engineAliases": {"cuda": "cuda-9.9.9-1"}}, "not in engineProfiles"),
         ({"engineProfiles": {"cpu-0.32.0-1": None}}, "not in engineProfiles"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name is required"),

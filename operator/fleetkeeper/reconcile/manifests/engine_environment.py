@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.pod_template import extended_resources
 from fleetkeeper.api.profile import EffectiveResources, EngineProfile
 from fleetkeeper.api.types import EnvironmentVariable, InferenceServiceSpec
-from fleetkeeper.common.budget import ACCELERATORS_VARIABLE
+from fleetkeeper.common.budget import ACCELERATORS_VARIABLE, OTHER_DEVICES_VARIABLE
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.manifests.engine_document import (
     EngineOptionRefused,
@@ -44,6 +45,8 @@ def desired_engine_environment(
     }
     if resources.claimed_accelerators:
         own[ACCELERATORS_VARIABLE] = str(resources.claimed_accelerators)
+    if others := extended_resources(profile.pod_template or {}):
+        own[OTHER_DEVICES_VARIABLE] = " ".join(sorted(others))
     entries: dict[str, Manifest] = {
         **_entries(_hub_environment(spec)),
         **{variable.name: _entry_of(variable) for variable in spec.engine.env},
