@@ -245,6 +245,11 @@ def test_defaults_are_those_of_render(tmp_path: Path) -> None:
     assert theirs.pod_labels.items() <= ours.pod_labels.items()
 
 
+def test_values_of_a_release_without_pod_templates_render_the_same() -> None:
+    """`helm upgrade --reuse-values` has none of the values that are newer than the release."""
+    assert rendered({"admissionPolicy": {"podTemplates": None}}) == rendered({})
+
+
 def test_the_crd_is_the_generated_one() -> None:
     """Kept at an uninstallation by default."""
     (source,) = (ROOT / "crds").glob("*.yaml")
