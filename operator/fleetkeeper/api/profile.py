@@ -16,10 +16,12 @@ from pydantic import Field, model_validator
 from fleetkeeper.api.base import Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.environment import allows, is_administrators
 from fleetkeeper.api.extra_arguments import conflict_errors, extra_argument_errors, options_of
+from fleetkeeper.api.object_storage import ObjectStorage
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
 from fleetkeeper.api.replica_types import DEFAULT_CAP_PERCENT, MAX_CAP_PERCENT
 from fleetkeeper.api.schema.error_messages import FieldError
+from fleetkeeper.api.schema.object_storage_rules import is_object_source
 from fleetkeeper.api.types import (
     Accelerator,
     EnvironmentValue,
@@ -132,6 +134,10 @@ class EngineProfile(Section):
         (),
         max_length=32,
         description="Address ranges to which engine pods may connect, in addition to DNS.",
+    )
+    object_storage: ObjectStorage | None = Field(
+        None,
+        description="Object storage of s3:// models. Absent means that services cannot use s3:// models. The engine image needs runai-model-streamer-s3.",
     )
 
     @model_validator(mode="after")
@@ -286,6 +292,13 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
         for index, variable in enumerate(spec.engine.env)
         if not profile.allows_variable(variable)
     ]
+    if is_object_source(spec.model.source) and profile.object_storage is None:
+        errors.append(
+            FieldError(
+                "spec.model.source",
+                f"is s3://, but the engine profile {profile.name} has no objectStorage; choose a profile that has it, or use hf:// or pvc://",
+            )
+        )
     if spec.memory.cap_percent > profile.max_cap_percent:
         errors.append(
             FieldError(
