@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -177,16 +178,31 @@ def make_engine_base() -> Path:
     return home
 
 
+def make_streamer(base: Path) -> Path:
+    """Install what streams models from object storage into a directory of its own in the cache."""
+    pins = REQUIREMENTS / "engine-streamer.txt"
+    stamp = digest([pins])
+    home = cache_dir() / f"streamer-{stamp}"
+    if not stamped(home, stamp):
+        shutil.rmtree(home, ignore_errors=True)
+        install = [bootstrap_uv(), "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+        run([*install, "--python", base / "bin" / "python", "--target", home / "site", "-r", pins])
+        (home / ".fleetkeeper-stamp").write_text(stamp)
+    return home
+
+
 def make_engine() -> None:
     """Create .venv-engine: a thin environment of this checkout on top of the shared one.
 
-    It contains our package. `.venv-engine/base` is the shared environment, which looks like a stock
-    vLLM image.
+    It contains our package, and `.venv-engine/streamer`, which streams models from object storage.
+    `.venv-engine/base` is the shared environment, which looks like a vLLM image without either.
     """
     base = make_engine_base()
+    streamer = make_streamer(base)
     home = ROOT / ".venv-engine"
     version = ROOT / "contract" / "fleetkeeper_contract" / "version.py"
-    stamp = f"{base.name} {digest([ROOT / 'engine_image' / 'pyproject.toml', version])}"
+    package = digest([ROOT / "engine_image" / "pyproject.toml", version])
+    stamp = f"{base.name} {streamer.name} {package}"
     if stamped(home, stamp):
         return
     uv = bootstrap_uv()
@@ -195,11 +211,11 @@ def make_engine() -> None:
     run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
     packages = Path("lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
     (home / packages / "engine-base.pth").write_text(
-        f"import site; site.addsitedir({str(base / packages)!r})\n"
+        f"import site; site.addsitedir({str(base / packages)!r}); site.addsitedir({str(streamer / 'site')!r})\n"
     )
-    link = home / "base"
-    link.unlink(missing_ok=True)
-    link.symlink_to(base)
+    for link, target in ((home / "base", base), (home / "streamer", streamer)):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
     python = home / "bin" / "python"
     install: list[str | Path] = [uv, "pip", "install", "--quiet", "--no-deps", *BUILD_PINS]
     run([*install, "--python", python, "-e", "contract", "-e", "engine_image"])
@@ -216,6 +232,17 @@ def lock() -> None:
         source, target = REQUIREMENTS / f"{name}.in", REQUIREMENTS / f"{name}.txt"
         words = [*compiled, "--python-version", "3.11", "--upgrade", *options]
         run([uv, "pip", "compile", *words, source, "-o", target])
+    lock_streamer(uv, compiled)
+
+
+def lock_streamer(uv: Path, options: list[str]) -> None:
+    """Pin what streams models from object storage: only what the engine environment lacks."""
+    known = REQUIREMENTS / "engine.txt"
+    names = re.findall(r"^([A-Za-z0-9._-]+)==", known.read_text(), re.MULTILINE)
+    omitted = [word for name in names for word in ("--no-emit-package", name)]
+    words = [*options, "--python-version", "3.11", "--upgrade", "--constraint", known, *omitted]
+    source = REQUIREMENTS / "engine-streamer.in"
+    run([uv, "pip", "compile", *words, source, "-o", source.with_suffix(".txt")])
 
 
 def export(uv: Path, folder: Path) -> None:

@@ -47,12 +47,16 @@ class CpuNeeds:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory settings for vLLM. One of the two is set."""
+    """The memory settings for vLLM. Either the KV cache or the utilization is set."""
 
     cap_bytes: int
     kv_cache_bytes: int | None = None
     """CPU: for all ranks together."""
     gpu_memory_utilization: float | None = None
+    kv_cache_room_bytes: int | None = None
+    """CPU: what weights and base leave of the cap. The KV cache may take less of it."""
+    stream_buffer_bytes: int | None = None
+    """Main memory of a rank for weights that are streamed from object storage; None for others."""
     explanation: str = ""
 
 
@@ -112,6 +116,7 @@ def plan_cpu(*, limit_bytes: int, cap_percent: int, needs: CpuNeeds) -> MemoryPl
     return MemoryPlan(
         cap_bytes=cap,
         kv_cache_bytes=kv,
+        kv_cache_room_bytes=free,
         explanation=(
             f"weights {_gib(needs.weights_bytes)} + base {_gib(needs.base_bytes)} + KV cache {_gib(kv)} "
             f"<= {cap_percent}% of {_gib(limit_bytes)}"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fleetkeeper.api.names import Component, engine_policy_name, router_policy_name, selector
-from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.object_storage import ObjectStorage
+from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.scheduling import LabelSelector
 from fleetkeeper.api.types import NetworkPeer as ClientPeer
