@@ -43,6 +43,8 @@ EXPORTS = {
     "router": ["--only-group", "router"],
 }
 """The requirement files that are exported from uv.lock, and what of it each contains."""
+ADDITIONS = ("engine-streamer", "engine-test")
+"""What an engine environment has in addition to torch and vLLM, each in a directory of its own."""
 
 
 def cache_dir() -> Path:
@@ -178,11 +180,11 @@ def make_engine_base() -> Path:
     return home
 
 
-def make_streamer(base: Path) -> Path:
-    """Install what streams models from object storage into a directory of its own in the cache."""
-    pins = REQUIREMENTS / "engine-streamer.txt"
+def make_addition(name: str, base: Path) -> Path:
+    """Install an addition to the engine environment into the cache. Its packages are in `site`."""
+    pins = REQUIREMENTS / f"{name}.txt"
     stamp = digest([pins])
-    home = cache_dir() / f"streamer-{stamp}"
+    home = cache_dir() / f"{name}-{stamp}"
     if not stamped(home, stamp):
         shutil.rmtree(home, ignore_errors=True)
         install = [bootstrap_uv(), "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
@@ -194,15 +196,15 @@ def make_streamer(base: Path) -> Path:
 def make_engine() -> None:
     """Create .venv-engine: a thin environment of this checkout on top of the shared one.
 
-    It contains our package, and `.venv-engine/streamer`, which streams models from object storage.
-    `.venv-engine/base` is the shared environment, which looks like a vLLM image without either.
+    It contains our package and the additions, for example `.venv-engine/engine-streamer`.
+    `.venv-engine/base` is the shared environment, which looks like a vLLM image without them.
     """
     base = make_engine_base()
-    streamer = make_streamer(base)
+    links = {"base": base, **{name: make_addition(name, base) for name in ADDITIONS}}
     home = ROOT / ".venv-engine"
     version = ROOT / "contract" / "fleetkeeper_contract" / "version.py"
     package = digest([ROOT / "engine_image" / "pyproject.toml", version])
-    stamp = f"{base.name} {streamer.name} {package}"
+    stamp = " ".join([package, *(target.name for target in links.values())])
     if stamped(home, stamp):
         return
     uv = bootstrap_uv()
@@ -210,10 +212,12 @@ def make_engine() -> None:
         home.unlink()
     run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
     packages = Path("lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+    sites = [base / packages, *(links[name] / "site" for name in ADDITIONS)]
     (home / packages / "engine-base.pth").write_text(
-        f"import site; site.addsitedir({str(base / packages)!r}); site.addsitedir({str(streamer / 'site')!r})\n"
+        "".join(f"import site; site.addsitedir({str(site)!r})\n" for site in sites)
     )
-    for link, target in ((home / "base", base), (home / "streamer", streamer)):
+    for name, target in links.items():
+        link = home / name
         link.unlink(missing_ok=True)
         link.symlink_to(target)
     python = home / "bin" / "python"
@@ -232,17 +236,21 @@ def lock() -> None:
         source, target = REQUIREMENTS / f"{name}.in", REQUIREMENTS / f"{name}.txt"
         words = [*compiled, "--python-version", "3.11", "--upgrade", *options]
         run([uv, "pip", "compile", *words, source, "-o", target])
-    lock_streamer(uv, compiled)
+    lock_additions(uv, compiled)
 
 
-def lock_streamer(uv: Path, options: list[str]) -> None:
-    """Pin what streams models from object storage: only what the engine environment lacks."""
-    known = REQUIREMENTS / "engine.txt"
-    names = re.findall(r"^([A-Za-z0-9._-]+)==", known.read_text(), re.MULTILINE)
-    omitted = [word for name in names for word in ("--no-emit-package", name)]
-    words = [*options, "--python-version", "3.11", "--upgrade", "--constraint", known, *omitted]
-    source = REQUIREMENTS / "engine-streamer.in"
-    run([uv, "pip", "compile", *words, source, "-o", source.with_suffix(".txt")])
+def lock_additions(uv: Path, options: list[str]) -> None:
+    """Pin the additions to the engine environment. Each has only what those before it lack."""
+    known = [REQUIREMENTS / "engine.txt"]
+    for name in ADDITIONS:
+        pinned = "".join(file.read_text() for file in known)
+        omitted = re.findall(r"^([A-Za-z0-9._-]+)==", pinned, re.MULTILINE)
+        words = [*options, "--python-version", "3.11", "--upgrade"]
+        words += [word for file in known for word in ("--constraint", str(file))]
+        words += [word for package in omitted for word in ("--no-emit-package", package)]
+        target = REQUIREMENTS / f"{name}.txt"
+        run([uv, "pip", "compile", *words, REQUIREMENTS / f"{name}.in", "-o", target])
+        known.append(target)
 
 
 def export(uv: Path, folder: Path) -> None:

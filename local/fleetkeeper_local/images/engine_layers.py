@@ -38,7 +38,7 @@ def engine_layers() -> list[oci.Layer]:
     """
     environment = (REPOSITORY / ".venv-engine" / "base").resolve()
     stock = environment / "lib" / PYTHON / "site-packages"
-    streamer = (REPOSITORY / ".venv-engine" / "streamer").resolve()
+    streamer = (REPOSITORY / ".venv-engine" / "engine-streamer").resolve()
     complete = all((found / ".fleetkeeper-stamp").exists() for found in (environment, streamer))
     if not complete or not stock.is_dir():
         raise LocalError("the engine environment does not exist; run: make setup-engine")
