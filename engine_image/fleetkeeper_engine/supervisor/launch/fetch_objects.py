@@ -38,7 +38,7 @@ def main() -> None:
     errors = importlib.import_module("botocore.exceptions")
     try:
         client = _client()
-        directory = _fetch(client, bucket, prefix, parent)
+        directory = fetch(client, bucket, prefix, parent)
     except (errors.BotoCoreError, errors.ClientError) as error:
         sys.exit(f"{source}: {type(error).__name__}: {error}")
     if not (directory / CONFIG).exists():
@@ -56,7 +56,7 @@ def _client() -> Any:  # noqa: ANN401 - boto3 has no types
     return boto3.client("s3", config=config(s3={"addressing_style": style}))
 
 
-def _fetch(client: Any, bucket: str, prefix: str, parent: Path) -> Path:  # noqa: ANN401
+def fetch(client: Any, bucket: str, prefix: str, parent: Path) -> Path:  # noqa: ANN401
     """Return a directory with the files and the headers of weights directly below the prefix."""
     name = hashlib.sha256(f"{bucket}/{prefix}".encode()).hexdigest()[:16]
     directory = parent / name
