@@ -63,7 +63,8 @@ def object_storage(directory: Path, log_file: Path) -> Iterator[Storage]:
     ):
         try:
             assert server.stdout is not None
-            assert server.stdout.readline() == b"ready\n", log_file.read_text()
+            # The server writes lines of its own before.
+            assert b"ready\n" in server.stdout, log_file.read_text()
             yield Storage(f"http://127.0.0.1:{port}", log_file)
         finally:
             server.terminate()
