@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from fleetkeeper.cli import app
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.runtime.plan_context import plan_context
 from fleetkeeper.runtime.settings import load_settings
@@ -18,6 +20,7 @@ from tests.support.helm_chart import CHART, NAMESPACE, HelmError, helm, only, re
 from tests.support.pod_security import violations_of_restricted
 
 ROOT = Path(__file__).parents[3]
+STREAMED = ROOT / "examples" / "object-storage"
 PROFILE = {
     "accelerator": "cuda",
     "vllmVersion": "0.33.0",
@@ -96,6 +99,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
             "modelHub": {"peers": [{"cidr": "10.9.0.0/16"}], "tcpPorts": [8443]},
         }
     },
+    "object-storage": yaml.safe_load((STREAMED / "values.yaml").read_text()),
     "two-releases": {
         "refuseSecondRelease": False,
         "systemPriorityClasses": True,
@@ -224,6 +228,27 @@ def test_defaults_are_those_of_render(tmp_path: Path) -> None:
     (ours,), (theirs,) = context.operator_peers, default.operator_peers
     assert theirs.namespace_labels == ours.namespace_labels
     assert theirs.pod_labels.items() <= ours.pod_labels.items()
+
+
+def test_the_example_of_object_storage_fits_its_values(tmp_path: Path) -> None:
+    """Its service is refused by a chart with default values, which has no address for it."""
+    files = _settings_files(_all("object-storage"))
+    (tmp_path / "profiles.yaml").write_text(files["profiles.yaml"])
+    settings = yaml.safe_load(files["settings.yaml"])
+    del settings["controlJwksFile"]
+    settings["profilesFile"] = str(tmp_path / "profiles.yaml")
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    context = plan_context(load_settings(file))
+    assert context.object_storage_rule is not None
+    assert context.object_storage_rule.tcp_ports == (9000,)
+    check = ["check", "-f", str(STREAMED / "service.yaml")]
+    done = CliRunner().invoke(app, [*check, "--settings", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "use a new prefix for each version" in done.output
+    done = CliRunner().invoke(app, check)
+    assert done.exit_code == 64
+    assert "has no objectStorage" in done.output
 
 
 def test_the_crd_is_the_generated_one() -> None:
