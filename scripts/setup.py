@@ -187,8 +187,19 @@ def make_addition(name: str, base: Path) -> Path:
     home = cache_dir() / f"{name}-{stamp}"
     if not stamped(home, stamp):
         shutil.rmtree(home, ignore_errors=True)
-        install = [bootstrap_uv(), "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
-        run([*install, "--python", base / "bin" / "python", "--target", home / "site", "-r", pins])
+        install: list[str | Path] = [bootstrap_uv(), "pip", "install", "--quiet", "--no-deps"]
+        run(
+            [
+                *install,
+                "--require-hashes",
+                "--python",
+                base / "bin" / "python",
+                "--target",
+                home / "site",
+                "-r",
+                pins,
+            ]
+        )
         (home / ".fleetkeeper-stamp").write_text(stamp)
     return home
 
