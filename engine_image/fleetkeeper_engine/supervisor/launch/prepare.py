@@ -283,6 +283,7 @@ def _cpu_plan(
             vocabulary=facts.vocabulary,
         ),
         measured_bytes=measured,
+        streamed=is_object_storage(document.model.source),
     )
     plan = plan_cpu(
         limit_bytes=pod_limit_bytes(document),
