@@ -398,6 +398,8 @@ def test_the_policy_allows_the_variables_from_secrets_that_profiles_allow() -> N
     assert set(_policy_list(own, "secretVariables")) == {"HF_TOKEN", "AWS_ACCESS_KEY_ID", *exact}
     none: dict[str, Any] = {"cpu-0.32.0-1": {"env": []}, "cuda-0.32.0-1": {"env": []}}
     assert _policy_list({"engineProfiles": none}, "secretVariables") == ["HF_TOKEN"]
+    keys = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert keys <= set(_policy_list(VALUE_SETS["object-storage"], "secretVariables"))
 
 
 def test_the_policy_knows_the_accounts_that_the_operator_allows() -> None:
