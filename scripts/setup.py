@@ -188,18 +188,8 @@ def make_addition(name: str, base: Path) -> Path:
     if not stamped(home, stamp):
         shutil.rmtree(home, ignore_errors=True)
         install: list[str | Path] = [bootstrap_uv(), "pip", "install", "--quiet", "--no-deps"]
-        run(
-            [
-                *install,
-                "--require-hashes",
-                "--python",
-                base / "bin" / "python",
-                "--target",
-                home / "site",
-                "-r",
-                pins,
-            ]
-        )
+        place: list[str | Path] = ["--python", base / "bin" / "python", "--target", home / "site"]
+        run([*install, *place, "--require-hashes", "-r", pins])
         (home / ".fleetkeeper-stamp").write_text(stamp)
     return home
 

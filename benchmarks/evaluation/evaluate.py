@@ -35,6 +35,7 @@ ABLATED = (
     "enterprise, 70B",
     "code completion",
     "step x3",
+    "step x3, 20% batch",
     "bursts of 3 min",
 )
 DIALLED = ("chat, morning", "enterprise, 70B", "code completion", "bursts of 3 min")
@@ -133,7 +134,11 @@ def main() -> None:
     names = [scene.name for scene in chosen]
     for part in () if words.render else PARTS if words.part == "all" else (words.part,):
         print(part, file=sys.stderr)
-        play_all(jobs_of(part, names, seeds, results, words.traces), results)
+        jobs = jobs_of(part, names, seeds, results, words.traces)
+        if not words.keep:
+            for job in jobs:
+                results.pop(key_of(job), None)
+        play_all(jobs, results)
     steady = {
         scene.name: _peak_ratio(rates(scene.load, scene.hours * 3600, 1)) < 1.5 for scene in chosen
     }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from scenes import Scene, scenes
 
 from fleetkeeper.autoscale.capacity import demand, estimate, targets
-from fleetkeeper.autoscale.rules import load_breaker, objectives, scale_down
+from fleetkeeper.autoscale.rules import load_breaker, objectives, replica_view, scale_down
 from fleetkeeper.autoscale.rules.batch import cuts, decide
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.simulate.autoscalers import (
@@ -22,6 +22,7 @@ from fleetkeeper.simulate.autoscalers import (
     waiting,
 )
 from fleetkeeper.simulate.closed_loop import Scenario, run
+from fleetkeeper.simulate.loads import untiered
 
 
 class Case(NamedTuple):
@@ -90,6 +91,7 @@ RULES: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     ),
     "replicas kept after a surge": ((scale_down, "SURGE_DELAYS", 0.0),),
     "a queue must last": ((objectives, "LONG_WAIT", 0.0),),
+    "refused requests count as a lasting queue": ((replica_view, "_sheds_batch", lambda _: False),),
     "tokens to the model's target at once": (
         (
             cuts,
@@ -143,7 +145,7 @@ def _scenario(scene: Scene, job: Job) -> Scenario:
 
     return Scenario(
         scene.hours * 3600.0,
-        scene.load,
+        scene.load if case.kind == "fleetkeeper" else untiered(scene.load),
         autoscaler,
         engine=engine,
         replicas=case.target if case.kind == "static" else scene.replicas,

@@ -22,7 +22,7 @@ from fleetkeeper.simulate.closed_loop import Load
 from fleetkeeper.simulate.cluster import ColdStart
 from fleetkeeper.simulate.engine import EngineSpec
 from fleetkeeper.simulate.hardware import known_hardware
-from fleetkeeper.simulate.loads import Row, scaled
+from fleetkeeper.simulate.loads import Row, retiered, scaled
 from fleetkeeper.simulate.requests import Request
 
 HOUR: Final = 3600.0
@@ -60,6 +60,8 @@ CODE: Final = Lengths(2050, 28, 0.8, 0.8)
 REASONING: Final = Lengths(450, 1600, 0.8, 0.6)
 ENTERPRISE: Final = Lengths(1600, 320, 1.1, 0.9)
 SHORT: Final = Lengths(180, 160)
+FIFTH_BATCH: Final = (0.0, 0.8, 0.2)
+"""Shares of the tiers realtime, standard and batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,12 @@ def scenes(traces: Path | None) -> list[Scene]:
         Scene("bursts of 3 min", 2, modulated(bursts(5, 25, 900, 180), CHAT)),
         small("bursts, 8B", 2, modulated(bursts(8, 35, 900, 90), SHORT)),
         Scene("ramp", 2, modulated(ramp(3, 25, 5400), CHAT)),
+        Scene("chat, 20% batch", 2, retiered(modulated(jitter(9, 0.12), CHAT), FIFTH_BATCH)),
+        Scene(
+            "step x3, 20% batch",
+            1,
+            retiered(modulated(steps(4, 12, 1200, 2400), CHAT), FIFTH_BATCH),
+        ),
     ]
     if traces is not None:
         conversation = traces / "azure2023_conv.csv.gz"

@@ -13,7 +13,9 @@ import pytest
 from fleetkeeper.autoscale.constants import DIRECT_WHOLE_S
 from fleetkeeper_engine.limits import PREFILL_QUANTUM_TOKENS
 from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.demo.inject import slowed_engine
 from fleetkeeper_local.node.node import Node
+from tests.support.lanes import keep_first
 from tests.support.service_world import (
     HEAVY,
     SCALE_DOWN_DELAY_S,
@@ -34,6 +36,9 @@ EASY, HARD = {"batchTimeMilliseconds": 60_000}, {"batchTimeMilliseconds": 2}
 """Every step is within the one, none within the other."""
 LIGHT_PER_S = 2.0
 """Of short answers: one replica is bored."""
+SLOW_CPUS = 0.25
+SLOW_AT_ONCE = 24
+"""More than the 8 requests of difference below which a prefix decides, not the load."""
 SHOWN_S = 60.0
 """The status shows a lost Prometheus within half of this, and so its return; one machine runs all here."""
 LOST_S = DIRECT_WHOLE_S + SCALE_DOWN_DELAY_S + 30.0
@@ -156,6 +161,29 @@ def test_prompts_with_the_same_beginning_stay_on_one_replica(pair: Fleet) -> Non
     finally:
         _route(pair, {"policy": asked["policy"]})
     assert [pod.identity for pod in pair.engines()] == before
+
+
+@pytest.mark.parametrize(
+    "policy", keep_first(1, ("LeastLoaded", "PrefixAware"), pytest.mark.exhaustive)
+)
+def test_a_slow_replica_gets_fewer_requests(pair: Fleet, policy: str) -> None:
+    """With a third of its CPU it answers later; the router counts what it has not answered."""
+    asked = pair.live()["spec"]["routing"]
+    _route(pair, {"policy": policy})
+    slow, fast = pair.engines()
+    try:
+        with slowed_engine(slow, SLOW_CPUS):
+            before = requests_served(pair)
+            with ThreadPoolExecutor(SLOW_AT_ONCE) as pool:
+                list(pool.map(lambda n: _ask(pair, f"{n} of ninety", tokens=32), range(90)))
+            after = requests_served(pair)
+    finally:
+        _route(pair, {"policy": asked["policy"]})
+    gained = {name: after[name] - before[name] for name in after}
+    print(f"{policy}: {gained[slow.name]:.0f} of 90 at the slow replica")
+    assert gained[slow.name] + gained[fast.name] == 90
+    assert gained[slow.name] <= gained[fast.name] / 2
+    assert {pod.identity for pod in pair.engines()} == {slow.identity, fast.identity}
 
 
 def _ask(fleet: Fleet, prompt: str, tokens: int) -> None:

@@ -20,6 +20,7 @@ from tests.support.shared_engine import end_shared_engine
 from tests.support.signer import Signer
 from tests.support.supervised_engine import (
     COMPILED,
+    EXTRA_ARGUMENT,
     GIB,
     Document,
     OutputPipe,
@@ -133,10 +134,12 @@ def start(_starter: StartEngine) -> StartEngine:
 def engine(_starter: StartEngine) -> RunningEngine:
     """A ready engine in a pod of 4 GiB, hung after 60 s; shared: leave it as you found it.
 
-    It starts with nothing compiled, as in a new pod.
+    It starts with nothing compiled, as in a new pod, and with an argument of the engine profile.
     """
-    found = _starter(
-        sections={"health": {"stallSeconds": 60}}, pod_bytes=4 * GIB, piped=True, fresh=True
-    )
+    sections: dict[str, Document] = {
+        "health": {"stallSeconds": 60},
+        "engine": {"profile": {"name": "cpu-0.32.0-1", "extraArguments": [EXTRA_ARGUMENT]}},
+    }
+    found = _starter(sections=sections, pod_bytes=4 * GIB, piped=True, fresh=True)
     found.wait_ready()
     return found

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support.signer import Signer
-from tests.support.supervised_engine import RunningEngine
+from tests.support.supervised_engine import EXTRA_ARGUMENT, RunningEngine
 
 CONTRACT = Path(__file__).resolve().parents[2] / "engine_image" / "contract"
 MB = 10**6
@@ -38,6 +38,11 @@ def test_a_ready_engine_answers_and_says_so_everywhere(engine: RunningEngine) ->
     )
     assert chat.status_code == 200
     assert [engine.health(name) for name in ("startup", "live", "ready")] == [200, 200, 200]
+
+
+def test_an_argument_of_the_engine_profile_reaches_vllm(engine: RunningEngine) -> None:
+    """One that no service may set; vLLM's own parser has taken it."""
+    assert EXTRA_ARGUMENT in engine.vllm_process("APIServer").cmdline()
 
 
 def test_every_metric_of_the_contract_that_applies_here_is_exported(engine: RunningEngine) -> None:

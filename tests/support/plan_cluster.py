@@ -31,7 +31,17 @@ def _roll_router(world: World, router: Workload) -> World:
     while len(own) < router.desired_replicas:
         world = replace(world, serial=world.serial + 1)
         own.append(_new_pod(world, f"{router.name}-{world.serial}", names.Component.ROUTER, None))
-    return replace(world, pods=(*others, *own))
+    ready = sum(pod.ready for pod in own)
+    rolled = replace(
+        router,
+        observed_generation=router.generation,
+        replicas=len(own),
+        updated_replicas=len(own),
+        ready_replicas=ready,
+        available_replicas=ready,
+    )
+    children = {**world.children, (router.kind, router.name): rolled}
+    return replace(world, pods=(*others, *own), children=children)
 
 
 def _roll_engine(world: World, engine: Workload) -> World:

@@ -265,6 +265,7 @@ def _deployment(child: Child, live: Child | None, manifest: Manifest) -> Workloa
         generation=generation,
         observed_generation=before.observed_generation if before else 0,
         template_hash=spec["template"]["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH],
+        image=spec["template"]["spec"]["containers"][0]["image"],
         desired_replicas=spec["replicas"],
         replicas_manager=names.FIELD_MANAGER,
         max_surge=_known_surge(spec["strategy"]["rollingUpdate"]["maxSurge"]),

@@ -46,6 +46,10 @@ def with_config(model: Path, target: Path, **config: Any) -> Path:
     return target
 
 
+EXTRA_ARGUMENT = "--enable-server-load-tracking"
+"""An argument that only an engine profile may hold."""
+
+
 def desired_document(model: Path, keys: Path, /, **sections: Document) -> Document:
     """A document for the tiny model; each section given replaces single fields of the default."""
     document: Document = {

@@ -43,6 +43,7 @@ class Installation:
     values: dict[str, Any] = field(default_factory=dict)
     release: str = RELEASE
     namespace: str = NAMESPACE
+    chart: Path = CHART
 
     def install(self, values: Mapping[str, Any] | None = None) -> None:
         """Install or upgrade, and return when the operator is ready.
@@ -55,7 +56,7 @@ class Installation:
         self._end_interrupted()
         try:
             self.cluster.helm(
-                *("upgrade", "--install", self.release, str(CHART), "--create-namespace"),
+                *("upgrade", "--install", self.release, str(self.chart), "--create-namespace"),
                 *("--namespace", self.namespace, "--wait", "--timeout", INSTALL_TIMEOUT),
                 values=self.values,
             )

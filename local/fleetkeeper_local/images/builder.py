@@ -43,6 +43,8 @@ class Recipe:
     """Path relative to the repository."""
     context: str = "."
     build_args: Mapping[str, str] = field(default_factory=dict)
+    root: Path = field(default=REPOSITORY, repr=False)
+    """The checkout. Its content is an input of the build, its path is none."""
 
 
 RECIPES = {
@@ -98,10 +100,13 @@ def build(name: str) -> Image:
     return BUILDERS[name]()
 
 
-def engine_image() -> Image:
-    """Build the engine for CPU from the environment of `make setup-engine`, layer by layer."""
-    layers = engine_layers.engine_layers()
-    return layered_image("engine", layers, engine_layers.engine_config(), base=base_layout())
+def engine_image(name: str = "engine", root: Path = REPOSITORY) -> Image:
+    """Build the engine for CPU from the environment of `make setup-engine`, layer by layer.
+
+    `root`: the checkout with our own packages.
+    """
+    layers = engine_layers.engine_layers(root)
+    return layered_image(name, layers, engine_layers.engine_config(), base=base_layout())
 
 
 def build_image(recipe: Recipe) -> Image:
@@ -113,7 +118,7 @@ def build_image(recipe: Recipe) -> Image:
         LocalError: packages or disk space are missing, or a step failed (with its last lines).
     """
     packages.ensure_packages(packages.IMAGE_PACKAGES)
-    containerfile = REPOSITORY / recipe.containerfile
+    containerfile = recipe.root / recipe.containerfile
     if not containerfile.exists():
         raise LocalError(
             f"{recipe.containerfile} does not exist; run this from a checkout of the repository"
@@ -134,7 +139,7 @@ def build_image(recipe: Recipe) -> Image:
             argv += [f"--build-arg=BASE={base}", *_secrets()]
             argv += [f"--tag=localhost/fleetkeeper-{recipe.name}:latest"]  # or _prune removes it
             argv += [f"--build-arg={name}={value}" for name, value in recipe.build_args.items()]
-            argv += [str(REPOSITORY / recipe.context)]
+            argv += [str(recipe.root / recipe.context)]
             done = attempt(*argv, timeout_s=BUILD_TIMEOUT_S)
             if done.returncode:
                 tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
@@ -149,8 +154,8 @@ def build_image(recipe: Recipe) -> Image:
 
 def _made_of(recipe: Recipe, base: str) -> str:
     """Return a digest of all inputs of the build."""
-    text = (REPOSITORY / recipe.containerfile).read_text()
-    return context_digest(REPOSITORY / recipe.context, base, repr(recipe), text)
+    text = (recipe.root / recipe.containerfile).read_text()
+    return context_digest(recipe.root / recipe.context, base, repr(recipe), text)
 
 
 def _record(recipe: Recipe) -> Path:

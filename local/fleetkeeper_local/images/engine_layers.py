@@ -30,8 +30,10 @@ OTHER_PYTHON = "/py31[2-9]_"
 ENTRYPOINT = "fleetkeeper-engine"
 
 
-def engine_layers() -> list[oci.Layer]:
+def engine_layers(root: Path = REPOSITORY) -> list[oci.Layer]:
     """Return the layers above the base, which has the system libraries. Ours is the last.
+
+    `root`: the checkout with our packages. The dependencies are always those of this checkout.
 
     Raises:
         LocalError: `make setup-engine` was not run, or its Python differs from the base's.
@@ -46,7 +48,7 @@ def engine_layers() -> list[oci.Layer]:
     return [
         _dependencies(environment.name, stock, layers),
         _dependencies(streamer.name, streamer / "site", layers),
-        _own_packages(layers, _inspected(environment)),
+        _own_packages(layers, _inspected(environment), root),
     ]
 
 
@@ -74,7 +76,7 @@ def _inspected(environment: Path) -> Path:
     return target / "modelinfos"
 
 
-def _own_packages(layers: Path, inspected: Path) -> oci.Layer:
+def _own_packages(layers: Path, inspected: Path, checkout: Path) -> oci.Layer:
     """Return the layer of our packages and the virtual environment's frame, packed every time."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "root"
@@ -83,7 +85,7 @@ def _own_packages(layers: Path, inspected: Path) -> oci.Layer:
         binaries.mkdir(parents=True)
         ignore = shutil.ignore_patterns("__pycache__")
         for package in ("contract/fleetkeeper_contract", "engine_image/fleetkeeper_engine"):
-            source = REPOSITORY / package
+            source = checkout / package
             shutil.copytree(source, site / source.name, ignore=ignore)
         # The same code gives the same layer only if the temporary directory's name is not in it.
         _compile(site, "-s", str(root), "-p", "/")

@@ -244,7 +244,7 @@ class Rollout(Section):
     )
     engine_updates: EngineUpdates = Field(
         EngineUpdates.ON_SPEC_CHANGE,
-        description="When the service adopts a newer profile behind its alias. OnSpecChange: with the next change of the spec that replaces the pods. Automatic: without a change of the spec, one service at a time.",
+        description="When the service adopts a newer profile behind its alias, and a newer router image. OnSpecChange: with the next change of the spec that replaces the pods concerned. Automatic: without a change of the spec; engines one service at a time.",
     )
     drain_seconds: int = Field(
         120,

@@ -63,8 +63,9 @@ class Workload(Child):
 
     `template_hash` is our annotation on the live pod template ("" if it is missing),
     `desired_replicas` the live `spec.replicas`, `replicas_manager` the field manager that set it
-    last, `max_surge` the live `spec.strategy.rollingUpdate.maxSurge` if it is a number or 0%, and
-    `accelerators` the number that one pod of the live template requests.
+    last, `max_surge` the live `spec.strategy.rollingUpdate.maxSurge` if it is a number or 0%,
+    `accelerators` the number that one pod of the live template requests, and `image` the image of the
+    live template's first container.
     """
 
     generation: int = 0
@@ -74,6 +75,7 @@ class Workload(Child):
     replicas_manager: str = ""
     max_surge: int | None = None
     accelerators: int = 0
+    image: str = ""
     replicas: int = 0
     ready_replicas: int = 0
     updated_replicas: int = 0

@@ -23,6 +23,7 @@ from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.plan import Action
 from fleetkeeper.reconcile.replicas import ReplicaDecision, decide_replicas, gpus_of, over_budget
 from fleetkeeper.reconcile.rollout import RolloutDecision, decide_rollout, decide_strategy
+from fleetkeeper.reconcile.router_choice import with_router_image
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.suspension import decide_suspended, parse_suspended
 from fleetkeeper.reconcile.types import Kind
@@ -132,7 +133,7 @@ def _decide_children(
     desired = desired_children(
         service,
         wanted.profile,
-        inputs.context,
+        with_router_image(inputs.context, service, inputs.snapshot),
         replicas=replicas.value,
         strategy=strategy,
         template=template or wanted.template,

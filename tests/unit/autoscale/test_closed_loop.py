@@ -377,6 +377,19 @@ def test_realtime_is_protected_while_replicas_start() -> None:
     assert late[-1].decision.signals.gauges.waiting_batch > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_refused_requests_order_a_replica(seed: int) -> None:
+    """The load breaker empties the queue of an overloaded replica, which is no sign that it copes."""
+    record = played(Case(600, lambda _: 9.0, SETTINGS, H100_70B, tiers=(0.2, 0.6, 0.2), seed=seed))
+    refusing = [t.time for t in record.ticks if t.decision.admission.admit != (1.0, 1.0, 1.0)]
+    assert record.replica_changes(), "none was ordered"
+    time, by = record.replica_changes()[0]
+    assert by == 1
+    assert time - refusing[0] <= 15
+    assert_safe(record)
+
+
 def test_same_scenario_same_record() -> None:
     """Seeded and pure."""
     scenario = Case(300, lambda _: 6.0, SETTINGS)

@@ -112,12 +112,11 @@ def test_an_image_is_built_again_when_its_parts_changed_or_it_is_gone(
     """Else buildah is not asked to build, and the image is the same."""
     buildah, store = Buildah(), tmp_path_factory.mktemp("store")
     monkeypatch.setattr(builder, "attempt", buildah)
-    monkeypatch.setattr(builder, "REPOSITORY", context)
     monkeypatch.setattr(builder, "store", lambda: store)
     monkeypatch.setattr(builder, "_check_disk", lambda: None)
     monkeypatch.setattr("fleetkeeper_local.common.packages.ensure_packages", lambda _: None)
     monkeypatch.setenv(builder.BASE_VARIABLE, "base:1")
-    recipe = builder.Recipe("one", "Containerfile")
+    recipe = builder.Recipe("one", "Containerfile", root=context)
     (context / "Containerfile").write_text("FROM base")
 
     first = builder.build_image(recipe)

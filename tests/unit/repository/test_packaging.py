@@ -95,8 +95,7 @@ def test_default_images_have_the_version_of_the_distributions() -> None:
     }
 
 
-def test_the_readme_names_images_of_this_version() -> None:
-    tags = re.findall(
-        r"(?:fleetkeeper[a-z-]*|\$image):(\d+\.\d+\.\d+)", (ROOT / "README.md").read_text()
-    )
-    assert set(tags) == {VERSION}
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+def test_the_commands_to_install_name_this_version(page: str) -> None:
+    words = r"(?:fleetkeeper[a-z-]*:|\$image:|--version |VERSION=)(\d+\.\d+\.\d+)"
+    assert set(re.findall(words, (ROOT / page).read_text())) == {VERSION}

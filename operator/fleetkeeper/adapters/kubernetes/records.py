@@ -215,6 +215,8 @@ def workload_record(live: Mapping[str, Any], known_digest: str | None = None) ->
     spec = required_map(live.get("spec"), "spec")
     status = required_map(live.get("status"), "status")
     surge = as_map(as_map(spec.get("strategy")).get("rollingUpdate")).get("maxSurge")
+    pod = as_map(as_map(spec.get("template")).get("spec"))
+    first: Mapping[str, Any] = next(iter(maps(pod.get("containers"))), {})
 
     def counted(field: str) -> int:
         return required_count(status.get(field), f"status.{field}")
@@ -227,7 +229,8 @@ def workload_record(live: Mapping[str, Any], known_digest: str | None = None) ->
         desired_replicas=required_count(spec.get("replicas"), "spec.replicas", 1),
         replicas_manager=intern(text(manager_of_replicas(live))),
         max_surge=_surge_record(surge),
-        accelerators=accelerators_of(as_map(as_map(spec.get("template")).get("spec"))),
+        accelerators=accelerators_of(pod),
+        image=intern(text(first.get("image"))),
         replicas=counted("replicas"),
         ready_replicas=counted("readyReplicas"),
         updated_replicas=counted("updatedReplicas"),

@@ -33,6 +33,7 @@ class ReplicaView:
     `needed_up` counts pods that do not report as idle, `needed_down` counts them as full; None: not known.
     `capacity`: sequences that a replica can run within the objectives. `batch_at_limit`: batch limits
     cannot be raised. `wait_lasts`: the queue wait objective is missed, and not only by a short queue.
+    `sheds_batch`: batch requests are refused, which hides how long the queue would be.
     `demand`: batch limits are at their floor and batch time is still too long.
     `raise_first`: batch limits were just raised, which may be enough. `floor`: the number below which the
     control breaker allows no scale-down. `hung`: hung pods that the supply counts.
@@ -47,6 +48,7 @@ class ReplicaView:
     model_trusted: bool = False
     wait_broken: bool = False
     wait_lasts: bool = False
+    sheds_batch: bool = False
     batch_at_limit: bool = False
     demand: bool = False
     raise_first: bool = False
@@ -84,6 +86,7 @@ def replica_view(state: TickState, memory: BatchMemory, now: float) -> ReplicaVi
         model_trusted=estimate.targets is not None and estimate.demand.seen >= DEMAND_TICKS,
         wait_broken=signals.known and wait_is_broken(signals, settings),
         wait_lasts=signals.known and wait_lasts(signals, settings),
+        sheds_batch=signals.known and _sheds_batch(state),
         batch_at_limit=not step_up_possible(batch_view(state, now), memory),
         demand=_at_floor_and_slow(state, memory),
         raise_first=memory.replicas_wait_ticks > 0,
@@ -91,6 +94,15 @@ def replica_view(state: TickState, memory: BatchMemory, now: float) -> ReplicaVi
         floor=_fallback_floor(state),
         hung=hung,
     )
+
+
+def _sheds_batch(state: TickState) -> bool:
+    """Return whether batch requests arrive, and the load breaker does not admit them all.
+
+    Standard requests are refused only at a wait so long that it needs no such sign.
+    """
+    is_open = not state.breakers.load.batch.is_closed
+    return state.settings.gates and is_open and state.signals.rates.arrivals_batch > 0
 
 
 def _at_floor_and_slow(state: TickState, memory: BatchMemory) -> bool:

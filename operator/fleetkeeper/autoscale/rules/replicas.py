@@ -71,8 +71,9 @@ def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
     if view.wait_broken and view.batch_at_limit:
         if view.supply.pending:
             return needed, "QueueWaitAboveTarget", against
-        # If the model says that these replicas carry the load, a short queue drains by itself.
-        if needed > supply or view.wait_lasts:
+        # If the model says that these replicas carry the load, a short queue drains by itself. A queue
+        # that is short because requests are refused shows nothing.
+        if needed > supply or view.wait_lasts or view.sheds_batch:
             return (
                 max(needed, supply + 1),
                 "QueueWaitAboveTarget",

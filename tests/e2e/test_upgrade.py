@@ -1,0 +1,147 @@
+"""From the release before this one to this one, and back, while services serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.demo.installation import (
+    PROFILE,
+    ImageNames,
+    Installation,
+    desired_values,
+)
+from fleetkeeper_local.images import builder
+from fleetkeeper_local.node.node import Node
+from tests.support.earlier_release import EarlierRelease, earlier_release
+from tests.support.service_world import (
+    await_measured,
+    await_operators,
+    failures,
+    limits,
+    steady,
+    tiny,
+)
+
+pytestmark = pytest.mark.usefixtures("calm_operator")
+
+EARLIER_PROFILE = f"{PROFILE.rpartition('-')[0]}-0"
+Values = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> EarlierRelease:
+    """The release before this one."""
+    return earlier_release(tmp_path_factory.mktemp("earlier"))
+
+
+@pytest.fixture(scope="module")
+def release_values(
+    earlier: EarlierRelease, product: Installation, node: Node
+) -> Iterator[tuple[Values, Values]]:
+    """The values of the earlier release and of this one; afterwards, those of the other tests.
+
+    Both have the profile of the earlier release's engine beside that of this one. This one has
+    another router image, as each release does.
+    """
+    port = node.settings.registry_port
+    engine = earlier.engine_image().push(port)
+    present = product.values
+    profiles = {
+        **present["engineProfiles"],
+        EARLIER_PROFILE: {
+            "accelerator": "cpu",
+            "vllmVersion": "0.32.0",
+            "contract": 1,
+            "delivery": "baked",
+            "image": engine,
+            "resources": {"cpu": "4", "memory": "16Gi", "sharedMemory": "1Gi"},
+        },
+    }
+    router: str = present["router"]["image"]
+    names = ImageNames(earlier.operator_image().push(port), engine, router)
+    before = {**desired_values(names, node), "engineProfiles": profiles}
+    registry = router.partition("/")[0]
+    newer = builder.build("router").publish(f"{registry}/upgrade", "next", plain_http=True)
+    after = {
+        **present,
+        "engineProfiles": profiles,
+        "router": {**present["router"], "image": newer},
+    }
+    yield before, after
+    product.install(present)
+
+
+@pytest.fixture
+def older(fleet: Fleet) -> Iterator[Fleet]:
+    """A second service, which the test creates under the earlier release."""
+    yield Fleet(fleet.cluster, fleet.namespace, "older")
+    fleet.kubectl(
+        *("delete", "inferenceservices.fleetkeeper.io/older", "--ignore-not-found", "--wait")
+    )
+
+
+def identities(*fleets: Fleet) -> list[tuple[str, int, str]]:
+    """All pods, in which nothing may restart."""
+    return [
+        pod.identity
+        for fleet in fleets
+        for kind in ("engine", "router")
+        for pod in fleet.pods(kind)
+    ]
+
+
+def change_and_await(fleet: Fleet, queue_limit: int) -> None:
+    """Returns when the operator that runs has reconciled a change that restarts nothing."""
+    fleet.change({"tiers": {"batch": {"queueLimit": queue_limit}}})
+    fleet.await_ready(1)
+
+
+def test_the_release_before_this_one_is_upgraded_under_load(
+    fleet: Fleet,
+    older: Fleet,
+    product: Installation,
+    earlier: EarlierRelease,
+    release_values: tuple[Values, Values],
+) -> None:
+    """And this one goes back to it first: in both directions no pod is replaced, and no request fails.
+
+    The operator of this release then sets limits in an engine of the earlier one.
+    """
+    before, after = release_values
+    limit = fleet.live()["spec"]["tiers"]["batch"]["queueLimit"]
+    kept = identities(fleet)
+    with steady(fleet, 2.0, seed=21) as traffic:
+        Installation(product.cluster, before, chart=earlier.chart).install()
+        await_operators(product)
+        change_and_await(fleet, limit - 1)
+    assert failures(traffic.samples) == []
+    assert identities(fleet) == kept
+
+    manifest = tiny(engine={"profile": EARLIER_PROFILE}, routing={"replicas": 1})
+    manifest["metadata"]["name"] = older.name
+    older.kubectl("apply", "-f", "-", given=json.dumps(manifest))
+    older.await_ready(1)
+    kept = identities(fleet, older)
+    with steady(fleet, 1.0, seed=22) as traffic, steady(older, 1.0, seed=23) as more:
+        product.install(after)
+        await_operators(product)
+        change_and_await(fleet, limit)
+        change_and_await(older, limit - 1)
+    assert failures([*traffic.samples, *more.samples]) == []
+    assert identities(fleet, older) == kept
+    assert fleet.status()["engine"]["profile"] == PROFILE
+    assert older.status()["engine"]["profile"] == EARLIER_PROFILE
+
+    await_measured(older)
+    with steady(older, 4.0, seed=24):
+        older.change({"breaker": {"mode": "Disabled"}, "objectives": {"batchTimeMilliseconds": 2}})
+        (engine,) = older.engines()
+        older.until(
+            lambda: limits(engine)["effective"] < limits(engine)["ceiling"], "lower limits in force"
+        )
+    assert identities(fleet, older) == kept
