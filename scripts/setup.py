@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,8 @@ EXPORTS = {
     "router": ["--only-group", "router"],
 }
 """The requirement files that are exported from uv.lock, and what of it each contains."""
+ADDITIONS = ("engine-streamer", "engine-test")
+"""What an engine environment has in addition to torch and vLLM, each in a directory of its own."""
 
 
 def cache_dir() -> Path:
@@ -182,16 +185,32 @@ def make_engine_base(which: str) -> Path:
     return home
 
 
+def make_addition(name: str, base: Path) -> Path:
+    """Install an addition to the engine environment into the cache. Its packages are in `site`."""
+    pins = REQUIREMENTS / f"{name}.txt"
+    stamp = digest([pins])
+    home = cache_dir() / f"{name}-{stamp}"
+    if not stamped(home, stamp):
+        shutil.rmtree(home, ignore_errors=True)
+        install: list[str | Path] = [bootstrap_uv(), "pip", "install", "--quiet", "--no-deps"]
+        place: list[str | Path] = ["--python", base / "bin" / "python", "--target", home / "site"]
+        run([*install, *place, "--require-hashes", "-r", pins])
+        (home / ".fleetkeeper-stamp").write_text(stamp)
+    return home
+
+
 def make_engine(which: str = "") -> None:
     """Create .venv-engine: a thin environment of this checkout on top of the shared one.
 
-    It contains our package. `.venv-engine/base` is the shared environment, which looks like a stock
-    vLLM image.
+    It contains our package and the additions, for example `.venv-engine/engine-streamer`.
+    `.venv-engine/base` is the shared environment, which looks like a vLLM image without them.
     """
     base = make_engine_base(which)
+    links = {"base": base, **{name: make_addition(name, base) for name in ADDITIONS}}
     home = ROOT / f".venv-engine{which}"
     version = ROOT / "contract" / "fleetkeeper_contract" / "version.py"
-    stamp = f"{base.name} {digest([ROOT / 'engine_image' / 'pyproject.toml', version])}"
+    package = digest([ROOT / "engine_image" / "pyproject.toml", version])
+    stamp = " ".join([package, *(target.name for target in links.values())])
     if stamped(home, stamp):
         return
     uv = bootstrap_uv()
@@ -199,12 +218,14 @@ def make_engine(which: str = "") -> None:
         home.unlink()
     run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
     packages = Path("lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+    sites = [base / packages, *(links[name] / "site" for name in ADDITIONS)]
     (home / packages / "engine-base.pth").write_text(
-        f"import site; site.addsitedir({str(base / packages)!r})\n"
+        "".join(f"import site; site.addsitedir({str(site)!r})\n" for site in sites)
     )
-    link = home / "base"
-    link.unlink(missing_ok=True)
-    link.symlink_to(base)
+    for name, target in links.items():
+        link = home / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
     python = home / "bin" / "python"
     install: list[str | Path] = [uv, "pip", "install", "--quiet", "--no-deps", *BUILD_PINS]
     run([*install, "--python", python, "-e", "contract", "-e", "engine_image"])
@@ -230,6 +251,21 @@ def lock() -> None:
     shutil.copyfile(REQUIREMENTS / "engine.txt", target)
     source = REQUIREMENTS / "engine.in"
     run([uv, "pip", "compile", *compiled, "--override", overrides, source, "-o", target])
+    lock_additions(uv, compiled)
+
+
+def lock_additions(uv: Path, options: list[str]) -> None:
+    """Pin the additions to the engine environment. Each has only what those before it lack."""
+    known = [REQUIREMENTS / "engine.txt"]
+    for name in ADDITIONS:
+        pinned = "".join(file.read_text() for file in known)
+        omitted = re.findall(r"^([A-Za-z0-9._-]+)==", pinned, re.MULTILINE)
+        words = [*options, "--upgrade"]
+        words += [word for file in known for word in ("--constraint", str(file))]
+        words += [word for package in omitted for word in ("--no-emit-package", package)]
+        target = REQUIREMENTS / f"{name}.txt"
+        run([uv, "pip", "compile", *words, REQUIREMENTS / f"{name}.in", "-o", target])
+        known.append(target)
 
 
 def export(uv: Path, folder: Path) -> None:

@@ -108,7 +108,16 @@ OWNED_ENGINE_FIELDS: Mapping[str, str] = MappingProxyType(
 )
 
 OWNED_VARIABLES: Final = frozenset(
-    {"HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN", "HOME", "POD_UID", "USER"}
+    {
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "HF_HOME",
+        "HF_HUB_OFFLINE",
+        "HF_TOKEN",
+        "HOME",
+        "POD_UID",
+        "USER",
+    }
 )
 OWNED_PORTS: Final = frozenset({8000, 9090})
 OWNED_PORT_NAMES: Final = frozenset({"http", "control"})

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 from fleetkeeper.api.base import FreeForm, Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.environment import allows
 from fleetkeeper.api.extra_arguments import extra_argument_errors, options_of
+from fleetkeeper.api.object_storage import ObjectStorage
 from fleetkeeper.api.pod_template import (
     engine_variables,
     pod_template_errors,
@@ -147,6 +148,10 @@ class EngineProfile(Section):
     pod_template: PodTemplate | None = Field(
         None,
         description="A pod template with metadata and spec, as in Kubernetes, that is merged over every engine pod with this profile: sidecars, volumes, devices, labels. What Fleetkeeper owns is refused.",
+    )
+    object_storage: ObjectStorage | None = Field(
+        None,
+        description="Object storage of s3:// models. Absent means that services cannot use s3:// models. The engine image needs runai-model-streamer-s3.",
     )
 
     @model_validator(mode="after")

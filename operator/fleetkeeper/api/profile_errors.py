@@ -9,6 +9,7 @@ from fleetkeeper.api.pod_template import extended_resources
 from fleetkeeper.api.profile import AcceleratorKind, EngineProfile, effective_resources
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.schema.error_messages import FieldError
+from fleetkeeper.api.schema.object_storage_rules import is_object_source
 from fleetkeeper.api.types import InferenceServiceSpec
 
 
@@ -27,6 +28,13 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
         for index, variable in enumerate(spec.engine.env)
         if not profile.allows_variable(variable)
     ]
+    if is_object_source(spec.model.source) and profile.object_storage is None:
+        errors.append(
+            FieldError(
+                "spec.model.source",
+                f"is s3://, but the engine profile {profile.name} has no objectStorage; choose a profile that has it, or use hf:// or pvc://",
+            )
+        )
     if spec.memory.cap_percent > profile.max_cap_percent:
         errors.append(
             FieldError(

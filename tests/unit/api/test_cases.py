@@ -58,7 +58,12 @@ def test_only_settings_and_profiles_refuse_what_the_api_server_takes() -> None:
     assert fields == {"revision"}
     assert all(
         str(c.reject).startswith(
-            ("spec.engine.options.", "spec.engine.env[", "spec.memory.capPercent")
+            (
+                "spec.engine.options.",
+                "spec.engine.env[",
+                "spec.memory.capPercent",
+                "spec.model.source",
+            )
         )
         for c in cases()
         if c.by == "profile"

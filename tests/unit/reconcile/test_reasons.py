@@ -145,7 +145,7 @@ CAUSES: dict[str, tuple[Pod, Reason, str]] = {
             secret_uses=USES,
         ),
         Reason.MISSING_SECRET,
-        "Secret proxy (variables HTTPS_PROXY, HTTP_PROXY) does not exist. Create the Secret, or correct spec.model.tokenSecret or spec.engine.env.",
+        "Secret proxy (variables HTTPS_PROXY, HTTP_PROXY) does not exist. Create the Secret, or correct spec.model.tokenSecret, spec.model.credentialsSecret or spec.engine.env.",
     ),
     "key of a variable": (
         replace(

@@ -65,7 +65,7 @@ ADVICE: Mapping[Reason, str] = {
     Reason.UNSCHEDULABLE: "Add nodes, or change spec.resources or spec.placement.",
     Reason.INSUFFICIENT_GPU: "Add accelerator nodes, free accelerators, or lower spec.resources.accelerator.count or the replicas.",
     Reason.MODEL_NOT_FOUND: "Check spec.model.source and spec.model.revision.",
-    Reason.MODEL_NOT_READABLE: "Check the permissions of the model files or, for a gated model, spec.model.tokenSecret.",
+    Reason.MODEL_NOT_READABLE: "Check the permissions of the model files, spec.model.tokenSecret of a gated model, or spec.model.credentialsSecret of an s3:// model.",
     Reason.BAD_ENGINE_OPTION: "Change spec.engine or the engine profile.",
     Reason.UNSUPPORTED_ARCHITECTURE: "Choose a newer spec.engine.profile, or another model.",
     Reason.CUDA_OUT_OF_MEMORY: "Lower spec.engine.maxModelLength or spec.batching.maxSequences, quantize the model, or request more accelerators.",
@@ -74,7 +74,7 @@ ADVICE: Mapping[Reason, str] = {
     Reason.CRASH_LOOP: "Read the container's log: kubectl logs --previous.",
     Reason.QUOTA_EXCEEDED: "Raise the namespace's ResourceQuota or request less.",
     Reason.ADMISSION_DENIED: "Change the spec or the cluster's policy.",
-    Reason.MISSING_SECRET: "Create the Secret, or correct spec.model.tokenSecret or spec.engine.env.",
+    Reason.MISSING_SECRET: "Create the Secret, or correct spec.model.tokenSecret, spec.model.credentialsSecret or spec.engine.env.",
     Reason.MISSING_SERVICE_ACCOUNT: "Create the ServiceAccount or correct spec.serviceAccountName.",
     Reason.MISSING_VOLUME: "Create the PersistentVolumeClaim or correct spec.model.",
 }
