@@ -57,6 +57,14 @@ MAX_REPLICAS = 2
 WAIT = "fleetkeeper_queue_wait_seconds"
 
 
+READING = (
+    "Fleetkeeper orders when queue wait misses its objective. KEDA on running requests orders when its target is exceeded, so "
+    "it pays for a replica before anything waits; on waiting requests it orders when a queue exists at one of its polls. The "
+    "speed of the machine differs between runs, which follow one another: the same load makes requests wait in one run and not "
+    "in the next. Compare the times within a row first."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Scaler:
     """Who sets the replicas: Fleetkeeper (no metric), or KEDA with a target of a metric per replica."""
@@ -233,6 +241,7 @@ def render(runs: dict[str, list[Outcome]], capacity: float, step_s: float) -> st
             "    .venv/bin/python benchmarks/serving/against_hpa.py",
             setting,
             outcome_table(runs),
+            READING,
             measured_on(),
         ]
     )
