@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from fleetkeeper_local.common.shell import attempt
+from fleetkeeper_local.control_plane.programs import program_path
 from fleetkeeper_local.node import hostnet
 from fleetkeeper_local.node.flags import CNI_NETWORK
 from fleetkeeper_local.node.settings import NodeSettings
@@ -28,7 +29,7 @@ END_TIMEOUT_S = 10.0
 
 def remove_containers(settings: NodeSettings) -> None:
     """End every container through containerd; containerd must still run."""
-    ctr = ("ctr", "--address", settings.containerd_socket, "--namespace", "k8s.io")
+    ctr = (program_path("ctr"), "--address", settings.containerd_socket, "--namespace", "k8s.io")
     tasks = attempt(*ctr, "task", "list", "--quiet").stdout.split()
     if tasks:
         attempt(*ctr, "task", "rm", "--force", *tasks)
