@@ -25,6 +25,7 @@ WANTED = {
     "lora-adapters",
     "mixed-tiers",
     "devices-by-claims",
+    "model-image",
     "scaled-by-hpa",
 }
 

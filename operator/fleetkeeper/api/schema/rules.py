@@ -56,6 +56,12 @@ _MAX_BYTES = "1Pi"
 """The maximum for one pod: far above any machine, far below the limit of 64-bit byte counts."""
 _ONE_SOURCE: tuple[Rule[Any], ...] = (
     Rule(
+        "source",
+        "!self.source.startsWith('oci://') || self.source.contains('@sha256:')",
+        lambda of: not of.source.startswith("oci://") or "@sha256:" in of.source,
+        "an oci:// source requires a digest instead of a tag, because a tag can move; set it to oci://REGISTRY/REPOSITORY@sha256:DIGEST",
+    ),
+    Rule(
         "revision",
         "!self.source.startsWith('hf://') || has(self.revision)",
         lambda of: not is_hub_source(of.source) or of.revision is not None,
@@ -65,7 +71,7 @@ _ONE_SOURCE: tuple[Rule[Any], ...] = (
         "revision",
         "self.source.startsWith('hf://') || !has(self.revision)",
         lambda of: is_hub_source(of.source) or of.revision is None,
-        "only an hf:// source has a revision; remove it and select the version in the pvc:// path",
+        "only an hf:// source has a revision; remove it and select the version in the path of the source",
     ),
 )
 
@@ -99,7 +105,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
         _hub_only(
             "cache",
             "cache",
-            "only hf:// sources use a cache; remove it (pvc:// models are read in place)",
+            "only hf:// sources use a cache; remove it (other models are read in place)",
         ),
         _hub_only(
             "tokenSecret", "token_secret", "only hf:// sources use a token; remove tokenSecret"
