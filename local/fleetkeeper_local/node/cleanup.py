@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -58,6 +60,17 @@ def end_shims(settings: NodeSettings) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
     psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    _remove_shim_files(settings)
+
+
+def _remove_shim_files(settings: NodeSettings) -> None:
+    """Remove what killed shims leave in /run/containerd: their sockets and runc's state."""
+    tasks = settings.directory / "sockets" / "containerd" / "io.containerd.runtime.v2.task"
+    for bundle in tasks.glob("k8s.io/*"):
+        shutil.rmtree(SHIM_STATE / "runc" / "k8s.io" / bundle.name, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            start = json.loads((bundle / "bootstrap.json").read_text())
+            Path(start["address"].removeprefix("unix://")).unlink(missing_ok=True)
 
 
 def remove_kernel_state(settings: NodeSettings) -> None:
