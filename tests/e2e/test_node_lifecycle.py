@@ -143,10 +143,14 @@ def test_down_leaves_nothing_behind_and_the_next_up_finds_its_images(
 def test_down_after_everything_was_killed_leaves_nothing_behind(
     node: Node, python_image: str, machine_before: MachineState
 ) -> None:
-    """Shims and containers whose containerd is dead are found and ended too."""
+    """Shims, containers and image volumes whose containerd is dead are found and ended too."""
     pods = Pods(node.plane, "default")
-    pods.create(pod_manifest("orphan", python_image, SLEEP))
+    mount = {"name": "files", "mountPath": "/files", "readOnly": True}
+    pod = pod_manifest("orphan", python_image, SLEEP, volumeMounts=[mount])
+    pod["spec"]["volumes"] = [{"name": "files", "image": {"reference": python_image}}]
+    pods.create(pod)
     pods.await_ready("orphan")
+    assert "os-release" in pods.kubectl("exec", "orphan", "--", "ls", "/files/etc")
     node.processes.kill(node.processes.names())
     try:
         node.down()

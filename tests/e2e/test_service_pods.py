@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import freeze_engine
+from fleetkeeper_local.node.node import Node
+from tests.support.model_image import push_model_image
 from tests.support.service_world import complete, failures, in_container, says, steady
 
 EAT_MEMORY = """
@@ -32,6 +36,25 @@ def test_a_changed_spec_rolls_without_a_lost_request(fleet: Fleet) -> None:
         seen = len(traffic.samples)
         fleet.until(lambda: len(traffic.samples) >= seen + 5, "load on the new pod")
     assert failures(traffic.samples) == []
+
+
+def test_a_model_from_an_image_takes_over_from_one_in_a_claim(
+    fleet: Fleet, node: Node, tmp_path: Path
+) -> None:
+    """The kubelet pulls it by its digest and mounts it read-only; no request is lost meanwhile."""
+    (old,) = fleet.engines()
+    source = push_model_image(node, tmp_path)
+    with steady(fleet, 2.0, seed=16) as traffic:
+        fleet.change({"model": {"source": source}})
+        fleet.until(
+            lambda: fleet.is_ready(1) and old.uid not in [pod.uid for pod in fleet.engines()],
+            "the new revision",
+        )
+    assert failures(traffic.samples) == []
+    assert complete(fleet.base_url(), "tiny", tokens=3)["usage"]["completion_tokens"] == 3
+    (pod,) = fleet.engines()
+    written = f"touch /images/{source.partition('@sha256:')[2]}/new 2>&1 || true"
+    assert "Read-only" in fleet.kubectl("exec", pod.name, "--", "sh", "-c", written)
 
 
 def test_a_hung_engine_is_replaced_and_told_apart(fleet: Fleet) -> None:

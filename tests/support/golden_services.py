@@ -26,6 +26,7 @@ from tests.support.random_specs import service_manifest
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 PVC: dict[str, Any] = {"source": "pvc://models/llama-3.1-8b"}
+IMAGE: dict[str, Any] = {"source": f"oci://registry.example.com/models/llama@sha256:{'a' * 64}"}
 HUB: dict[str, Any] = {"source": "hf://meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}
 CPU: dict[str, Any] = {"engine": {"profile": "cpu", "dtype": "float32"}}
 
@@ -128,6 +129,19 @@ _PRIVATE_NETWORK = _context(
 CASES: dict[str, GoldenCase] = {
     "minimal-cuda": GoldenCase(_cuda()),
     "minimal-cpu": GoldenCase(_cpu()),
+    "image": GoldenCase({"model": IMAGE}),
+    "adapters-from-images": GoldenCase(
+        {
+            "model": {
+                **PVC,
+                "adapters": [
+                    {"name": "sql", "source": f"{IMAGE['source']}/sql"},
+                    {"name": "tone", "source": f"{IMAGE['source']}/tone"},
+                    {"name": "law", "source": f"oci://localhost:5000/law@sha256:{'b' * 64}"},
+                ],
+            }
+        }
+    ),
     "hub": GoldenCase({"model": HUB}),
     "hub-cache-claim": GoldenCase({"model": {**HUB, "cache": {"claimName": "hub-cache"}}}),
     "hub-cache-ephemeral": GoldenCase({"model": {**HUB, "cache": {"ephemeralSize": "100Gi"}}}),

@@ -160,6 +160,7 @@ def machine_state(data: Path) -> MachineState:
         strays=frozenset(
             str(path)
             for folder in (
+                "/run/containerd",
                 "/var/lib/cni",
                 "/var/lib/kubelet",
                 "/var/log/containers",

@@ -112,6 +112,10 @@ REACHED: dict[Reason, World] = {
         {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'secret "hf" not found'}
     ),
     Reason.MISSING_SERVICE_ACCOUNT: forbidden_pods(NO_ACCOUNT),
+    Reason.IMAGE_VOLUMES_UNSUPPORTED: refused(
+        WriteProblem.INVALID,
+        'Deployment.apps "chat" is invalid: spec.template.spec.volumes[4]: Required value: must specify a volume type',
+    ),
     Reason.MODEL_NOT_FOUND: ended(66, "ModelNotFound"),
     Reason.MODEL_NOT_READABLE: ended(77, "ModelNotReadable"),
     Reason.BAD_ENGINE_OPTION: ended(64, "BadEngineOption"),

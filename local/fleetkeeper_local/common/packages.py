@@ -1,4 +1,4 @@
-"""The container runtime and its tools, from Debian packages, never run as system services."""
+"""The tools of the container runtime, from Debian packages, never run as system services."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from fleetkeeper_local.common.report import say
 CNI_PLUGINS = Path("/usr/lib/cni")
 
 NODE_PACKAGES = {
-    "containerd": "containerd",
-    "ctr": "containerd",
     "runc": "runc",
     "docker-registry": "docker-registry",
     "skopeo": "skopeo",

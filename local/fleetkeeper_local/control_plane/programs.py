@@ -28,6 +28,7 @@ KUBERNETES_VERSION = "1.36.3"
 HELM_VERSION = "3.22.0"
 PROMETHEUS_VERSION = "3.15.0"
 COSIGN_VERSION = "3.1.3"
+CONTAINERD_VERSION = "2.4.2"
 
 BUILD_DISK_GIB = 8
 """Go's caches grow by about 5 GiB when everything is built for the first time."""
@@ -63,6 +64,7 @@ class Program:
 
 
 _BASE = "k8s.io/component-base/version"
+_CONTAINERD = "github.com/containerd/containerd/v2"
 _MAJOR, _MINOR, _ = KUBERNETES_VERSION.split(".")
 
 PROGRAMS = {
@@ -132,6 +134,17 @@ PROGRAMS = {
             package="github.com/prometheus/prometheus/cmd/promtool",
             stamps=(f"github.com/prometheus/common/version.Version={PROMETHEUS_VERSION}",),
             tags="remove_all_sd,enable_kubernetes_sd,enable_static_sd,enable_file_sd",
+        ),
+        *(
+            Program(
+                name=name,
+                module="containerd",
+                package=f"{_CONTAINERD}/cmd/{name}",
+                stamps=(f"{_CONTAINERD}/version.Version=v{CONTAINERD_VERSION}",),
+                # Snapshotters that the node does not use.
+                tags="no_btrfs,no_devmapper,no_tracing,no_zfs",
+            )
+            for name in ("containerd", "containerd-shim-runc-v2", "ctr")
         ),
         Program(name="coredns", module="coredns", package="."),
         Program(name="pause", module="pause", package="."),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from fleetkeeper_local.common.shell import attempt
+from fleetkeeper_local.control_plane.programs import program_path
 from fleetkeeper_local.node import hostnet
 from fleetkeeper_local.node.flags import CNI_NETWORK
 from fleetkeeper_local.node.settings import NodeSettings
@@ -28,7 +31,7 @@ END_TIMEOUT_S = 10.0
 
 def remove_containers(settings: NodeSettings) -> None:
     """End every container through containerd; containerd must still run."""
-    ctr = ("ctr", "--address", settings.containerd_socket, "--namespace", "k8s.io")
+    ctr = (program_path("ctr"), "--address", settings.containerd_socket, "--namespace", "k8s.io")
     tasks = attempt(*ctr, "task", "list", "--quiet").stdout.split()
     if tasks:
         attempt(*ctr, "task", "rm", "--force", *tasks)
@@ -57,6 +60,17 @@ def end_shims(settings: NodeSettings) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
     psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    _remove_shim_files(settings)
+
+
+def _remove_shim_files(settings: NodeSettings) -> None:
+    """Remove what killed shims leave in /run/containerd: their sockets and runc's state."""
+    tasks = settings.directory / "sockets" / "containerd" / "io.containerd.runtime.v2.task"
+    for bundle in tasks.glob("k8s.io/*"):
+        shutil.rmtree(SHIM_STATE / "runc" / "k8s.io" / bundle.name, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            start = json.loads((bundle / "bootstrap.json").read_text())
+            Path(start["address"].removeprefix("unix://")).unlink(missing_ok=True)
 
 
 def remove_kernel_state(settings: NodeSettings) -> None:

@@ -18,11 +18,12 @@ CNI_NETWORK = "fleetkeeper-local"
 KUBELET_PORT = 10250
 SETTINGS_FILE = "node.json"
 CAP_SYS_RESOURCE = 24
+RUNTIME_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 
 
 def containerd(settings: NodeSettings) -> list[str | Path]:
     """Return containerd's arguments, with our configuration and directories."""
-    return ["containerd", "--config", settings.directory / "containerd.toml"]
+    return [program_path("containerd"), "--config", settings.directory / "containerd.toml"]
 
 
 def registry(settings: NodeSettings) -> list[str | Path]:
@@ -78,31 +79,44 @@ def write_node_configs(settings: NodeSettings, pause_image: str) -> None:
 def _containerd_config(settings: NodeSettings, pause_image: str) -> str:
     directory = settings.directory
     adjust = "false" if _may_raise_priority() else "true"
-    return f"""version = 2
+    runtime = "plugins.'io.containerd.cri.v1.runtime'"
+    images = "plugins.'io.containerd.cri.v1.images'"
+    return f"""version = 4
 root = "{directory}/containerd"
 state = "{directory}/sockets/containerd"
 
-[grpc]
+[plugins.'io.containerd.server.v1.grpc']
   address = "{settings.containerd_socket}"
 
-[plugins."io.containerd.internal.v1.opt"]
+[plugins.'io.containerd.server.v1.ttrpc']
+  address = "{settings.containerd_socket}.ttrpc"
+
+[plugins.'io.containerd.internal.v1.opt']
   path = "{directory}/opt"
 
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{pause_image}"
+# It would listen on a socket outside our directory.
+[plugins.'io.containerd.nri.v1.nri']
+  disable = true
+
+[{images}]
+  snapshotter = "overlayfs"
+[{images}.pinned_images]
+  sandbox = "{pause_image}"
+[{images}.registry]
+  config_path = "{directory}/certs.d"
+
+[{runtime}]
   # Without CAP_SYS_RESOURCE runc cannot lower oom_score_adj and starts no container.
   restrict_oom_score_adj = {adjust}
   disable_apparmor = true
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
-    default_runtime_name = "runc"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-      runtime_type = "io.containerd.runc.v2"
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{CNI_PLUGINS}"
-    conf_dir = "{directory}/cni/net.d"
-  [plugins."io.containerd.grpc.v1.cri".registry]
-    config_path = "{directory}/certs.d"
+[{runtime}.containerd]
+  default_runtime_name = "runc"
+[{runtime}.containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+  runtime_path = "{program_path("containerd-shim-runc-v2")}"
+[{runtime}.cni]
+  bin_dirs = ["{CNI_PLUGINS}"]
+  conf_dir = "{directory}/cni/net.d"
 """
 
 

@@ -93,7 +93,7 @@ class Node:
         preflight.check_kernel()
         lock.claim_machine(self.directory)
         self._check_ports()
-        wanted = ["fleetkeeper-node", "coredns", "pause"]
+        wanted = ["fleetkeeper-node", *flags.RUNTIME_PROGRAMS, "coredns", "pause"]
         programs.build_programs([*wanted, *(["prometheus"] if self.settings.prometheus else [])])
 
     def _check_ports(self) -> None:

@@ -169,6 +169,10 @@ class Reason(DocumentedEnum):
         "The ServiceAccount of the pods does not exist.",
     )
     MISSING_VOLUME = "MissingVolume", "A PersistentVolumeClaim does not exist or is not bound."
+    IMAGE_VOLUMES_UNSUPPORTED = (
+        "ImageVolumesUnsupported",
+        "The cluster cannot mount images as volumes, which oci:// models require.",
+    )
     UNKNOWN_PROFILE = "UnknownProfile", "The operator does not have this engine profile."
     CRD_TOO_OLD = "CRDTooOld", "The CRD in the cluster is older than the operator requires."
     INVALID_SPEC = "InvalidSpec", "The spec has an invalid value or combination of values."
@@ -236,6 +240,7 @@ NOT_READY_REASONS = frozenset(
         Reason.MISSING_SECRET,
         Reason.MISSING_SERVICE_ACCOUNT,
         Reason.MISSING_VOLUME,
+        Reason.IMAGE_VOLUMES_UNSUPPORTED,
         Reason.UNKNOWN_PROFILE,
         Reason.CRD_TOO_OLD,
         Reason.STOPPED,

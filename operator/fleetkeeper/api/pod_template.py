@@ -124,12 +124,13 @@ OWNED_PORT_NAMES: Final = frozenset({"http", "control"})
 OWNED_ANNOTATIONS: Final = ("prometheus.io/path", "prometheus.io/port", "prometheus.io/scrape")
 COMMON_VOLUMES: Final = frozenset({"home", "shared-memory", "tmp"})
 """Fleetkeeper's volumes that every engine pod has and that added containers may mount."""
-_OWNED_VOLUME = re.compile(r"cache|control|home|shared-memory|supervisor|tmp|model-[0-9]+")
+_OWNED_VOLUME = re.compile(r"cache|control|home|shared-memory|supervisor|tmp|model-(image-)?[0-9]+")
 OWNED_PATHS: Final = (
     "/cache",
     "/dev/shm",  # noqa: S108 - a mount of the pod
     "/etc/fleetkeeper",
     "/home/engine",
+    "/images",
     "/models",
     "/opt/fleetkeeper",
     "/tmp",  # noqa: S108 - a mount of the pod

@@ -19,7 +19,11 @@ from fleetkeeper.api.variables import EnvironmentVariable, SecretKey
 MODEL_SOURCE = (
     r"^(pvc://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
     r"|hf://[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-    r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_][A-Za-z0-9._=-]*)*)$"
+    r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_][A-Za-z0-9._=-]*)*"
+    # A tag is only there so that the rule on digests can say what is wrong with it.
+    r"|oci://[a-z0-9]([-a-z0-9]*[a-z0-9])?((\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+(:[0-9]{1,5})?|:[0-9]{1,5})"
+    r"(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)+"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|@sha256:[0-9a-f]{64}(/[A-Za-z0-9_][A-Za-z0-9._-]*)*)?)$"
 )
 ModelSource = Annotated[str, Field(min_length=7, max_length=512, pattern=MODEL_SOURCE)]
 GitRevision = Annotated[
@@ -74,7 +78,7 @@ class Adapter(Section):
         description="Name of the adapter in requests (the field `model` of a request).",
     )
     source: ModelSource = Field(
-        description="Location of the adapter: pvc://CLAIM/PATH or hf://ORG/NAME."
+        description="Location of the adapter, in one of the forms of the model's source."
     )
     revision: GitRevision | None = Field(
         None, description="Commit of an hf:// adapter: 40 hexadecimal digits."
@@ -85,7 +89,7 @@ class Model(Section):
     """The model that the service serves."""
 
     source: ModelSource = Field(
-        description="Location of the model: pvc://CLAIM/PATH (a PersistentVolumeClaim in the service's namespace), hf://ORG/NAME (Hugging Face), or s3://BUCKET/PREFIX (object storage, streamed into memory at each start). s3:// requires an engine profile with objectStorage."
+        description="Location of the model: pvc://CLAIM/PATH (a PersistentVolumeClaim in the service's namespace), hf://ORG/NAME (Hugging Face), s3://BUCKET/PREFIX (object storage, streamed into memory at each start), or oci://REGISTRY/REPOSITORY@sha256:DIGEST/PATH (an image that the kubelet mounts; PATH is a directory in it and may be absent). s3:// requires an engine profile with objectStorage."
     )
     revision: GitRevision | None = Field(
         None,

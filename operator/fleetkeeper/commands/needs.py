@@ -85,6 +85,11 @@ def advice_of(service: InferenceService) -> list[str]:
         advice.append(
             "model.source is s3://: new pods load what is at the prefix when they start; use a new prefix for each version"
         )
+    sources = (spec.model.source, *(adapter.source for adapter in spec.model.adapters))
+    if any(source.startswith("oci://") for source in sources):
+        advice.append(
+            "oci:// needs image volumes: Kubernetes 1.35, or 1.33 with the feature gate ImageVolume, and containerd 2.1 or CRI-O 1.31"
+        )
     if spec.replicas is not None and spec.scaling.mode is not ScalingMode.EXTERNAL:
         advice.append(
             f"replicas is {spec.replicas}: Fleetkeeper adjusts only batch limits and does not scale"

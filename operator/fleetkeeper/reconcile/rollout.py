@@ -66,6 +66,7 @@ PATIENCE: Mapping[Reason, Patience] = {
     Reason.MISSING_SECRET: Patience(seconds=60.0),
     Reason.MISSING_SERVICE_ACCOUNT: Patience(seconds=60.0),
     Reason.MISSING_VOLUME: Patience(seconds=180.0),
+    Reason.IMAGE_VOLUMES_UNSUPPORTED: Patience(seconds=60.0),
     Reason.ADMISSION_DENIED: Patience(seconds=60.0),
     # The cluster may gain capacity: only startupSeconds ends the wait.
     Reason.UNSCHEDULABLE: Patience(),

@@ -148,8 +148,9 @@ class Pod:
     is the message of PodScheduled=False with reason Unschedulable ("" otherwise). `deletion_cost`
     is the annotation `controller.kubernetes.io/pod-deletion-cost` (0 if absent). `accelerators` is
     the number that the pod requests. `secret_uses` lists the variables that come from Secrets.
-    `has_claims` is True if the pod has ResourceClaims. `scheduled_since` and `deleting_since` are
-    the times at which it got a node, and at which its deletion was requested.
+    `image_volumes` are the references of the images that it mounts. `has_claims` is True if the pod
+    has ResourceClaims. `scheduled_since` and `deleting_since` are the times at which it got a node,
+    and at which its deletion was requested.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Pod:
     accelerators: int = 0
     containers: tuple[Container, ...] = ()
     secret_uses: tuple[SecretUse, ...] = ()
+    image_volumes: tuple[str, ...] = ()
     has_claims: bool = False
     scheduled_since: float | None = None
     deleting_since: float | None = None

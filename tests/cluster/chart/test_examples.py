@@ -26,6 +26,7 @@ WANTED = {
     "lora-adapters",
     "mixed-tiers",
     "devices-by-claims",
+    "model-image",
     "scaled-by-hpa",
 }
 

@@ -27,6 +27,7 @@ async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
         yield found
 
 
+MODEL_IMAGE = f"registry.example.com/llama@sha256:{'a' * 64}"
 WAITING: dict[str, tuple[str, str, str]] = {
     "image": (
         "ImagePull",
@@ -35,7 +36,18 @@ WAITING: dict[str, tuple[str, str, str]] = {
     ),
     "secret": ("MissingSecret", "CreateContainerConfigError", 'secret "hf" not found'),
     "variable": ("MissingSecret", "CreateContainerConfigError", 'secret "proxy" not found'),
+    "model-image": (
+        "ImagePull",
+        "ImagePullBackOff",
+        f'Back-off pulling image "{MODEL_IMAGE}": ErrImagePull: not found',
+    ),
+    "old-runtime": (
+        "ImageVolumesUnsupported",
+        "CreateContainerError",
+        'failed to generate container "c" spec: failed to generate spec: failed to mkdir "": mkdir : no such file or directory',
+    ),
 }
+FROM_IMAGES = {"model-image", "old-runtime"}
 VARIABLE = {"name": "HTTPS_PROXY", "valueFrom": {"secretKeyRef": {"name": "proxy", "key": "url"}}}
 ENDS: dict[str, tuple[str, DeathClass | None]] = {
     "option": ("BadEngineOption", DeathClass.BAD_ENGINE_OPTION),
@@ -64,9 +76,11 @@ async def test_what_a_kubelet_and_the_engine_report(world: World) -> None:
         await world.operator().start().leads()
         for name in (*WAITING, *ENDS):
             variables = [VARIABLE] if name == "variable" else []
+            image = {"source": f"oci://{MODEL_IMAGE}"}
             await world.create(
                 service(
                     name,
+                    **({"model": image} if name in FROM_IMAGES else {}),
                     engine={"env": variables},
                     placement={"nodeSelector": {MANUAL: node}},
                 )
@@ -79,6 +93,7 @@ async def test_what_a_kubelet_and_the_engine_report(world: World) -> None:
         for name, reason in reasons.items():
             await not_ready(world, name, reason, advice_of(reason))
         await not_ready(world, "variable", "MissingSecret", "Secret proxy (variable HTTPS_PROXY)")
+        await not_ready(world, "model-image", "ImagePull", "The image of an oci:// source")
     finally:
         world.plane.kubectl("delete", "node", node, "--wait=false")
 

@@ -92,6 +92,22 @@ def test_the_secrets_of_a_pods_variables_are_kept_and_oddities_are_not() -> None
     assert len(crowded.secret_uses) == 64
 
 
+def test_the_images_that_a_pod_mounts_are_kept_and_oddities_are_not() -> None:
+    volumes = [
+        {"name": "model-image-0", "image": {"reference": "registry.example.com/a"}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "odd", "image": {"reference": 7}},
+        {"name": "odder", "image": "garbage"},
+        "garbage",
+    ]
+    found = seen("Pod", {**POD, "spec": {"volumes": volumes}}).record
+    assert isinstance(found, Pod)
+    assert found.image_volumes == ("registry.example.com/a",)
+    crowded = seen("Pod", {**POD, "spec": {"volumes": volumes[:1] * 1000}}).record
+    assert isinstance(crowded, Pod)
+    assert len(crowded.image_volumes) == 33
+
+
 def test_the_engines_last_word_is_kept_however_much_output_it_quotes() -> None:
     line = json.dumps(
         {"class": "BadEngineOption", "code": 64, "message": "vLLM refuses it", "detail": "x" * 3000}

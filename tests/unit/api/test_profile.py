@@ -172,6 +172,7 @@ def test_the_reasons_for_not_ready_are_those_of_the_design() -> None:
             "MissingSecret",
             "MissingServiceAccount",
             "MissingVolume",
+            "ImageVolumesUnsupported",
             "UnknownProfile",
             "CRDTooOld",
             "Stopped",

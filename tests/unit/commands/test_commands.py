@@ -250,6 +250,15 @@ def test_check_warns_of_surprises(run: Run, change: str, words: str) -> None:
     assert words in done.stdout
 
 
+def test_check_says_what_a_cluster_needs_for_a_model_in_an_image(run: Run) -> None:
+    source = f"oci://registry.example.com/llama@sha256:{'a' * 64}"
+    done = run("check", "-f", "good.yaml", good=GOOD.replace("pvc://models/llama-3.1-8b", source))
+    assert done.exit_code == 0
+    assert "Kubernetes 1.35" in done.stdout
+    assert "containerd 2.1" in done.stdout
+    assert "image volumes" not in run("check", "-f", "good.yaml", good=GOOD).stdout
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -315,3 +316,23 @@ def test_a_build_without_disk_removes_earlier_builds_before_it_is_refused(
     else:
         builder._check_disk()
     assert free == [1.0, freed_gib]
+
+
+def test_killed_shims_leave_no_socket_and_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of this node's containers; another node's stay."""
+    shims = tmp_path / "shims"
+    monkeypatch.setattr(cleanup, "SHIM_STATE", shims)
+    settings = NodeSettings(directory=tmp_path / "node")
+    tasks = settings.directory / "sockets/containerd/io.containerd.runtime.v2.task/k8s.io"
+    for name in ("ours", "theirs"):
+        (shims / "runc/k8s.io" / name).mkdir(parents=True)
+        (shims / f"{name}.sock").touch()
+    for name in ("ours", "without-a-shim"):
+        (tasks / name).mkdir(parents=True)
+    address = f"unix://{shims / 'ours.sock'}"
+    (tasks / "ours/bootstrap.json").write_text(json.dumps({"version": 3, "address": address}))
+    cleanup.end_shims(settings)
+    assert {path.name for path in shims.glob("*.sock")} == {"theirs.sock"}
+    assert [path.name for path in shims.glob("runc/k8s.io/*")] == ["theirs"]

@@ -28,11 +28,17 @@ from tests.support.status_cases import NO_ACCOUNT
 CONTRACT = Path(__file__).parents[3] / "engine_image" / "contract" / "exit-codes.json"
 CREATED = 1_000.0
 POD = Pod("chat-a", "pod-a", "chat", "engine", "rs-1", "hash", CREATED, scheduled=True)
+MODEL_IMAGE = f"registry.example.com/llama@sha256:{'a' * 64}"
 
 
 def with_container(**state: object) -> Pod:
     """The pod with its engine container in this state."""
     return replace(POD, containers=(Container("engine", **state),))  # type: ignore[arg-type]
+
+
+def with_model_image(**state: object) -> Pod:
+    """The pod with a model from an image, and its engine container in this state."""
+    return replace(with_container(**state), image_volumes=(MODEL_IMAGE,))
 
 
 def ended(code: int, message: str = "", reason: str = "Error", restarts: int = 1) -> Pod:
@@ -120,6 +126,22 @@ CAUSES: dict[str, tuple[Pod, Reason, str]] = {
         unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
         Reason.MISSING_VOLUME,
         "not bound",
+    ),
+    "model image not pulled": (
+        with_model_image(
+            waiting_reason="ImagePullBackOff",
+            waiting_message=f'Back-off pulling image "{MODEL_IMAGE}": ErrImagePull: not found',
+        ),
+        Reason.IMAGE_PULL,
+        "The image of an oci:// source cannot be pulled: not found",
+    ),
+    "runtime without image volumes": (
+        with_model_image(
+            waiting_reason="CreateContainerError",
+            waiting_message='failed to generate container "c" spec: failed to generate spec: failed to mkdir "": mkdir : no such file or directory',
+        ),
+        Reason.IMAGE_VOLUMES_UNSUPPORTED,
+        "The node cannot mount the image of an oci:// source",
     ),
     "secret missing in environment": (
         with_container(
@@ -269,6 +291,19 @@ def test_a_volume_that_cannot_be_mounted_is_found_by_its_event() -> None:
     assert problem is not None
     assert problem.reason is Reason.MISSING_VOLUME
     assert problem_of_pod(pod, [replace(event, pod_uid="pod-b")]) is None
+
+
+def test_a_kubelet_without_image_volumes_is_found_by_its_event() -> None:
+    """It only knows that no plugin fits the volume; for a pod without images that is another cause."""
+    pod = with_model_image(waiting_reason="ContainerCreating")
+    text = 'failed to get Plugin from volumeSpec for volume "model-image-0" err=no volume plugin matched'
+    event = ObjectEvent("pod-a", "FailedMount", text, 2_000.0)
+    problem = problem_of_pod(pod, [event])
+    assert problem is not None
+    assert problem.reason is Reason.IMAGE_VOLUMES_UNSUPPORTED
+    other = problem_of_pod(replace(pod, image_volumes=()), [event])
+    assert other is not None
+    assert other.reason is Reason.MISSING_VOLUME
 
 
 def test_events_are_asked_for_only_while_the_pod_is_set_up_for_too_long() -> None:

@@ -32,6 +32,8 @@ from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, SecretUse, 
 
 MAX_SECRET_USES = 64
 """Variables from Secrets kept of a pod: those of `engine.env` (32), and some that webhooks add."""
+MAX_IMAGE_VOLUMES = 33
+"""Image volumes kept of a pod: those of a model and of its adapters."""
 MAX_CONTAINERS = 32
 """Containers and init containers kept of a pod, this many of each."""
 TERMINATION_LIMIT = 8192
@@ -74,6 +76,7 @@ def pod_record(live: Mapping[str, Any]) -> Pod:
         containers=tuple(_containers(status)),
         has_claims=bool(spec.get("resourceClaims")),
         secret_uses=tuple(islice(_secret_uses(spec), MAX_SECRET_USES)),
+        image_volumes=tuple(islice(_image_volumes(spec), MAX_IMAGE_VOLUMES)),
         scheduled_since=_scheduled_since(scheduled),
         deleting_since=_deleting_since(meta),
     )
@@ -100,6 +103,13 @@ def _secret_uses(spec: Mapping[str, Any]) -> Iterable[SecretUse]:
                     secret=intern(text(reference.get("name"))),
                     key=intern(text(reference.get("key"))),
                 )
+
+
+def _image_volumes(spec: Mapping[str, Any]) -> Iterable[str]:
+    for volume in maps(spec.get("volumes")):
+        reference = text(as_map(volume.get("image")).get("reference"))
+        if reference:
+            yield intern(reference)
 
 
 def _ejected_since(status: Mapping[str, Any], ready: Mapping[str, Any]) -> float | None:

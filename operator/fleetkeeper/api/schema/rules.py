@@ -57,6 +57,12 @@ _MAX_BYTES = "1Pi"
 """The maximum for one pod: far above any machine, far below the limit of 64-bit byte counts."""
 _ONE_SOURCE: tuple[Rule[Any], ...] = (
     Rule(
+        "source",
+        "!self.source.startsWith('oci://') || self.source.contains('@sha256:')",
+        lambda of: not of.source.startswith("oci://") or "@sha256:" in of.source,
+        "an oci:// source requires a digest instead of a tag, because a tag can move; set it to oci://REGISTRY/REPOSITORY@sha256:DIGEST",
+    ),
+    Rule(
         "revision",
         "!self.source.startsWith('hf://') || has(self.revision)",
         lambda of: not is_hub_source(of.source) or of.revision is not None,

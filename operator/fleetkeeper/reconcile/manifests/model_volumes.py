@@ -2,6 +2,7 @@
 
 `pvc://CLAIM/PATH` is mounted read-only at /models/CLAIM. `hf://ORG/NAME` is downloaded into /cache.
 `s3://BUCKET/PREFIX` is streamed into memory and needs no volume.
+The image of `oci://REGISTRY/REPOSITORY@sha256:DIGEST/PATH` is mounted read-only at /images/DIGEST.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from fleetkeeper.common.values import Manifest
 
 MODELS_DIR = "/models"
 CACHE_DIR = "/cache"
+IMAGES_DIR = "/images"
 CLAIM_SCHEME = "pvc://"
 HUB_SCHEME = "hf://"
 OBJECT_SCHEME = "s3://"
+IMAGE_SCHEME = "oci://"
+DIGEST_MARK = "@sha256:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ def location_of(source: str) -> str:
         return source
     if source.startswith(HUB_SCHEME):
         return source.removeprefix(HUB_SCHEME)
+    if source.startswith(IMAGE_SCHEME):
+        return f"{IMAGES_DIR}/{source.partition(DIGEST_MARK)[2]}"
     return f"{MODELS_DIR}/{source.removeprefix(CLAIM_SCHEME)}"
 
 
@@ -64,8 +70,18 @@ def _claims(model: Model) -> list[str]:
     return list(dict.fromkeys(claims))
 
 
+def _images(model: Model) -> dict[str, str]:
+    """Return the repository of each image by digest. The same digest is the same content anywhere."""
+    images: dict[str, str] = {}
+    for source in _sources(model):
+        if source.startswith(IMAGE_SCHEME):
+            repository, _, rest = source.removeprefix(IMAGE_SCHEME).partition(DIGEST_MARK)
+            images.setdefault(rest.split("/", 1)[0], repository)
+    return images
+
+
 def desired_model_volumes(model: Model) -> ModelVolumes:
-    """Return the volumes: one read-only volume for each claim, and the download cache if needed."""
+    """Return one read-only volume for each claim and each image, and the download cache if needed."""
     volumes: list[Manifest] = []
     mounts: list[Manifest] = []
     for number, claim in enumerate(_claims(model)):
@@ -74,6 +90,13 @@ def desired_model_volumes(model: Model) -> ModelVolumes:
             {"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         )
         mounts.append({"name": name, "mountPath": f"{MODELS_DIR}/{claim}", "readOnly": True})
+    for number, (digest, repository) in enumerate(_images(model).items()):
+        name = f"model-image-{number}"
+        reference = f"{repository}{DIGEST_MARK}{digest}"
+        volumes.append(
+            {"name": name, "image": {"reference": reference, "pullPolicy": "IfNotPresent"}}
+        )
+        mounts.append({"name": name, "mountPath": f"{IMAGES_DIR}/{digest}", "readOnly": True})
     cache = _cache(model) if downloads(model) else None
     if cache is not None:
         volumes.append({"name": "cache", **cache})

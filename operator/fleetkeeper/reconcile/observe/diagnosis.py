@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.observe.pod_problems import (
+    ADVICE,
     FLAPPING_S,
     SET_UP_S,
     flapping_problem,
+    lacks_image_volumes,
     needs_events,
     problem_of_creation,
     problem_of_pod,
@@ -134,6 +136,10 @@ def _of_failure(failure: WriteFailure) -> Problem | None:
     """
     if failure.problem in {WriteProblem.QUOTA, WriteProblem.ADMISSION}:
         return problem_of_creation(failure.message, failure.since)
+    if failure.problem is WriteProblem.INVALID and lacks_image_volumes(failure.message):
+        reason = Reason.IMAGE_VOLUMES_UNSUPPORTED
+        what = f"The API server does not accept the image volume of {failure.kind} {failure.name}"
+        return Problem(reason, say(what, failure.message, ADVICE[reason]), failure.since)
     words = {
         WriteProblem.INVALID: (
             Reason.INVALID_SPEC,

@@ -61,7 +61,7 @@ EXIT_CODE_REASONS: Mapping[int, Reason] = {
 """The reasons for the engine's exit codes, used if it could not write its termination line."""
 
 ADVICE: Mapping[Reason, str] = {
-    Reason.IMAGE_PULL: "Check the image of the engine profile and spec.imagePullSecrets.",
+    Reason.IMAGE_PULL: "Check the image of the engine profile, an oci:// source, and spec.imagePullSecrets.",
     Reason.UNSCHEDULABLE: "Add nodes, or change spec.resources or spec.placement.",
     Reason.INSUFFICIENT_GPU: "Add accelerator nodes, free accelerators, or lower spec.resources.accelerator.count or the replicas.",
     Reason.MODEL_NOT_FOUND: "Check spec.model.source and spec.model.revision.",
@@ -77,8 +77,13 @@ ADVICE: Mapping[Reason, str] = {
     Reason.MISSING_SECRET: "Create the Secret, or correct spec.model.tokenSecret, spec.model.credentialsSecret or spec.engine.env.",
     Reason.MISSING_SERVICE_ACCOUNT: "Create the ServiceAccount or correct spec.serviceAccountName.",
     Reason.MISSING_VOLUME: "Create the PersistentVolumeClaim or correct spec.model.",
+    Reason.IMAGE_VOLUMES_UNSUPPORTED: "Use Kubernetes 1.35 (or 1.33 with the feature gate ImageVolume) and containerd 2.1 or CRI-O 1.31, or a pvc:// or hf:// source.",
 }
 """The remedy at the end of every message."""
+
+NO_IMAGE_VOLUMES = ('failed to mkdir ""', "no volume plugin matched", "must specify a volume type")
+"""The messages of those that do not know image volumes: containerd before 2.1, the kubelet, and the
+API server, which drops the unknown volume type."""
 
 _EXTENDED_RESOURCE = re.compile(r"Insufficient ([a-z0-9.-]+/[A-Za-z0-9._-]+)")
 _NOT_ACCELERATORS = ("ephemeral-storage", "hugepages-", "attachable-volumes-")
@@ -146,6 +151,16 @@ def problem_of_creation(message: str, since: float | None = None) -> Problem:
     return Problem(reason, say(what, _plain_refusal(message), ADVICE[reason]), since)
 
 
+def lacks_image_volumes(message: str) -> bool:
+    """Return True if a part of the cluster reports that it does not know image volumes."""
+    return any(words in message for words in NO_IMAGE_VOLUMES)
+
+
+def _without_image_volumes(pod: Pod, message: str) -> Problem:
+    what = "The node cannot mount the image of an oci:// source"
+    return _problem(Reason.IMAGE_VOLUMES_UNSUPPORTED, pod, what, _RPC.sub("", message))
+
+
 def _plain_refusal(message: str) -> str:
     """Return the refusal without the object's name and the policy's binding.
 
@@ -191,18 +206,18 @@ def _of_images(pod: Pod, _events: tuple[ObjectEvent, ...]) -> Problem | None:
             detail = container.waiting_message
             for mark in ("ErrImagePull: ", "ErrImageNeverPull: "):
                 detail = detail.rsplit(mark, 1)[-1]
-            return _problem(
-                Reason.IMAGE_PULL,
-                pod,
-                f"The image of container {container.name} cannot be pulled",
-                _RPC.sub("", detail),
-            )
+            is_model = any(image in container.waiting_message for image in pod.image_volumes)
+            owner = "an oci:// source" if is_model else f"container {container.name}"
+            what = f"The image of {owner} cannot be pulled"
+            return _problem(Reason.IMAGE_PULL, pod, what, _RPC.sub("", detail))
     return None
 
 
 def _of_configuration(pod: Pod, _events: tuple[ObjectEvent, ...]) -> Problem | None:
     for container in _unready(pod):
         if container.waiting_reason in CONFIG_REASONS:
+            if pod.image_volumes and lacks_image_volumes(container.waiting_message):
+                return _without_image_volumes(pod, container.waiting_message)
             return _missing_secret(pod, container.waiting_message) or _problem(
                 Reason.CRASH_LOOP,
                 pod,
@@ -218,6 +233,8 @@ def _of_events(pod: Pod, events: tuple[ObjectEvent, ...]) -> Problem | None:
     if not volumes or any(end for c in pod.containers for end in (c.terminated, c.last_terminated)):
         return None
     newest = max(volumes, key=lambda event: (event.seen, event.message))
+    if pod.image_volumes and lacks_image_volumes(newest.message):
+        return _without_image_volumes(pod, newest.message)
     return _missing_secret(pod, newest.message) or _problem(
         Reason.MISSING_VOLUME, pod, "A volume cannot be mounted", newest.message
     )

@@ -181,6 +181,30 @@ def test_adapters_keep_their_names_places_and_revisions() -> None:
     assert claims == ["model-0", "model-1"]
 
 
+def test_an_image_is_mounted_once_and_read_only_whatever_is_taken_from_it() -> None:
+    """By its digest: the same digest is the same content, in whichever repository."""
+    digest = "a" * 64
+    model = {
+        "source": f"oci://registry.example.com/llama@sha256:{digest}/base/v1",
+        "adapters": [
+            {"name": "sql", "source": f"oci://registry.example.com/llama@sha256:{digest}/sql"},
+            {"name": "tone", "source": f"oci://localhost:5000/copy@sha256:{digest}"},
+        ],
+    }
+    document = _document(model=model)["model"]
+    assert document["source"] == f"/images/{digest}/base/v1"
+    assert [one["path"] for one in document["adapters"]] == [
+        f"/images/{digest}/sql",
+        f"/images/{digest}",
+    ]
+    reference = f"registry.example.com/llama@sha256:{digest}"
+    assert [item for item in _pod(model=model)["volumes"] if "image" in item] == [
+        {"name": "model-image-0", "image": {"reference": reference, "pullPolicy": "IfNotPresent"}}
+    ]
+    mounts = [item for item in _container(model=model)["volumeMounts"] if "image" in item["name"]]
+    assert mounts == [{"name": "model-image-0", "mountPath": f"/images/{digest}", "readOnly": True}]
+
+
 def test_an_adapter_named_like_the_model_is_refused() -> None:
     """Before an accelerator is taken."""
     model = {
