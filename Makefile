@@ -13,12 +13,13 @@ WORKERS ?= 3
 TESTS := tests/fault tests/unit tests/cluster tests/engine tests/e2e
 FAST := -m "not slow and not exhaustive" --hypothesis-profile=dev
 USUAL := -m "not exhaustive"
+VLLMS_OWN := api_options_in_vllm death drain fault limits memory_cap progress serve start_stages tiers
 EVERYTHING := --hypothesis-profile=exhaustive
 LOCAL := $(BIN)/python -m fleetkeeper_local
 DEMO_CLUSTER = $(if $(CLUSTER),--cluster "$(CLUSTER)" $(if $(CLUSTER_NAME),--cluster-name "$(CLUSTER_NAME)"))
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-fault test-engine test-e2e clean clean-caches
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-fault test-engine test-engine-previous test-e2e clean clean-caches
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -101,11 +102,15 @@ test-fault: setup setup-engine programs ## The long fault campaign: API faults, 
 test-engine: setup setup-engine ## Tests on a real vLLM for CPU
 	@$(PYTEST) $(USUAL) tests/engine
 
+test-engine-previous: setup ## What depends on vLLM's own code, on the previous vLLM (another 6 GB in the cache)
+	@$(PYTHON) scripts/setup.py engine-previous
+	@FLEETKEEPER_TEST_ENGINE=.venv-engine-previous $(PYTEST) --hypothesis-profile=exhaustive $(addprefix tests/engine/test_,$(addsuffix .py,$(VLLMS_OWN)))
+
 test-e2e: setup setup-engine programs ## Tests on a real node: containers, Helm, Prometheus, router, load
 	@$(PYTEST) $(USUAL) tests/e2e
 
 clean: ## Remove what was built in this checkout (caches outside it stay)
-	rm -rf .venv .venv-engine .mypy_cache .ruff_cache .pytest_cache dist build out
+	rm -rf .venv .venv-engine .venv-engine-previous .mypy_cache .ruff_cache .pytest_cache dist build out
 
 clean-caches: setup ## End the clusters of this machine and remove what they and the tests keep outside this checkout
 	@$(LOCAL) down --purge

@@ -2,6 +2,7 @@
 
     python3 scripts/setup.py dev         # .venv from uv.lock: the operator and its tests
     python3 scripts/setup.py engine      # .venv-engine, on torch and vLLM for CPU in the cache
+    python3 scripts/setup.py engine-previous  # .venv-engine-previous: the same with the previous vLLM
     python3 scripts/setup.py lock        # uv.lock and requirements/*.txt, pinned with hashes
     python3 scripts/setup.py check-lock  # fails if one of them is out of date
     .venv/bin/python scripts/setup.py wheels  # the wheels of our packages, to dist
@@ -17,6 +18,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 GIB = 1024**3
 ENGINE_DISK_GIB = 25
+PREVIOUS_DISK_GIB = 10
 DEV_DISK_GIB = 2
 BUILD_PINS = ["--build-constraint", str(REQUIREMENTS / "build.txt")]
 """Pins the build tools of our own packages, so that an install is reproducible."""
@@ -42,6 +45,8 @@ EXPORTS = {
     "router": ["--only-group", "router"],
 }
 """The requirement files that are exported from uv.lock, and what of it each contains."""
+ADDITIONS = ("engine-streamer", "engine-test")
+"""What an engine environment has in addition to torch and vLLM, each in a directory of its own."""
 
 
 def cache_dir() -> Path:
@@ -142,24 +147,27 @@ def stamped(home: Path, stamp: str) -> bool:
     return mark.exists() and mark.read_text() == stamp
 
 
-def engine_pins() -> list[Path]:
-    """Return the lock files of the engine environment."""
-    return [REQUIREMENTS / "engine.txt", REQUIREMENTS / "engine-nodeps.txt"]
+def engine_pins(which: str = "") -> list[Path]:
+    """Return the lock files of the engine environment; `which` is empty or `-previous`."""
+    return [REQUIREMENTS / f"engine{which}.txt", REQUIREMENTS / f"engine{which}-nodeps.txt"]
 
 
-def engine_base() -> Path:
+def engine_base(which: str = "") -> Path:
     """Return the path of the stock environment (torch, vLLM for CPU), which checkouts share."""
-    return cache_dir() / f"engine-{digest(engine_pins())}"
+    return cache_dir() / f"engine{which}-{digest(engine_pins(which))}"
 
 
-def make_engine_base() -> Path:
+def make_engine_base(which: str) -> Path:
     """Install torch and vLLM for CPU into the cache, because they take 6 GB."""
-    pins = engine_pins()
+    pins = engine_pins(which)
     stamp = digest(pins)
-    home = engine_base()
+    home = engine_base(which)
     if stamped(home, stamp):
         return home
-    require_disk(home, ENGINE_DISK_GIB, "the engine environment with its images")
+    if which:
+        require_disk(home, PREVIOUS_DISK_GIB, "the engine environment with the previous vLLM")
+    else:
+        require_disk(home, ENGINE_DISK_GIB, "the engine environment with its images")
     started = time.monotonic()
     uv = bootstrap_uv()
     say("creating the engine environment (6 GB; some minutes the first time)")
@@ -177,16 +185,32 @@ def make_engine_base() -> Path:
     return home
 
 
-def make_engine() -> None:
+def make_addition(name: str, base: Path) -> Path:
+    """Install an addition to the engine environment into the cache. Its packages are in `site`."""
+    pins = REQUIREMENTS / f"{name}.txt"
+    stamp = digest([pins])
+    home = cache_dir() / f"{name}-{stamp}"
+    if not stamped(home, stamp):
+        shutil.rmtree(home, ignore_errors=True)
+        install: list[str | Path] = [bootstrap_uv(), "pip", "install", "--quiet", "--no-deps"]
+        place: list[str | Path] = ["--python", base / "bin" / "python", "--target", home / "site"]
+        run([*install, *place, "--require-hashes", "-r", pins])
+        (home / ".fleetkeeper-stamp").write_text(stamp)
+    return home
+
+
+def make_engine(which: str = "") -> None:
     """Create .venv-engine: a thin environment of this checkout on top of the shared one.
 
-    It contains our package. `.venv-engine/base` is the shared environment, which looks like a stock
-    vLLM image.
+    It contains our package and the additions, for example `.venv-engine/engine-streamer`.
+    `.venv-engine/base` is the shared environment, which looks like a vLLM image without them.
     """
-    base = make_engine_base()
-    home = ROOT / ".venv-engine"
+    base = make_engine_base(which)
+    links = {"base": base, **{name: make_addition(name, base) for name in ADDITIONS}}
+    home = ROOT / f".venv-engine{which}"
     version = ROOT / "contract" / "fleetkeeper_contract" / "version.py"
-    stamp = f"{base.name} {digest([ROOT / 'engine_image' / 'pyproject.toml', version])}"
+    package = digest([ROOT / "engine_image" / "pyproject.toml", version])
+    stamp = " ".join([package, *(target.name for target in links.values())])
     if stamped(home, stamp):
         return
     uv = bootstrap_uv()
@@ -194,12 +218,14 @@ def make_engine() -> None:
         home.unlink()
     run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, home])
     packages = Path("lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+    sites = [base / packages, *(links[name] / "site" for name in ADDITIONS)]
     (home / packages / "engine-base.pth").write_text(
-        f"import site; site.addsitedir({str(base / packages)!r})\n"
+        "".join(f"import site; site.addsitedir({str(site)!r})\n" for site in sites)
     )
-    link = home / "base"
-    link.unlink(missing_ok=True)
-    link.symlink_to(base)
+    for name, target in links.items():
+        link = home / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
     python = home / "bin" / "python"
     install: list[str | Path] = [uv, "pip", "install", "--quiet", "--no-deps", *BUILD_PINS]
     run([*install, "--python", python, "-e", "contract", "-e", "engine_image"])
@@ -212,10 +238,34 @@ def lock() -> None:
     run([uv, "lock", "--quiet", "--upgrade"])
     export(uv, REQUIREMENTS)
     compiled = ["--quiet", "--generate-hashes", "--no-emit-index-url", "--no-header", "--universal"]
-    for name, options in (("engine", []), ("engine-nodeps", ["--no-deps"])):
+    compiled += ["--python-version", "3.11"]
+    for name, options in (
+        ("engine", []),
+        ("engine-nodeps", ["--no-deps"]),
+        ("engine-previous-nodeps", ["--no-deps"]),
+    ):
         source, target = REQUIREMENTS / f"{name}.in", REQUIREMENTS / f"{name}.txt"
-        words = [*compiled, "--python-version", "3.11", "--upgrade", *options]
-        run([uv, "pip", "compile", *words, source, "-o", target])
+        run([uv, "pip", "compile", *compiled, "--upgrade", *options, source, "-o", target])
+    # Versions that the target already has are kept, so it differs only where the overrides say.
+    overrides, target = REQUIREMENTS / "engine-previous.in", REQUIREMENTS / "engine-previous.txt"
+    shutil.copyfile(REQUIREMENTS / "engine.txt", target)
+    source = REQUIREMENTS / "engine.in"
+    run([uv, "pip", "compile", *compiled, "--override", overrides, source, "-o", target])
+    lock_additions(uv, compiled)
+
+
+def lock_additions(uv: Path, options: list[str]) -> None:
+    """Pin the additions to the engine environment. Each has only what those before it lack."""
+    known = [REQUIREMENTS / "engine.txt"]
+    for name in ADDITIONS:
+        pinned = "".join(file.read_text() for file in known)
+        omitted = re.findall(r"^([A-Za-z0-9._-]+)==", pinned, re.MULTILINE)
+        words = [*options, "--upgrade"]
+        words += [word for file in known for word in ("--constraint", str(file))]
+        words += [word for package in omitted for word in ("--no-emit-package", package)]
+        target = REQUIREMENTS / f"{name}.txt"
+        run([uv, "pip", "compile", *words, REQUIREMENTS / f"{name}.in", "-o", target])
+        known.append(target)
 
 
 def export(uv: Path, folder: Path) -> None:
@@ -244,6 +294,7 @@ def main() -> None:
     commands = {
         "dev": make_dev,
         "engine": make_engine,
+        "engine-previous": lambda: make_engine("-previous"),
         "lock": lock,
         "check-lock": check_lock,
         "wheels": make_wheels,

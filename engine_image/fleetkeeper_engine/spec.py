@@ -46,6 +46,12 @@ Name = Annotated[
 ]
 ServedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,252}$")]
 Location = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/@+ -]{0,1023}$")]
+ModelLocation = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(s3://[a-z0-9][A-Za-z0-9._=/-]{2,511}|[A-Za-z0-9/][A-Za-z0-9._/@+ -]{0,1023})$"
+    ),
+]
 OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{1,62}$")]
 OptionValue = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9._/:@][A-Za-z0-9._/:@-]{0,252}$")
@@ -91,8 +97,8 @@ class Adapter(_Section):
 class Model(_Section):
     """The model to load, and the names under which it is served."""
 
-    source: Location = Field(
-        description="An absolute directory in the container, or ORG/NAME of a Hugging Face model."
+    source: ModelLocation = Field(
+        description="An absolute directory in the container, ORG/NAME of a Hugging Face model, or s3://BUCKET/PREFIX."
     )
     revision: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,128}$")] | None = Field(
         default=None, description="Commit of a Hugging Face model; absent for a directory."

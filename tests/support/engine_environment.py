@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".venv-engine" / "bin" / "python"
-STOCK_PYTHON = ROOT / ".venv-engine" / "base" / "bin" / "python"
+ENVIRONMENT = ROOT / os.environ.get("FLEETKEEPER_TEST_ENGINE", ".venv-engine")
+"""The environment under test. `make test-engine-previous` names the one with the previous vLLM."""
+PYTHON = ENVIRONMENT / "bin" / "python"
+STOCK_PYTHON = ENVIRONMENT / "base" / "bin" / "python"
 """The environment with vLLM and nothing of ours: what a stock vLLM image looks like."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from fleetkeeper.api.object_storage import ObjectStorage
 from fleetkeeper.api.parse import InferenceService, parse_service
 from fleetkeeper.api.tracing import Collector, Tracing
 from fleetkeeper.api.types import RolloutStrategy
@@ -55,6 +56,19 @@ def _traced() -> PlanContext:
     )
     profiles = tuple(item.model_copy(update={"tracing": tracing}) for item in catalog.profiles)
     return _context(catalog=catalog.model_copy(update={"profiles": profiles}))
+
+
+def _object_storage(**storage: Any) -> PlanContext:
+    """Return a context whose profiles have this object storage."""
+    catalog = default_context().catalog
+    profiles = tuple(
+        item.model_copy(update={"object_storage": ObjectStorage(**storage)})
+        for item in catalog.profiles
+    )
+    return _context(
+        catalog=catalog.model_copy(update={"profiles": profiles}),
+        engine_service_accounts=("model-*",),
+    )
 
 
 @dataclass(frozen=True)
@@ -118,6 +132,14 @@ CASES: dict[str, GoldenCase] = {
     "hub-cache-claim": GoldenCase({"model": {**HUB, "cache": {"claimName": "hub-cache"}}}),
     "hub-cache-ephemeral": GoldenCase({"model": {**HUB, "cache": {"ephemeralSize": "100Gi"}}}),
     "hub-token": GoldenCase({"model": {**HUB, "tokenSecret": {"name": "hf", "key": "token"}}}),
+    "object-storage": GoldenCase(
+        {"model": {"source": "s3://models/llama/v1", "credentialsSecret": "s3-reader"}},
+        context=_object_storage(endpoint="https://minio.storage.svc:9000", path_style=True),
+    ),
+    "object-storage-account": GoldenCase(
+        {"model": {"source": "s3://models/llama/v1"}, "serviceAccountName": "model-reader"},
+        context=_object_storage(region="eu-central-1"),
+    ),
     "served-name": GoldenCase({"model": {**PVC, "servedName": "llama-3.1-8b-instruct"}}),
     "adapters-same-claim": GoldenCase(
         {

@@ -139,6 +139,9 @@ apiServerRule: {{ toJson . }}
 {{- with .Values.network.modelHub }}
 modelHubRule: {{ toJson . }}
 {{- end }}
+{{- with .Values.network.objectStorage }}
+objectStorageRule: {{ toJson . }}
+{{- end }}
 maxAccelerators: {{ toJson .Values.accelerators.max }}
 maxAcceleratorsByNamespace: {{ toJson .Values.accelerators.maxByNamespace }}
 floatingRevisions: {{ .Values.floatingRevisions }}

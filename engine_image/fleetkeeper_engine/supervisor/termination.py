@@ -59,7 +59,8 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
             r"PermissionError|Permission denied|GatedRepoError|401 Client Error|403 Client Error|"
             r"Client error '40[13] |"
             r"SafetensorError|HeaderTooLarge|MetadataIncompleteBuffer|is not a valid JSON file|"
-            r"Cannot access gated repo"
+            r"Cannot access gated repo|NoCredentialsError|PartialCredentialsError|EndpointConnectionError|"
+            r"An error occurred \((403|AccessDenied|ExpiredToken|InvalidAccessKeyId|InvalidToken|SignatureDoesNotMatch)\)"
         ),
         "the model's files cannot be read",
     ),
@@ -68,7 +69,7 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
         (
             r"LocalEntryNotFoundError|404 Client Error|Client error '404 |"
             r"Invalid repository ID or local directory|is not a local folder and is not a valid model identifier|"
-            r"Cannot find any model weights|does not appear to have a file named|"
+            r"Cannot find any model weights|does not appear to have a file named|NoSuchBucket|NoSuchKey|"
             r"No such file or directory: '[^']*(config\.json|safetensors|tokenizer|adapter)[^']*'"
         ),
         "the model does not exist",

@@ -1,8 +1,9 @@
 """The engine's CPU image from an environment that is ready on disk, without a build step.
 
-It has the content of `engine_image/Containerfile.cpu`: one layer with the pinned site-packages and
-their byte code, and a small layer above it with our own packages. The first layer is packed once per
-lock file. A change of our code makes only the second one, in about a second.
+It has the content of `engine_image/Containerfile.cpu`: a layer with the pinned site-packages and
+their byte code, one with what streams models from object storage, and a small one with our own
+packages. The first two are packed once per lock file. A change of our code makes only the last one,
+in about a second.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ENTRYPOINT = "fleetkeeper-engine"
 
 
 def engine_layers(root: Path = REPOSITORY) -> list[oci.Layer]:
-    """Return the layers above the base (which has the system libraries): dependencies, our packages.
+    """Return the layers above the base, which has the system libraries. Ours is the last.
 
     `root`: the checkout with our packages. The dependencies are always those of this checkout.
 
@@ -39,11 +40,14 @@ def engine_layers(root: Path = REPOSITORY) -> list[oci.Layer]:
     """
     environment = (REPOSITORY / ".venv-engine" / "base").resolve()
     stock = environment / "lib" / PYTHON / "site-packages"
-    if not (environment / ".fleetkeeper-stamp").exists() or not stock.is_dir():
+    streamer = (REPOSITORY / ".venv-engine" / "engine-streamer").resolve()
+    complete = all((found / ".fleetkeeper-stamp").exists() for found in (environment, streamer))
+    if not complete or not stock.is_dir():
         raise LocalError("the engine environment does not exist; run: make setup-engine")
     layers = cache_dir() / "images" / "layers"
     return [
         _dependencies(environment.name, stock, layers),
+        _dependencies(streamer.name, streamer / "site", layers),
         _own_packages(layers, _inspected(environment), root),
     ]
 
@@ -51,7 +55,7 @@ def engine_layers(root: Path = REPOSITORY) -> list[oci.Layer]:
 def _dependencies(key: str, stock: Path, layers: Path) -> oci.Layer:
     target = layers / f"{key}.tar.zst"
     if not target.exists():
-        say("packing the engine environment into a layer (about a minute, once per lock file)")
+        say(f"packing {key} into a layer (up to a minute, once per lock file)")
         _compile(stock)
     # All times in a layer are 0, which would invalidate byte code that records its source's time.
     return oci.write_layer(stock, SITE, target, exclude=("*.opt-1.pyc", "*.opt-2.pyc"))

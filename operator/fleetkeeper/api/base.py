@@ -42,6 +42,10 @@ class QuantityMark:
     """A marker for strings that are quantities. The CRD checks them with a CEL rule."""
 
 
+class FreeForm:
+    """A marker for maps whose schema is that of Kubernetes."""
+
+
 def _is_quantity(value: str) -> str:
     try:
         parse_quantity(value)

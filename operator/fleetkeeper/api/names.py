@@ -47,6 +47,10 @@ CHILD_INFIX: Final = "-fk-"
 """The text between the service name and the child suffix. Service names must not contain it."""
 
 
+ENGINE_CONTAINER: Final = "engine"
+INSTALL_CONTAINER: Final = "install"
+
+
 class Component(StrEnum):
     """The values of the component label. Do not change them: immutable selectors contain them."""
 

@@ -1,4 +1,4 @@
-"""The values that options of vLLM 0.32 accept, and the options that fields set."""
+"""The values that options of vLLM 0.31 and 0.32 accept, and the options that fields set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine options that a service may set: a typed allow-list for vLLM 0.32.
+"""The engine options that a service may set: a typed allow-list for vLLM 0.31 and 0.32.
 
 A deny-list cannot work: vLLM's parser accepts abbreviations, `_` for `-`, JSON sub-fields
 (`--compilation-config.x`), and `--config FILE`. An option is accepted only if its exact name is in
@@ -18,8 +18,13 @@ from typing import Protocol
 from fleetkeeper.api import option_values as values
 from fleetkeeper.api.schema.error_messages import FieldError
 
-VLLM_VERSIONS = ("0.32.0",)
+VLLM_VERSIONS = ("0.31.0", "0.32.0")
 """The vLLM versions against which all names and values of this list were checked."""
+NEWEST_ONLY: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"moe-backend": frozenset({"aiter_mega_moe", "flashinfer_moe_ep_cutedsl"})}
+)
+"""The values that only the newest of these versions accepts. In an older one, vLLM's parser refuses
+them, and the engine ends as BadEngineOption."""
 
 
 class ValueKind(Protocol):

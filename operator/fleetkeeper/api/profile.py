@@ -7,19 +7,24 @@ resolved when a service is created or its spec changes. `status.engine` stores t
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from fleetkeeper.api.base import Quantity, Section, StringMap, frozen_map
-from fleetkeeper.api.environment import allows, is_administrators
-from fleetkeeper.api.extra_arguments import conflict_errors, extra_argument_errors, options_of
-from fleetkeeper.api.options import option_errors
+from fleetkeeper.api.base import FreeForm, Quantity, Section, StringMap, frozen_map
+from fleetkeeper.api.environment import allows
+from fleetkeeper.api.extra_arguments import extra_argument_errors, options_of
+from fleetkeeper.api.object_storage import ObjectStorage
+from fleetkeeper.api.pod_template import (
+    engine_variables,
+    pod_template_errors,
+)
+from fleetkeeper.api.pod_template_form import in_stored_form
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
 from fleetkeeper.api.replica_types import DEFAULT_CAP_PERCENT, MAX_CAP_PERCENT
-from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.api.tracing import OPTION as TRACES_OPTION
 from fleetkeeper.api.tracing import Tracing
 from fleetkeeper.api.types import (
@@ -40,6 +45,7 @@ EnvironmentName = Annotated[
 ]
 OptionName = Annotated[str, Field(min_length=2, max_length=63, pattern=r"^[a-z][a-z0-9-]*$")]
 ExtraArgument = Annotated[str, Field(max_length=MAX_LENGTH, pattern=r"^--[a-z]")]
+PodTemplate = Annotated[Mapping[str, Any], AfterValidator(in_stored_form), FreeForm()]
 
 CONTRACTS = (1,)
 """The versions of the engine contract that this operator supports: the newest and the previous one."""
@@ -139,6 +145,14 @@ class EngineProfile(Section):
         None,
         description="OpenTelemetry spans of requests. Absent: none. Services cannot change it.",
     )
+    pod_template: PodTemplate | None = Field(
+        None,
+        description="A pod template with metadata and spec, as in Kubernetes, that is merged over every engine pod with this profile: sidecars, volumes, devices, labels. What Fleetkeeper owns is refused.",
+    )
+    object_storage: ObjectStorage | None = Field(
+        None,
+        description="Object storage of s3:// models. Absent means that services cannot use s3:// models. The engine image needs runai-model-streamer-s3.",
+    )
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
@@ -160,11 +174,23 @@ class EngineProfile(Section):
             raise ValueError(
                 f"profile {self.name!r}: tracing sets --{TRACES_OPTION}; remove it from extraArguments"
             )
+        if errors := self._pod_template_errors():
+            raise ValueError(f"profile {self.name!r}: {'; '.join(errors)}")
         return self
+
+    def _pod_template_errors(self) -> list[str]:
+        accelerator = self.resources.accelerator_resource or "nvidia.com/gpu"
+        return pod_template_errors(
+            self.pod_template or {}, variables=self.variables.keys(), accelerator=accelerator
+        )
+
+    def sets_variable(self, name: str) -> bool:
+        """Return True if the profile itself sets this environment variable of engines."""
+        return name in self.variables or name in engine_variables(self.pod_template or {})
 
     def allows_env(self, name: str) -> bool:
         """Return True if a service may set this environment variable."""
-        return name not in self.variables and allows(self.env, name)
+        return not self.sets_variable(name) and allows(self.env, name)
 
     def allows_variable(self, variable: EnvironmentVariable) -> bool:
         """Return True if a service may set this variable from this source.
@@ -279,73 +305,3 @@ def _shared_memory_within(memory: str, default: str) -> str:
     """Return the profile's shared memory, or a quarter of `memory` if it exceeds half of `memory`."""
     whole = parse_quantity(memory)
     return default if parse_quantity(default) * 2 <= whole else str(int(whole / 4))
-
-
-def profile_option_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:
-    """Return the errors of the spec's engine options with this profile."""
-    options, arguments = spec.engine.options, profile.extra_arguments
-    errors = conflict_errors(options, arguments, profile.name)
-    return errors or option_errors(options, profile.options, options_of(arguments))
-
-
-def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:
-    """Return all settings of the spec that this profile does not support."""
-    errors = profile_option_errors(spec, profile)
-    errors += [
-        FieldError(f"spec.engine.env[{index}].name", _refusal(variable.name, profile))
-        for index, variable in enumerate(spec.engine.env)
-        if not profile.allows_variable(variable)
-    ]
-    if spec.memory.cap_percent > profile.max_cap_percent:
-        errors.append(
-            FieldError(
-                "spec.memory.capPercent",
-                f"is {spec.memory.cap_percent}, but the engine profile {profile.name} allows at most {profile.max_cap_percent}; lower it, or choose a profile with a higher maxCapPercent",
-            )
-        )
-    resources = effective_resources(spec, profile)
-    if parse_quantity(resources.shared_memory) >= parse_quantity(resources.memory):
-        errors.append(
-            FieldError(
-                "spec.resources.sharedMemory",
-                f"is {resources.shared_memory}, but must be less than the memory of {resources.memory}; lower it or raise spec.resources.memory",
-            )
-        )
-    if profile.accelerator is AcceleratorKind.CPU:
-        errors += _accelerator_errors(spec, profile)
-    return errors
-
-
-def _refusal(name: str, profile: EngineProfile) -> str:
-    if name in profile.variables:
-        return f"{name} is set by the engine profile {profile.name}; remove it"
-    if is_administrators(name):
-        return f"{name} can only be set by the administrator, in the engine profile's variables"
-    if profile.allows_env(name):
-        return (
-            f"{name} cannot come from a Secret, because the engine profile {profile.name} does not list "
-            "its exact name, and tuning variables appear in logs; set value instead of valueFrom"
-        )
-    return (
-        f"{name} is not allowed by the engine profile {profile.name}, "
-        f"which allows {', '.join(profile.env) or 'no variables'} (see the reference of engine profiles)"
-    )
-
-
-def _accelerator_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:
-    errors = []
-    if spec.resources.accelerator is not None:
-        errors.append(
-            FieldError(
-                "spec.resources.accelerator",
-                f"is not supported by the engine profile {profile.name}, which runs on CPUs; remove it or choose a cuda profile",
-            )
-        )
-    if spec.engine.tensor_parallel_size > 1:
-        errors.append(
-            FieldError(
-                "spec.engine.tensorParallelSize",
-                f"must be 1 with the engine profile {profile.name}, which runs on CPUs",
-            )
-        )
-    return errors

@@ -18,7 +18,8 @@ from fleetkeeper.api.variables import EnvironmentVariable, SecretKey
 
 MODEL_SOURCE = (
     r"^(pvc://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
-    r"|hf://[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})$"
+    r"|hf://[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+    r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_][A-Za-z0-9._=-]*)*)$"
 )
 ModelSource = Annotated[str, Field(min_length=7, max_length=512, pattern=MODEL_SOURCE)]
 GitRevision = Annotated[
@@ -84,7 +85,7 @@ class Model(Section):
     """The model that the service serves."""
 
     source: ModelSource = Field(
-        description="Location of the model: pvc://CLAIM/PATH (a PersistentVolumeClaim in the service's namespace) or hf://ORG/NAME (Hugging Face)."
+        description="Location of the model: pvc://CLAIM/PATH (a PersistentVolumeClaim in the service's namespace), hf://ORG/NAME (Hugging Face), or s3://BUCKET/PREFIX (object storage, streamed into memory at each start). s3:// requires an engine profile with objectStorage."
     )
     revision: GitRevision | None = Field(
         None,
@@ -97,6 +98,10 @@ class Model(Section):
     token_secret: SecretKey | None = Field(
         None,
         description="Secret with the Hugging Face token, for models that require one. Pods reference it by name; the operator never reads it.",
+    )
+    credentials_secret: ObjectName | None = Field(
+        None,
+        description="Name of a Secret in the service's namespace with the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for an s3:// model. Absent means the identity of serviceAccountName. Pods reference it by name; the operator never reads it.",
     )
     cache: ModelCache | None = Field(
         None,

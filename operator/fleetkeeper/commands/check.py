@@ -11,6 +11,7 @@ import typer
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper.commands.inputs import Checked, plan_inputs, read_inputs
 from fleetkeeper.commands.needs import Needs, advice_of, needs_of
+from fleetkeeper.commands.pod_template_lines import overridden, pod_template_lines
 from fleetkeeper.commands.render import FILES, NAMESPACE, SETTINGS
 
 
@@ -54,8 +55,10 @@ def report(one: Checked) -> list[str]:
         f"  CPU cores    {_times(needs, _plain(needs.cores(1)), _plain(needs.cores(needs.most)))}",
         f"  memory       {_times(needs, _gib(needs.memory_gib(1)), _gib(needs.memory_gib(needs.most)))}",
         f"  memory cap   {_cap(needs)}",
+        *pod_template_lines(one.profile),
     ]
-    return [*lines, *(f"  note         {text}" for text in advice_of(service))]
+    notes = [*advice_of(service), *overridden(service, one.profile)]
+    return [*lines, *(f"  note         {text}" for text in notes)]
 
 
 def _span(needs: Needs) -> str:

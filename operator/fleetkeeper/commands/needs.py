@@ -14,6 +14,7 @@ from fleetkeeper.api.profile import (
     effective_resources,
 )
 from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.schema.object_storage_rules import is_object_source
 from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy, ScalingMode, ServiceType
 from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 
@@ -80,6 +81,10 @@ def advice_of(service: InferenceService) -> list[str]:
         advice.append("disruption.maxUnavailable is 0: node drains are blocked")
     if spec.model.source.startswith("hf://") and spec.model.cache is None:
         advice.append("model.cache is not set: every new pod downloads the model again")
+    if is_object_source(spec.model.source):
+        advice.append(
+            "model.source is s3://: new pods load what is at the prefix when they start; use a new prefix for each version"
+        )
     if spec.replicas is not None and spec.scaling.mode is not ScalingMode.EXTERNAL:
         advice.append(
             f"replicas is {spec.replicas}: Fleetkeeper adjusts only batch limits and does not scale"

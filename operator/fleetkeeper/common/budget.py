@@ -135,34 +135,51 @@ def with_reserved(held: Holding, gpus: int) -> Holding:
 ACCELERATORS_VARIABLE = "FLEETKEEPER_ACCELERATORS"
 """The variable of an engine with the number of accelerators that its claims hold. Only the operator
 can set it, and nobody can change it in a pod."""
+OTHER_DEVICES_VARIABLE = "FLEETKEEPER_OTHER_DEVICES"
+"""The variable of an engine with the extended resources that are no accelerators, by name."""
 
 
 def accelerators_of(pod_spec: Mapping[str, Any]) -> int:
     """Return the accelerators that one pod of this spec requests, 0 if no readable amount is found.
 
     Accelerators are extended resources, which Kubernetes counts in whole units and reads from
-    limits, or those of claims, whose number `ACCELERATORS_VARIABLE` holds. Among several kinds the
-    largest number counts: a webhook may add network devices to the GPUs.
+    limits, or those of claims, whose number `ACCELERATORS_VARIABLE` holds. Resources that
+    `OTHER_DEVICES_VARIABLE` names do not count. Among several kinds the largest number counts: a
+    webhook may add network devices to the GPUs.
     """
     count = 0
     containers = pod_spec.get("containers")
+    others = _other_devices(containers)
     for container in containers if isinstance(containers, list) else ():
         if pod_spec.get("resourceClaims"):
             count = max(count, _claimed(container))
         resources = container.get("resources") if isinstance(container, Mapping) else None
         limits = resources.get("limits") if isinstance(resources, Mapping) else None
         for name, amount in limits.items() if isinstance(limits, Mapping) else ():
-            if "/" in name and not name.startswith("kubernetes.io/"):
+            if "/" in name and not name.startswith("kubernetes.io/") and name not in others:
                 count = max(count, _pieces(amount))
     return count
 
 
+def _other_devices(containers: object) -> frozenset[str]:
+    return frozenset(
+        name
+        for container in (containers if isinstance(containers, list) else ())
+        for name in str(_variable(container, OTHER_DEVICES_VARIABLE)).split()
+    )
+
+
 def _claimed(container: object) -> int:
+    return _pieces(_variable(container, ACCELERATORS_VARIABLE))
+
+
+def _variable(container: object, name: str) -> object:
+    """Return the value of a container's variable, "" if it has none."""
     variables = container.get("env") if isinstance(container, Mapping) else None
     for variable in variables if isinstance(variables, list) else ():
-        if isinstance(variable, Mapping) and variable.get("name") == ACCELERATORS_VARIABLE:
-            return _pieces(variable.get("value"))
-    return 0
+        if isinstance(variable, Mapping) and variable.get("name") == name:
+            return variable.get("value", "")
+    return ""
 
 
 def _pieces(amount: object) -> int:

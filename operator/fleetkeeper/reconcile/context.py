@@ -142,6 +142,8 @@ class PlanContext:
     """The API server, as routers reach it. None: any address on ports 443 and 6443."""
     model_hub_rule: NetworkRule | None = None
     """The source of hf:// downloads. None: only the addresses that the engine profile allows."""
+    object_storage_rule: NetworkRule | None = None
+    """The source of s3:// models. None: public addresses on the port of the profile's endpoint."""
     max_accelerators: int | None = None
     """The GPU budget of all services together. None: no budget."""
     max_accelerators_by_namespace: Mapping[str, int] = field(

@@ -35,6 +35,7 @@ def plan_context(settings: Settings) -> PlanContext:
         dns_rule=_given(settings.dns_rule, default.dns_rule),
         api_server_rule=settings.api_server_rule,
         model_hub_rule=_given(settings.model_hub_rule, default.model_hub_rule),
+        object_storage_rule=settings.object_storage_rule,
         max_accelerators=settings.max_accelerators,
         max_accelerators_by_namespace=MappingProxyType(
             dict(settings.max_accelerators_by_namespace)

@@ -190,6 +190,10 @@ class Settings(BaseSettings):
         None,
         description="Hosts from which engines download hf:// models. Null: the internet over HTTPS.",
     )
+    object_storage_rule: NetworkRule | None = Field(
+        None,
+        description="Hosts from which engines stream s3:// models. Null: the internet on the port of the engine profile's endpoint.",
+    )
     max_accelerators: int | None = Field(
         None, ge=0, description="Maximum GPUs of all services together. Null: no limit."
     )

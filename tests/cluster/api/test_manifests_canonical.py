@@ -12,6 +12,7 @@ import pytest
 
 from fleetkeeper.adapters.kubernetes.fields import owned_digest, owned_fields
 from fleetkeeper.api.names import API_VERSION, FIELD_MANAGER, KIND, LABEL_SERVICE
+from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.digest import digest_of
@@ -21,6 +22,7 @@ from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.golden_services import CASES
+from tests.support.pod_templates import EVERY_FORM, PROFILE
 from tests.support.random_specs import allowed, random_services
 
 CRDS = Path(__file__).parents[3] / "crds"
@@ -129,6 +131,25 @@ def test_a_second_apply_changes_no_object(
         assert new["metadata"].get("generation") == old["metadata"].get("generation"), key
         if key[0] not in {"Deployment", "PodDisruptionBudget"}:
             assert new["metadata"]["resourceVersion"] == old["metadata"]["resourceVersion"], key
+
+
+def test_a_pod_template_is_stored_as_it_is_wanted(
+    control_plane: ControlPlane, applied: tuple[list[Manifest], Live]
+) -> None:
+    """With values of every form: quantities, references, empty ones, false ones, zeros."""
+    (owner,) = {child["metadata"]["ownerReferences"][0]["uid"] for child in applied[0]}
+    case, name = CASES["minimal-cuda"], "with-template"
+    service = replace(case.service(), name=name, namespace=NAMESPACE, uid=owner)
+    profile = EngineProfile.model_validate({**PROFILE, "podTemplate": EVERY_FORM})
+    wanted = desired_engine_deployment(
+        service, desired_engine_template(service, profile, case.context), replicas=0
+    )
+    wanted["metadata"]["ownerReferences"][0]["name"] = "owner"
+    _apply(control_plane, [wanted])
+    live = _engine(control_plane, name)
+    assert digest_of(wanted) == owned_digest(live), json.dumps(
+        [_without_replicas(wanted), owned_fields(live)], sort_keys=True
+    )
 
 
 def _engine(plane: ControlPlane, name: str) -> dict[str, Any]:

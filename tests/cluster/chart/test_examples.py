@@ -17,6 +17,7 @@ from fleetkeeper_local.control_plane.control_plane import ControlPlane
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
+STREAMED = REPOSITORY / "examples" / "object-storage"
 FLEETKEEPER = str(Path(sys.executable).with_name("fleetkeeper"))
 WANTED = {
     "tiny",
@@ -71,7 +72,7 @@ def test_check_finds_an_example_good_and_says_what_it_needs(file: Path) -> None:
     assert "memory cap   80%" in done.stdout
 
 
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [*EXAMPLES, STREAMED / "service.yaml"], ids=lambda file: file.stem)
 def test_the_api_server_takes_an_example_as_it_is(
     control_plane: ControlPlane, namespace: str, file: Path
 ) -> None:

@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from fleetkeeper.api.profile import ProfileCatalog
+from fleetkeeper.cli import app
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.runtime.plan_context import plan_context
 from fleetkeeper.runtime.settings import load_settings
 from tests.support.helm_chart import CHART, NAMESPACE, HelmError, helm, only, rendered
 from tests.support.pod_security import violations_of_restricted
+from tests.support.pod_templates import RDMA_AND_LOGS
 
 ROOT = Path(__file__).parents[3]
+STREAMED = ROOT / "examples" / "object-storage"
 PROFILE = {
     "accelerator": "cuda",
     "vllmVersion": "0.33.0",
@@ -104,12 +108,23 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
             "modelHub": {"peers": [{"cidr": "10.9.0.0/16"}], "tcpPorts": [8443]},
         }
     },
+    "object-storage": yaml.safe_load((STREAMED / "values.yaml").read_text()),
     "two-releases": {
         "refuseSecondRelease": False,
         "systemPriorityClasses": True,
         "exposedServiceTypes": ["LoadBalancer"],
     },
     "accounts": {"engineServiceAccounts": ["model-reader", "team-*"]},
+    "pod-template": {
+        "engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "podTemplate": RDMA_AND_LOGS}},
+        "admissionPolicy": {
+            "podTemplates": {
+                "capabilities": ["IPC_LOCK"],
+                "hostNetwork": True,
+                "volumeTypes": ["nfs"],
+            }
+        },
+    },
     "no-admission-policy": {"admissionPolicy": {"enabled": False}},
     "no-policies": {"network": {"operatorPolicy": False}, "podDisruptionBudget": False},
     "placement": {
@@ -232,6 +247,32 @@ def test_defaults_are_those_of_render(tmp_path: Path) -> None:
     (ours,), (theirs,) = context.operator_peers, default.operator_peers
     assert theirs.namespace_labels == ours.namespace_labels
     assert theirs.pod_labels.items() <= ours.pod_labels.items()
+
+
+def test_values_of_a_release_without_pod_templates_render_the_same() -> None:
+    """`helm upgrade --reuse-values` has none of the values that are newer than the release."""
+    assert rendered({"admissionPolicy": {"podTemplates": None}}) == rendered({})
+
+
+def test_the_example_of_object_storage_fits_its_values(tmp_path: Path) -> None:
+    """Its service is refused by a chart with default values, which has no address for it."""
+    files = _settings_files(_all("object-storage"))
+    (tmp_path / "profiles.yaml").write_text(files["profiles.yaml"])
+    settings = yaml.safe_load(files["settings.yaml"])
+    del settings["controlJwksFile"]
+    settings["profilesFile"] = str(tmp_path / "profiles.yaml")
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    context = plan_context(load_settings(file))
+    assert context.object_storage_rule is not None
+    assert context.object_storage_rule.tcp_ports == (9000,)
+    check = ["check", "-f", str(STREAMED / "service.yaml")]
+    done = CliRunner().invoke(app, [*check, "--settings", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "use a new prefix for each version" in done.output
+    done = CliRunner().invoke(app, check)
+    assert done.exit_code == 64
+    assert "has no objectStorage" in done.output
 
 
 def test_the_crd_is_the_generated_one() -> None:
@@ -392,6 +433,8 @@ def test_the_policy_allows_the_variables_from_secrets_that_profiles_allow() -> N
     assert set(_policy_list(own, "secretVariables")) == {"HF_TOKEN", "AWS_ACCESS_KEY_ID", *exact}
     none: dict[str, Any] = {"cpu-0.32.0-1": {"env": []}, "cuda-0.32.0-1": {"env": []}}
     assert _policy_list({"engineProfiles": none}, "secretVariables") == ["HF_TOKEN"]
+    keys = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert keys <= set(_policy_list(VALUE_SETS["object-storage"], "secretVariables"))
 
 
 def test_the_policy_knows_the_accounts_that_the_operator_allows() -> None:
@@ -487,6 +530,13 @@ def test_monitors_are_made_only_when_asked_for() -> None:
             {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "extraArguments": ["seed=1"]}}},
             "cuda-0.33.0-1",
         ),
+        (
+            {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "podTemplate": {"containers": []}}}},
+            "cuda-0.33.0-1",
+        ),
+        ({"admissionPolicy": {"podTemplates": {"containers": ["engine"]}}}, "containers"),
+        ({"admissionPolicy": {"podTemplates": {"capabilities": ["ALL"]}}}, "capabilities"),
+        ({"admissionPolicy": {"podTemplates": {"volumeTypes": ["projected"]}}}, "volumeTypes"),
         ({"engineAliases": {"cuda": "cuda-9.9.9-1"}}, "not in engineProfiles"),
         ({"engineProfiles": {"cpu-0.32.0-1": None}}, "not in engineProfiles"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name is required"),

@@ -40,6 +40,7 @@ def account(control_plane: ControlPlane) -> Iterator[Path]:
             {
                 "engineServiceAccounts": ["model-*", "reader"],
                 "exposedServiceTypes": ["LoadBalancer"],
+                "engineProfiles": {"cuda-0.32.0-1": {"objectStorage": {}}},
             },
             namespace=space,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetkeeper.api.parse import InvalidService, parse_service
-from fleetkeeper.api.profile import profile_errors
+from fleetkeeper.api.profile_errors import profile_errors
 from fleetkeeper.reconcile.profiles import default_catalog
 from tests.support.service_cases import Case, cases
 
@@ -58,7 +58,12 @@ def test_only_settings_and_profiles_refuse_what_the_api_server_takes() -> None:
     assert fields == {"revision"}
     assert all(
         str(c.reject).startswith(
-            ("spec.engine.options.", "spec.engine.env[", "spec.memory.capPercent")
+            (
+                "spec.engine.options.",
+                "spec.engine.env[",
+                "spec.memory.capPercent",
+                "spec.model.source",
+            )
         )
         for c in cases()
         if c.by == "profile"

@@ -24,8 +24,8 @@ from fleetkeeper.api.profile import (
     ProfileCatalog,
     UnknownProfile,
     effective_resources,
-    profile_errors,
 )
+from fleetkeeper.api.profile_errors import profile_errors
 from fleetkeeper.api.quantity import BadQuantity, canonical_quantity, parse_quantity
 from fleetkeeper.api.types import Accelerator, InferenceServiceSpec
 

@@ -343,7 +343,7 @@ def test_crds_prints_the_generated_file(run: Run) -> None:
 
 
 def test_version_names_what_it_works_with(run: Run) -> None:
-    assert "engine contract 1, vLLM 0.32.0" in run("version").stdout
+    assert "engine contract 1, vLLM 0.31.0, 0.32.0" in run("version").stdout
 
 
 def test_wrong_use_ends_with_2_and_help_tells_the_exit_codes_and_examples(run: Run) -> None:

@@ -69,6 +69,11 @@ def test_what_a_report_needs_stays(text: str) -> None:
     assert redact_text(text) == text
 
 
+def test_the_names_of_a_models_secrets_stay() -> None:
+    model = {"tokenSecret": {"name": "hub", "key": "token"}, "credentialsSecret": "s3-reader"}
+    assert redact({"model": model}) == {"model": model}
+
+
 def test_variables_are_hidden_whatever_their_names() -> None:
     pod = {
         "env": [

@@ -90,8 +90,20 @@ def test_a_cuda_plan_is_a_share_of_the_device() -> None:
 
 def test_without_a_compiler_nothing_is_compiled_on_first_use_either() -> None:
     launch = Launch(**{**_fields(LAUNCH), "eager": True})
-    assert desired_environment(a_document(), launch, {})["TORCHDYNAMO_DISABLE"] == "1"
-    assert "TORCHDYNAMO_DISABLE" not in desired_environment(a_document(), LAUNCH, {})
+    assert desired_environment(a_document(), PLAN, launch, {})["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in desired_environment(a_document(), PLAN, LAUNCH, {})
+
+
+def test_a_streamed_model_has_its_address_its_loader_and_its_buffers() -> None:
+    streamed = replace(LAUNCH, model="s3://models/llama", load_format="runai_streamer")
+    plan = replace(PLAN, stream_buffer_bytes=GIB)
+    assert {"--model=s3://models/llama", "--load-format=runai_streamer"} <= set(
+        desired_argv(a_document(), plan, streamed)
+    )
+    given = {"RUNAI_STREAMER_MEMORY_LIMIT": "40000000000"}
+    child = desired_environment(a_document(), plan, streamed, given)
+    assert child["RUNAI_STREAMER_MEMORY_LIMIT"] == str(GIB), "the plan's, whatever the profile sets"
+    assert not any("load-format" in word for word in desired_argv(a_document(), PLAN, LAUNCH))
 
 
 def test_what_would_undo_the_plan_is_not_handed_on() -> None:
@@ -102,13 +114,13 @@ def test_what_would_undo_the_plan_is_not_handed_on() -> None:
         "VLLM_API_KEY": "key",
         "OMP_NUM_THREADS": "2",
     }
-    child = desired_environment(a_document(), LAUNCH, given)
+    child = desired_environment(a_document(), PLAN, LAUNCH, given)
     assert "VLLM_CPU_KVCACHE_SPACE" not in child
     assert "FLEETKEEPER_ENGINE" not in child
     assert child["VLLM_API_KEY"] == "key"
     assert child["PYTHONPATH"] == "/opt/own:/else"
     assert child["OMP_NUM_THREADS"] == "2", "the pod's own setting wins"
-    assert desired_environment(a_document(), LAUNCH, {})["OMP_NUM_THREADS"] == "4"
+    assert desired_environment(a_document(), PLAN, LAUNCH, {})["OMP_NUM_THREADS"] == "4"
     assert child["FLEETKEEPER_SHARED_MEMORY"] == "/dev/shm/fleetkeeper/shared-memory"
     assert child["HF_HUB_OFFLINE"] == "1"
     assert json.loads(child[SETTINGS])["internal_token"] == "secret-mark"
@@ -118,7 +130,7 @@ def test_without_tracing_nothing_of_it_is_set() -> None:
     words = desired_argv(a_document(), PLAN, LAUNCH)
     assert f"--middleware={MIDDLEWARE}" in words
     assert not [word for word in words if "otlp" in word]
-    assert not [name for name in desired_environment(a_document(), LAUNCH, {}) if "OTEL" in name]
+    assert not [name for name in desired_environment(a_document(), PLAN, LAUNCH, {}) if "OTEL" in name]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +154,7 @@ def test_tracing_configures_vllm_and_the_middleware_alike(
         "OTEL_TRACES_SAMPLER": "always_on",
         "OTEL_EXPORTER_OTLP_HEADERS": "a=b",
     }
-    child = desired_environment(document, LAUNCH, given)
+    child = desired_environment(document, PLAN, LAUNCH, given)
     assert {name: value for name, value in child.items() if name.startswith("OTEL_")} == {
         "OTEL_EXPORTER_OTLP_HEADERS": "a=b",
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": sent_to,

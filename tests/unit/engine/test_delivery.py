@@ -54,7 +54,7 @@ def test_the_layer_of_the_local_image_has_both_packages(
     inspected.mkdir()
     monkeypatch.setattr(oci, "write_layer", write_layer)
     monkeypatch.setattr(engine_layers, "_compile", lambda *_: None)
-    engine_layers._own_packages(tmp_path, inspected)
+    engine_layers._own_packages(tmp_path, inspected, ROOT)
     assert seen == PACKAGES
 
 

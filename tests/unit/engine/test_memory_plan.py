@@ -16,6 +16,7 @@ from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.spec import DType
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.memory_plan import (
+    CPU_STREAMER_BYTES,
     CUDA_MIN_UTILIZATION,
     GIB,
     MIB,
@@ -261,3 +262,17 @@ def test_the_rank_of_adapters_is_rounded_up_to_a_kernel(tmp_path: Path) -> None:
     with pytest.raises(StartRefusedError, match="adapter_config") as refused:
         read_facts(directory, [tmp_path / "x"])
     assert refused.value.death is DeathClass.MODEL_NOT_FOUND
+
+
+def test_the_memory_that_a_streamed_load_leaves_is_part_of_the_base_of_each_worker() -> None:
+    of_directory, streamed = (
+        desired_cpu_base_bytes(ranks=2, activations_bytes=0, streamed=streamed)
+        for streamed in (False, True)
+    )
+    assert streamed - of_directory >= 2 * CPU_STREAMER_BYTES
+    measured = desired_cpu_base_bytes(
+        ranks=2, activations_bytes=0, measured_bytes=4 * GIB, streamed=True
+    )
+    assert measured == desired_cpu_base_bytes(
+        ranks=2, activations_bytes=0, measured_bytes=4 * GIB
+    ), "the last start's peak has it already"

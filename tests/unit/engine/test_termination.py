@@ -48,6 +48,30 @@ CASES = [
         DeathClass.MODEL_NOT_READABLE,
     ),
     (
+        "s3://models/llama: NoSuchBucket: An error occurred (NoSuchBucket) when calling the ListObjectsV2 operation: The specified bucket does not exist",
+        DeathClass.MODEL_NOT_FOUND,
+    ),
+    (
+        "s3://models/llama: NoSuchKey: there is no config.json; set model.source to the prefix that contains it",
+        DeathClass.MODEL_NOT_FOUND,
+    ),
+    (
+        "s3://models/llama: ClientError: An error occurred (AccessDenied) when calling the ListObjectsV2 operation: Access Denied",
+        DeathClass.MODEL_NOT_READABLE,
+    ),
+    (
+        "s3://models/llama: ClientError: An error occurred (InvalidAccessKeyId) when calling the ListObjectsV2 operation: The AWS Access Key Id you provided does not exist in our records.",
+        DeathClass.MODEL_NOT_READABLE,
+    ),
+    (
+        "s3://models/llama: NoCredentialsError: Unable to locate credentials",
+        DeathClass.MODEL_NOT_READABLE,
+    ),
+    (
+        's3://models/llama: EndpointConnectionError: Could not connect to the endpoint URL: "http://minio.storage.svc:9000/models"',
+        DeathClass.MODEL_NOT_READABLE,
+    ),
+    (
         "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error.",
         DeathClass.MODEL_NOT_FOUND,
     ),

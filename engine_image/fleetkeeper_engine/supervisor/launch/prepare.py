@@ -10,14 +10,20 @@ import secrets
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.spec import Accelerator, DType, EngineDocument
-from fleetkeeper_engine.supervisor.launch import cpu_probe, fetch, model_info_cache
+from fleetkeeper_engine.supervisor.launch import (
+    cpu_probe,
+    fetch,
+    fetch_objects,
+    model_info_cache,
+)
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.features import Features, find_features
@@ -31,7 +37,20 @@ from fleetkeeper_engine.supervisor.launch.memory_plan import (
     plan_cuda,
     sequence_bytes,
 )
-from fleetkeeper_engine.supervisor.launch.model_files import ModelFacts, lora_rank, read_facts
+from fleetkeeper_engine.supervisor.launch.model_files import (
+    ModelFacts,
+    largest_tensor_bytes,
+    lora_rank,
+    read_facts,
+)
+from fleetkeeper_engine.supervisor.launch.object_storage import (
+    CUDA_HOST_SHARE,
+    LOAD_FORMAT,
+    MIB,
+    desired_buffer_bytes,
+    is_object_storage,
+    require_streamer,
+)
 from fleetkeeper_engine.supervisor.launch.start_measurements import read_measured
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
 from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, load_nvml
@@ -71,7 +90,12 @@ async def prepare(
     """
     features = find_features()
     model = document.model
-    directory = await _directory(model.source, model.revision, environment, spawn)
+    streamed = is_object_storage(model.source)
+    if streamed:
+        require_streamer()
+        directory = await _fetched_objects(model.source, environment, spawn)
+    else:
+        directory = await _directory(model.source, model.revision, environment, spawn)
     adapters = {
         adapter.name: await _directory(adapter.path, adapter.revision, environment, spawn)
         for adapter in model.adapters
@@ -86,11 +110,14 @@ async def prepare(
         plan, planned = _cuda_plan(document, facts, devices, measured)
     else:
         plan, planned = _cpu_plan(document, facts, dtype, measured)
+    if streamed:
+        plan = _with_stream_buffer(plan, document, directory)
     logger.info("memory: %s", plan.explanation)
     launch = Launch(
         python=sys.executable,
         entry=features.entry,
-        model=str(directory),
+        model=model.source if streamed else str(directory),
+        load_format=LOAD_FORMAT if streamed else None,
         dtype=dtype,
         adapters={name: str(path) for name, path in adapters.items()},
         lora_rank=lora_rank(facts.largest_adapter_rank),
@@ -101,7 +128,7 @@ async def prepare(
         eager=document.accelerator is Accelerator.CPU and shutil.which("g++") is None,
         threads=desired_threads(read_cpu_quota(), len(os.sched_getaffinity(0))),
     )
-    of_child = desired_environment(document, launch, environment)
+    of_child = desired_environment(document, plan, launch, environment)
     model_info_cache.install_answers(of_child, model_info_cache.bundled_answers())
     return Prepared(
         argv=desired_argv(document, plan, launch),
@@ -138,8 +165,22 @@ async def _directory(
             DeathClass.MODEL_NOT_FOUND,
             f"{source!r} is neither an absolute directory nor ORG/NAME of a Hugging Face model",
         )
-    argv = [sys.executable, "-m", fetch.__name__, source, revision or ""]
-    child = await spawn(argv, _own_environment(environment))
+    return await _fetched([fetch.__name__, source, revision or ""], environment, spawn)
+
+
+async def _fetched_objects(source: str, environment: Mapping[str, str], spawn: Spawn) -> Path:
+    """Return a directory with the configuration of a model in object storage, and its weights' headers."""
+    parent = Path(environment.get("HOME") or tempfile.gettempdir()) / ".cache" / "fleetkeeper"
+    return await _fetched([fetch_objects.__name__, source, str(parent)], environment, spawn)
+
+
+async def _fetched(words: list[str], environment: Mapping[str, str], spawn: Spawn) -> Path:
+    """Return the directory that a process of our own downloads.
+
+    Raises:
+        StartRefusedError: it failed. Its output decides the class.
+    """
+    child = await spawn([sys.executable, "-m", *words], _own_environment(environment))
     status = await child.ended
     if child.tee is not None:
         await child.tee
@@ -242,6 +283,7 @@ def _cpu_plan(
             vocabulary=facts.vocabulary,
         ),
         measured_bytes=measured,
+        streamed=is_object_storage(document.model.source),
     )
     plan = plan_cpu(
         limit_bytes=pod_limit_bytes(document),
@@ -249,6 +291,23 @@ def _cpu_plan(
         needs=CpuNeeds(weights, base, one, one * batching.max_sequences),
     )
     return plan, weights + (plan.kv_cache_bytes or 0)
+
+
+def _with_stream_buffer(plan: MemoryPlan, document: EngineDocument, directory: Path) -> MemoryPlan:
+    """Return the plan with the streamer's buffers.
+
+    On CPU they take the room of the KV cache, which vLLM allocates after it has loaded the weights.
+    """
+    room = plan.kv_cache_room_bytes
+    if room is None:
+        room = pod_limit_bytes(document) // CUDA_HOST_SHARE
+    buffer = desired_buffer_bytes(
+        largest_bytes=largest_tensor_bytes(directory),
+        room_bytes=room,
+        ranks=document.engine.tensor_parallel_size,
+    )
+    text = f"{plan.explanation}; buffers of streamed weights {buffer // MIB} MiB per rank"
+    return replace(plan, stream_buffer_bytes=buffer, explanation=text)
 
 
 def desired_threads(quota: float | None, cpus: int) -> int:

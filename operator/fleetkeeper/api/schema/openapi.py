@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from fleetkeeper.api.base import QuantityMark, Section
+from fleetkeeper.api.base import FreeForm, QuantityMark, Section
 from fleetkeeper.api.int_or_percent import PERCENT, PERCENT_MAX_LENGTH, IntOrPercent
 from fleetkeeper.api.schema.fields import bare, item_of
 from fleetkeeper.api.schema.rule import Rule
@@ -113,6 +113,8 @@ def _type_schema(where: str, annotation: object, metadata: typing.Sequence[objec
     for mark in marks:
         if isinstance(mark, IntOrPercent):
             return _int_or_percent_schema(mark)
+        if isinstance(mark, FreeForm):
+            return {"type": "object"}
     origin = typing.get_origin(inner)
     if origin is tuple:
         return _list_schema(where, inner, marks)

@@ -9,7 +9,7 @@ from fleetkeeper.api import names
 from fleetkeeper.api.conditions import NOT_READY_REASONS, ConditionType, Reason
 from fleetkeeper.api.environment import ADMINISTRATORS, HARMLESS
 from fleetkeeper.api.option_values import OWN, SET_BY_FIELD
-from fleetkeeper.api.options import ALLOWED, VLLM_VERSIONS, EngineOption
+from fleetkeeper.api.options import ALLOWED, NEWEST_ONLY, VLLM_VERSIONS, EngineOption
 from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.schema.crd import root_schema
 from fleetkeeper.api.schema.openapi import object_schema
@@ -200,7 +200,7 @@ def _reasons(reasons: Iterator[Reason]) -> Iterator[str]:
 
 
 def _engine_options() -> Iterator[str]:
-    yield f"# Engine options, vLLM {', '.join(VLLM_VERSIONS)}"
+    yield f"# Engine options, vLLM {' and '.join(VLLM_VERSIONS)}"
     yield ""
     yield "`spec.engine.options` is a map of strings. Fleetkeeper accepts an option if its exact name is in this"
     yield "table (no abbreviation, no `_` for `-`, no leading dashes) and its value is one of the listed values."
@@ -217,6 +217,11 @@ def _engine_options() -> Iterator[str]:
     yield "| --- | --- | --- |"
     for option in ALLOWED.values():
         yield f"| `{option.name}` | {_takes(option)} | {option.meaning} |"
+    yield ""
+    yield f"Only vLLM {VLLM_VERSIONS[-1]} has these values. An older engine refuses to start with BadEngineOption:"
+    yield ""
+    for name, words in NEWEST_ONLY.items():
+        yield f"- `{name}`: {', '.join(f'`{word}`' for word in sorted(words))}"
     yield ""
     yield "## Set by a field"
     yield ""

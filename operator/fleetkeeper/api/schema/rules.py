@@ -17,6 +17,7 @@ from fleetkeeper.api.int_or_percent import ZERO, is_zero
 from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.schema.network_rules import NETWORK_RULES
+from fleetkeeper.api.schema.object_storage_rules import OBJECT_STORAGE_RULES
 from fleetkeeper.api.schema.rule import (
     Rule,
     cel_quantity,
@@ -65,7 +66,7 @@ _ONE_SOURCE: tuple[Rule[Any], ...] = (
         "revision",
         "self.source.startsWith('hf://') || !has(self.revision)",
         lambda of: is_hub_source(of.source) or of.revision is None,
-        "only an hf:// source has a revision; remove it and select the version in the pvc:// path",
+        "only an hf:// source has a revision; remove it and select the version in the path of the source",
     ),
 )
 
@@ -81,9 +82,10 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
         ),
         quantity_rule("ephemeralSize", "ephemeral_size", _MAX_BYTES),
     ),
-    t.Adapter: _ONE_SOURCE,
+    t.Adapter: (*_ONE_SOURCE, *OBJECT_STORAGE_RULES[t.Adapter]),
     t.Model: (
         *_ONE_SOURCE,
+        *OBJECT_STORAGE_RULES[t.Model],
         unique_items_rule(
             "adapters",
             "adapters",
@@ -99,7 +101,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
         _hub_only(
             "cache",
             "cache",
-            "only hf:// sources use a cache; remove it (pvc:// models are read in place)",
+            "only hf:// sources use a cache; remove it (other models are read in place)",
         ),
         _hub_only(
             "tokenSecret", "token_secret", "only hf:// sources use a token; remove tokenSecret"
@@ -271,6 +273,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             ),
             "must be at least model.cache.ephemeralSize, because the kubelet evicts a pod whose cache outgrows it; raise it or lower ephemeralSize",
         ),
+        *OBJECT_STORAGE_RULES[t.InferenceServiceSpec],
         Rule[t.InferenceServiceSpec](
             "routing.policy",
             "self.routing.policy != 'PrefixAware' || self.engine.prefixCaching",

@@ -152,11 +152,18 @@ def _mapping(value: Mapping[str, Any], name: str) -> dict[str, Any]:
             found[key] = REDACTED
         elif key in PLAIN_HASHES and re.fullmatch(r"[0-9a-z]{1,64}", str(item)):
             found[key] = item
-        elif (key in {"key", "name"} and name.endswith("Ref")) or name == "tokenSecret":
-            found[key] = redact_text(str(item))  # names of a Secret and of its key
+        elif _names_secret(name, str(key)):
+            found[key] = redact_text(str(item))
         else:
             found[key] = redact(item, str(key))
     return found
+
+
+def _names_secret(name: str, key: str) -> bool:
+    """Return True if the value is the name of a Secret or of a key in it."""
+    if key == "credentialsSecret" or name == "tokenSecret":
+        return True
+    return key in {"key", "name"} and name.endswith("Ref")
 
 
 def _entry(item: Any, name: str) -> Any:  # noqa: ANN401 - any JSON

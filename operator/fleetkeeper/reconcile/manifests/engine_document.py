@@ -12,7 +12,8 @@ import json
 from math import ceil
 
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.profile import EffectiveResources, EngineProfile, profile_option_errors
+from fleetkeeper.api.profile import EffectiveResources, EngineProfile
+from fleetkeeper.api.profile_errors import profile_option_errors
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.types import InferenceServiceSpec, Model
 from fleetkeeper.common.values import Manifest

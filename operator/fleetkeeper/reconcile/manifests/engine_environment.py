@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.api.pod_template import extended_resources
 from fleetkeeper.api.profile import EffectiveResources, EngineProfile
 from fleetkeeper.api.types import EnvironmentVariable, InferenceServiceSpec
-from fleetkeeper.common.budget import ACCELERATORS_VARIABLE
+from fleetkeeper.common.budget import ACCELERATORS_VARIABLE, OTHER_DEVICES_VARIABLE
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.manifests.engine_document import (
     EngineOptionRefused,
     desired_engine_document,
     document_text,
 )
-from fleetkeeper.reconcile.manifests.model_volumes import CACHE_DIR, downloads
+from fleetkeeper.reconcile.manifests.model_volumes import CACHE_DIR, downloads, streams
 from fleetkeeper.reconcile.manifests.tuning import EngineTuning
 
 HOME_DIR = "/home/engine"
+CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+"""The keys of a Secret with credentials of object storage, and the variables of the same names."""
 
 
 def desired_engine_environment(
@@ -44,8 +47,11 @@ def desired_engine_environment(
     }
     if resources.claimed_accelerators:
         own[ACCELERATORS_VARIABLE] = str(resources.claimed_accelerators)
+    if others := extended_resources(profile.pod_template or {}):
+        own[OTHER_DEVICES_VARIABLE] = " ".join(sorted(others))
     entries: dict[str, Manifest] = {
         **_entries(_hub_environment(spec)),
+        **_entries(_object_storage_environment(spec, profile)),
         **{variable.name: _entry_of(variable) for variable in spec.engine.env},
         **_entries({**profile.variables, **own}),
         "POD_UID": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}},
@@ -53,6 +59,9 @@ def desired_engine_environment(
     token = spec.model.token_secret
     if token is not None:
         entries["HF_TOKEN"] = _of_secret(token.name, token.key)
+    secret = spec.model.credentials_secret
+    if secret is not None:
+        entries.update({key: _of_secret(secret, key) for key in CREDENTIALS})
     return [{"name": name, **entry} for name, entry in sorted(entries.items())]
 
 
@@ -80,3 +89,22 @@ def _hub_environment(spec: InferenceServiceSpec) -> dict[str, str]:
     if downloads(spec.model):
         return {"HF_HOME": CACHE_DIR}
     return {"HF_HUB_OFFLINE": "1"}
+
+
+def _object_storage_environment(
+    spec: InferenceServiceSpec, profile: EngineProfile
+) -> dict[str, str]:
+    """Return the address of object storage, for the engine and the libraries that it uses.
+
+    Without the last variable, an engine without credentials would use those of its node.
+    """
+    storage = profile.object_storage
+    if not streams(spec.model) or storage is None:
+        return {}
+    return {
+        "AWS_DEFAULT_REGION": storage.region,
+        "AWS_REGION": storage.region,
+        **({"AWS_ENDPOINT_URL": storage.endpoint} if storage.endpoint else {}),
+        "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0" if storage.path_style else "1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }

@@ -6,6 +6,8 @@ from math import ceil
 
 from fleetkeeper.api.names import (
     ANNOTATION_TEMPLATE_HASH,
+    ENGINE_CONTAINER,
+    INSTALL_CONTAINER,
     Component,
     control_config_name,
     labels,
@@ -20,6 +22,7 @@ from fleetkeeper.api.profile import (
     effective_resources,
 )
 from fleetkeeper.api.scheduling import Toleration
+from fleetkeeper.api.strategic_merge import strategic_merge
 from fleetkeeper.api.types import DeviceClaim, Placement
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext
@@ -42,8 +45,6 @@ from fleetkeeper.reconcile.manifests.engine_environment import (
 from fleetkeeper.reconcile.manifests.model_volumes import ModelVolumes, desired_model_volumes
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 
-ENGINE_CONTAINER = "engine"
-INSTALL_CONTAINER = "install"
 INSTALL_DIR = "/opt/fleetkeeper"
 CONTROL_PORT_NAME = "control"
 SUPERVISOR = "fleetkeeper-engine"
@@ -81,6 +82,8 @@ def desired_engine_template(
         },
         "spec": _pod_spec(service, profile, context, tuning),
     }
+    if profile.pod_template is not None:
+        template = strategic_merge(template, profile.pod_template)
     template["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH] = template_hash_of(template)
     return template
 

@@ -1,6 +1,7 @@
 """The volumes and mount paths of a model and its adapters.
 
 `pvc://CLAIM/PATH` is mounted read-only at /models/CLAIM. `hf://ORG/NAME` is downloaded into /cache.
+`s3://BUCKET/PREFIX` is streamed into memory and needs no volume.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ MODELS_DIR = "/models"
 CACHE_DIR = "/cache"
 CLAIM_SCHEME = "pvc://"
 HUB_SCHEME = "hf://"
+OBJECT_SCHEME = "s3://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,15 @@ def downloads(model: Model) -> bool:
     return any(source.startswith(HUB_SCHEME) for source in _sources(model))
 
 
+def streams(model: Model) -> bool:
+    """Return True if the model is streamed from object storage."""
+    return model.source.startswith(OBJECT_SCHEME)
+
+
 def location_of(source: str) -> str:
-    """Return the source in the engine's form: a directory in the pod, or ORG/NAME of a hub."""
+    """Return the source in the engine's form: a directory in the pod, ORG/NAME of a hub, or s3://."""
+    if source.startswith(OBJECT_SCHEME):
+        return source
     if source.startswith(HUB_SCHEME):
         return source.removeprefix(HUB_SCHEME)
     return f"{MODELS_DIR}/{source.removeprefix(CLAIM_SCHEME)}"

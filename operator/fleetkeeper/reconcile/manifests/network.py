@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fleetkeeper.api.names import Component, engine_policy_name, router_policy_name, selector
+from fleetkeeper.api.object_storage import ObjectStorage
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.scheduling import LabelSelector
@@ -17,7 +18,12 @@ from fleetkeeper.api.tracing import Tracing
 from fleetkeeper.api.types import NetworkPeer as ClientPeer
 from fleetkeeper.api.types import NetworkPreset, RoutingPolicy
 from fleetkeeper.common.values import Manifest
-from fleetkeeper.reconcile.context import NetworkPeer, NetworkRule, PlanContext
+from fleetkeeper.reconcile.context import (
+    MODEL_HUB,
+    NetworkPeer,
+    NetworkRule,
+    PlanContext,
+)
 from fleetkeeper.reconcile.manifests.common import (
     CONTROL_PORT,
     ROUTER_METRICS_PORT,
@@ -26,7 +32,7 @@ from fleetkeeper.reconcile.manifests.common import (
     desired_metadata,
     without_empty,
 )
-from fleetkeeper.reconcile.manifests.model_volumes import downloads
+from fleetkeeper.reconcile.manifests.model_volumes import downloads, streams
 
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 """Set by the API server on every namespace."""
@@ -49,7 +55,8 @@ def desired_engine_policy(
 
     Ingress: requests from the router (without a router: from the clients in `networkPolicy`), limits
     requests from the operator, and scrapes. Egress: DNS, the peers that the profile allows, the
-    profile's collector of traces, and the model hub if there is an hf:// source.
+    profile's collector of traces, the model hub if there is an hf:// source, and object storage if
+    there is an s3:// source.
     """
     clients = (
         _clients(service, context)
@@ -66,6 +73,8 @@ def desired_engine_policy(
         egress.append(_collector_rule(profile.tracing))
     if context.model_hub_rule is not None and downloads(service.spec.model):
         egress.append(_rule(context.model_hub_rule))
+    if profile.object_storage is not None and streams(service.spec.model):
+        egress.append(_rule(_object_storage_rule(profile.object_storage, context)))
     return _policy(
         service,
         engine_policy_name(service.name),
@@ -95,6 +104,13 @@ def desired_router_policy(service: InferenceService, context: PlanContext) -> Ma
             {"to": [_own_pods(service, Component.ENGINE)], "ports": _ports((SERVING_PORT,))},
             _rule(api_server),
         ],
+    )
+
+
+def _object_storage_rule(storage: ObjectStorage, context: PlanContext) -> NetworkRule:
+    """Return the rule of the settings, or the public addresses on the port of the endpoint."""
+    return context.object_storage_rule or MODEL_HUB.model_copy(
+        update={"tcp_ports": (storage.port,)}
     )
 
 

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from fleetkeeper.api.conditions import Reason
+from fleetkeeper.api.names import ENGINE_CONTAINER, INSTALL_CONTAINER, Component
 from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, Termination
 from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
@@ -39,6 +40,9 @@ SET_UP_S = 20.0
 """The usual maximum for the setup of a pod's volumes and sandbox. After it, events are read."""
 VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 
+OWN_CONTAINERS = frozenset({ENGINE_CONTAINER, INSTALL_CONTAINER})
+"""The containers of an engine pod that Fleetkeeper makes."""
+
 ENGINE_CLASSES: Mapping[str, Reason] = {
     DeathClass.BAD_ENGINE_OPTION: Reason.BAD_ENGINE_OPTION,
     DeathClass.MODEL_NOT_FOUND: Reason.MODEL_NOT_FOUND,
@@ -61,7 +65,7 @@ ADVICE: Mapping[Reason, str] = {
     Reason.UNSCHEDULABLE: "Add nodes, or change spec.resources or spec.placement.",
     Reason.INSUFFICIENT_GPU: "Add accelerator nodes, free accelerators, or lower spec.resources.accelerator.count or the replicas.",
     Reason.MODEL_NOT_FOUND: "Check spec.model.source and spec.model.revision.",
-    Reason.MODEL_NOT_READABLE: "Check the permissions of the model files or, for a gated model, spec.model.tokenSecret.",
+    Reason.MODEL_NOT_READABLE: "Check the permissions of the model files, spec.model.tokenSecret of a gated model, or spec.model.credentialsSecret of an s3:// model.",
     Reason.BAD_ENGINE_OPTION: "Change spec.engine or the engine profile.",
     Reason.UNSUPPORTED_ARCHITECTURE: "Choose a newer spec.engine.profile, or another model.",
     Reason.CUDA_OUT_OF_MEMORY: "Lower spec.engine.maxModelLength or spec.batching.maxSequences, quantize the model, or request more accelerators.",
@@ -70,7 +74,7 @@ ADVICE: Mapping[Reason, str] = {
     Reason.CRASH_LOOP: "Read the container's log: kubectl logs --previous.",
     Reason.QUOTA_EXCEEDED: "Raise the namespace's ResourceQuota or request less.",
     Reason.ADMISSION_DENIED: "Change the spec or the cluster's policy.",
-    Reason.MISSING_SECRET: "Create the Secret, or correct spec.model.tokenSecret or spec.engine.env.",
+    Reason.MISSING_SECRET: "Create the Secret, or correct spec.model.tokenSecret, spec.model.credentialsSecret or spec.engine.env.",
     Reason.MISSING_SERVICE_ACCOUNT: "Create the ServiceAccount or correct spec.serviceAccountName.",
     Reason.MISSING_VOLUME: "Create the PersistentVolumeClaim or correct spec.model.",
 }
@@ -239,12 +243,19 @@ _CHECKS: tuple[_Check, ...] = (
 
 
 def _problem_of_end(pod: Pod, container: Container, end: Termination) -> Problem:
-    """Classify a container's end by the kernel's verdict, the engine's line, or the exit code."""
-    line = engine_line(end.message)
+    """Classify a container's end by the kernel's verdict, the engine's line, or the exit code.
+
+    Exit codes of containers that others added mean something else, and their memory is not the
+    engine's: the control loop must not lower the engine's limits for them.
+    """
+    is_added = pod.component == Component.ENGINE and container.name not in OWN_CONTAINERS
+    line = {} if is_added else engine_line(end.message)
     engine_reason = ENGINE_CLASSES.get(str(line.get("class")))
     reason = engine_reason or EXIT_CODE_REASONS.get(end.exit_code, Reason.CRASH_LOOP)
     if end.reason == "OOMKilled" and engine_reason in {None, Reason.CRASH_LOOP}:
         reason = Reason.HOST_OUT_OF_MEMORY
+    if is_added:
+        reason = Reason.CRASH_LOOP
     detail = str(line.get("message") or "")
     if (
         end.reason == "OOMKilled"

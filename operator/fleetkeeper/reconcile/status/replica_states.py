@@ -11,9 +11,9 @@ from typing import Any
 
 from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import Reason
+from fleetkeeper.api.names import ENGINE_CONTAINER
 from fleetkeeper.api.status import MAX_REPLICA_STATES
 from fleetkeeper.api.status_enums import ReplicaStage
-from fleetkeeper.reconcile.manifests.engine_pod import ENGINE_CONTAINER
 from fleetkeeper.reconcile.observe.facts import GONE_PHASES
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.types import Pod

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fleetkeeper.api.conditions import Reason
-from fleetkeeper.api.names import Component, engine_name
+from fleetkeeper.api.names import ENGINE_CONTAINER, Component, engine_name
 from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
 from fleetkeeper.api.profile import ProfileCatalog, UnknownProfile
 from fleetkeeper.autoscale.memory import ControlMemory, memory_from_status
@@ -15,7 +15,6 @@ from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.types import ControlSettings, PodView
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.engine_choice import parse_engine
-from fleetkeeper.reconcile.manifests.engine_pod import ENGINE_CONTAINER
 from fleetkeeper.reconcile.observe.diagnosis import decide_diagnosis
 from fleetkeeper.reconcile.observe.facts import GONE_PHASES, facts_of
 from fleetkeeper.reconcile.rollout import is_scale_up_blocked

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fleetkeeper.api.names import Component, labels
+from fleetkeeper.api.object_storage import ObjectStorage
 from fleetkeeper.api.parse import InferenceService, parse_service
 from fleetkeeper.api.profile import EgressPeer
 from fleetkeeper.api.tracing import Collector, Tracing
@@ -258,6 +259,7 @@ def test_the_removal_of_an_empty_selector_changes_the_digest() -> None:
 
 
 HUB = {"source": "hf://acme/model", "revision": "a" * 40}
+OBJECTS = {"source": "s3://models/llama", "credentialsSecret": "s3-reader"}
 
 
 @pytest.mark.parametrize(
@@ -278,6 +280,51 @@ def test_a_downloading_engine_reaches_the_public_hub_alone(
     """By HTTPS, and never a private address: the node's credentials lie at one."""
     world = _world(_service(model=HUB))
     assert world.lets_through(ENGINE, target, port) is passes
+
+
+def _with_storage(context: PlanContext, endpoint: str | None) -> PlanContext:
+    (cpu, cuda) = context.catalog.profiles
+    opened = cuda.model_copy(update={"object_storage": ObjectStorage(endpoint=endpoint)})
+    return replace(context, catalog=context.catalog.model_copy(update={"profiles": (cpu, opened)}))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "target", "port", "passes"),
+    [
+        (None, INTERNET, 443, True),
+        (None, METADATA, 443, False),
+        (None, NEIGHBOUR, 443, False),
+        ("https://s3.example.com:8443", INTERNET, 8443, True),
+        ("https://s3.example.com:8443", INTERNET, 443, False),
+        ("http://s3.example.com", INTERNET, 80, True),
+        ("http://s3.example.com", METADATA, 80, False),
+    ],
+)
+def test_a_streaming_engine_reaches_public_addresses_on_the_port_of_the_endpoint(
+    endpoint: str | None, target: Endpoint, port: int, *, passes: bool
+) -> None:
+    """Never a private address: the node's credentials lie at one."""
+    world = _world(_service(model=OBJECTS), _with_storage(default_context(), endpoint))
+    assert world.lets_through(ENGINE, target, port) is passes
+
+
+def test_only_a_streaming_engine_reaches_object_storage() -> None:
+    world = _world(_service(), _with_storage(default_context(), None))
+    assert not world.lets_through(ENGINE, INTERNET, 443)
+
+
+def test_settings_name_the_hosts_of_object_storage() -> None:
+    """For example MinIO in the cluster, which no address range names."""
+    pods = NetworkPeer(
+        namespace_labels=MappingProxyType({"kubernetes.io/metadata.name": "team-b"}),
+        pod_labels=MappingProxyType({"app": "web"}),
+    )
+    rule = NetworkRule(peers=(pods,), tcp_ports=(9000,))
+    context = _with_storage(replace(default_context(), object_storage_rule=rule), None)
+    world = _world(_service(model=OBJECTS), context)
+    assert world.lets_through(ENGINE, STRANGER, 9000)
+    assert not world.lets_through(ENGINE, STRANGER, 443)
+    assert not world.lets_through(ENGINE, INTERNET, 443)
 
 
 def test_a_profile_opens_what_its_egress_names() -> None:
