@@ -1,7 +1,7 @@
 """Stand-ins for docker, podman, kind, k3d, minikube, kubectl and helm, which this machine lacks.
 
-They accept exactly the arguments that the real programs have (kind 0.30, k3d 5.9, minikube 1.37),
-keep clusters and images in a JSON file, and record every call.
+They accept only arguments that the sources of the real programs define (k3d 5.9, kind and minikube
+of August 2026), keep clusters and images in a JSON file, and record every call.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ PROGRAMS: dict[str, dict[str, Callable[..., str]]] = {
     },
     "k3d": {
         r"cluster list --no-headers": names,
-        rf"cluster create {NAME} --kubeconfig-update-default=false --timeout 5m{K3S}": create,
+        rf"cluster create {NAME} --kubeconfig-update-default=false --timeout 10m{K3S}": create,
         rf"kubeconfig write {NAME} --output {FILE}": export,
         rf"image import {FILE} --cluster {NAME} --mode direct": load,
         rf"cluster delete {NAME}": delete,

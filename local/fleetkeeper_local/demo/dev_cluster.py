@@ -66,7 +66,7 @@ COMMANDS: Final[Mapping[Tool, Commands]] = {
     # The kubelet's default thresholds evict pods from a disk that is 85 % full (k3d's FAQ).
     Tool.K3D: Commands(
         names="k3d cluster list --no-headers",
-        create="k3d cluster create {name} --kubeconfig-update-default=false --timeout 5m "
+        create="k3d cluster create {name} --kubeconfig-update-default=false --timeout 10m "
         "--k3s-arg --kubelet-arg=eviction-hard=imagefs.available<1%,nodefs.available<1%@server:* "
         "--k3s-arg --kubelet-arg=image-gc-high-threshold=100@server:*",
         kubeconfig="k3d kubeconfig write {name} --output {kubeconfig}",
@@ -173,7 +173,6 @@ class DevCluster:
         Raises:
             LocalError: the tool has no kubeconfig of it.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
         self.kubeconfig.unlink(missing_ok=True)
         self._run(COMMANDS[self.tool].kubeconfig)
         return Cluster(self.kubeconfig, programs=_on_path)
@@ -205,6 +204,7 @@ class DevCluster:
         Raises:
             LocalError: it failed.
         """
+        self.directory.mkdir(parents=True, exist_ok=True)
         shown = " ".join(map(str, argv))
         if not capture:
             say(shown)
