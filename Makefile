@@ -16,6 +16,7 @@ USUAL := -m "not exhaustive"
 VLLMS_OWN := api_options_in_vllm death drain fault limits memory_cap progress serve start_stages tiers
 EVERYTHING := --hypothesis-profile=exhaustive
 LOCAL := $(BIN)/python -m fleetkeeper_local
+DEMO_CLUSTER = $(if $(CLUSTER),--cluster "$(CLUSTER)" $(if $(CLUSTER_NAME),--cluster-name "$(CLUSTER_NAME)"))
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
 .PHONY: help setup setup-engine check vet-all fmt generate lock programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-fault test-engine test-engine-previous test-e2e clean clean-caches
@@ -74,11 +75,11 @@ up: setup ## Start a real single-node Kubernetes on this machine (root)
 down: setup ## Remove that Kubernetes
 	@$(LOCAL) down
 
-demo: setup setup-engine programs ## The whole product on real parts: install, load, faults, a page and a figure (DEMO_KUBECONFIG: on your cluster)
-	@$(BIN)/python -m fleetkeeper_local.demo up
+demo: setup $(if $(CLUSTER),,setup-engine programs) ## The whole product on real parts: install, load, faults, a page and a figure (CLUSTER=kind, k3d or minikube: there; DEMO_KUBECONFIG: on your cluster)
+	@$(BIN)/python -m fleetkeeper_local.demo up $(DEMO_CLUSTER)
 
 demo-down: setup ## Remove what the demo made
-	@$(BIN)/python -m fleetkeeper_local.demo down
+	@$(BIN)/python -m fleetkeeper_local.demo down $(DEMO_CLUSTER)
 
 test-fast: setup ## Pure tests without the slow ones: after each change
 	@$(PYTEST) -q -n 2 $(FAST) tests/unit

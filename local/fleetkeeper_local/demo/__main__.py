@@ -12,8 +12,10 @@ import typer
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.paths import REPOSITORY, data_dir
 from fleetkeeper_local.common.report import say
+from fleetkeeper_local.demo import dev_images
 from fleetkeeper_local.demo.capacity import measure_capacity
 from fleetkeeper_local.demo.cluster import Cluster
+from fleetkeeper_local.demo.dev_cluster import DEFAULT_NAME, DevCluster, Tool, require_programs
 from fleetkeeper_local.demo.figure import Run, draw
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.installation import (
@@ -51,6 +53,12 @@ them with the engine that starts.
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Out = Annotated[Path, typer.Option("--out", help="Directory of the report and the figure.")]
 
+Tools = Annotated[
+    Tool | None,
+    typer.Option("--cluster", help="Run in a cluster of this tool; it is created if necessary."),
+]
+ToolsName = Annotated[str, typer.Option("--cluster-name", help="Name of that cluster.")]
+
 
 @app.command()
 def up(
@@ -62,15 +70,18 @@ def up(
             min=0.1,
         ),
     ] = None,
+    tool: Tools = None,
+    name: ToolsName = DEFAULT_NAME,
 ) -> None:
     """Install everything, apply load, inject faults, and report what happened.
 
-    This runs on the local node, or with DEMO_KUBECONFIG on an existing cluster. DEMO_VALUES then
-    names a file of chart values with images that the cluster can pull.
+    This runs on the local node, with --cluster in a cluster of kind, k3d or minikube, or with
+    DEMO_KUBECONFIG on an existing cluster. DEMO_VALUES then names a file of chart values with
+    images that the cluster can pull.
     """
     began = time.monotonic()
     try:
-        broken = _run(_stage(), out, rate, began)
+        broken = _run(_stage(tool, name), out, rate, began)
     except LocalError as error:
         typer.echo(f"demo: {error}", err=True)
         raise typer.Exit(1) from error
@@ -80,25 +91,49 @@ def up(
 
 
 @app.command()
-def down() -> None:
-    """Remove what the demo created: the local node, or its namespaces on an existing cluster."""
+def down(tool: Tools = None, name: ToolsName = DEFAULT_NAME) -> None:
+    """Remove what the demo created: the local node, its cluster, or its namespaces."""
     given = os.environ.get("DEMO_KUBECONFIG")
     try:
-        if given:
-            cluster = Cluster(Path(given))
-            cluster.kubectl("delete", "namespace", TENANT, "--ignore-not-found")
-            Installation(cluster).uninstall()
-            cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
-        elif data_dir().exists():
-            Node(read_settings(data_dir())).down()
+        if tool:
+            text = _remove_from(DevCluster(tool, name, require_programs(tool)))
+        elif given:
+            text = _remove_namespaces(Cluster(Path(given)))
+        else:
+            if data_dir().exists():
+                Node(read_settings(data_dir())).down()
+            text = "removed the demo"
     except LocalError as error:
         typer.echo(f"demo: {error}", err=True)
         raise typer.Exit(1) from error
-    say("removed the demo" + ("; the CRD stays, as the chart specifies" if given else ""))
+    say(text)
 
 
-def _stage() -> Stage:
+def _remove_from(dev: DevCluster) -> str:
+    """Remove the cluster if the demo created it, else the demo from it; return what was done."""
+    if not dev.exists():
+        return f"{dev.tool} has no cluster {dev.name}: nothing to remove"
+    cluster = dev.connect()
+    if not dev.is_ours(cluster):
+        done = _remove_namespaces(cluster)
+        return f"{done}; the cluster {dev.name} stays, because the demo did not create it"
+    dev.delete()
+    return f"removed the {dev.tool} cluster {dev.name}; its images stay in {dev.engine}"
+
+
+def _remove_namespaces(cluster: Cluster) -> str:
+    cluster.kubectl("delete", "namespace", TENANT, "--ignore-not-found")
+    Installation(cluster).uninstall()
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
+    return "removed the demo; the CRD stays, as the chart specifies"
+
+
+def _stage(tool: Tool | None, name: str) -> Stage:
     given = os.environ.get("DEMO_KUBECONFIG")
+    if tool:
+        if given:
+            raise LocalError("CLUSTER and DEMO_KUBECONFIG are both set; unset one of them")
+        return dev_images.prepare(DevCluster(tool, name, require_programs(tool)))
     if not given:
         return LocalStage(Node(read_settings(data_dir())))
     values = os.environ.get("DEMO_VALUES")

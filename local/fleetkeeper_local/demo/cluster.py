@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ class CommandError(LocalError):
 class Cluster:
     """A cluster, given by its kubeconfig."""
 
-    def __init__(self, kubeconfig: Path) -> None:
-        """Read the kubeconfig; nothing is requested yet."""
+    def __init__(self, kubeconfig: Path, programs: Callable[[str], Path] = program_path) -> None:
+        """Read the kubeconfig; nothing is requested yet. `programs` finds kubectl and helm."""
+        self._programs = programs
         self.kubeconfig = kubeconfig
         api = config.new_client_from_config(str(kubeconfig))
         self._core = client.CoreV1Api(api)
@@ -49,7 +50,7 @@ class Cluster:
 
     def argv(self, *args: str) -> list[str]:
         """Return kubectl's argument list, for callers that run it (exec, port-forward)."""
-        return [str(program_path("kubectl")), "--kubeconfig", str(self.kubeconfig), *args]
+        return [str(self._programs("kubectl")), "--kubeconfig", str(self.kubeconfig), *args]
 
     def helm(
         self, *args: str, values: Mapping[str, Any] | None = None, timeout_s: float = 900.0
@@ -70,7 +71,7 @@ class Cluster:
         shown = f"{name} {' '.join(args)}"
         try:
             done = subprocess.run(
-                [str(program_path(name)), *options, "--kubeconfig", str(self.kubeconfig), *args],
+                [str(self._programs(name)), *options, "--kubeconfig", str(self.kubeconfig), *args],
                 input=given or "",
                 capture_output=True,
                 text=True,

@@ -135,19 +135,24 @@ def push_images(node: Node) -> ImageNames:
     )
 
 
-def desired_values(names: ImageNames, node: Node) -> dict[str, Any]:
-    """Return the chart's values for the local node: its images, its Prometheus, small requests."""
+def product_values(names: ImageNames) -> dict[str, Any]:
+    """Return the chart's values for images of this checkout, with small requests."""
     repository, _, tag = names.operator.rpartition(":")
     return {
         "image": {"repository": repository, "tag": tag},
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         "router": {"image": names.router, "cpu": "50m", "memory": "512Mi"},
-        "prometheus": {
-            "url": node.prometheus_url,
-            "peers": [{"cidr": f"{node.settings.node_ip}/32"}],
-        },
         "engineProfiles": {PROFILE: {"image": names.engine}},
     }
+
+
+def desired_values(names: ImageNames, node: Node) -> dict[str, Any]:
+    """Return the chart's values for the local node: its images, its Prometheus, small requests."""
+    prometheus = {
+        "url": node.prometheus_url,
+        "peers": [{"cidr": f"{node.settings.node_ip}/32"}],
+    }
+    return {**product_values(names), "prometheus": prometheus}
 
 
 def put_model(cluster: Cluster, node: Node, namespace: str) -> None:
