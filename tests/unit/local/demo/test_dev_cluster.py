@@ -26,6 +26,8 @@ from fleetkeeper_local.demo.installation import ImageNames
 from fleetkeeper_local.demo.stage import GivenStage
 from tests.support import dev_programs
 
+pytestmark = pytest.mark.exhaustive
+
 CONTAINERFILES = {
     "operator": "operator/Containerfile",
     "router": "engine_image/Containerfile.router",
