@@ -130,7 +130,9 @@ def test_without_tracing_nothing_of_it_is_set() -> None:
     words = desired_argv(a_document(), PLAN, LAUNCH)
     assert f"--middleware={MIDDLEWARE}" in words
     assert not [word for word in words if "otlp" in word]
-    assert not [name for name in desired_environment(a_document(), PLAN, LAUNCH, {}) if "OTEL" in name]
+    assert not [
+        name for name in desired_environment(a_document(), PLAN, LAUNCH, {}) if "OTEL" in name
+    ]
 
 
 @pytest.mark.parametrize(
