@@ -51,7 +51,7 @@ class Fetching:
             "HF_HOME": str(self.cache),
             "HF_TOKEN": token,
         }
-        argv = [PYTHON, "-m", "fleetkeeper_engine.cli", "fetch"]
+        argv = [str(PYTHON), "-m", "fleetkeeper_engine.cli", "fetch"]
         return subprocess.Popen(
             argv, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

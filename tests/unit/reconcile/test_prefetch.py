@@ -10,6 +10,7 @@ import pytest
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper.common.values import Manifest, ReplicaAllocation
 from fleetkeeper.reconcile.plan import Apply
+from fleetkeeper.reconcile.prefetch_model import model_of
 from fleetkeeper.reconcile.types import (
     Container,
     Job,
@@ -377,3 +378,44 @@ def test_the_job_has_the_egress_of_the_engines_and_no_ingress() -> None:
         "fleetkeeper.io/service": "chat",
         "fleetkeeper.io/component": "prefetch",
     }
+
+
+def test_the_job_of_a_podtemplate_has_no_added_container_and_its_volumes() -> None:
+    """A sidecar would never end. What is added to the engine's own container stays."""
+    added = {
+        "spec": {
+            "containers": [
+                {
+                    "name": "engine",
+                    "env": [{"name": "SSL_CERT_FILE", "value": "/certificates/ca.pem"}],
+                    "volumeMounts": [{"name": "certificates", "mountPath": "/certificates"}],
+                },
+                {"name": "sidecar", "image": "proxy:1"},
+            ],
+            "volumes": [
+                {"name": "certificates", "configMap": {"name": "own-ca"}},
+                {"name": "of-the-sidecar", "emptyDir": {}},
+            ],
+        }
+    }
+    catalog = RESTING.context.catalog
+    profiles = tuple(item.model_copy(update={"pod_template": added}) for item in catalog.profiles)
+    context = replace(RESTING.context, catalog=catalog.model_copy(update={"profiles": profiles}))
+    world = settle(replace(new_world(model=model(OLD)), context=context))
+    world = settle(with_spec(world, model=model(NEW)))
+    spec = job_pod(world)["spec"]
+    (container,) = spec["containers"]
+    assert {"name": "SSL_CERT_FILE", "value": "/certificates/ca.pem"} in container["env"]
+    volumes = {item["name"] for item in spec["volumes"]}
+    assert "certificates" in volumes
+    assert "of-the-sidecar" not in volumes
+
+
+@pytest.mark.parametrize(
+    "text", [None, 5, "", "{", "[]", '{"model": 3}', '{"model": {"source": 3}}', "[" * 100_000]
+)
+def test_a_model_that_cannot_be_read_is_unknown(text: object) -> None:
+    env = [{"name": "FLEETKEEPER_ENGINE", "value": text}]
+    assert model_of({"containers": [{"name": "engine", "env": env}]}) == ""
+    assert model_of({"containers": text}) == ""
+    assert model_of({"containers": [text, {"env": text}, {"env": [text]}]}) == ""
