@@ -88,7 +88,7 @@ def with_pod(world: World, phase: str, *containers: Container) -> World:
 
 def message(world: World, kind: str) -> str:
     """The message of a condition."""
-    return next(i["message"] for i in world.status["conditions"] if i["type"] == kind)
+    return next(str(i["message"]) for i in world.status["conditions"] if i["type"] == kind)
 
 
 def test_a_new_model_is_downloaded_before_a_template_changes() -> None:
