@@ -119,6 +119,7 @@ NOTHING_TO_DO: frozenset[Reason] = frozenset(
         Reason.ENOUGH_READY,
         Reason.ROLLED_OUT,
         Reason.ROLLING_OUT,
+        Reason.PREFETCHING_MODEL,
         Reason.SCALING_UP,
         Reason.SCALING_DOWN,
         Reason.AS_EXPECTED,

@@ -6,14 +6,23 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fleetkeeper_contract.exit_codes import DeathClass
-from fleetkeeper_engine.spec import InvalidDocumentError, parse_document, read_document
+from fleetkeeper_engine.spec import (
+    EngineDocument,
+    InvalidDocumentError,
+    parse_document,
+    read_document,
+)
 from fleetkeeper_engine.supervisor.drain_socket import DRAIN_SOCKET
+from fleetkeeper_engine.supervisor.launch.downloads import download_models
+from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.output import Outlet, logging_through
+from fleetkeeper_engine.supervisor.process import Reaper
 from fleetkeeper_engine.supervisor.supervisor import Supervisor
 from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_engine.tools import doctor, install, signing_tool, standalone
@@ -33,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     standalone.add_arguments(
         commands.add_parser("serve", help="supervise an engine without Kubernetes")
+    )
+    commands.add_parser(
+        "fetch", help="download the models that FLEETKEEPER_ENGINE names, and start no engine"
     )
     commands.add_parser("drain", help="drain the engine of this pod, then stop it (preStop)")
     doctor.add_arguments(
@@ -59,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _run(args: argparse.Namespace) -> int:
     commands: dict[str | None, Callable[[argparse.Namespace], int]] = {
         "serve": _serve,
+        "fetch": _fetch,
         "drain": _ask_to_drain,
         "doctor": doctor.run,
         "install": install.run,
@@ -75,6 +88,33 @@ def _run_pod(_given: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     with standalone.run_directory() as directory:
         return supervise(standalone.desired_document_text(args), os.environ, directory)
+
+
+def _fetch(_given: argparse.Namespace) -> int:
+    # Pid 1 of a container ignores a SIGTERM without a handler. The download ends with its parent.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    return fetch_models(os.environ)
+
+
+def fetch_models(environment: Mapping[str, str]) -> int:
+    """Download the models of the document; return 0 or, with a termination line, the code of the failure."""
+    try:
+        document = read_document(environment)
+        asyncio.run(_download(document, environment))
+    except InvalidDocumentError as error:
+        return _report(Death(DeathClass.BAD_ENGINE_OPTION, str(error), "document"), environment)
+    except StartRefusedError as error:
+        return _report(Death(error.death, str(error), error.phase), environment)
+    return 0
+
+
+async def _download(document: EngineDocument, environment: Mapping[str, str]) -> None:
+    reaper = Reaper(output=1)
+    reaper.start()
+    try:
+        await download_models(document, environment, reaper.spawn)
+    finally:
+        reaper.stop()
 
 
 def _ask_to_drain(_given: argparse.Namespace) -> int:

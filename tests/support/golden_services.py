@@ -21,6 +21,8 @@ from fleetkeeper.reconcile.context import (
     default_context,
 )
 from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
+from fleetkeeper.reconcile.manifests.prefetch import desired_prefetch_job
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 from tests.support.random_specs import service_manifest
 
@@ -86,6 +88,13 @@ class GoldenCase:
     def service(self) -> InferenceService:
         """Return the service."""
         return parse_service(service_manifest(dict(self.spec), name=self.name))
+
+    def prefetch_job(self, service: InferenceService | None = None) -> Manifest:
+        """Return the Job that downloads its model beforehand, or that of another service."""
+        service = service or self.service()
+        profile = self.context.catalog.resolve(service.spec.engine.profile)
+        template = desired_engine_template(service, profile, self.context, self.tuning)
+        return desired_prefetch_job(service, template)
 
     def children(self, service: InferenceService | None = None) -> tuple[Manifest, ...]:
         """Return its children, or those of another service with the same inputs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -19,8 +19,10 @@ from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation
 from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.plan import Apply, Delete, MarkPod, Plan
 from fleetkeeper.reconcile.planner import decide_plan
+from fleetkeeper.reconcile.prefetch_model import model_of
 from fleetkeeper.reconcile.types import (
     Child,
+    Job,
     Kind,
     Pod,
     Revision,
@@ -233,6 +235,9 @@ def _apply(world: World, action: Apply) -> World | None:
     )
     if action.kind is Kind.DEPLOYMENT:
         child = _deployment(child, live, manifest)
+    if action.kind is Kind.JOB:
+        assert live is None, "a Job cannot change"
+        child = Job(**{item.name: getattr(child, item.name) for item in fields(Child)})
     return replace(
         world,
         children={**world.children, key: child},
@@ -266,6 +271,7 @@ def _deployment(child: Child, live: Child | None, manifest: Manifest) -> Workloa
         observed_generation=before.observed_generation if before else 0,
         template_hash=spec["template"]["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH],
         image=spec["template"]["spec"]["containers"][0]["image"],
+        model=model_of(spec["template"]["spec"]),
         desired_replicas=spec["replicas"],
         replicas_manager=names.FIELD_MANAGER,
         max_surge=_known_surge(spec["strategy"]["rollingUpdate"]["maxSurge"]),

@@ -95,6 +95,10 @@ class Reason(DocumentedEnum):
     # Progressing, Reconciling
     ROLLED_OUT = "RolledOut", "All replicas run the current generation."
     ROLLING_OUT = "RollingOut", "Replicas of the current generation are replacing older ones."
+    PREFETCHING_MODEL = (
+        "PrefetchingModel",
+        "A Job downloads the new model. Replicas are replaced once it has ended.",
+    )
     SCALING_UP = "ScalingUp", "Replicas are being added."
     SCALING_DOWN = "ScalingDown", "Replicas are being drained and removed."
 
@@ -107,6 +111,10 @@ class Reason(DocumentedEnum):
     ROLLOUT_FAILED = (
         "RolloutFailed",
         "No replica of the new revision became ready within rollout.startupSeconds.",
+    )
+    PREFETCH_FAILED = (
+        "PrefetchFailed",
+        "The Job that downloads the new model failed. The old replicas keep serving.",
     )
     REPLICAS_CONTESTED = (
         "ReplicasContested",

@@ -57,6 +57,7 @@ class Component(StrEnum):
     ENGINE = "engine"
     ROUTER = "router"
     CONTROL = "control"
+    PREFETCH = "prefetch"
 
 
 def engine_name(service: str) -> str:
@@ -92,6 +93,11 @@ def router_policy_name(service: str) -> str:
 def control_config_name(service: str) -> str:
     """Return the name of the ConfigMap with the public control keys (JWKS)."""
     return f"{service}{CHILD_INFIX}control"
+
+
+def prefetch_name(service: str) -> str:
+    """Return the name of the Job that downloads a new model, and of its NetworkPolicy."""
+    return f"{service}{CHILD_INFIX}prefetch"
 
 
 def selector(service: str, component: Component) -> dict[str, str]:

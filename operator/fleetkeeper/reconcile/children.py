@@ -82,7 +82,10 @@ def decide_children(
         if key in untouched:
             continue
         child = snapshot.children.get(key)
-        if child is not None and _cannot_change(child, snapshot.failures, owner_uid):
+        if child is not None and (
+            _cannot_change(child, snapshot.failures, owner_uid)
+            or _is_outdated_job(child, manifest, service, owner_uid)
+        ):
             actions.append(_removal(child, Why.REPAIR))
             continue
         action = _write(manifest, child, owner_uid, key in live_bound)
@@ -96,10 +99,10 @@ def decide_children(
 
 
 def _sort_key(action: Apply | Delete) -> int:
-    """Return the sort key of an action: creations first, among them Deployments, Services last."""
+    """Return the sort key of an action: creations first, those with pods late, Services last."""
     if not (isinstance(action, Apply) and action.create_only):
         return 3
-    return {Kind.DEPLOYMENT: 1, Kind.SERVICE: 2}.get(action.kind, 0)
+    return {Kind.JOB: 1, Kind.DEPLOYMENT: 1, Kind.SERVICE: 2}.get(action.kind, 0)
 
 
 def _cannot_change(child: Child, failures: tuple[WriteFailure, ...], owner_uid: str) -> bool:
@@ -113,6 +116,16 @@ def _cannot_change(child: Child, failures: tuple[WriteFailure, ...], owner_uid: 
             and (item.kind, item.name) == (child.kind, child.name)
             for item in failures
         )
+    )
+
+
+def _is_outdated_job(child: Child, manifest: Manifest, service: str, owner_uid: str) -> bool:
+    """Return True if the child is our Job and would change, which Kubernetes does not allow."""
+    return (
+        child.kind is Kind.JOB
+        and not child.deleting
+        and _is_ours(child, service, owner_uid)
+        and child.digest != digest_of(manifest)
     )
 
 

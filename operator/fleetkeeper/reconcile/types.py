@@ -26,6 +26,7 @@ class Kind(StrEnum):
     POD_DISRUPTION_BUDGET = "PodDisruptionBudget"
     CONFIG_MAP = "ConfigMap"
     NETWORK_POLICY = "NetworkPolicy"
+    JOB = "Job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Workload(Child):
     `desired_replicas` the live `spec.replicas`, `replicas_manager` the field manager that set it
     last, `max_surge` the live `spec.strategy.rollingUpdate.maxSurge` if it is a number or 0%,
     `accelerators` the number that one pod of the live template requests, and `image` the image of the
-    live template's first container.
+    live template's first container. `model` is the model of the live template, as `model_of` names it.
     """
 
     generation: int = 0
@@ -76,11 +77,19 @@ class Workload(Child):
     max_surge: int | None = None
     accelerators: int = 0
     image: str = ""
+    model: str = ""
     replicas: int = 0
     ready_replicas: int = 0
     updated_replicas: int = 0
     available_replicas: int = 0
     conditions: tuple[ObjectCondition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Child):
+    """A Job. `end` is its condition Complete or Failed, None while it runs."""
+
+    end: ObjectCondition | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from fleetkeeper.reconcile.manifests.address import desired_address
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.plan import Action
+from fleetkeeper.reconcile.prefetch import decide_prefetch
 from fleetkeeper.reconcile.replicas import ReplicaDecision, decide_replicas, gpus_of, over_budget
-from fleetkeeper.reconcile.rollout import RolloutDecision, decide_rollout, decide_strategy
+from fleetkeeper.reconcile.rollout import decide_rollout, decide_strategy
 from fleetkeeper.reconcile.router_choice import with_router_image
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.suspension import decide_suspended, parse_suspended
@@ -63,8 +64,9 @@ def decide_writes(
     if remembers and not spec.paused:
         return ReconcileResult(assessment, wanted.engine, last_good, remembers=remembers)
     rollout = decide_rollout(inputs, spec.rollout, wanted_hash, last_good)
-    templates = inputs.snapshot.templates
-    template = templates.get(rollout.revision) if rollout.revision else wanted.template
+    prefetch = decide_prefetch(inputs, wanted, rollout, last_good)
+    revision = rollout.revision or prefetch.revision
+    template = _template(inputs, wanted, revision, is_held=prefetch.holds)
     gpus = gpus_of(template, inputs)
     replicas = decide_replicas(inputs, spec, gpus)
     refused = over_budget(inputs, replicas, gpus)
@@ -76,13 +78,17 @@ def decide_writes(
         replicas=replicas,
         suspended_replicas=suspended,
         is_router_bypassed=is_bypassed,
+        prefetch=prefetch,
         write_problem=refused or assessment.write_problem,
     )
+    is_at_rest = prefetch.holds and replicas.value == inputs.facts.live_replicas
+    is_untouched = rollout.is_new or refused is not None or is_at_rest
     children, strategy_again = _decide_children(
         inputs,
         wanted,
         replicas,
-        template=None if rollout.is_new or refused else template,
+        template=None if is_untouched else template,
+        prefetch=prefetch.job,
         is_router_bypassed=is_bypassed,
     )
     again = (
@@ -102,7 +108,7 @@ def decide_writes(
         wanted.engine,
         last_good,
         actions,
-        _missing_templates(inputs, rollout),
+        _missing_templates(inputs, None if is_at_rest else revision),
         again,
     )
 
@@ -125,6 +131,7 @@ def _decide_children(
     replicas: ReplicaDecision,
     *,
     template: Manifest | None,
+    prefetch: Manifest | None,
     is_router_bypassed: bool,
 ) -> tuple[ChildrenDecision, float | None]:
     """Decide the writes of children. Without a pod template, omit the engine Deployment."""
@@ -137,6 +144,7 @@ def _decide_children(
         replicas=replicas.value,
         strategy=strategy,
         template=template or wanted.template,
+        prefetch=prefetch,
     )
     engine_key = (Kind.DEPLOYMENT, names.engine_name(service.name))
     untouched = {(Kind.SERVICE, names.address_name(service.name))} if is_router_bypassed else set()
@@ -177,9 +185,17 @@ def _scales(children: ChildrenDecision, service: str) -> bool:
     )
 
 
-def _missing_templates(inputs: ReconcileInputs, rollout: RolloutDecision) -> tuple[str, ...]:
-    """Return the ReplicaSet whose template a rollback needs and the snapshot lacks."""
-    name = rollout.revision
+def _template(
+    inputs: ReconcileInputs, wanted: Wanted, revision: str | None, *, is_held: bool
+) -> Manifest | None:
+    """Return the template to write: that of a ReplicaSet, else the wanted one unless it must wait."""
+    if revision is not None:
+        return inputs.snapshot.templates.get(revision)
+    return None if is_held else wanted.template
+
+
+def _missing_templates(inputs: ReconcileInputs, name: str | None) -> tuple[str, ...]:
+    """Return the ReplicaSet whose template is to be written and that the snapshot lacks."""
     return (name,) if name and name not in inputs.snapshot.templates else ()
 
 

@@ -29,7 +29,7 @@ CRDS = Path(__file__).parents[3] / "crds"
 NAMESPACE = "manifests-canonical"
 RANDOM = 20
 """Random services beside the golden ones; of these the unit tests draw hundreds."""
-KINDS = "deployments,services,serviceaccounts,rolebindings,poddisruptionbudgets,networkpolicies,configmaps"
+KINDS = "deployments,services,serviceaccounts,rolebindings,poddisruptionbudgets,networkpolicies,configmaps,jobs"
 Live = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -46,7 +46,7 @@ def _children(owner_uid: str) -> list[Manifest]:
     found: list[Manifest] = []
     for number, case in enumerate(CASES.values()):
         named = replace(case.service(), name=f"golden-{number}", namespace=NAMESPACE, uid=owner_uid)
-        found += case.children(named)
+        found += (*case.children(named), case.prefetch_job(named))
     context = default_context()
     for number, service in enumerate(random_services(seed=7, count=RANDOM)):
         profile = context.catalog.resolve(("cuda", "cpu")[number % 2])
@@ -120,7 +120,7 @@ def test_a_second_apply_changes_no_object(
 ) -> None:
     """The API server itself sees no difference: generation and owned fields stay.
 
-    Deployments and budgets are written by their controllers in the meantime, so the version counts
+    Deployments, Jobs and budgets are written by their controllers meanwhile, so the version counts
     for the other kinds alone.
     """
     children, before = applied
@@ -129,7 +129,7 @@ def test_a_second_apply_changes_no_object(
     for key, old in before.items():
         new = after[key]
         assert new["metadata"].get("generation") == old["metadata"].get("generation"), key
-        if key[0] not in {"Deployment", "PodDisruptionBudget"}:
+        if key[0] not in {"Deployment", "Job", "PodDisruptionBudget"}:
             assert new["metadata"]["resourceVersion"] == old["metadata"]["resourceVersion"], key
 
 

@@ -92,6 +92,7 @@ def children() -> Iterator[Manifest]:
     for name, case in CASES.items():
         if name not in OTHER_CHART_SETTINGS:
             yield from case.children()
+            yield case.prefetch_job()
     context = default_context()
     profile = context.catalog.resolve("cuda")
     for service in random_services(seed=18, count=25):
@@ -116,6 +117,13 @@ def engine(change: Callable[[Manifest], None]) -> Manifest:
         for item in CASES["minimal-cuda"].children()
         if item["kind"] == "Deployment" and item["metadata"]["name"] == "chat"
     )
+    change(found["spec"]["template"]["spec"])
+    return found
+
+
+def job(change: Callable[[Manifest], None]) -> Manifest:
+    """The Job that downloads the model of minimal-cuda, with its pod's spec changed."""
+    found = CASES["minimal-cuda"].prefetch_job()
     change(found["spec"]["template"]["spec"])
     return found
 
@@ -223,6 +231,54 @@ def test_a_pod_with_more_than_an_engine_has_is_refused(
     said = refusal(control_plane, account, engine(change))
     assert "denied request" in said, said
     assert words in said
+
+
+JOBS: dict[str, tuple[Callable[[Manifest], None], str]] = {
+    "another image": (first(image="evil.example.com/miner:1"), "admissionPolicy.extraImages"),
+    "another command": (first(command=["sh", "-c", "id"]), "only download models"),
+    "the supervisor itself": (first(command=["fleetkeeper-engine"]), "only download models"),
+    "a router": (first(command=["vllm-router"]), "only download models"),
+    "arguments": (first(args=["--allow-anything"]), "only download models"),
+    "an accelerator": (
+        first(resources={"limits": {"nvidia.com/gpu": "1"}}),
+        "only download models",
+    ),
+    "a second container": (
+        lambda spec: spec["containers"].append({**spec["containers"][0], "name": "second"}),
+        "only download models",
+    ),
+    "the node's network": (pod(hostNetwork=True), "host namespaces"),
+    "a Secret as a volume": (volume(secret={"secretName": "any"}), "volumes may only"),
+    "a router's account": (
+        pod(serviceAccountName="chat-fk-router", automountServiceAccountToken=True),
+        "only routers may have",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", JOBS)
+def test_a_job_that_does_more_than_download_a_model_is_refused(
+    control_plane: ControlPlane, account: Path, what: str
+) -> None:
+    change, words = JOBS[what]
+    said = refusal(control_plane, account, job(change))
+    assert "denied request" in said, said
+    assert words in said
+
+
+def test_a_job_has_a_name_and_a_deadline_of_ours(
+    control_plane: ControlPlane, account: Path
+) -> None:
+    """And no engine runs the command of a Job."""
+    named = job(lambda _: None)
+    named["metadata"]["name"] = "miner"
+    endless = job(lambda _: None)
+    del endless["spec"]["activeDeadlineSeconds"]
+    many = job(lambda _: None)
+    many["spec"] |= {"parallelism": 5, "completions": 5}
+    fetching = engine(first(command=["fleetkeeper-engine", "fetch"]))
+    for manifest in (named, endless, many, fetching, _without_owner(job(lambda _: None))):
+        assert "denied request" in refusal(control_plane, account, manifest)
 
 
 @pytest.mark.parametrize("name", ["reader", "model-reader", "model-a.b", "default"])

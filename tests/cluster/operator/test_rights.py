@@ -41,6 +41,9 @@ BY_OTHER_TESTS: dict[Right, str] = {
         "pods",
         "delete",
     ): "a pod whose engine hangs is replaced (test_service_pods, end to end)",
+    ("batch", "jobs", "create"): "the download of a new model (test_prefetch.py)",
+    ("batch", "jobs", "patch"): "the same: a server-side apply creates it",
+    ("batch", "jobs", "get"): "the name of that Job is taken, as for every other kind of child",
     ("rbac.authorization.k8s.io", "clusterroles", "bind"): "checked by admission, never asked for",
 }
 """Rights that the life below does not use."""
@@ -102,7 +105,7 @@ def _leftover(world: World, resource: Resource) -> Live:
         "controller": True,
     }
     labels = {LABEL_MANAGED_BY: "fleetkeeper", LABEL_SERVICE: "chat"}
-    pod = {
+    pod: Live = {
         "metadata": {"labels": labels},
         "spec": {"containers": [{"name": "a", "image": "a"}]},
     }
@@ -114,6 +117,7 @@ def _leftover(world: World, resource: Resource) -> Live:
         "Service": {"spec": {"ports": [{"port": 80}]}},
         "NetworkPolicy": {"spec": {"podSelector": {}}},
         "RoleBinding": {"roleRef": role},
+        "Job": {"spec": {"template": {"spec": {**pod["spec"], "restartPolicy": "Never"}}}},
     }
     return {
         "apiVersion": resource.api_version,

@@ -15,7 +15,15 @@ from fleetkeeper.adapters.kubernetes.reading import version_of
 from fleetkeeper.adapters.kubernetes.records import seen
 from fleetkeeper.api import rfc3339
 from fleetkeeper.reconcile.observe.pod_problems import engine_line
-from fleetkeeper.reconcile.types import Kind, ObjectCondition, Pod, Revision, SecretUse, Workload
+from fleetkeeper.reconcile.types import (
+    Job,
+    Kind,
+    ObjectCondition,
+    Pod,
+    Revision,
+    SecretUse,
+    Workload,
+)
 
 Live = dict[str, Any]
 
@@ -232,6 +240,44 @@ def test_a_deployment() -> None:
     assert (workload.desired_replicas, workload.replicas_manager) == (3, "fleetkeeper")
     assert (workload.ready_replicas, workload.updated_replicas) == (2, 0)
     assert workload.conditions == (ObjectCondition("Available", "True", "Enough"),)
+
+
+def test_a_deployment_names_the_model_of_its_engines() -> None:
+    """However long its name is: a part of it would look like another model."""
+    source = f"{'x' * 300}/model"
+    document = json.dumps({"model": {"source": source, "revision": "c1"}})
+    env = [{"name": "FLEETKEEPER_ENGINE", "value": document}]
+    pod = {"containers": [{"name": "added"}, {"name": "engine", "env": env}]}
+    live = {"metadata": {}, "spec": {"template": {"spec": pod}}}
+    workload = seen(Kind.DEPLOYMENT, live).record
+    assert isinstance(workload, Workload)
+    assert workload.model == f"{source}@c1"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "end"),
+    [
+        (None, None),
+        ("strange", None),
+        ([{"type": "Suspended", "status": "True"}], None),
+        ([{"type": "FailureTarget", "status": "True"}], None),
+        ([{"type": "Complete", "status": "False"}], None),
+        (
+            [
+                {"type": "FailureTarget", "status": "True", "reason": "DeadlineExceeded"},
+                {"type": "Failed", "status": "True", "reason": "DeadlineExceeded"},
+            ],
+            ObjectCondition("Failed", "True", "DeadlineExceeded"),
+        ),
+        ([{"type": "Complete", "status": "True"}], ObjectCondition("Complete", "True")),
+    ],
+)
+def test_a_job_has_ended_if_kubernetes_says_so(
+    conditions: object, end: ObjectCondition | None
+) -> None:
+    job = seen(Kind.JOB, {"metadata": {}, "status": {"conditions": conditions}}).record
+    assert isinstance(job, Job)
+    assert job.end == end
 
 
 @pytest.mark.parametrize(("surge", "known"), [("25%", None), (None, None), ("0%", 0), (0, 0)])

@@ -33,7 +33,7 @@ from fleetkeeper_engine.supervisor.control_api.auth import KEYS_FILE
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS, TIERS
 from fleetkeeper_engine.supervisor.drain_socket import DRAIN_SOCKET
 from fleetkeeper_engine.supervisor.launch import fetch
-from fleetkeeper_engine.supervisor.launch.prepare import PACKAGE_PATH
+from fleetkeeper_engine.supervisor.launch.downloads import PACKAGE_PATH
 from fleetkeeper_engine.supervisor.limits_requests import LimitsRequest
 from fleetkeeper_engine.supervisor.policy_file import POLICY_FILE
 from fleetkeeper_engine.supervisor.termination import Death

@@ -10,21 +10,22 @@ import secrets
 import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.spec import Accelerator, DType, EngineDocument
-from fleetkeeper_engine.supervisor.launch import (
-    cpu_probe,
-    fetch,
-    fetch_objects,
-    model_info_cache,
-)
+from fleetkeeper_engine.supervisor.launch import cpu_probe, model_info_cache
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
+from fleetkeeper_engine.supervisor.launch.downloads import (
+    PACKAGE_PATH,
+    Spawn,
+    fetched_directory,
+    fetched_objects,
+    own_environment,
+)
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.features import Features, find_features
 from fleetkeeper_engine.supervisor.launch.memory_plan import (
@@ -54,15 +55,8 @@ from fleetkeeper_engine.supervisor.launch.object_storage import (
 from fleetkeeper_engine.supervisor.launch.start_measurements import read_measured
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
 from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, load_nvml
-from fleetkeeper_engine.supervisor.process import Child
-from fleetkeeper_engine.supervisor.termination import classify_death
 
 logger = logging.getLogger("fleetkeeper.prepare")
-
-PACKAGE_PATH = str(Path(__file__).resolve().parents[3])
-"""The directory that contains fleetkeeper_engine, for the started processes."""
-
-Spawn = Callable[[list[str], Mapping[str, str]], Awaitable[Child]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +87,11 @@ async def prepare(
     streamed = is_object_storage(model.source)
     if streamed:
         require_streamer()
-        directory = await _fetched_objects(model.source, environment, spawn)
+        directory = await fetched_objects(model.source, environment, spawn)
     else:
-        directory = await _directory(model.source, model.revision, environment, spawn)
+        directory = await fetched_directory(model.source, model.revision, environment, spawn)
     adapters = {
-        adapter.name: await _directory(adapter.path, adapter.revision, environment, spawn)
+        adapter.name: await fetched_directory(adapter.path, adapter.revision, environment, spawn)
         for adapter in model.adapters
     }
     facts = read_facts(directory, adapters.values())
@@ -154,44 +148,6 @@ def pod_limit_bytes(document: EngineDocument) -> int:
     return min([limit for limit in known if limit is not None], default=machine)
 
 
-async def _directory(
-    source: str, revision: str | None, environment: Mapping[str, str], spawn: Spawn
-) -> Path:
-    """Return the directory of a model or adapter, after fetching it if it is from the hub."""
-    if source.startswith("/"):
-        return Path(source)
-    if source.count("/") != 1:
-        raise StartRefusedError(
-            DeathClass.MODEL_NOT_FOUND,
-            f"{source!r} is neither an absolute directory nor ORG/NAME of a Hugging Face model",
-        )
-    return await _fetched([fetch.__name__, source, revision or ""], environment, spawn)
-
-
-async def _fetched_objects(source: str, environment: Mapping[str, str], spawn: Spawn) -> Path:
-    """Return a directory with the configuration of a model in object storage, and its weights' headers."""
-    parent = Path(environment.get("HOME") or tempfile.gettempdir()) / ".cache" / "fleetkeeper"
-    return await _fetched([fetch_objects.__name__, source, str(parent)], environment, spawn)
-
-
-async def _fetched(words: list[str], environment: Mapping[str, str], spawn: Spawn) -> Path:
-    """Return the directory that a process of our own downloads.
-
-    Raises:
-        StartRefusedError: it failed. Its output decides the class.
-    """
-    child = await spawn([sys.executable, "-m", *words], _own_environment(environment))
-    status = await child.ended
-    if child.tee is not None:
-        await child.tee
-    lines = list(child.lines)
-    marked = [line.removeprefix(fetch.MARK) for line in lines if line.startswith(fetch.MARK)]
-    if status or not marked:
-        death = classify_death(lines, status=status, phase="start")
-        raise StartRefusedError(death.death, death.message, "start")
-    return Path(marked[-1])
-
-
 async def _decided_dtype(
     document: EngineDocument, facts: ModelFacts, environment: Mapping[str, str], spawn: Spawn
 ) -> DType:
@@ -204,7 +160,7 @@ async def _decided_dtype(
         return dtype
     child = await spawn(
         [sys.executable, "-m", cpu_probe.__name__, dtype.value],
-        _own_environment(environment),
+        own_environment(environment),
     )
     status = await child.ended
     if status == 0:
@@ -221,11 +177,6 @@ async def _decided_dtype(
 
 def _ending(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"status {status}"
-
-
-def _own_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    path = ":".join(filter(None, [PACKAGE_PATH, environment.get("PYTHONPATH")]))
-    return {**environment, "PYTHONPATH": path}
 
 
 def _measured_key(document: EngineDocument, features: Features) -> str:

@@ -37,11 +37,23 @@ from fleetkeeper.api.names import (
     LABEL_SERVICE,
 )
 from fleetkeeper.common.budget import accelerators_of
-from fleetkeeper.reconcile.types import Child, Kind, ObjectCondition, Pod, Revision, Workload
+from fleetkeeper.reconcile.prefetch_model import model_of
+from fleetkeeper.reconcile.types import (
+    Child,
+    Job,
+    Kind,
+    ObjectCondition,
+    Pod,
+    Revision,
+    Workload,
+)
 
 ANNOTATION_REVISION = "deployment.kubernetes.io/revision"
 MAX_CONDITIONS = 8
 """Conditions kept of a Deployment; Kubernetes writes three."""
+
+JOB_ENDS = frozenset({"Complete", "Failed"})
+"""The conditions with which Kubernetes ends a Job."""
 
 Record = Child | Revision | Pod
 
@@ -132,6 +144,8 @@ def seen(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> Seen
         mark = _mark(meta)
         known = before.record if before is not None and before.mark == mark else None
         record = workload_record(live, known.digest if isinstance(known, Workload) else None)
+    elif kind == Kind.JOB:
+        record = job_record(live)
     else:
         record = child_record(Kind(kind), live)
     return Seen(
@@ -194,8 +208,23 @@ def _mark(meta: Mapping[str, Any]) -> int:
 
 
 def child_record(kind: Kind, live: Mapping[str, Any]) -> Child:
-    """Return the record of a child of any kind but Deployment."""
+    """Return the record of a child of any kind but Deployment and Job."""
     return Child(**_child_fields(kind, live))
+
+
+def job_record(live: Mapping[str, Any]) -> Job:
+    """Return the record of a Job.
+
+    Raises:
+        Unreadable: its status cannot be read.
+    """
+    status = required_map(live.get("status"), "status")
+    ends = (
+        condition
+        for condition in _conditions(status.get("conditions"))
+        if condition.type in JOB_ENDS and condition.status == "True"
+    )
+    return Job(**_child_fields(Kind.JOB, live), end=next(ends, None))
 
 
 def _surge_record(surge: object) -> int | None:
@@ -231,6 +260,7 @@ def workload_record(live: Mapping[str, Any], known_digest: str | None = None) ->
         max_surge=_surge_record(surge),
         accelerators=accelerators_of(pod),
         image=intern(text(first.get("image"))),
+        model=message(model_of(pod)),
         replicas=counted("replicas"),
         ready_replicas=counted("readyReplicas"),
         updated_replicas=counted("updatedReplicas"),

@@ -49,6 +49,7 @@ CHILDREN: dict[Kind, Resource] = {
     ),
     Kind.CONFIG_MAP: Resource("ConfigMap", "configmaps", "v1"),
     Kind.NETWORK_POLICY: Resource("NetworkPolicy", "networkpolicies", "v1", "networking.k8s.io"),
+    Kind.JOB: Resource("Job", "jobs", "v1", "batch"),
 }
 """The resource of each kind of child."""
 

@@ -25,6 +25,7 @@ CHILDREN: Final = {
     "services": "api/v1",
     "poddisruptionbudgets": "apis/policy/v1",
     "networkpolicies": "apis/networking.k8s.io/v1",
+    "jobs": "apis/batch/v1",
     "configmaps": "api/v1",
 }
 OPERATOR_OBJECTS: Final = ("deployments", "replicasets", "pods", "services", "configmaps")

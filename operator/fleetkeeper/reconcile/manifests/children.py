@@ -15,7 +15,11 @@ from fleetkeeper.reconcile.manifests.disruption import (
 )
 from fleetkeeper.reconcile.manifests.engine import desired_engine_deployment
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
-from fleetkeeper.reconcile.manifests.network import desired_engine_policy, desired_router_policy
+from fleetkeeper.reconcile.manifests.network import (
+    desired_engine_policy,
+    desired_prefetch_policy,
+    desired_router_policy,
+)
 from fleetkeeper.reconcile.manifests.router import (
     desired_router_account,
     desired_router_binding,
@@ -33,13 +37,14 @@ def desired_children(
     tuning: EngineTuning = AS_SPECIFIED,
     strategy: RolloutStrategy = RolloutStrategy.SURGE,
     template: Manifest | None = None,
+    prefetch: Manifest | None = None,
 ) -> tuple[Manifest, ...]:
     """Return every child that the service must have. Any other child is to be pruned.
 
     `profile` is the engine profile in use (`status.engine`), `replicas` the number of engine pods,
     `tuning` the values that a remedy lowered, and `strategy` Surge or Replace (Auto means Surge).
-    `template` is the pod template of the engines, by default the spec's. Keys and policies come before the
-    pods that need them.
+    `template` is the pod template of the engines, by default the spec's, and `prefetch` the Job that
+    downloads their model, if one is needed. Keys and policies come before the pods that need them.
 
     Raises:
         EngineOptionRefused: the spec holds options or variables that the profile does not allow.
@@ -64,5 +69,7 @@ def desired_children(
         ]
         if service.spec.routing.replicas > 1:
             children.append(desired_router_disruption_budget(service))
+    if prefetch is not None:
+        children += [desired_prefetch_policy(service, profile, context), prefetch]
     children.append(desired_address(service))
     return tuple(children)

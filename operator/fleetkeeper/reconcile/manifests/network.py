@@ -1,4 +1,4 @@
-"""NetworkPolicies: one for the engines, one for the router.
+"""NetworkPolicies: one for the engines, one for the router, one for the download of a new model.
 
 vLLM's own port has unauthenticated routes (weights, pausing), and torch listens on every address.
 Therefore only the router can reach an engine, and only the operator and Prometheus its control
@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleetkeeper.api.names import Component, engine_policy_name, router_policy_name, selector
+from fleetkeeper.api.names import (
+    Component,
+    engine_policy_name,
+    prefetch_name,
+    router_policy_name,
+    selector,
+)
 from fleetkeeper.api.object_storage import ObjectStorage
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profile import EngineProfile
@@ -64,6 +70,31 @@ def desired_engine_policy(
         else [_own_pods(service, Component.ROUTER)]
     )
     steering = _peers((*context.operator_peers, *context.prometheus_peers))
+    return _policy(
+        service,
+        engine_policy_name(service.name),
+        Component.ENGINE,
+        ingress=[_from(clients, SERVING_PORT), _from(steering, CONTROL_PORT)],
+        egress=_engine_egress(service, profile, context),
+    )
+
+
+def desired_prefetch_policy(
+    service: InferenceService, profile: EngineProfile, context: PlanContext
+) -> Manifest:
+    """Return the NetworkPolicy of the Job that downloads a model: no ingress, the engines' egress."""
+    return _policy(
+        service,
+        prefetch_name(service.name),
+        Component.PREFETCH,
+        ingress=[],
+        egress=_engine_egress(service, profile, context),
+    )
+
+
+def _engine_egress(
+    service: InferenceService, profile: EngineProfile, context: PlanContext
+) -> list[Manifest]:
     egress = [_rule(context.dns_rule)]
     egress += [
         {"to": [{"ipBlock": {"cidr": peer.cidr}}], "ports": _ports(peer.ports)}
@@ -75,13 +106,7 @@ def desired_engine_policy(
         egress.append(_rule(context.model_hub_rule))
     if profile.object_storage is not None and streams(service.spec.model):
         egress.append(_rule(_object_storage_rule(profile.object_storage, context)))
-    return _policy(
-        service,
-        engine_policy_name(service.name),
-        Component.ENGINE,
-        ingress=[_from(clients, SERVING_PORT), _from(steering, CONTROL_PORT)],
-        egress=egress,
-    )
+    return egress
 
 
 def desired_router_policy(service: InferenceService, context: PlanContext) -> Manifest:

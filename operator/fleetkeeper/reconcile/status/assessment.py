@@ -12,6 +12,7 @@ from fleetkeeper.common.values import ControlReport, StartProgress
 from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.observe.problem import Problem
+from fleetkeeper.reconcile.prefetch import PrefetchDecision
 from fleetkeeper.reconcile.replicas import ReplicaDecision
 from fleetkeeper.reconcile.rollout import RolloutDecision
 from fleetkeeper.reconcile.types import Defect, Pod
@@ -39,6 +40,7 @@ class Assessment:
     replicas: ReplicaDecision | None = None
     suspended_replicas: int | None = None
     rollout: RolloutDecision = field(default_factory=RolloutDecision)
+    prefetch: PrefetchDecision = field(default_factory=PrefetchDecision)
     wanted_hash: str = ""
     engine_problems: tuple[Problem, ...] = ()
     router_problem: Problem | None = None

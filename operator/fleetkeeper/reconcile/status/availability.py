@@ -87,7 +87,8 @@ def _rolled_out(assessment: Assessment) -> Value | None:
 
 
 def _failed(assessment: Assessment) -> Value | None:
-    return because(assessment.rollout.failure) if assessment.rollout.failure else None
+    failure = assessment.rollout.failure or assessment.prefetch.problem
+    return because(failure) if failure else None
 
 
 def _refused(assessment: Assessment) -> Value | None:

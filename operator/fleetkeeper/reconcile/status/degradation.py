@@ -61,6 +61,8 @@ def _degraded(assessment: Assessment) -> Value:
         )
     if assessment.rollout.rollback:
         return true(Reason.ROLLED_BACK, rolled_back_message(assessment))
+    if assessment.prefetch.problem:
+        return true(Reason.PREFETCH_FAILED, assessment.prefetch.problem.message)
     load, pods = _by_load(assessment), _by_pods(assessment)
     # Failing replicas are the cause of the overload of the others: report the cause.
     is_effect = load is not None and load.reason is Reason.LOAD_BREAKER_OPEN

@@ -22,6 +22,8 @@ def progressing(assessment: Assessment) -> Value:
     impossible = _without_progress(assessment)
     if impossible:
         return impossible
+    if assessment.prefetch.holds:
+        return true(Reason.PREFETCHING_MODEL, assessment.prefetch.message)
     facts = assessment.facts
     wanted = assessment.replicas.value if assessment.replicas else facts.live_replicas or 0
     if not assessment.is_on_target and not (wanted == 0 and not facts.engine_pods):
@@ -37,6 +39,8 @@ def _without_progress(assessment: Assessment) -> Value | None:
         return paused()
     if assessment.rollout.failure and not assessment.rollout.rollback:
         return because(assessment.rollout.failure)
+    if assessment.prefetch.problem:
+        return because(assessment.prefetch.problem)
     if assessment.rollout.rollback and assessment.is_on_target:
         return false(Reason.ROLLED_BACK, rolled_back_message(assessment))
     return None
@@ -61,6 +65,8 @@ def reconciling(assessment: Assessment) -> Value | None:
     """Decide Reconciling: a generation is not rolled out yet. Autoscaling does not set it."""
     if assessment.is_rolled_out or stalled(assessment) is not None or assessment.is_paused:
         return None
+    if assessment.prefetch.holds:
+        return true(Reason.PREFETCHING_MODEL, assessment.prefetch.message)
     return true(Reason.ROLLING_OUT, Reason.NOT_ROLLED_OUT.text)
 
 
@@ -72,6 +78,8 @@ def stalled(assessment: Assessment) -> Value | None:
         return true(Reason.ROLLED_BACK, rolled_back_message(assessment))
     if assessment.rollout.failure:
         return _stalled_by_failure(assessment, assessment.rollout.failure)
+    if assessment.prefetch.problem:
+        return true(Reason.PREFETCH_FAILED, assessment.prefetch.problem.message)
     refused = assessment.write_problem or (
         None if assessment.is_available else assessment.creation_problem
     )
