@@ -167,8 +167,10 @@ def _options(rng: random.Random) -> dict[str, str]:
 def random_spec(rng: random.Random) -> dict[str, Any]:
     """Return a spec within the schema. Most also meet the rules between fields."""
     spec: dict[str, Any] = _draw(rng, _schema(), "")
+    spec["model"].pop("credentialsSecret", None)
     for part in (spec["model"], *spec["model"].get("adapters", ())):
         part.pop("revision", None)
+        part["source"] = _mended_source(rng, part["source"])
         if part["source"].startswith("hf://"):
             part["revision"] = f"{rng.getrandbits(160):040x}"
     spec.pop("serviceAccountName", None)  # the default settings allow none
@@ -191,6 +193,17 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
     _mend_requirements([spec.get("placement", {}).get("affinity"), policy])
     _mend_node_fields(spec.get("placement", {}).get("affinity"))
     return spec
+
+
+def _mended_source(rng: random.Random, source: str) -> str:
+    """Return a claim instead of object storage, which the default profiles do not have; an image by digest."""
+    if source.startswith("s3://"):
+        return f"pvc://{rng.choice('abc')}/{rng.getrandbits(32):x}"
+    if source.startswith("oci://") and "@sha256:" not in source:
+        host, slash, path = source.removeprefix("oci://").partition("/")
+        repository = path.partition(":")[0]
+        return f"oci://{host}{slash}{repository}@sha256:{rng.getrandbits(256):064x}"
+    return source
 
 
 def _mend_service(section: dict[str, Any]) -> None:
