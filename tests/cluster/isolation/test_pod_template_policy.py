@@ -44,7 +44,7 @@ OPENED: dict[str, Any] = {
         "secrets": ["logs-token"],
         "hostPaths": ["/dev/infiniband"],
         "csiDrivers": ["secrets.example.com"],
-        "volumeTypes": ["image"],
+        "volumeTypes": ["nfs"],
     },
 }
 Manifest = dict[str, Any]
@@ -188,7 +188,7 @@ NEEDS: dict[str, tuple[Manifest, str]] = {
         "podTemplates",
     ),
     "a volume of another type": (
-        {"spec": {"volumes": [{"name": "x", "image": {"reference": "a:1"}}]}},
+        {"spec": {"volumes": [{"name": "x", "nfs": {"server": "nfs.example.com", "path": "/m"}}]}},
         "podTemplates",
     ),
 }
@@ -208,6 +208,7 @@ def test_what_a_template_adds_is_refused_unless_values_open_it(
 FREE: dict[str, Manifest] = {
     "devices": an_engine(resources={"limits": {"rdma/hca": 1}, "requests": {"rdma/hca": 1}}),
     "an emptyDir": {"spec": {"volumes": [{"name": "x", "emptyDir": {}}]}},
+    "an image": {"spec": {"volumes": [{"name": "x", "image": {"reference": "a:1"}}]}},
     "placement": {
         "metadata": {"labels": {"team": "a"}},
         "spec": {"schedulerName": "x", "runtimeClassName": "nvidia", "priorityClassName": "high"},
