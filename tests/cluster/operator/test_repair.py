@@ -110,7 +110,8 @@ async def test_every_child_is_repaired_after_every_fault(world: World) -> None:
     await world.ready()
     await world.quiet()
     reference = {key: _essence(live) for key, live in world.children().items()}
-    assert {kind for kind, _ in reference} == {kind.value for kind in Kind}
+    # A Job exists only while a new model is downloaded.
+    assert {kind for kind, _ in reference} == {kind.value for kind in Kind if kind is not Kind.JOB}
     for kind_name, name in sorted(reference):
         kind = Kind(kind_name)
         await world.patch(CHILDREN[kind], name, {"metadata": {"annotations": {FOREIGN: "mine"}}})
