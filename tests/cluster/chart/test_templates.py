@@ -229,15 +229,20 @@ def test_the_operator_takes_the_settings_of_every_value_set(name: str, tmp_path:
     assert peer.pod_labels.items() <= pod_labels.items()
 
 
-def test_defaults_are_those_of_render(tmp_path: Path) -> None:
-    """What `fleetkeeper render` shows is what a chart with its defaults makes."""
-    files = _settings_files(_all("defaults"))
-    (tmp_path / "profiles.yaml").write_text(files["profiles.yaml"])
+def _settings_file(name: str, directory: Path) -> Path:
+    """Write the settings and profiles of a value set, as `check --settings` takes them."""
+    files = _settings_files(_all(name))
+    profiles, file = directory / "profiles.yaml", directory / "settings.yaml"
+    profiles.write_text(files["profiles.yaml"])
     settings = yaml.safe_load(files["settings.yaml"])
     del settings["controlJwksFile"]
-    settings["profilesFile"] = str(tmp_path / "profiles.yaml")
-    file = tmp_path / "settings.yaml"
-    file.write_text(yaml.safe_dump(settings))
+    file.write_text(yaml.safe_dump({**settings, "profilesFile": str(profiles)}))
+    return file
+
+
+def test_defaults_are_those_of_render(tmp_path: Path) -> None:
+    """What `fleetkeeper render` shows is what a chart with its defaults makes."""
+    file = _settings_file("defaults", tmp_path)
     context, default = plan_context(load_settings(file)), default_context()
     assert context.catalog == default.catalog
     assert context.router == default.router
@@ -256,13 +261,7 @@ def test_values_of_a_release_without_pod_templates_render_the_same() -> None:
 
 def test_the_example_of_object_storage_fits_its_values(tmp_path: Path) -> None:
     """Its service is refused by a chart with default values, which has no address for it."""
-    files = _settings_files(_all("object-storage"))
-    (tmp_path / "profiles.yaml").write_text(files["profiles.yaml"])
-    settings = yaml.safe_load(files["settings.yaml"])
-    del settings["controlJwksFile"]
-    settings["profilesFile"] = str(tmp_path / "profiles.yaml")
-    file = tmp_path / "settings.yaml"
-    file.write_text(yaml.safe_dump(settings))
+    file = _settings_file("object-storage", tmp_path)
     context = plan_context(load_settings(file))
     assert context.object_storage_rule is not None
     assert context.object_storage_rule.tcp_ports == (9000,)
