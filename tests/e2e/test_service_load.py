@@ -36,7 +36,7 @@ EASY, HARD = {"batchTimeMilliseconds": 60_000}, {"batchTimeMilliseconds": 2}
 """Every step is within the one, none within the other."""
 LIGHT_PER_S = 2.0
 """Of short answers: one replica is bored."""
-SLOW_CPUS = 0.25
+SLOW_CPUS = 0.15
 SLOW_AT_ONCE = 24
 """More than the 8 requests of difference below which a prefix decides, not the load."""
 SHOWN_S = 60.0
@@ -167,7 +167,7 @@ def test_prompts_with_the_same_beginning_stay_on_one_replica(pair: Fleet) -> Non
     "policy", keep_first(1, ("LeastLoaded", "PrefixAware"), pytest.mark.exhaustive)
 )
 def test_a_slow_replica_gets_fewer_requests(pair: Fleet, policy: str) -> None:
-    """With a third of its CPU it answers later; the router counts what it has not answered."""
+    """With a fifth of its CPU it answers later; the router counts what it has not answered."""
     asked = pair.live()["spec"]["routing"]
     _route(pair, {"policy": policy})
     slow, fast = pair.engines()
@@ -182,8 +182,7 @@ def test_a_slow_replica_gets_fewer_requests(pair: Fleet, policy: str) -> None:
     gained = {name: after[name] - before[name] for name in after}
     print(f"{policy}: {gained[slow.name]:.0f} of 90 at the slow replica")
     assert gained[slow.name] + gained[fast.name] == 90
-    # Half was measured. A busy machine slows the other one down, too.
-    assert gained[slow.name] <= 0.75 * gained[fast.name]
+    assert gained[slow.name] <= gained[fast.name] / 2
     assert {pod.identity for pod in pair.engines()} == {slow.identity, fast.identity}
 
 
