@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -221,7 +222,8 @@ def _mend_network(rng: random.Random, policy: dict[str, Any]) -> None:
         if not peer:
             peer[rng.choice(("podSelector", "namespaceSelector"))] = {}
     if "cidrs" in policy:
-        policy["cidrs"] = rng.sample(CIDRS, rng.randint(0, len(CIDRS)))
+        # Copies, because callers may spoil what they get.
+        policy["cidrs"] = deepcopy(rng.sample(CIDRS, rng.randint(0, len(CIDRS))))
 
 
 def _mend_cache(rng: random.Random, model: dict[str, Any]) -> None:
