@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ def test_a_changed_spec_rolls_without_a_lost_request(fleet: Fleet) -> None:
     assert failures(traffic.samples) == []
 
 
+@pytest.fixture
+def claim_again(fleet: Fleet) -> Iterator[None]:
+    """Afterwards, the model of the other tests; the release before this one knows no images."""
+    before = fleet.live()["spec"]["model"]
+    yield
+    fleet.change({"model": before})
+    fleet.await_ready(1)
+
+
+@pytest.mark.usefixtures("claim_again")
 def test_a_model_from_an_image_takes_over_from_one_in_a_claim(
     fleet: Fleet, node: Node, tmp_path: Path
 ) -> None:
