@@ -9,11 +9,12 @@ import subprocess
 import time
 
 import pytest
+from aiohttp import ClientSession
 
 from fleetkeeper_contract.histogram_buckets import BATCH_SEQUENCES_EDGES
 from fleetkeeper_engine.shm.layout import SchedulerBlock, Tier
 from tests.support.engine_environment import PYTHON
-from tests.support.inside_engine import InsideEngine, client
+from tests.support.inside_engine import Answer, InsideEngine, client
 from tests.support.shared_engine import shared_engine
 
 STREAMS = 64
@@ -161,13 +162,25 @@ async def test_an_idle_engine_reads_new_limits_with_its_next_request(engine: Ins
     assert (block.generation, block.limit_sequences) == (requested.generation, 2)
 
 
+async def seen_running(engine: InsideEngine, session: ClientSession) -> asyncio.Task[Answer]:
+    """Return a stream that the scheduler reports as running.
+
+    On a crowded machine one can end before anybody looks: then the next is started.
+    """
+    while True:
+        stream = asyncio.create_task(engine.stream(session, SEEN_ALONE))
+        await engine.until(lambda: stream.done() or sum(engine.scheduler().running) == 1)  # noqa: B023
+        if not stream.done():
+            return stream
+        assert (await stream).tokens == SEEN_ALONE
+
+
 async def test_above_the_memory_cap_nothing_new_starts_and_what_runs_ends(
     engine: InsideEngine,
 ) -> None:
     """The supervisor's flag stops new sequences only; when it falls, the waiting ones run."""
     async with client() as session:
-        running = asyncio.create_task(engine.stream(session, SEEN_ALONE))
-        await engine.until(lambda: sum(engine.scheduler().running) == 1)
+        running = await seen_running(engine, session)
         engine.set_block(cap_exceeded=True)
         waiting = asyncio.create_task(engine.stream(session, 4))
         assert (await running).tokens == SEEN_ALONE
