@@ -1,4 +1,4 @@
-"""The supervisor releases the code that only its start needed, and works as before."""
+"""The supervisor releases the memory that only its start needed, and works as before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import asyncio, ssl
 import aiohttp.web, cryptography.hazmat.primitives.asymmetric.ed25519 as ed25519, pydantic
-from fleetkeeper_engine.supervisor.memory.library_code import release_library_code
+from fleetkeeper_engine.supervisor.memory.release import release_memory
 
 def file_kb():
     return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssFile'))
@@ -18,7 +18,7 @@ def file_kb():
 key = ed25519.Ed25519PrivateKey.generate()
 before = file_kb()
 for _ in range(3):
-    release_library_code()
+    release_memory()
 after = file_kb()
 key.public_key().verify(key.sign(b'a'), b'a')
 asyncio.run(asyncio.sleep(0))

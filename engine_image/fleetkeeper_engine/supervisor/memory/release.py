@@ -1,6 +1,7 @@
-"""Release of library code that only the start needed.
+"""Release of memory that only the start needed.
 
 Imports run most of the code in libraries once. It is 13 of the supervisor's 60 MiB after its imports.
+glibc returns the end of its heap alone to the system, so what the start freed below stays resident.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from pathlib import Path
 _CODE_OF_FILES = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-xp \S+ \S+ [1-9]", re.MULTILINE)
 
 
-def release_library_code() -> None:
-    """Drop the resident pages of mapped code. They come back from the page cache when they run.
+def release_memory() -> None:
+    """Return free heap to the system, and drop the resident pages of mapped code.
 
-    Nothing is lost, because mapped code is never written.
+    Code comes back from the page cache when it runs. Nothing is lost, because mapped code is never
+    written.
     """
     libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc
+        libc.malloc_trim(ctypes.c_size_t(0))
     with contextlib.suppress(OSError):  # a sandbox without /proc
         for bounds in _CODE_OF_FILES.findall(Path("/proc/self/maps").read_text()):
             start, end = (int(bound, 16) for bound in bounds)
