@@ -164,7 +164,9 @@ def test_without_its_collector_the_engine_serves_as_before_and_logs_the_loss(
         "spans after the collector's return",
         60,
     )
-    assert "tracing: the collector takes spans again" in engine.log
+    engine.wait_for(
+        lambda: "tracing: the collector takes spans again" in engine.log, "the line about it", 60
+    )
     traced.collector.stop()
     assert Client.new().ask(engine).status_code == 200
     began = time.monotonic()
