@@ -41,7 +41,7 @@ def test_a_changed_spec_rolls_without_a_lost_request(fleet: Fleet) -> None:
 
 @pytest.fixture
 def claim_again(fleet: Fleet) -> Iterator[None]:
-    """Afterwards, the model of the other tests; the release before this one knows no images."""
+    """Restore the model in the claim: the release before this one, which a later test installs, takes no image."""
     before = fleet.live()["spec"]["model"]
     yield
     fleet.change({"model": before})

@@ -19,8 +19,8 @@ from tests.support.supervised_engine import EXTRA_ARGUMENT, RunningEngine
 
 CONTRACT = Path(__file__).resolve().parents[2] / "engine_image" / "contract"
 MB = 10**6
-GIVEN_BACK_S = 60.0
-"""Twice the period in which the supervisor gives back memory."""
+GIVEN_BACK_S = 30.0
+"""The period in which the supervisor gives back memory."""
 VALID = {"sequences": 8, "tokens": 512, "leaseSeconds": 60, "generation": 10_000}
 
 
@@ -227,7 +227,7 @@ def test_vllm_runs_in_a_session_of_its_own_with_one_token_an_option(engine: Runn
 def test_the_supervisor_is_small_and_rests(engine: RunningEngine) -> None:
     """Resident in less than 60 MB, libraries' pages included; under 2% of a core over 10 s at rest.
 
-    What answering the tests before needed of libraries is given back every 30 s. Where others
+    What answering the tests before needed of libraries is given back within 30 s. Where others
     compete for the machine a share of a core is 4% at most.
     """
     process = psutil.Process(engine.process.pid)

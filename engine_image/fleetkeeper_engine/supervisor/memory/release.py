@@ -1,7 +1,8 @@
 """Release of memory that only the start needed.
 
 Imports run most of the code in libraries once. It is 13 of the supervisor's 60 MiB after its imports.
-glibc returns the end of its heap alone to the system, so what the start freed below stays resident.
+By itself, glibc returns only the end of its heap to the system: what the start freed before that
+end stays resident.
 """
 
 from __future__ import annotations
