@@ -19,6 +19,8 @@ import pytest
 
 from fleetkeeper_local.common import packages
 
+NAVIGATED = "Inspected target navigated or closed"
+"""What the protocol answers if a navigation ends the page that an expression runs in."""
 GUARD_S = 120.0
 """For a browser that starts on a machine with other load."""
 ARGUMENTS = (
@@ -41,6 +43,14 @@ def ensure_chromium() -> None:
     ):
         pytest.skip("the package chromium is missing; installing it needs root on Debian")
     packages.ensure_packages(packages.BROWSER_PACKAGES)
+
+
+class ProtocolError(AssertionError):
+    """The browser refused a call. `message` is its reason."""
+
+    def __init__(self, method: str, error: dict[str, Any]) -> None:
+        super().__init__(f"{method}: {error}")
+        self.message = str(error.get("message", ""))
 
 
 class Tab:
@@ -70,7 +80,8 @@ class Tab:
         self._answers[number] = answer
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         found = await asyncio.wait_for(answer, GUARD_S)
-        assert "error" not in found, (method, found["error"])
+        if "error" in found:
+            raise ProtocolError(method, found["error"])
         return dict(found["result"])
 
     async def value(self, expression: str) -> Any:
@@ -82,15 +93,26 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, expression: str) -> Any:
-        """Wait until an expression is true, and return its value."""
+        """Wait until an expression is true, and return its value.
+
+        A page that a navigation ends meanwhile counts as not there yet.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + GUARD_S
-        while not (value := await self.value(expression)):
+        while not (value := await self._value_unless_navigated(expression)):
             assert loop.time() < end, (
                 f"never true: {expression}: {await self.value('document.body.innerText')}"
             )
             await asyncio.sleep(0.1)
         return value
+
+    async def _value_unless_navigated(self, expression: str) -> Any:
+        try:
+            return await self.value(expression)
+        except ProtocolError as error:
+            if error.message != NAVIGATED:
+                raise
+            return None
 
     async def open(self, url: str) -> None:
         """Go to a page."""
