@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 # Most of tests/unit and tests/cluster waits for others; what takes the whole machine runs alone (tests/conftest.py).
 WORKERS ?= 3
 # A lane is a selection of the tests (docs/development.md). `.ci/run` has the same one as `make test`.
-TESTS := tests/fault tests/unit tests/cluster tests/engine tests/e2e
+TESTS := tests/fault tests/unit tests/cluster tests/gateway tests/engine tests/e2e
 FAST := -m "not slow and not exhaustive" --hypothesis-profile=dev
 USUAL := -m "not exhaustive"
 VLLMS_OWN := api_options_in_vllm death drain fault limits memory_cap progress serve start_stages tiers

@@ -36,11 +36,18 @@ PREVIOUS_DISK_GIB = 10
 DEV_DISK_GIB = 2
 BUILD_PINS = ["--build-constraint", str(REQUIREMENTS / "build.txt")]
 """Pins the build tools of our own packages, so that an install is reproducible."""
-WORKSPACE = ("fleetkeeper", "fleetkeeper-contract", "fleetkeeper-engine", "fleetkeeper-local")
+WORKSPACE = (
+    "fleetkeeper",
+    "fleetkeeper-contract",
+    "fleetkeeper-engine",
+    "fleetkeeper-gateway",
+    "fleetkeeper-local",
+)
 EXPORTS = {
     "bootstrap": ["--only-group", "bootstrap"],
     "build": ["--only-group", "build"],
     "engine-package": ["--package", "fleetkeeper-engine", "--extra", "cuda"],
+    "gateway": ["--package", "fleetkeeper-gateway"],
     "operator": ["--package", "fleetkeeper"],
     "router": ["--only-group", "router"],
 }

@@ -1,0 +1,1 @@
+"""One address for every InferenceService: keys, limits, grants and usage."""

@@ -1,0 +1,214 @@
+"""What the parts of the gateway know of one another.
+
+The request path (`http`) is given a `Services`, a `Keys`, a `Limiter` and a `GrantSigner`. Each is
+made by a part of its own, so that each can be tested, and replaced, alone.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fleetkeeper_gateway.tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """An InferenceService, as far as requests need it."""
+
+    namespace: str
+    name: str
+    uid: str
+    models: tuple[str, ...]
+    """Names that requests may use: the served name, and the adapters."""
+    url: str
+    """Base address of its Service, without a path: http://NAME.NAMESPACE.svc:PORT."""
+    demands_grant: bool
+    """Whether spec.access is Gateway."""
+    state: str
+    """Short state for people, from the status: Ready, Starting, Suspended, Degraded, Unknown."""
+    ready: bool
+    """Whether at least one replica takes requests."""
+    created: int
+    """Unix seconds."""
+
+    @property
+    def path(self) -> str:
+        """Return NAMESPACE/NAME."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """Limits of one key in one tier. None: no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+
+NO_LIMITS = TierLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A client's key, without its secret."""
+
+    id: str
+    """Name of its Secret, or `anonymous`."""
+    name: str
+    namespaces: frozenset[str] | None
+    """Namespaces whose services it may use; None: all (only the anonymous key)."""
+    models: tuple[str, ...] = ("*",)
+    """Globs, case-sensitive."""
+    highest: Tier = Tier.STANDARD
+    expires: float | None = None
+    """Unix seconds; None: never."""
+    limits: Mapping[Tier, TierLimits] = field(default_factory=dict)
+
+    def sees(self, service: Service, model: str) -> bool:
+        """Return whether it may use this model of this service."""
+        if self.namespaces is not None and service.namespace not in self.namespaces:
+            return False
+        return any(fnmatch.fnmatchcase(model, glob) for glob in self.models)
+
+
+class Services(Protocol):
+    """The services that the gateway knows."""
+
+    @property
+    def synced(self) -> bool:
+        """Return whether they were listed once."""
+
+    def serving(self, model: str) -> Sequence[Service]:
+        """Return the services that serve a model, of all namespaces."""
+
+    def named(self, namespace: str, name: str) -> Service | None:
+        """Return a service by its name."""
+
+    def all(self) -> Iterable[Service]:
+        """Return all services."""
+
+
+class KeyRefused(Exception):
+    """A key is not accepted. `code` is for the client's error body, `key_id` for the audit log."""
+
+    def __init__(self, code: str, message: str, key_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.key_id = key_id
+
+
+class Keys(Protocol):
+    """The keys in force."""
+
+    @property
+    def synced(self) -> bool:
+        """Return whether they were listed once."""
+
+    def authenticate(self, authorization: str | None, now: float) -> Key:
+        """Return the key of an Authorization header.
+
+        Args:
+            authorization: the header's value; None if absent.
+            now: Unix seconds.
+
+        Raises:
+            KeyRefused: with code `missing_api_key`, `invalid_api_key` or `expired_api_key`.
+        """
+
+    def in_force(self, key_id: str, now: float) -> bool:
+        """Return whether a key that was accepted before is still accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks of its limits."""
+
+    key: Key
+    tier: Tier
+    request_id: str
+    tokens: int
+    """Estimate: body bytes / 4 + min(max_tokens, cap) * n."""
+
+
+class LimitRefused(Exception):
+    """A limit is reached. The request was not sent."""
+
+    def __init__(
+        self, limit: str, message: str, retry_after_s: int, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(message)
+        self.limit = limit
+        """requests, tokens or concurrency."""
+        self.retry_after_s = retry_after_s
+        """1 to 60."""
+        self.headers = headers
+        """x-ratelimit-* headers, in lower case."""
+
+
+class Admission(Protocol):
+    """A request that its limits let through."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return x-ratelimit-* headers, in lower case."""
+
+    async def release(self, *, sent: bool) -> None:
+        """End the request: give its concurrency back, and its tokens too if it was never sent."""
+
+
+class Limiter(Protocol):
+    """The limits of all keys."""
+
+    async def admit(self, demand: Demand) -> Admission:
+        """Take what the request asks for.
+
+        Raises:
+            LimitRefused: if a limit is reached. Nothing stays taken.
+        """
+
+    async def settle(self, key_id: str, tier: Tier, request_id: str, tokens: int) -> None:
+        """Replace a request's estimate by the tokens that the engine counted. It may go into debt."""
+
+    async def close(self) -> None:
+        """Close connections."""
+
+
+class GrantSigner(Protocol):
+    """Signs grants with the key in force."""
+
+    def sign(
+        self,
+        service: Service,
+        *,
+        tier: Tier,
+        key_id: str,
+        request_id: str,
+        attempt_id: str,
+        hops: int,
+    ) -> str:
+        """Return a grant for one attempt, valid at most 60 s."""
+
+
+class AuditLog(Protocol):
+    """Who used or changed which key, when, and how it ended. No content, no secret."""
+
+    def request(
+        self,
+        *,
+        key_id: str | None,
+        request_id: str,
+        service: str | None,
+        model: str | None,
+        tier: str | None,
+        outcome: str,
+        status: int,
+        client: str,
+    ) -> None:
+        """Record the use of a key."""
+
+    def change(self, *, key_id: str, change: str, actor: str | None) -> None:
+        """Record a change of a key: created, changed, rotated, revoked, expired."""
