@@ -1,4 +1,7 @@
-"""A vLLM general plugin: arms the memory cap in every CUDA worker, and reports when its model is loaded.
+"""A vLLM general plugin: prepares every worker before its model is loaded.
+
+It arms the memory cap on CUDA, keeps requests with a seed from ending an engine on CPU (`seeds`),
+and reports when the model is loaded.
 
 vLLM runs general plugins in all its processes, before a worker's device is set, and swallows their
 exceptions. So this module does not touch CUDA at load time. It wraps the worker's device
@@ -17,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from fleetkeeper_engine.in_vllm.seeds import keep_generators
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import CapBlock, LoadBlock
 from fleetkeeper_engine.shm.region import Region
@@ -179,12 +183,17 @@ def report_load(worker: Any) -> None:  # noqa: ANN401 - a vLLM worker
 
 
 def prepare_worker(worker: Any) -> None:  # noqa: ANN401 - a vLLM worker
-    """Arm the cap of a worker, and let it report its load. A failure of one does not touch the other."""
+    """Prepare a worker whose device is set. A failure of one part does not touch the others."""
     try:
         report_load(worker)
     except Exception:
         # The start is only reported with less detail.
         logger.exception("the time of the load is not reported")
+    try:
+        keep_generators(worker)
+    except Exception:
+        # vLLM's interface is not public. Other requests are served as before.
+        logger.exception("requests with a seed are left to vLLM as it is")
     arm_worker(worker)
 
 
