@@ -32,6 +32,9 @@ KEEP_ALIVE_S: Final = 75
 """Idle time of a client's connection: longer than that of most clients and load balancers (60 s),
 so that they end it, and no request meets its end."""
 _BACKLOG = 2048
+_UNSENT_BYTES = 65_536
+"""Bytes that the kernel takes ahead of a slow reader. It would take megabytes, and report progress
+only after a third of them."""
 _ABORT_S = 5.0
 """Time in which aborted requests end."""
 
@@ -224,9 +227,12 @@ def _config(application: object) -> uvicorn.Config:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server(
+    listener = socket.create_server(
         (host, port),
         family=family,
         backlog=_BACKLOG,
         dualstack_ipv6=family == socket.AF_INET6 and host == "::",
     )
+    # Inherited by each connection.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    return listener
