@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from fleetkeeper_gateway.interfaces import Key
+from fleetkeeper_gateway.serve import main
 from tests.gateway.http.world import (
     AUTHORIZATION,
     CHAT,
@@ -256,35 +257,16 @@ async def test_neither_keys_nor_prompts_reach_the_log(
     assert "key-1" not in metrics
 
 
-async def test_settings_that_are_wrong_are_named(upstream: StandIn) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.gateway.http.gateway_process",
-        upstream.url,
-        env=os.environ | {"FLEETKEEPER_GATEWAY_REQUEST_BYTES": "many"},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(GUARD_S):
-        _, error = await process.communicate()
-    assert process.returncode == 2
-    assert b"request_bytes" in error
+def test_settings_that_are_wrong_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLEETKEEPER_GATEWAY_REQUEST_BYTES", "many")
+    assert main() == 2
+    assert "request_bytes" in capsys.readouterr().err
 
 
-async def test_an_address_that_is_taken_is_named(upstream: StandIn) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.gateway.http.gateway_process",
-        upstream.url,
-        env=os.environ
-        | {
-            "FLEETKEEPER_GATEWAY_HOST": "127.0.0.1",
-            "FLEETKEEPER_GATEWAY_PORT": upstream.url.rpartition(":")[2],
-        },
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(GUARD_S):
-        _, error = await process.communicate()
-    assert process.returncode == 1
-    assert b"cannot listen on 127.0.0.1 port" in error
+async def test_an_address_that_is_taken_is_named(idle_world: World) -> None:
+    port = int(idle_world.upstream.url.rpartition(":")[2])
+    with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1 port {port}"):
+        async with idle_world.running(port=port):
+            pass
