@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import resource
 import signal
 import socket
 import sys
@@ -29,13 +30,20 @@ from fleetkeeper_gateway.upstream.client import create_session
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.serve")
 
-KEEP_ALIVE_S: Final = 75
-"""Idle time of a client's connection: longer than that of most clients and load balancers (60 s),
-so that they end it, and no request meets its end."""
+KEEP_ALIVE_S: Final = 3700
+"""Idle time of a client's connection. Proxies keep theirs for a minute (load balancers), 90 s
+(Traefik) or an hour (Envoy), and must be the ones who end it: a request that meets the end of its
+connection fails."""
 _BACKLOG = 2048
-_UNSENT_BYTES = 65_536
-"""Bytes that the kernel takes ahead of a slow reader. It would take megabytes, and report progress
-only after a third of them."""
+_TCP_OPTIONS: Final = {
+    # Bytes that the kernel takes ahead of a slow reader. It would take megabytes, and report
+    # progress only after a third of them.
+    socket.TCP_NOTSENT_LOWAT: 65_536,
+    # A client that vanished is found within two minutes.
+    socket.TCP_KEEPIDLE: 60,
+    socket.TCP_KEEPINTVL: 15,
+    socket.TCP_KEEPCNT: 4,
+}
 _SYNC_PERIOD_S = 0.5
 _ABORT_S = 5.0
 """Time in which aborted requests end."""
@@ -76,6 +84,7 @@ def main() -> int:
     try:
         settings = ServeSettings()
         configure_logs(settings.log_level, settings.log_format)
+        _allow_open_files()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve_with_default_parts(settings))
     except ValidationError as error:
@@ -243,6 +252,12 @@ def _config(application: object) -> uvicorn.Config:
     )
 
 
+def _allow_open_files() -> None:
+    """Raise the soft limit of open files: a stream takes two, and the usual limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -255,5 +270,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {host} port {port}: {error}") from error
     # Inherited by each connection.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _TCP_OPTIONS.items():
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
     return listener

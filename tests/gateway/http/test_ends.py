@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 
 import aiohttp
+import psutil
 import pytest
 from aiohttp import web
 
@@ -141,6 +142,10 @@ async def test_the_end_of_a_drain_answers_requests_whose_answer_has_not_begun(
         assert await asking == (503, "draining")
 
 
+OPEN_FILES = 256
+"""The soft limit with which the process starts."""
+
+
 class Process:
     """The gateway as a process, with its log."""
 
@@ -173,6 +178,9 @@ async def _process(upstream: StandIn) -> AsyncIterator[Process]:
     own = {"HOST": "127.0.0.1", "PORT": "0", "ADMIN_PORT": "0", "DRAIN_SECONDS": "80"}
     environment = {f"FLEETKEEPER_GATEWAY_{name}": value for name, value in own.items()}
     started = await asyncio.create_subprocess_exec(
+        "sh",
+        "-c",
+        f'ulimit -Sn {OPEN_FILES}; exec "$0" "$@"',
         sys.executable,
         "-m",
         "tests.gateway.http.gateway_process",
@@ -201,6 +209,9 @@ async def test_signals_drain_and_then_end_the_process(
         url = f"http://127.0.0.1:{process.port}{CHAT}"
         async with client.post(url, data=chat(), headers=headers) as response:
             assert await response.content.readany() == b"first"
+            # A stream takes two files.
+            files, _ = psutil.Process(process.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+            assert files > OPEN_FILES
             process.process.send_signal(signal.SIGTERM)
             await process.until_line("draining")
             process.process.send_signal(signal.SIGTERM)
