@@ -49,6 +49,10 @@ _ABORT_S = 5.0
 """Time in which aborted requests end."""
 
 
+class CannotStart(Exception):
+    """The process cannot start; the message says why and what to do."""
+
+
 @dataclass(slots=True)
 class Signals:
     """What the process is told: to drain, and then to end at once."""
@@ -90,7 +94,7 @@ def main() -> int:
     except ValidationError as error:
         sys.stderr.write(f"invalid settings (variables FLEETKEEPER_GATEWAY_*): {error}\n")
         return 2
-    except OSError as error:
+    except CannotStart as error:
         sys.stderr.write(f"the gateway cannot start: {error}\n")
         return 1
 
@@ -107,7 +111,11 @@ async def _serve_with_default_parts(settings: ServeSettings) -> int:
 
 @contextlib.asynccontextmanager
 async def default_parts() -> AsyncIterator[Parts]:
-    """Yield the parts of a gateway in a cluster. Each reads settings of its own."""
+    """Yield the parts of a gateway in a cluster. Each reads settings of its own.
+
+    Raises:
+        CannotStart: if the API server's address or our credentials cannot be loaded.
+    """
     # Imported here: tests and the benchmark bring parts of their own, without a cluster.
     from fleetkeeper_gateway.audit import create_audit_log  # noqa: PLC0415
     from fleetkeeper_gateway.grants.settings import GrantSettings  # noqa: PLC0415
@@ -117,6 +125,7 @@ async def default_parts() -> AsyncIterator[Parts]:
         create_key_files,
     )
     from fleetkeeper_gateway.keys import KeysSettings, create_keys  # noqa: PLC0415
+    from fleetkeeper_gateway.kubernetes.credentials import NoCredentials  # noqa: PLC0415
     from fleetkeeper_gateway.limits import (  # noqa: PLC0415
         LimitSettings,
         create_limiter,
@@ -125,8 +134,11 @@ async def default_parts() -> AsyncIterator[Parts]:
     from fleetkeeper_gateway.services import ServicesSettings, create_services  # noqa: PLC0415
 
     audit = create_audit_log()
-    keys = create_keys(KeysSettings(), audit)
-    services = create_services(ServicesSettings())
+    try:
+        keys = create_keys(KeysSettings(), audit)
+        services = create_services(ServicesSettings())
+    except NoCredentials as error:
+        raise CannotStart(str(error)) from error
     grant_keys = create_key_files(GrantSettings())
     limit_settings = LimitSettings()
     limiter = create_limiter(limit_settings)
@@ -160,7 +172,7 @@ async def serve(
         started: called once both ports accept connections.
 
     Raises:
-        OSError: if an address cannot be listened on; the message names it.
+        CannotStart: if an address cannot be listened on.
     """
     with (
         _listen(settings.host, settings.port) as requests_socket,
@@ -268,7 +280,7 @@ def _listen(host: str, port: int) -> socket.socket:
             dualstack_ipv6=family == socket.AF_INET6 and host == "::",
         )
     except OSError as error:
-        raise OSError(error.errno, f"cannot listen on {host} port {port}: {error}") from error
+        raise CannotStart(f"cannot listen on {host} port {port}: {error}") from error
     # Inherited by each connection.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _TCP_OPTIONS.items():

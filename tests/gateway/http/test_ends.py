@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from fleetkeeper_gateway.interfaces import Key
-from fleetkeeper_gateway.serve import main
+from fleetkeeper_gateway.serve import CannotStart, main
 from tests.gateway.http.world import (
     AUTHORIZATION,
     CHAT,
@@ -278,6 +278,6 @@ def test_settings_that_are_wrong_are_named(
 
 async def test_an_address_that_is_taken_is_named(idle_world: World) -> None:
     port = int(idle_world.upstream.url.rpartition(":")[2])
-    with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1 port {port}"):
+    with pytest.raises(CannotStart, match=rf"cannot listen on 127\.0\.0\.1 port {port}"):
         async with idle_world.running(port=port):
             pass
