@@ -15,7 +15,14 @@ from fleetkeeper.api.profile import (
 )
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.schema.object_storage_rules import is_object_source
-from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy, ScalingMode, ServiceType
+from fleetkeeper.api.types import (
+    AccessMode,
+    NetworkPreset,
+    RolloutStrategy,
+    RoutingPolicy,
+    ScalingMode,
+    ServiceType,
+)
 from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 
 GIB = 1024**3
@@ -101,6 +108,13 @@ def advice_of(service: InferenceService) -> list[str]:
     if spec.service.type is not ServiceType.CLUSTER_IP and not spec.network_policy.cidrs:
         advice.append(
             f"service.type is {spec.service.type}, but networkPolicy.cidrs is empty: a network that enforces policies lets no client outside the cluster connect"
+        )
+    if (
+        spec.access is AccessMode.GATEWAY
+        and spec.network_policy.preset is not NetworkPreset.GATEWAY
+    ):
+        advice.append(
+            f"access is Gateway, but networkPolicy.preset is {spec.network_policy.preset}: other pods can connect, and are refused by the engines alone"
         )
     if spec.routing.policy is not RoutingPolicy.NONE and spec.routing.replicas == 1:
         advice.append(
