@@ -18,6 +18,7 @@ from fleetkeeper.commands import (
     mirror,
     render,
     run,
+    signing_keys,
     simulate,
     support_bundle,
     top,
@@ -41,8 +42,8 @@ app.command()(console.console)
 app.command()(support_bundle.support_bundle)
 app.command()(simulate.simulate)
 app.command()(mirror.mirror)
-app.command()(install.keys)
 app.command()(install.profiles_in_use)
+app.add_typer(signing_keys.app, name="signing-keys")
 
 
 @app.command()
