@@ -33,6 +33,7 @@ from fleetkeeper_gateway.http.errors import (
 )
 from fleetkeeper_gateway.http.open_requests import OpenRequest
 from fleetkeeper_gateway.http.parts import Gateway
+from fleetkeeper_gateway.http.paths import SENT_AS
 from fleetkeeper_gateway.http.request_fields import parse_fields
 from fleetkeeper_gateway.http.routing import choose_service, choose_tier
 from fleetkeeper_gateway.interfaces import (
@@ -113,8 +114,7 @@ class Exchange:
             try:
                 self._record()
             finally:
-                if self._admission is not None:
-                    await self._admission.release(sent=self._sent)
+                await self._release()
 
     async def _serve(self) -> None:
         try:
@@ -170,7 +170,7 @@ class Exchange:
         sending = self._loop.time()
         metrics.until_sent(tier.label).observe(sending - self._open.arrived)
         opened = await gateway.upstream.open(
-            self._path,
+            SENT_AS.get(self._path, self._path),
             self._scope["query_string"].decode("latin-1"),
             body.data,
             lambda: self._attempt(key, tier, baggage, hops),
@@ -197,15 +197,20 @@ class Exchange:
         ]
         if self._headers.request_id is not None:
             headers.append((CLIENT_REQUEST_ID_HEADER, self._headers.request_id))
-        if service.demands_grant:
-            grant = self._grant(service, key, tier, hops)
+        grant = self._grant(service, key, tier, hops)
+        if grant is not None:
             headers.append(("Authorization", f"Bearer {grant}"))
             baggage = [*baggage, f"{GRANT_BAGGAGE_KEY}={grant}"]
         if baggage:
             headers.append(("baggage", ",".join(baggage)))
         return Attempt(service, headers)
 
-    def _grant(self, service: Service, key: Key, tier: Tier, hops: int) -> str:
+    def _grant(self, service: Service, key: Key, tier: Tier, hops: int) -> str | None:
+        """Return a grant, also for a service that does not demand one.
+
+        An engine that already demands none, or still demands one after a change, accepts it, and
+        counts usage by key. Without a key to sign, such a service gets none.
+        """
         try:
             return self._gateway.parts.signer.sign(
                 service,
@@ -216,6 +221,8 @@ class Exchange:
                 hops=hops,
             )
         except RuntimeError as error:
+            if not service.demands_grant:
+                return None
             self._warn("no grant can be signed", str(error))
             raise unavailable(
                 "grants_unavailable",
@@ -238,6 +245,7 @@ class Exchange:
                 }
             )
             if opened.complete:
+                await self._release()
                 await self._send(
                     {"type": "http.response.body", "body": opened.first, "more_body": False}
                 )
@@ -257,9 +265,20 @@ class Exchange:
                 raise UpstreamLost(type(error).__name__) from error
             open_request.waiting_since = math.inf
             is_last = content.at_eof()
+            if is_last:
+                await self._release()
             await send({"type": "http.response.body", "body": part, "more_body": not is_last})
             if is_last:
                 return
+
+    async def _release(self) -> None:
+        """Give back what the limits hold. Idempotent.
+
+        It runs before the last part is sent: a client whose concurrency is 1 may send its next
+        request at once.
+        """
+        if self._admission is not None:
+            await self._admission.release(sent=self._sent)
 
     async def _aborted(self, reason: str) -> None:
         """End a request that was aborted: by an error, or visibly if its answer has begun."""

@@ -22,6 +22,8 @@ INFERENCE: Final = GENERATES | {
     "/detokenize",
 }
 """Paths that take a POST with a JSON body that names a model."""
+SENT_AS: Final = {"/v1/rerank": "/rerank"}
+"""Other names under which a path is sent: vllm-router 0.1.17 replaces the model on /v1/rerank."""
 MODELS: Final = "/v1/models"
 RESPONSES: Final = "/v1/responses/"
 """Prefix of stored responses. They are in the memory of one engine, which a request cannot name."""

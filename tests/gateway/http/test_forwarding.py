@@ -11,7 +11,7 @@ import pytest
 import structlog.testing
 from aiohttp import web
 
-from fleetkeeper_gateway.http.paths import INFERENCE
+from fleetkeeper_gateway.http.paths import INFERENCE, SENT_AS
 from tests.gateway.http.world import (
     AUTHORIZATION,
     CHAT,
@@ -39,7 +39,7 @@ async def test_a_body_reaches_the_service_byte_for_byte(world: World) -> None:
 async def test_every_inference_path_is_passed_on(world: World, path: str) -> None:
     async with world.post(path=path) as response:
         assert response.status == 200
-    assert [one.path for one in world.upstream.received] == [path]
+    assert [one.path for one in world.upstream.received] == [SENT_AS.get(path, path)]
 
 
 async def test_a_large_body_reaches_the_service_byte_for_byte(world: World) -> None:
@@ -148,6 +148,7 @@ async def test_headers_of_the_client_that_the_service_must_not_see_are_dropped(
 
 
 async def test_trace_context_and_baggage_are_passed_on(world: World) -> None:
+    world.grants.error = RuntimeError("no key")
     async with world.post(
         traceparent=TRACE, tracestate="a=1", baggage="user=7, fleetkeeper-grant=stolen;x, b=2"
     ) as response:
@@ -193,6 +194,45 @@ async def test_a_service_that_demands_grants_gets_one_in_both_places(world: Worl
     assert claims["service"] == "uid-chat"
     assert claims["key_id"] == "key-1"
     assert claims["request_id"] == received.values("x-request-id")[0]
+
+
+async def test_an_open_service_gets_a_grant_too_if_there_is_a_key(world: World) -> None:
+    """It may have demanded one a moment ago, and its engine counts usage by key."""
+    async with world.post() as response:
+        assert response.status == 200
+    (claims,) = world.grants.signed
+    received = world.upstream.received[0]
+    assert received.values("authorization") == [f"Bearer hops-1:{claims['attempt_id']}"]
+
+
+async def test_an_open_service_is_served_without_a_grant_key(world: World) -> None:
+    world.grants.error = RuntimeError("no key")
+    async with world.post() as response:
+        assert response.status == 200
+    received = world.upstream.received[0]
+    assert received.values("authorization") == []
+    assert received.values("baggage") == []
+
+
+async def test_a_rerank_request_takes_the_path_on_which_the_router_keeps_the_model(
+    world: World,
+) -> None:
+    async with world.post(path="/v1/rerank") as response:
+        assert response.status == 200
+    assert world.upstream.received[0].path == "/rerank"
+
+
+async def test_a_request_ends_for_its_limits_before_the_client_has_its_end(world: World) -> None:
+    """A client whose concurrency is 1 may send its next request at once."""
+    world.limiter.may_release = asyncio.Event()
+    async with world.post() as response:
+        reading = asyncio.create_task(response.read())
+        await world.until(lambda: world.limiter.admissions[0].released == [True])
+        done, _ = await asyncio.wait({reading}, timeout=1.0)
+        assert not done
+        world.limiter.may_release.set()
+        async with asyncio.timeout(GUARD_S):
+            await reading
 
 
 async def test_a_request_that_goes_round_in_a_circle_ends(world: World) -> None:

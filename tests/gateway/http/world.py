@@ -89,9 +89,15 @@ class MemoryAdmission:
     demand: Demand
     headers: Mapping[str, str] = field(default_factory=lambda: {"x-ratelimit-limit-requests": "7"})
     released: list[bool] = field(default_factory=list)
+    may_be_released: asyncio.Event | None = None
+    """A test sets it to hold the release."""
 
     async def release(self, *, sent: bool) -> None:
+        if self.released:
+            return
         self.released.append(sent)
+        if self.may_be_released is not None:
+            await self.may_be_released.wait()
 
 
 class MemoryLimiter:
@@ -100,11 +106,12 @@ class MemoryLimiter:
     def __init__(self) -> None:
         self.admissions: list[MemoryAdmission] = []
         self.refusal: LimitRefused | None = None
+        self.may_release: asyncio.Event | None = None
 
     async def admit(self, demand: Demand) -> MemoryAdmission:
         if self.refusal is not None:
             raise self.refusal
-        self.admissions.append(MemoryAdmission(demand))
+        self.admissions.append(MemoryAdmission(demand, may_be_released=self.may_release))
         return self.admissions[-1]
 
     async def settle(self, key_id: str, tier: Tier, request_id: str, tokens: int) -> None:
