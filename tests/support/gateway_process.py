@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
+from fleetkeeper.adapters.keys import new_control_keys
 from fleetkeeper_local.control_plane.ports import free_ports
 
 ENTRY = (sys.executable, str(Path(__file__).with_name("gateway_entry.py")))
@@ -176,3 +177,12 @@ def series(text: str) -> dict[str, float]:
     """Return the series of a page of metrics."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def write_grant_keys(directory: Path) -> str:
+    """Write a pair of keys as the Secret of the grant keys has them; return the public keys (JWKS)."""
+    made = new_control_keys()
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "signing.pem").write_text(made.private_pem)
+    (directory / "jwks.json").write_text(made.jwks)
+    return made.jwks
