@@ -16,6 +16,7 @@ from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import EngineDocument
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort, serve_control
+from fleetkeeper_engine.supervisor.control_api.usage_auth import UsageVerifier
 from fleetkeeper_engine.supervisor.control_files import CONTROL_FILES_PERIOD_S, ControlFiles
 from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain
 from fleetkeeper_engine.supervisor.drain_socket import DRAIN_SOCKET, serve_drain_socket
@@ -74,7 +75,8 @@ class Supervisor:
         self._verifier = Verifier(
             environment.get("POD_UID") or STANDALONE_UID, document.control.issuer
         )
-        self._control_files = ControlFiles(self._verifier, self._pod)
+        self._usage_verifier = UsageVerifier(environment.get("POD_UID") or STANDALONE_UID)
+        self._control_files = ControlFiles(self._verifier, self._usage_verifier, self._pod)
         self._client: EngineClient | None = None
         self._child: Child | None = None
         self._drain: DrainClock | None = None
