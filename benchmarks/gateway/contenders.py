@@ -36,7 +36,7 @@ LITELLM: Final = "1.106.12"
 SERVICES, KEYS = 1000, 10_000
 LIMITS: Final = {
     client_keys.REQUESTS_PER_MINUTE: "100000000",
-    client_keys.TOKENS_PER_MINUTE: "1000000000000",
+    client_keys.TOKENS_PER_MINUTE: "900000000",
     client_keys.CONCURRENCY: "100000",
 }
 """Limits that no load here reaches, so that each is checked and none refuses."""

@@ -23,6 +23,8 @@ from fleetkeeper_local.common.report import say
 
 Cell = TypeVar("Cell")
 RATE = 200.0
+LOW_RATE = 20.0
+"""A rate that every contender carries."""
 CLIENTS = 16
 STREAMS, TOKENS_PER_S = 64, 50
 WARM_S = 2.0
@@ -57,13 +59,13 @@ async def in_blocks(
     return found
 
 
-def latency(size: Size) -> Callable[[Contender, int], Awaitable[LatencyCell]]:
-    """Return the measure of requests at a fixed rate."""
+def latency(size: Size, rate: float) -> Callable[[Contender, int], Awaitable[LatencyCell]]:
+    """Return the measure of requests at a rate."""
 
     async def latency(contender: Contender, block: int) -> LatencyCell:
-        await open_loop(contender.target, RATE, WARM_S, seed=-1 - block)
+        await open_loop(contender.target, rate, WARM_S, seed=-1 - block)
         before = contender.cpu_s()
-        found = await open_loop(contender.target, RATE, size.seconds, seed=block)
+        found = await open_loop(contender.target, rate, size.seconds, seed=block)
         cpu_s = contender.cpu_s() - before
         return LatencyCell(
             percentile(found.seconds, 0.5) * 1e3,

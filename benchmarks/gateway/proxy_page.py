@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from measures import CLIENTS, RATE, STREAMS, TOKENS_PER_S, Size
+from measures import CLIENTS, LOW_RATE, RATE, STREAMS, TOKENS_PER_S, Size
 from proxy_figures import (
     DIRECT,
     FULL,
@@ -44,6 +44,7 @@ class Found:
     """The cells of every measure, by block and contender."""
 
     latency: list[dict[str, LatencyCell]]
+    low: list[dict[str, LatencyCell]]
     capacity: list[dict[str, CapacityCell]]
     streams: list[dict[str, StreamCell]]
     memory: dict[str, MemoryCell]
@@ -57,7 +58,7 @@ class Found:
     def failed(self) -> int:
         """Return the failed requests of all contenders."""
         cells: list[LatencyCell | CapacityCell | StreamCell] = []
-        for block in self.latency:
+        for block in (*self.latency, *self.low):
             cells += block.values()
         for capacity in self.capacity:
             cells += capacity.values()
@@ -127,19 +128,23 @@ def _p99(cell: LatencyCell) -> float:
     return cell.p99_ms
 
 
+def _cpu(cell: LatencyCell) -> float:
+    return cell.cpu_ms
+
+
 def _names(found: Found) -> list[str]:
     return [DIRECT, *found.proxies]
 
 
 def _rows(found: Found) -> Iterator[list[str]]:
-    at = f"{RATE:g} requests/s"
-    latency: list[tuple[str, Callable[[LatencyCell], float], int, str]] = [
-        (f"latency P50, {at}", _p50, 2, " ms"),
-        (f"latency P99, {at}", _p99, 2, " ms"),
-        (f"processor time of a request, {at}", lambda cell: cell.cpu_ms, 2, " ms"),
-    ]
-    for label, figure, digits, unit in latency:
-        yield [label, *(_told(found.latency, n, figure, digits, unit) for n in _names(found))]
+    for rate, blocks in ((LOW_RATE, found.low), (RATE, found.latency)):
+        for label, figure in (
+            ("latency P50", _p50),
+            ("latency P99", _p99),
+            ("processor time of a request", _cpu),
+        ):
+            cells = (_told(blocks, name, figure, 2, " ms") for name in _names(found))
+            yield [f"{label}, {rate:g} requests/s", *cells]
     yield [
         f"requests/s for a core of the proxy, {CLIENTS} clients",
         "",

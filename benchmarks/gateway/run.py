@@ -70,7 +70,12 @@ async def measure(folder: Path, size: measures.Size, *, with_litellm: bool) -> p
             )
         everyone = [direct, *proxies]
         return proxy_page.Found(
-            latency=await measures.in_blocks(everyone, size.blocks, measures.latency(size)),
+            latency=await measures.in_blocks(
+                everyone, size.blocks, measures.latency(size, measures.RATE)
+            ),
+            low=await measures.in_blocks(
+                everyone, size.blocks, measures.latency(size, measures.LOW_RATE)
+            ),
             capacity=await measures.in_blocks(proxies, size.blocks, measures.capacity(size)),
             streams=await measures.in_blocks(everyone, size.blocks, measures.stream_gaps(size)),
             memory={item.name: await measures.memory(item, size) for item in proxies},

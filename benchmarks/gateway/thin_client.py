@@ -1,4 +1,7 @@
-"""The load of the gateway's benchmark: a thin HTTP client, open and closed loops, and streams."""
+"""The load of the gateway's benchmark: a thin HTTP client, open and closed loops, and streams.
+
+Times are those of `perf_counter`: uvloop's own clock has whole milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Final, Self, cast
 
 import httptools
@@ -24,7 +28,7 @@ class Answer:
 
     status: int = 0
     frames: list[float] = field(default_factory=list)
-    """When each frame of a stream came (seconds of the loop's clock)."""
+    """When each frame of a stream came (seconds)."""
     ended: bool = False
 
 
@@ -82,7 +86,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Note when frames came; those of one packet came together."""
-        self._answer.frames += [self._loop.time()] * body.count(b"data: ")
+        self._answer.frames += [perf_counter()] * body.count(b"data: ")
         if len(self._answer.frames) >= 2:
             self.flowing.set()
 
@@ -141,7 +145,7 @@ class Latencies:
 
 async def open_loop(target: Target, rate: float, seconds: float, seed: int) -> Latencies:
     """Send requests at random points in time, whatever happened to those before."""
-    loop, dice = asyncio.get_running_loop(), random.Random(seed)
+    dice = random.Random(seed)
     request = target.request(max_tokens=3)
     idle: deque[Connection] = deque()
     found = Latencies()
@@ -157,16 +161,16 @@ async def open_loop(target: Target, rate: float, seconds: float, seed: int) -> L
             return
         connections.append(connection)
         answer = await connection.send(request)
-        found.add(answer, loop.time() - due)
+        found.add(answer, perf_counter() - due)
         if connection.open:
             idle.append(connection)
 
     try:
         async with asyncio.timeout(seconds + PATIENCE_S), asyncio.TaskGroup() as group:
-            due = end = loop.time()
+            due = end = perf_counter()
             end += seconds
             while (due := due + dice.expovariate(rate)) < end:
-                await asyncio.sleep(due - loop.time())
+                await asyncio.sleep(due - perf_counter())
                 group.create_task(one(due))
     finally:
         for connection in connections:
@@ -176,17 +180,16 @@ async def open_loop(target: Target, rate: float, seconds: float, seed: int) -> L
 
 async def closed_loop(target: Target, clients: int, seconds: float) -> Latencies:
     """Let so many clients send one request after another."""
-    loop = asyncio.get_running_loop()
     request = target.request(max_tokens=3)
     found = Latencies()
-    end = loop.time() + seconds
+    end = perf_counter() + seconds
 
     async def client() -> None:
         connection = await target.connect()
-        while (began := loop.time()) < end:
+        while (began := perf_counter()) < end:
             if not connection.open:
                 connection = await target.connect()
-            found.add(await connection.send(request), loop.time() - began)
+            found.add(await connection.send(request), perf_counter() - began)
         connection.close()
 
     async with asyncio.timeout(seconds + PATIENCE_S), asyncio.TaskGroup() as group:
@@ -215,14 +218,13 @@ class Streams:
 
 async def streams(target: Target, count: int, tokens: int, pace_ms: int) -> Streams:
     """Read so many streams at once. They begin spread over one pace, so that no tick has them all."""
-    loop = asyncio.get_running_loop()
     request = target.request(stream=True, max_tokens=tokens, seed=pace_ms)
     found = Streams()
 
     async def one(number: int) -> None:
         connection = await target.connect()
         await asyncio.sleep(number * pace_ms / 1000 / count)
-        sent = loop.time()
+        sent = perf_counter()
         found.add(await connection.send(request), sent, tokens)
         connection.close()
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import yaml
 from aiohttp import web
 
 from fleetkeeper_contract import client_keys
@@ -28,6 +27,7 @@ KINDS: Final = {
     SECRETS: ("v1", "Secret"),
 }
 KEYS_NAMESPACE: Final = "fleetkeeper-keys"
+BOOKMARK_S: Final = 10.0
 
 Manifest = dict[str, Any]
 
@@ -161,7 +161,7 @@ class ApiStandIn:
             ],
             "users": [{"name": "gateway", "user": {"token": "of-the-stand-in"}}],
         }
-        file.write_text(yaml.safe_dump(config))
+        file.write_text(json.dumps(config))
         return file
 
     def put(self, *manifests: Manifest) -> None:
@@ -229,11 +229,22 @@ class ApiStandIn:
         try:
             await response.prepare(request)
             with contextlib.suppress(ConnectionError):
-                while (line := await queue.get()) is not None:
+                while (line := await self._next(queue, plural)) is not None:
                     await response.write(line)
         finally:
             del self._watches[queue]
         return response
+
+    async def _next(self, queue: asyncio.Queue[bytes | None], plural: str) -> bytes | None:
+        """Return the next line of a watch: an event, or a bookmark if there is none for a time."""
+        try:
+            async with asyncio.timeout(BOOKMARK_S):
+                return await queue.get()
+        except TimeoutError:
+            version, kind = KINDS[plural]
+            metadata = {"resourceVersion": str(self._version)}
+            bookmark = {"apiVersion": version, "kind": kind, "metadata": metadata}
+            return json.dumps({"type": "BOOKMARK", "object": bookmark}).encode() + b"\n"
 
 
 def _path_of(manifest: Mapping[str, Any]) -> str:

@@ -86,14 +86,14 @@ class GatewayProcess:
 
             async def answers() -> bool:
                 with suppress(aiohttp.ClientError):
-                    async with session.get(f"{self.admin_url}/readyz") as answer:
+                    async with session.get(f"{self.admin_url}/healthz/ready") as answer:
                         return answer.status == 200
                 return False
 
             await self.until(answers, "it is not ready")
         return self
 
-    async def until(self, done: Callable[[], object], otherwise: str) -> None:
+    async def until(self, done: Callable[[], object], otherwise: Callable[[], str] | str) -> None:
         """Wait until a condition holds, while the process lives; it may be a coroutine function."""
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -106,7 +106,8 @@ class GatewayProcess:
                         return
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise AssertionError(f"{otherwise}: {self.tail()}") from None
+            told = otherwise() if callable(otherwise) else otherwise
+            raise AssertionError(f"{told}: {self.tail()}") from None
 
     def tail(self) -> str:
         """Return the end of its log."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -47,7 +48,13 @@ class UpstreamStandIn:
         """Listen."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        self._runner = web.AppRunner(
+            # A client that hangs up ends the work for it, as it does in vLLM.
+            app,
+            access_log=None,
+            shutdown_timeout=1,
+            handler_cancellation=True,
+        )
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.port = self._runner.addresses[0][1]
@@ -114,11 +121,12 @@ class UpstreamStandIn:
     async def _stream(self, request: web.Request, *, held: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for number in range(3):
-            await response.write(f'data: {{"n": {number}}}\n\n'.encode())
-        if held:
-            await self._released.wait()
-        await response.write(DONE)
+        with contextlib.suppress(ConnectionError):  # the gateway hung up
+            for number in range(3):
+                await response.write(f'data: {{"n": {number}}}\n\n'.encode())
+            if held:
+                await self._released.wait()
+            await response.write(DONE)
         return response
 
 
