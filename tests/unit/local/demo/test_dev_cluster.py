@@ -396,7 +396,9 @@ def test_up_refuses_two_clusters_at_once(world: World, monkeypatch: pytest.Monke
 
 def test_the_chart_accepts_the_values() -> None:
     chart = REPOSITORY / "charts" / "fleetkeeper"
-    names = ImageNames(*(f"localhost/a/{name}:1" for name in ("operator", "engine", "router")))
+    names = ImageNames(
+        *(f"localhost/a/{name}:1" for name in ("operator", "engine", "router", "gateway"))
+    )
     values = yaml.safe_load((chart / "values.yaml").read_text())
     for key, value in dev_images.desired_values(names).items():
         for inner, leaf in value.items():
