@@ -6,12 +6,12 @@ import copy
 from functools import cache
 from typing import Any
 
-from tests.support.helm_chart import NAMESPACE, only, rendered
+from tests.support.helm_chart import only, rendered
 
 NAME = "fleetkeeper-gateway"
 USAGE = f"{NAME}-usage"
 REDIS = f"{NAME}-redis"
-KEYS = f"{NAMESPACE}-keys"
+KEYS = "fleetkeeper-keys"
 Live = dict[str, Any]
 VALUE_SETS: dict[str, Live] = {
     "defaults": {},
@@ -32,7 +32,14 @@ VALUE_SETS: dict[str, Live] = {
             "passwordSecret": {"name": "redis-login", "key": "password"},
         }
     },
-    "anonymous": {"anonymous": {"enabled": True, "highestTier": "batch", "tokensPerMinute": 9000}},
+    "anonymous": {
+        "anonymous": {
+            "enabled": True,
+            "highestTier": "batch",
+            "requestsPerMinute": "standard=100,batch=20",
+            "tokensPerMinute": 9_000_000,
+        }
+    },
     "route": {
         "httpRoute": {
             "enabled": True,

@@ -131,7 +131,8 @@ def test_anonymous_requests_have_the_limits_of_the_values() -> None:
     assert {name: value for name, value in found.items() if name.startswith("ANONYMOUS")} == {
         "ANONYMOUS": "true",
         "ANONYMOUS_HIGHEST_TIER": "batch",
-        "ANONYMOUS_TOKENS_PER_MINUTE": "9000",
+        "ANONYMOUS_REQUESTS_PER_MINUTE": "standard=100,batch=20",
+        "ANONYMOUS_TOKENS_PER_MINUTE": "9000000",
     }
 
 
@@ -240,6 +241,7 @@ def test_prometheus_finds_both_processes() -> None:
         ({"redis": {"maxMemory": "1Gi"}}, "maxMemory"),
         ({"anonymous": {"highestTier": "urgent"}}, "highestTier"),
         ({"anonymous": {"requestsPerMinute": 0}}, "requestsPerMinute"),
+        ({"anonymous": {"concurrency": "urgent=5"}}, "concurrency"),
         ({"keys": {"namespace": "Keys"}}, "namespace"),
         ({"httpRoute": {"enabled": True}}, "parentRefs"),
         ({"httpRoute": {"timeout": "1 hour"}}, "timeout"),

@@ -20,10 +20,6 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{- define "fleetkeeper.gateway.keysNamespace" -}}
-{{ .Values.gateway.keys.namespace | default (printf "%s-keys" .Release.Namespace) }}
-{{- end -}}
-
 {{- define "fleetkeeper.gateway.grantSecretName" -}}
 {{ .Values.gateway.grantKeys.secretName | default (printf "%s-grant-keys" (include "fleetkeeper.fullname" .)) }}
 {{- end -}}
