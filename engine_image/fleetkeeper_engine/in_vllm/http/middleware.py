@@ -29,6 +29,7 @@ from fleetkeeper_engine.in_vllm.http.asgi import (
 )
 from fleetkeeper_engine.in_vllm.http.bodies import BodyBudget, BodyLimits, Intake
 from fleetkeeper_engine.in_vllm.http.dispatcher import Dispatcher
+from fleetkeeper_engine.in_vllm.http.grants.identity import identity_of
 from fleetkeeper_engine.in_vllm.http.lane import Lane, Place
 from fleetkeeper_engine.in_vllm.http.latencies import StreamTimer, stream_of
 from fleetkeeper_engine.in_vllm.http.replies import (
@@ -54,6 +55,8 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
 )
 from fleetkeeper_engine.in_vllm.http.shared_state import SharedState
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.usage.accounts import CURRENT, Accounts
+from fleetkeeper_engine.in_vllm.usage.hooks import install
 from fleetkeeper_engine.shm.layout import Outcome, Tier
 from fleetkeeper_engine.shm.region import Region
 
@@ -73,6 +76,7 @@ class TierMiddleware:
         region: Region | None = None,
         clock: Callable[[], float] = time.monotonic,
         bodies: BodyLimits | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         self._app = app
         settings = settings or VllmSettings.of_environment()
@@ -84,6 +88,9 @@ class TierMiddleware:
         self._lane = Lane()
         self._max_sequences = settings.max_sequences
         self._access = Access(settings.internal_token, os.environ.get("VLLM_API_KEY", ""))
+        self._accounts = accounts or Accounts.of_environment()
+        if self._accounts is not None:
+            install(self._accounts)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Handle one connection's scope.
@@ -126,9 +133,37 @@ class TierMiddleware:
         try:
             enqueued = await self._enqueued(scope, headers, inbox, send, intake)
             if enqueued is not None:
-                await self._admitted(*enqueued, scope=scope, inbox=inbox, send=send, intake=intake)
+                await self._accounted(*enqueued, scope=scope, inbox=inbox, send=send, intake=intake)
         finally:
             intake.release()
+
+    async def _accounted(
+        self,
+        ticket: Ticket,
+        shape: Shape,
+        *,
+        scope: Scope,
+        inbox: Inbox,
+        send: Send,
+        intake: Intake,
+    ) -> None:
+        """Handle a request that has a ticket, with an account for its tokens."""
+        accounts = self._accounts
+        admitted = self._admitted(
+            ticket, shape, scope=scope, inbox=inbox, send=send, intake=intake
+        )
+        if accounts is None:
+            await admitted
+            return
+        account = accounts.open(identity_of(scope), ticket.tier)
+        outside = CURRENT.set(account)
+        whole = False
+        try:
+            await admitted
+            whole = True
+        finally:
+            CURRENT.reset(outside)
+            accounts.end(account, aborted=not whole)
 
     async def _admitted(
         self,
