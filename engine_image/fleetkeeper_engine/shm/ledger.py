@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from fleetkeeper_engine.shm.layout import TIERS, Tier
 from fleetkeeper_engine.shm.region import ENVIRONMENT
@@ -223,7 +224,7 @@ class LedgerReader:
             return None
         return cls(file, capacity, boot.hex())
 
-    def __enter__(self) -> LedgerReader:
+    def __enter__(self) -> Self:
         """Return the reader."""
         return self
 

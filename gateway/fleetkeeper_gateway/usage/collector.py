@@ -31,6 +31,9 @@ PAGE_BYTES: Final = 4 * 1024 * 1024
 LAST_PERIOD_S: Final = 0.5
 """Pods that terminate are asked this often: their ledger ends with them."""
 TIDY_S: Final = 300.0
+SETTLED_AT_ONCE: Final = 64
+MAX_TO_SETTLE: Final = 50_000
+"""Requests that wait to be settled. Beyond it, their reservations end by themselves."""
 LAST_READS: Final = 1_200
 
 
@@ -54,6 +57,7 @@ class Collector:
         targets: Callable[[], Iterable[Target]],
         signer: TokenSigner,
         limiter: Limiter | None,
+        *,
         period_s: float,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -69,6 +73,7 @@ class Collector:
         self._not_counting: set[str] = set()
         self._ending: dict[str, Target] = {}
         self._wake = asyncio.Event()
+        self._to_settle: asyncio.Queue[Entry] = asyncio.Queue(MAX_TO_SETTLE)
         self.last_read: float | None = None
         """Monotonic time at which all engines were last asked."""
 
@@ -81,13 +86,14 @@ class Collector:
         """Read until cancelled."""
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, trust_env=False
-        ) as session:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read_regularly(session))
-                tasks.create_task(self._read_ending(session))
-                tasks.create_task(self._tidy_regularly())
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            tasks.create_task(self._read_regularly(session))
+            tasks.create_task(self._read_ending(session))
+            tasks.create_task(self._tidy_regularly())
+            tasks.create_task(self._settle_all())
 
     async def read_all(self, session: aiohttp.ClientSession) -> None:
         """Ask every engine once."""
@@ -134,7 +140,7 @@ class Collector:
             metrics.WRITE_FAILURES.inc()
             raise
         _count(reading)
-        await self._settle(reading.attributed)
+        self._hand_over(reading.attributed)
         return reading.cursor.next < page.newest and reading.cursor.next > cursor.next
 
     async def _get(
@@ -156,20 +162,39 @@ class Collector:
                     raise UnreadableError(f"a page has more than {PAGE_BYTES} bytes")
             return bytes(content)
 
-    async def _settle(self, entries: Iterable[Entry]) -> None:
+    def _hand_over(self, entries: Iterable[Entry]) -> None:
+        """Let the tokens of entries be settled soon: a slow Redis must not slow the reading."""
         if self._limiter is None:
             return
         for entry in entries:
-            if entry.key is None or entry.request is None or entry.tier is None:
-                continue
             try:
-                await self._limiter.settle(
-                    entry.key, TIERS[entry.tier], entry.request, entry.prompt + entry.answer
-                )
-            except Exception:
-                # Whatever the limits run into: the reservation ends by itself, and usage goes on.
+                self._to_settle.put_nowait(entry)
+            except asyncio.QueueFull:
                 metrics.SETTLE_FAILURES.inc()
-                log.exception("tokens were not settled", request=entry.request)
+
+    async def _settle_all(self) -> None:
+        while True:
+            entries = [await self._to_settle.get()]
+            while not self._to_settle.empty() and len(entries) < SETTLED_AT_ONCE:
+                entries.append(self._to_settle.get_nowait())
+            await asyncio.gather(*map(self._settle, entries))
+
+    async def _settle(self, entry: Entry) -> None:
+        if (
+            self._limiter is None
+            or entry.key is None
+            or entry.request is None
+            or entry.tier is None
+        ):
+            return
+        try:
+            await self._limiter.settle(
+                entry.key, TIERS[entry.tier], entry.request, entry.prompt + entry.answer
+            )
+        except Exception:
+            # Whatever the limits run into: the reservation ends by itself, and usage goes on.
+            metrics.SETTLE_FAILURES.inc()
+            log.exception("tokens were not settled", request=entry.request)
 
     async def _read_regularly(self, session: aiohttp.ClientSession) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -45,6 +46,9 @@ class Tokens(_Read):
         return bool(self.prompt or self.cached or self.answer)
 
 
+NO_TOKENS = Tokens()
+
+
 class Entry(Tokens):
     """What one HTTP request came to."""
 
@@ -82,7 +86,7 @@ class Page(_Read):
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         numbers = [entry.n for entry in self.entries]
-        rising = all(one < other for one, other in zip(numbers, numbers[1:], strict=False))
+        rising = all(one < other for one, other in pairwise(numbers))
         if not rising or (numbers and numbers[-1] > self.next) or self.next > self.newest:
             raise ValueError("numbers are not in order")
         return self
@@ -96,7 +100,7 @@ class Cursor:
     """UID."""
     boot: str = ""
     next: int = 0
-    totals: Tokens = Tokens()
+    totals: Tokens = NO_TOKENS
     """All tokens of the ledger up to there, read or lost."""
     seen: float = 0.0
     """Unix seconds of the last reading."""

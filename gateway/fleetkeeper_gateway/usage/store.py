@@ -141,7 +141,7 @@ class UsageStore:
             self._file = None
 
     def _hours(self) -> list[str]:
-        return hours_of_files(os.listdir(self._directory))
+        return hours_of_files(path.name for path in self._directory.iterdir())
 
     def _path(self, hour: str) -> Path:
         return self._directory / file_of(hour)
@@ -172,9 +172,7 @@ class UsageStore:
         cursors = [reading.cursor] if self._size else self._all_cursors(reading.cursor, now)
         group = encode(reading.lines, cursors)
         try:
-            written = os.write(self._file.fileno(), group)
-            if written != len(group):
-                raise OSError(f"{self._file.name}: the disk is full")
+            _write_whole(self._file, group)
         except OSError:
             os.ftruncate(self._file.fileno(), self._size)
             raise
@@ -192,9 +190,7 @@ class UsageStore:
         path = self._path(hour)
         file = path.open("ab", buffering=0)
         try:
-            size = 0
-            for _, size in self._groups(hour):
-                pass
+            size = max((end for _, end in self._groups(hour)), default=0)
             if size != path.stat().st_size:
                 log.warning("usage file cut to its last commit", file=path.name, bytes=size)
                 os.ftruncate(file.fileno(), size)
@@ -229,3 +225,9 @@ class UsageStore:
 
     def _has_attempts(self, hour: str) -> bool:
         return any("attempt" in line for group, _ in self._groups(hour) for line in group)
+
+
+def _write_whole(file: BinaryIO, data: bytes) -> None:
+    written = os.write(file.fileno(), data)
+    if written != len(data):
+        raise OSError(f"{file.name}: {written} of {len(data)} bytes were written; the disk is full")

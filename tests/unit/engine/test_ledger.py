@@ -163,16 +163,20 @@ def test_an_entry_names_model_tier_and_sender_only_if_known(tmp_path: Path) -> N
     path = tmp_path / "ledger"
     writer = LedgerWriter.open(path, 4)
     writer.write(Entry(Tokens(1, 0, 2), 5.0))
-    writer.write(
-        Entry(Tokens(3, 1, 4), 6.0, "at", "rq", "ky", "lora", Tier.BATCH, aborted=True)
-    )
+    writer.write(Entry(Tokens(3, 1, 4), 6.0, "at", "rq", "ky", "lora", Tier.BATCH, aborted=True))
     plain, full = read_page(path)["entries"]
     unknown = {name: plain[name] for name in ("attempt", "request", "key", "tier")}
     assert set(unknown.values()) == {None}
     assert plain["model"] == "served"
     assert full == {
-        **{"n": 2, "attempt": "at", "request": "rq", "key": "ky", "tier": "batch"},
-        **{"model": "lora", "prompt": 3, "cached": 1, "answer": 4, "aborted": True, "time": 6.0},
+        **dict(
+            zip(("attempt", "request", "key", "tier"), ("at", "rq", "ky", "batch"), strict=True)
+        ),
+        **dict(zip(("prompt", "cached", "answer"), (3, 1, 4), strict=True)),
+        "n": 2,
+        "model": "lora",
+        "aborted": True,
+        "time": 6.0,
     }
 
 

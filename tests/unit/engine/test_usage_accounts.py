@@ -41,13 +41,13 @@ class Processor:
     request_states: dict[str, State] = field(default_factory=dict)
     counted: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def add_request(self, request: Any, prompt: str | None, index: int = 0) -> None:
+    def add_request(self, request: Any, _prompt: str | None, *_: object) -> None:
         self.request_states[request.request_id] = State(request.request_id)
 
-    def abort_requests(self, request_ids: list[str], internal: bool) -> list[str]:
+    def abort_requests(self, request_ids: list[str], **_: object) -> list[str]:
         return [name for name in request_ids if self.request_states.pop(name, None)]
 
-    def propagate_error(self, error: Exception) -> None:
+    def propagate_error(self, _error: Exception) -> None:
         self.counted.append((0, 0, 0))
 
     def _finish_request(self, state: State) -> None:
@@ -127,11 +127,9 @@ async def test_all_sequences_of_a_request_are_one_entry(bench: Bench) -> None:
         bench.processor.step(name, 1, 10, 4, last=False)
         bench.processor.step(name, 2, 10, 4, last=True)
     assert bench.entries() == []
-    bench.accounts.end(account, aborted=False)
+    bench.accounts.end(account)
     assert bench.entries() == [
-        Entry(
-            Tokens(30, 12, 9), 99.0, "attempt-1", "request-1", "key", "adapter", Tier.BATCH
-        )
+        Entry(Tokens(30, 12, 9), 99.0, "attempt-1", "request-1", "key", "adapter", Tier.BATCH)
     ]
 
 
@@ -141,7 +139,7 @@ def test_a_request_that_hung_up_is_entered_when_vllm_counts_no_more(bench: Bench
     bench.add("a")
     CURRENT.reset(outside)
     bench.processor.step("a", 1, 10, last=False)
-    bench.accounts.end(account, aborted=True)
+    bench.accounts.end(account)
     bench.processor.step("a", 1, last=False)
     assert bench.entries() == []
     assert bench.processor.abort_requests(["a"], internal=True) == ["a"]
@@ -160,7 +158,7 @@ def test_requests_of_nobody_are_unattributed(bench: Bench) -> None:
     bench.add("b")
     CURRENT.reset(outside)
     bench.processor.step("b", 5, 6, last=True)
-    bench.accounts.end(account, aborted=False)
+    bench.accounts.end(account)
     first, second = bench.entries()
     assert (first.attributed, first.tier, first.tokens) == (False, None, Tokens(2, 0, 1))
     assert (second.attributed, second.tier) == (False, Tier.REALTIME)
@@ -168,8 +166,8 @@ def test_requests_of_nobody_are_unattributed(bench: Bench) -> None:
 
 
 def test_a_grant_that_took_no_token_is_entered_so_that_it_can_be_settled(bench: Bench) -> None:
-    bench.accounts.end(bench.accounts.open(granted(), Tier.BATCH), aborted=False)
-    bench.accounts.end(bench.accounts.open(None, Tier.BATCH), aborted=False)
+    bench.accounts.end(bench.accounts.open(granted(), Tier.BATCH))
+    bench.accounts.end(bench.accounts.open(None, Tier.BATCH))
     (found,) = bench.entries()
     assert (found.attempt, found.tokens) == ("attempt-1", Tokens())
 
@@ -179,7 +177,7 @@ def test_what_follows_the_entry_of_a_request_is_entered_too(bench: Bench) -> Non
     outside = CURRENT.set(account)
     bench.add("a")
     bench.processor.step("a", 1, 1, last=True)
-    bench.accounts.end(account, aborted=False)
+    bench.accounts.end(account)
     bench.add("late")
     CURRENT.reset(outside)
     bench.processor.step("late", 2, 2, last=True)
@@ -193,7 +191,7 @@ def test_a_dead_engine_ends_all_sequences(bench: Bench) -> None:
     CURRENT.reset(outside)
     bench.processor.step("a", 3, 4, last=False)
     bench.processor.propagate_error(RuntimeError("dead"))
-    bench.accounts.end(account, aborted=True)
+    bench.accounts.end(account)
     (found,) = bench.entries()
     assert (found.tokens, found.aborted) == (Tokens(4, 0, 3), True)
 
@@ -215,16 +213,20 @@ def test_any_order_of_events_keeps_the_sums_equal(bench: Bench) -> None:
             if of_it:
                 prompt = dice.randint(1, 9)
                 bench.processor.step(
-                    dice.choice(of_it), dice.randint(0, 3), prompt, dice.randint(0, prompt), last=dice.random() < 0.2
+                    dice.choice(of_it),
+                    dice.randint(0, 3),
+                    prompt,
+                    dice.randint(0, prompt),
+                    last=dice.random() < 0.2,
                 )
             if dice.random() < 0.2 and not some.ended:
-                bench.accounts.end(some, aborted=dice.random() < 0.5)
+                bench.accounts.end(some)
             if dice.random() < 0.1:
                 bench.processor.abort_requests(of_it, internal=True)
     for account, names in open_:
         bench.processor.abort_requests(names, internal=True)
         if not account.ended:
-            bench.accounts.end(account, aborted=False)
+            bench.accounts.end(account)
     entries = bench.entries()
     total = Tokens()
     for item in entries:
@@ -234,9 +236,7 @@ def test_any_order_of_events_keeps_the_sums_equal(bench: Bench) -> None:
     assert len(attempts) == len(set(attempts)) == sum(1 for a, _ in open_ if a.identity)
 
 
-def test_a_broken_ledger_fails_no_request(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_ledger_fails_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged once; what vLLM's methods return stays as it was."""
     bench = Bench(tmp_path)
     full = LedgerWriter(os.open("/dev/full", os.O_WRONLY), 4, "boot", bench.writer.head)
@@ -265,7 +265,10 @@ def test_a_vllm_without_what_is_needed_is_left_alone(
     bench = Bench(tmp_path)
     bases = {name: value for name, value in vars(Processor).items() if name != missing}
     kind = type("OutputProcessor", (), bases)
-    fields = {"new_token_ids": list, **({} if missing == "prefill_stats" else {"prefill_stats": object})}
+    fields = {
+        "new_token_ids": list,
+        **({} if missing == "prefill_stats" else {"prefill_stats": object}),
+    }
     module = SimpleNamespace(
         OutputProcessor=kind, EngineCoreOutput=type("Output", (), {"__annotations__": fields})
     )
@@ -314,4 +317,4 @@ async def test_the_middleware_opens_and_ends_an_account(bench: Bench) -> None:
     assert call.sent[-1]["body"] == b"done"
     (found,) = bench.entries()
     assert (found.attempt, found.tokens, found.aborted) == ("attempt-1", Tokens(3, 0, 2), False)
-    assert found.tier is Tier.STANDARD
+    assert found.tier is Tier.BATCH

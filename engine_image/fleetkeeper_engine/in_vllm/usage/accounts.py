@@ -88,17 +88,16 @@ class Accounts:
         """Note whether vLLM's outputs reach `count`."""
         try:
             self._ledger.set_state(counting=counting)
-        except OSError:
-            self.report()
+        except OSError as problem:
+            self.report(problem)
 
     def open(self, identity: Identity | None, tier: Tier | None) -> Account:
         """Open the account of a request."""
         return Account(identity, tier)
 
-    def end(self, account: Account, *, aborted: bool) -> None:
+    def end(self, account: Account) -> None:
         """End a request. Its entry follows once its sequences have ended too."""
         account.ended = True
-        account.aborted |= aborted
         if not account.sequences:
             self._enter(account, called=True)
 
@@ -130,11 +129,11 @@ class Accounts:
         for sequence in list(self._sequences):
             self.remove(sequence, aborted=True)
 
-    def report(self) -> None:
-        """Log the exception that is handled, once; count it in the ledger."""
+    def report(self, problem: Exception) -> None:
+        """Log the first problem, and count each in the ledger."""
         if not self._reported:
             self._reported = True
-            logger.exception("usage is not counted completely")
+            logger.error("usage is not counted completely", exc_info=problem)
         try:
             self._ledger.set_state(errors=1)
         except OSError:
@@ -176,5 +175,5 @@ class Accounts:
         account.used = False
         try:
             self._ledger.write(entry)
-        except OSError:
-            self.report()
+        except OSError as problem:
+            self.report(problem)

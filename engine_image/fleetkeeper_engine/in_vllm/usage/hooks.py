@@ -102,8 +102,8 @@ def _followed(original: Callable[..., Any], action: Action, accounts: Accounts) 
         result = original(*args, **kwargs)
         try:
             action(result, *args, **kwargs)
-        except Exception:
-            accounts.report()
+        except Exception as problem:  # noqa: BLE001 - whatever it is, requests go on
+            accounts.report(problem)
         return result
 
     return followed

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 
 from fleetkeeper_engine.shm.ledger import PAGE_ENTRIES, Entry, Head, LedgerReader, Tokens
+from fleetkeeper_engine.supervisor.control_api.usage_auth import UsageVerifier
 
 _PIECE = 50
+READER_S = 60.0
+"""After this time without a request for a page, nobody is taken to read."""
+LAST_READ_S = 3.0
+"""Longest wait of an ended pod for its last page to be read."""
 NO_LEDGER = "the engine has written no ledger yet"
-
-
-class UsageAccess(Protocol):
-    """Check of the tokens that read usage."""
-
-    def verify(self, authorization: str | None, now: float) -> None:
-        """Accept the value of an Authorization header.
-
-        Raises:
-            UnauthorizedError: if anything about it is wrong.
-        """
 
 
 class BadUsageRequestError(ValueError):
@@ -44,14 +41,19 @@ def parse_query(query: Any) -> tuple[str, int]:  # noqa: ANN401 - a multidict
     return query.get("boot", ""), int(after)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UsagePort:
     """What the control port needs to answer for usage."""
 
-    access: UsageAccess
+    verifier: UsageVerifier
     ledger: Path
     served_name: str
     """The model's name in entries without an adapter."""
+    _read: float | None = None
+    """Monotonic time of the last page."""
+    _next: int = 0
+    """Number of the last entry that was sent."""
+    _sent: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def get(self, request: web.Request, now: float) -> web.StreamResponse:
         """Return a page.
@@ -59,32 +61,49 @@ class UsagePort:
         Raises:
             UnauthorizedError: if the token is refused.
         """
-        self.access.verify(request.headers.get("Authorization"), now)
+        self.verifier.verify(request.headers.get("Authorization"), now)
         try:
             boot, after = parse_query(request.query)
         except BadUsageRequestError as error:
             return web.json_response({"error": str(error)}, status=422)
-        return await send_page(request, self.ledger, self.served_name, boot, after)
-
-
-async def send_page(
-    request: web.Request, path: Path, served_name: str, boot: str, after: int
-) -> web.StreamResponse:
-    """Answer with the entries after a number; from the oldest if the reader knows another boot."""
-    reader = LedgerReader.open(path)
-    if reader is None:
-        return web.json_response({"error": NO_LEDGER}, status=503)
-    with reader:
-        head = reader.head()
-        if head is None:
+        reader = LedgerReader.open(self.ledger)
+        if reader is None:
             return web.json_response({"error": NO_LEDGER}, status=503)
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await response.prepare(request)
-        pieces = page(reader, head, served_name, after if boot == reader.boot else 0)
-        for piece in pieces:
-            await response.write(piece)
-        await response.write_eof()
+        with reader:
+            head = reader.head()
+            if head is None:
+                return web.json_response({"error": NO_LEDGER}, status=503)
+            # A reader that knows another boot begins with the oldest entry.
+            after = after if boot == reader.boot else 0
+            response = web.StreamResponse(headers={"Content-Type": "application/json"})
+            await response.prepare(request)
+            for piece in page(reader, head, self.served_name, after):
+                await response.write(piece)
+            await response.write_eof()
+        self._read, self._next = time.monotonic(), page_end(reader, head, after)
+        self._sent.set()
         return response
+
+    async def wait_until_read(self) -> None:
+        """Return when all entries were read, at once if nobody reads, and after `LAST_READ_S` at most."""
+        if self._read is None or time.monotonic() - self._read > READER_S:
+            return
+        reader = LedgerReader.open(self.ledger)
+        if reader is None:
+            return
+        with reader:
+            head = reader.head()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_READ_S):
+                while head is not None and self._next < head.newest:
+                    self._sent.clear()
+                    await self._sent.wait()
+
+
+def page_end(reader: LedgerReader, head: Head, after: int) -> int:
+    """Return the number of the last entry of a page."""
+    first = max(min(after, head.newest) + 1, reader.oldest(head))
+    return min(first + PAGE_ENTRIES - 1, head.newest)
 
 
 def page(reader: LedgerReader, head: Head, served_name: str, after: int) -> Iterator[bytes]:
@@ -92,7 +111,7 @@ def page(reader: LedgerReader, head: Head, served_name: str, after: int) -> Iter
     after = min(after, head.newest)
     oldest = reader.oldest(head)
     first = max(after + 1, oldest)
-    last = min(first + PAGE_ENTRIES - 1, head.newest)
+    last = page_end(reader, head, after)
     start = {"boot": reader.boot, "next": last, "oldest": oldest, "newest": head.newest}
     start |= {"counting": head.counting, "errors": head.errors}
     yield json.dumps(start)[:-1].encode() + b', "entries": ['
