@@ -38,3 +38,13 @@ USAGE_TYPE = "fleetkeeper-usage+jwt"
 """Header `typ` of the token that reads an engine's usage. `aud` is the pod's UID, `exp` as a grant's."""
 USAGE_PATH = "/v1/usage"
 """Path on the engine's control port: GET ?boot=ID&after=NUMBER."""
+
+# Entries of the Secret with the grant keys, as the gateway mounts it. The operator mounts the JWKS alone.
+SIGNING_FILE = "signing.pem"
+"""Private key in force (PKCS 8, PEM)."""
+GRANT_JWKS_FILE = "jwks.json"
+"""Public keys that engines trust, at most MAX_GRANT_KEYS."""
+NEXT_FILE = "next.pem"
+"""During a rotation: the private key that follows."""
+SIGN_FROM_FILE = "signFrom"
+"""During a rotation: when the gateway changes to it (RFC 3339)."""

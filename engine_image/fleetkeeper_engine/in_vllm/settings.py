@@ -49,6 +49,9 @@ class VllmSettings:
     internal_token: str = ""
     """If it is empty, no request counts as the supervisor's own."""
 
+    grants_file: str = ""
+    """File that says whether grants are demanded. If it is empty, none are."""
+
     def policy(self) -> Policy:
         """Return the admission policy until the supervisor sets one."""
         return Policy(

@@ -57,6 +57,20 @@ class Outcome(IntEnum):
         return self.name.lower()
 
 
+class GrantRefusal(IntEnum):
+    """The reason why a grant is refused. The number is its index in shared memory."""
+
+    MISSING = 0
+    INVALID = 1
+    EXPIRED = 2
+    USED = 3
+
+    @property
+    def label(self) -> str:
+        """Return the value of the label `reason`."""
+        return self.name.lower()
+
+
 def _of_tier(buckets: tuple[int, ...], tier: Tier) -> tuple[int, ...]:
     width = len(buckets) // len(TIERS)
     return buckets[tier * width : (tier + 1) * width]
@@ -132,6 +146,9 @@ class MiddlewareBlock:
         3 * (len(INTER_TOKEN_LATENCY_EDGES_S) + 1)
     )
     inter_token_latency_sum: tuple[float, ...] = (0.0, 0.0, 0.0)
+    grants_demanded: bool = False
+    grants_refused: tuple[int, ...] = (0, 0, 0, 0)
+    """Requests refused because of their grant, by `GrantRefusal`."""
 
     def time_to_first_token_of(self, tier: Tier) -> tuple[int, ...]:
         """Return the buckets of one tier's TTFT."""

@@ -39,6 +39,9 @@ IMAGE_PACKAGES = {
 BROWSER_PACKAGES = {"chromium": "chromium"}
 """The same for the test of the console's page."""
 
+REDIS_PACKAGES = {"redis-server": "redis-server"}
+"""The same for tests of limits that the gateway's replicas share."""
+
 POLICY = Path("/usr/sbin/policy-rc.d")
 LOCK = Path("/run/lock/fleetkeeper-packages")
 APT_TIMEOUT_S = 900

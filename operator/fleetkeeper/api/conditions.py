@@ -137,6 +137,14 @@ class Reason(DocumentedEnum):
         "SomeReplicasFailing",
         "The service accepts requests, but some replicas cannot start or keep failing.",
     )
+    NO_GRANT_KEYS = (
+        "NoGrantKeys",
+        "spec.access is Gateway, but the operator has no keys of a gateway. Engines refuse every request.",
+    )
+    GRANTS_NOT_DEMANDED = (
+        "GrantsNotDemanded",
+        "spec.access is Gateway, but an engine accepts requests that the gateway did not sign.",
+    )
     INTERNAL_ERROR = (
         "InternalError",
         "A step for this service failed because of a defect in Fleetkeeper. All other steps continue.",

@@ -75,6 +75,13 @@ class NetworkPreset(StrEnum):
     GATEWAY = "Gateway"
 
 
+class AccessMode(StrEnum):
+    """The ways in which requests reach the engines."""
+
+    OPEN = "Open"
+    GATEWAY = "Gateway"
+
+
 class ServiceType(StrEnum):
     """The types of the Kubernetes Service that clients call."""
 

@@ -74,7 +74,7 @@ class NetworkPolicy(Section):
 
     preset: NetworkPreset = Field(
         NetworkPreset.CLUSTER,
-        description="SameNamespace: pods of the service's namespace. Cluster: all pods. Namespaces: pods of the namespaces that namespaceSelector selects. Gateway: only the pods of Fleetkeeper's gateway. Until that component is installed, Gateway lets only peers and cidrs connect.",
+        description="SameNamespace: pods of the service's namespace. Cluster: all pods. Namespaces: pods of the namespaces that namespaceSelector selects. Gateway: only the pods of Fleetkeeper's gateway, in the operator's namespace. See also spec.access.",
     )
     namespace_selector: LabelSelector | None = Field(
         None, description="Namespaces whose pods may connect. Requires preset: Namespaces."

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fleetkeeper.api.base import ObjectName, Section
 from fleetkeeper.api.enums import (
+    AccessMode,
     BatchingMode,
     BreakerMode,
     Dtype,
@@ -66,6 +67,7 @@ from fleetkeeper.api.variables import EnvironmentValue, EnvironmentVariable, Sec
 __all__ = [
     "OPTION_VALUE_MAX_LENGTH",
     "Accelerator",
+    "AccessMode",
     "Adapter",
     "AnnotationValue",
     "BatchTier",
@@ -186,6 +188,10 @@ class InferenceServiceSpec(Section):
     routing: Routing = Field(default_factory=Routing, description="Router in front of the engines.")
     service: Service = Field(
         default_factory=Service, description="Kubernetes Service that clients call."
+    )
+    access: AccessMode = Field(
+        AccessMode.OPEN,
+        description="Open: engines accept requests from every client that can connect. Gateway: engines accept only requests that Fleetkeeper's gateway signed, and take the tier from the signature instead of X-Inference-Tier. A change reaches running engines within about two minutes, without a restart.",
     )
     network_policy: NetworkPolicy = Field(
         default_factory=NetworkPolicy,

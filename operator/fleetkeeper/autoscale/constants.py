@@ -59,6 +59,9 @@ TOKENS_EWMA_S: Final = 300.0
 HANG_S: Final = 60.0
 """A pod that reports a hung engine for this long was not helped by its supervisor (which acts at once) or
 by its liveness probe (three failures in 30 s, then 30 s of grace)."""
+OPEN_ENGINE_S: Final = 180.0
+"""The kubelet brings a changed ConfigMap into a pod within a minute or two. An engine that demands no grant
+after this long will not."""
 
 # Step-time model and targets
 OBJECTIVE_RATIO: Final = 0.9

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from fleetkeeper.api import rfc3339
+from fleetkeeper.api.conditions import ConditionType, Reason, previous_condition
 from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.capacity.estimate import Estimate
 from fleetkeeper.autoscale.constants import CONTROL_OPEN_S, DECISIONS_KEPT
@@ -24,6 +26,7 @@ from fleetkeeper.autoscale.rules.fragmentation import FragmentationMemory
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, TierBreaker
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
+from fleetkeeper.autoscale.signals.open_engines import OpenRun
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper.autoscale.types import Limits
 from fleetkeeper.common.values import CAUSE_UNKNOWN, BreakerReport, Change, Remedy
@@ -47,7 +50,8 @@ class ControlMemory:
     """The state of a service that the next tick needs.
 
     `replaced_at`, `replaced_pod`: the last replacement of a hung engine. `allocation_late_since`: since when
-    the Deployment does not have the allocated replicas. `asked_at`: when pods last had to be read
+    the Deployment does not have the allocated replicas. `open_engines`: pods that demand no grant although
+    the service does. `were_open`: the status of the previous leader names such pods. `asked_at`: when pods last had to be read
     directly. `shown_*`, `peak_percent`, `over_cap_pod`, `changes`: what the status shows.
     """
 
@@ -63,6 +67,8 @@ class ControlMemory:
     replaced_pod: str = ""
     fragmentation: FragmentationMemory = field(default_factory=FragmentationMemory)
     allocation_late_since: float | None = None
+    open_engines: Mapping[str, OpenRun] = field(default_factory=lambda: MappingProxyType({}))
+    were_open: bool = False
     asked_at: float | None = None
     shown_scaling: Shown = field(default_factory=Shown)
     shown_batching: Shown = field(default_factory=Shown)
@@ -159,6 +165,7 @@ def memory_from_status(
             _source(breaker, now),
         ),
         remedy=_remedy(status, generation, cap_percent),
+        were_open=_were_open(status),
         fragmentation=FragmentationMemory(restarted=now),
         shown_scaling=_shown(scaling, str(scaling.get("desired", ""))),
         shown_batching=_shown(batching, f"{sequences}/{tokens}" if limits else ""),
@@ -166,6 +173,11 @@ def memory_from_status(
         shown_breaker=_shown_breaker(breaker),
         changes=_changes(status),
     )
+
+
+def _were_open(status: Mapping[str, Any]) -> bool:
+    degraded = previous_condition(status, ConditionType.DEGRADED) or {}
+    return degraded.get("reason") == Reason.GRANTS_NOT_DEMANDED
 
 
 def _control_detail(breaker: Mapping[str, Any]) -> str:

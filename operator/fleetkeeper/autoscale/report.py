@@ -90,6 +90,7 @@ def build_report(
         safe_limits_cause=_safe_limits_cause(decision),
         shed_tiers=_shed_tiers(decision),
         hung_pods=decision.signals.hung_pods,
+        open_pods=tuple(sorted(name for name, run in memory.open_engines.items() if run.is_long)),
         conditions=metrics_conditions(decision),
     )
     result = TickResult(replica_allocation, report, decision.events, gauges_of(decision, desired))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetkeeper.api.types import BreakerMode, InferenceServiceSpec
+from fleetkeeper.api.types import AccessMode, BreakerMode, InferenceServiceSpec
 from fleetkeeper.autoscale.types import ControlSettings
 
 
@@ -44,6 +44,7 @@ def settings_of(
         cap_percent=spec.memory.cap_percent if cap_percent is None else cap_percent,
         restart_fragmented=spec.memory.restart_fragmented,
         paused=spec.paused,
+        demands_grants=spec.access is AccessMode.GATEWAY,
         generation=generation,
     )
 

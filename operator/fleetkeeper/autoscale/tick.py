@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from fleetkeeper.autoscale.arbitrate import want_of
 from fleetkeeper.autoscale.capacity.estimate import Estimate, updated_estimate
@@ -40,6 +41,7 @@ from fleetkeeper.autoscale.rules.replicas import decide_replicas
 from fleetkeeper.autoscale.rules.scale_down import reads_asked_at, scale_down_blocker
 from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
 from fleetkeeper.autoscale.signals.observe import observe_service
+from fleetkeeper.autoscale.signals.open_engines import open_runs
 from fleetkeeper.autoscale.signals.pod_history import PodTrack
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.state import TickState
@@ -115,7 +117,19 @@ def decide_service(
         remedy=remedy.value,
         fragmentation=fragmentation,
         asked_at=asked_at,
+        **_open_engines(inputs, memory, now),
     )
+
+
+def _open_engines(inputs: ControlInputs, memory: ControlMemory, now: float) -> dict[str, Any]:
+    """Return the parts of the memory about engines that demand no grant."""
+    if not inputs.settings.demands_grants:
+        return {"open_engines": {}, "were_open": False}
+    runs = open_runs(
+        inputs.samples, inputs.pods, memory.open_engines, now, were_open=memory.were_open
+    )
+    # One tick with samples replaces what the status said.
+    return {"open_engines": runs, "were_open": memory.were_open and not inputs.samples}
 
 
 def _after_last_tick(

@@ -51,7 +51,8 @@ class ControlSettings:
     `pinned_by`: the source of `pinned_replicas`. `suspended`: it is spec.suspend.
 
     `scale_down_delay_s`: the stabilization window of a scale-down. `batch_share_ratio`: the batch tier's
-    share of the sequences. `batch_floor_ratio`: that share, and the admitted share, while batch is shed.
+    share of the sequences. `batch_floor_ratio`: that share, and the admitted share, while batch is shed. `demands_grants`: the
+    engines accept requests of the gateway alone.
     """
 
     min_replicas: int = 1
@@ -76,6 +77,7 @@ class ControlSettings:
     cap_percent: int = 80
     restart_fragmented: bool = False
     paused: bool = False
+    demands_grants: bool = False
     generation: int = 1
 
     @property

@@ -161,7 +161,8 @@ class ControlReport:
     alone: MetricsAvailable and MetricsCompatible. `reconcile.status` decides all others, from the spec,
     the children, the pods, and the facts in this report. For Degraded these are `safe_limits_cause` (why
     the control breaker keeps safe limits in force, "" if it does not), `shed_tiers` (tiers whose requests
-    are shed), `remedy`, and `hung_pods` (pods with work that make no progress).
+    are shed), `remedy`, `hung_pods` (pods with work that make no progress), and `open_pods` (pods that demand no grant
+    although the service does).
     """
 
     scaling: ScalingReport | None = None
@@ -173,4 +174,5 @@ class ControlReport:
     safe_limits_cause: str = ""
     shed_tiers: tuple[str, ...] = ()
     hung_pods: tuple[str, ...] = ()
+    open_pods: tuple[str, ...] = ()
     conditions: tuple[ReportedCondition, ...] = ()

@@ -130,6 +130,8 @@ class PlanContext:
     """Names of pull Secrets, expected in each service's namespace and listed before its own."""
     control_keys: str = EMPTY_KEYS
     """The JWKS (JSON text) with the public control keys that engines trust."""
+    grant_keys: str = ""
+    """The JWKS (JSON text) with the public keys of the gateway. Empty: no gateway is configured."""
     operator_namespace: str = "fleetkeeper-system"
     """The namespace of the operator."""
     operator_peers: tuple[NetworkPeer, ...] = ()

@@ -16,6 +16,7 @@ from fleetkeeper.api.parse import InvalidService, parse_service
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.inputs import ReconcileInputs, inputs_of
 from fleetkeeper.reconcile.last_good import decide_last_good, parse_last_good
+from fleetkeeper.reconcile.manifests.control_config import grants_problem
 from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.plan import Plan
 from fleetkeeper.reconcile.status.assessment import Assessment
@@ -84,7 +85,9 @@ def _decide_result(inputs: ReconcileInputs) -> ReconcileResult:
     except InvalidService as refusal:
         problem = Problem(Reason.INVALID_SPEC, in_one_line(refusal.errors))
         return _blocked(inputs, assessment, problem)
-    assessment = replace(assessment, service=service)
+    assessment = replace(
+        assessment, service=service, grants_problem=grants_problem(service, inputs.context)
+    )
     if inputs.snapshot.crd_missing:
         return _blocked(inputs, assessment, _old_crd(inputs.snapshot.crd_missing))
     wanted = decide_wanted(inputs, service)

@@ -104,6 +104,7 @@ class Operator:
             log.info("caches synced", services=len(parts.cache), records=parts.cache.records)
             helpers.append(group.create_task(parts.resync.run(), name="resync"))
             helpers.append(group.create_task(parts.resync.retry_denied(), name="denied namespaces"))
+            helpers.append(group.create_task(parts.grant_keys.keep(), name="grant keys"))
             if self._settings.leader.enabled:
                 await parts.lease.acquire()
                 log.info("became leader", lease=self._settings.leader.lease_name)

@@ -15,6 +15,7 @@ from fleetkeeper.runtime.autoscaler.setup import ControlParts, build_control
 from fleetkeeper.runtime.crd import CrdCheck
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.event_recorder import EventRecorder
+from fleetkeeper.runtime.grant_keys import GrantKeysFile
 from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 from fleetkeeper.runtime.reconciler.controller import Controller
@@ -42,6 +43,7 @@ class Parts:
     recorder: EventRecorder
     control: ControlParts | None
     controller: Controller
+    grant_keys: GrantKeysFile
     crd: CrdCheck
     reads: NamespaceReads
     resync: Resync
@@ -172,6 +174,7 @@ def build_parts(
         recorder=recorder,
         control=control,
         controller=controller,
+        grant_keys=GrantKeysFile(settings.grant_jwks_file, controller.use_grant_keys),
         crd=crd,
         reads=reads,
         resync=resync,

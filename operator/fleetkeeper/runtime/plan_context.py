@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from fleetkeeper.api.profile import ProfileCatalog
 from fleetkeeper.reconcile.context import EMPTY_KEYS, PlanContext, default_context
+from fleetkeeper.runtime.grant_keys import read_grant_keys
 from fleetkeeper.runtime.settings import Settings, SettingsError
 
 Setting = TypeVar("Setting")
@@ -29,6 +30,7 @@ def plan_context(settings: Settings) -> PlanContext:
         security=settings.security,
         image_pull_secrets=settings.image_pull_secrets,
         control_keys=_text(settings.control_jwks_file) or EMPTY_KEYS,
+        grant_keys=_grant_keys(settings.grant_jwks_file),
         operator_namespace=settings.operator_namespace,
         operator_peers=_given(settings.operator_peers, default.operator_peers),
         prometheus_peers=_given(settings.prometheus_peers, default.prometheus_peers),
@@ -58,6 +60,15 @@ def _text(file: Path | None) -> str:
         return file.read_text(encoding="utf-8").strip()
     except OSError as problem:
         raise SettingsError(f"cannot read {file}: {problem}") from problem
+
+
+def _grant_keys(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        return read_grant_keys(file)
+    except (OSError, ValueError) as problem:
+        raise SettingsError(f"cannot use the grant keys in {file}: {problem}") from problem
 
 
 def _catalog(file: Path | None) -> ProfileCatalog | None:

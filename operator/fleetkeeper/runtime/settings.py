@@ -163,6 +163,10 @@ class Settings(BaseSettings):
     control_jwks_file: Path | None = Field(
         None, description="Public keys (JWKS) that engines trust."
     )
+    grant_jwks_file: Path | None = Field(
+        None,
+        description="Public keys (JWKS) of the gateway, read again when the file changes. Null: no gateway; services with access: Gateway refuse every request.",
+    )
     profiles_file: Path | None = Field(
         None, description="Engine profiles. Null: the built-in profiles."
     )

@@ -71,6 +71,8 @@ fleetkeeper_draining gauge
 fleetkeeper_engine_info gauge vllm_version accelerator contract
 fleetkeeper_engine_metrics_up gauge
 fleetkeeper_generation_tokens_total counter
+fleetkeeper_grants_demanded gauge
+fleetkeeper_grants_refused_total counter reason
 fleetkeeper_hung gauge
 fleetkeeper_inter_token_latency_seconds histogram tier
 fleetkeeper_kv_capacity_tokens gauge

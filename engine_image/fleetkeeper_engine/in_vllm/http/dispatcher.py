@@ -11,6 +11,7 @@ from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Ticket
 from fleetkeeper_engine.in_vllm.http.asgi import Inbox
 from fleetkeeper_engine.in_vllm.http.bodies import BodyBudget
+from fleetkeeper_engine.in_vllm.http.grants.gate import GrantGate
 from fleetkeeper_engine.in_vllm.http.shared_state import SharedState
 
 logger = logging.getLogger("vllm.fleetkeeper")
@@ -31,11 +32,13 @@ class Dispatcher:
         admission: Admission,
         shared_state: SharedState,
         bodies: BodyBudget,
+        grants: GrantGate,
         clock: Callable[[], float],
     ) -> None:
         self._admission = admission
         self._shared_state = shared_state
         self._bodies = bodies
+        self._grants = grants
         self._clock = clock
         self.running: dict[Ticket, asyncio.Task[object]] = {}
         self.aborted: set[Ticket] = set()
@@ -119,11 +122,13 @@ class Dispatcher:
         self._shared_state.publish()
 
     async def _tick(self) -> None:
-        """Do what must happen without a request: leases end, limits rise, bins close, drains end."""
+        """Do what must happen without a request: leases end, limits rise, bins close, drains end, grants."""
         while True:
             try:
                 now = self._clock()
                 self._shared_state.refresh()
+                if self._grants.refresh():
+                    self._shared_state.publish()
                 self._admission.tick(self._shared_state.engine_oldest(), now)
                 self._pump()
                 self._bodies.abort_slow(now)

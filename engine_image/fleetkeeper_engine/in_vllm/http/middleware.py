@@ -29,6 +29,9 @@ from fleetkeeper_engine.in_vllm.http.asgi import (
 )
 from fleetkeeper_engine.in_vllm.http.bodies import BodyBudget, BodyLimits, Intake
 from fleetkeeper_engine.in_vllm.http.dispatcher import Dispatcher
+from fleetkeeper_engine.in_vllm.http.grants.gate import GrantGate, GrantsFullError, release, use
+from fleetkeeper_engine.in_vllm.http.grants.identity import identity_of
+from fleetkeeper_engine.in_vllm.http.grants.refusals import GRANTS_FULL, GrantRefusedError
 from fleetkeeper_engine.in_vllm.http.lane import Lane, Place
 from fleetkeeper_engine.in_vllm.http.latencies import StreamTimer, stream_of
 from fleetkeeper_engine.in_vllm.http.replies import (
@@ -54,6 +57,8 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
 )
 from fleetkeeper_engine.in_vllm.http.shared_state import SharedState
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.usage.accounts import CURRENT, Accounts
+from fleetkeeper_engine.in_vllm.usage.hooks import install
 from fleetkeeper_engine.shm.layout import Outcome, Tier
 from fleetkeeper_engine.shm.region import Region
 
@@ -73,17 +78,28 @@ class TierMiddleware:
         region: Region | None = None,
         clock: Callable[[], float] = time.monotonic,
         bodies: BodyLimits | None = None,
+        *,
+        accounts: Accounts | None = None,
     ) -> None:
         self._app = app
         settings = settings or VllmSettings.of_environment()
         self._clock = clock
         self._admission = Admission(settings)
-        self._shared_state = SharedState(region or Region.of_environment(), self._admission)
+        api_key = os.environ.get("VLLM_API_KEY", "")
+        self._grants = GrantGate(settings.grants_file, api_key)
+        self._shared_state = SharedState(
+            region or Region.of_environment(), self._admission, self._grants
+        )
         self._bodies = BodyBudget(bodies or BodyLimits())
-        self._dispatcher = Dispatcher(self._admission, self._shared_state, self._bodies, clock)
+        self._dispatcher = Dispatcher(
+            self._admission, self._shared_state, self._bodies, self._grants, clock
+        )
         self._lane = Lane()
         self._max_sequences = settings.max_sequences
-        self._access = Access(settings.internal_token, os.environ.get("VLLM_API_KEY", ""))
+        self._access = Access(settings.internal_token, api_key)
+        self._accounts = accounts or Accounts.of_environment()
+        if self._accounts is not None:
+            install(self._accounts)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Handle one connection's scope.
@@ -97,9 +113,7 @@ class TierMiddleware:
             return self._app(scope, receive, send)
         return send({"type": "websocket.close", "code": 1008})
 
-    def _http(  # noqa: PLR0911 - one return for each route
-        self, scope: Scope, receive: Receive, send: Send
-    ) -> Awaitable[None]:
+    def _http(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         route = route_of(scope["method"], scope["path"])
         headers = first_headers(scope)
         if self._access.is_internal(headers):
@@ -109,14 +123,40 @@ class TierMiddleware:
             return answer(send, 404, unknown_path(scope["path"]))
         if route in (Route.OPEN, Route.LOOPBACK) or scope["method"] == "OPTIONS":
             return self._app(scope, receive, send)
-        if not self._access.is_authorized(headers):
+        try:
+            granted = self._grants.admit(scope)
+        except (GrantRefusedError, GrantsFullError) as refusal:
+            return self._refuse_grant(send, refusal)
+        if granted is not None:
+            scope = granted
+        elif not self._access.is_authorized(headers):
             self._shared_state.unauthorized += 1
             return answer(send, 401, UNAUTHORIZED)
+        return self._authorized(route, scope, headers, receive, send)
+
+    def _authorized(
+        self,
+        route: Route,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        send: Send,
+    ) -> Awaitable[None]:
         if route is Route.GENERATION:
             return self._generation(scope, headers, receive, send)
         if route is Route.TOKENIZER:
             return self._tokenizer(scope, headers, receive, send)
+        use(scope)
         return self._app(scope, receive, send)
+
+    def _refuse_grant(
+        self, send: Send, refusal: GrantRefusedError | GrantsFullError
+    ) -> Awaitable[None]:
+        self._dispatcher.publish_soon()
+        if isinstance(refusal, GrantRefusedError):
+            return answer(send, 401, refusal.body)
+        self._shared_state.rejected += 1
+        return answer(send, 429, GRANTS_FULL, [(b"retry-after", b"1")])
 
     async def _generation(
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
@@ -129,6 +169,7 @@ class TierMiddleware:
                 await self._admitted(*enqueued, scope=scope, inbox=inbox, send=send, intake=intake)
         finally:
             intake.release()
+            release(scope)
 
     async def _admitted(
         self,
@@ -154,7 +195,8 @@ class TierMiddleware:
                 intake.body = with_priority(intake.body, shape, priority)
                 scope = _with_priority_header(scope, priority, len(intake.body))
                 inbox.replay(intake)
-                await self._app(scope, inbox.receive, reply.send)
+                use(scope)
+                await self._accounted(ticket, scope, inbox, reply)
             elif ticket in dispatcher.aborted:
                 await answer(send, 503, DRAINED, CLOSE)
         except asyncio.CancelledError:
@@ -164,6 +206,22 @@ class TierMiddleware:
             await reply.abort()
         finally:
             dispatcher.finish(ticket)
+
+    async def _accounted(self, ticket: Ticket, scope: Scope, inbox: Inbox, reply: Reply) -> None:
+        """Let vLLM answer, with an account for the tokens."""
+        if self._accounts is None:
+            await self._app(scope, inbox.receive, reply.send)
+            return
+        account = self._accounts.open(identity_of(scope), ticket.tier)
+        outside = CURRENT.set(account)
+        try:
+            await self._app(scope, inbox.receive, reply.send)
+        except BaseException:
+            account.aborted = True
+            raise
+        finally:
+            CURRENT.reset(outside)
+            self._accounts.end(account)
 
     def _timer(self, ticket: Ticket, shape: Shape, scope: Scope) -> StreamTimer | None:
         stream = stream_of(scope["path"])
@@ -188,8 +246,10 @@ class TierMiddleware:
     ) -> tuple[Ticket, Shape] | None:
         """Return a request's ticket and shape; None if it was answered here, or passed on unchanged."""
         arrived = self._clock()
+        identity = identity_of(scope)
         name = headers.get(_TIER, b"")
-        tier = tier_of(name)
+        # A grant says the tier. The header may be anybody's.
+        tier = tier_of(name) if identity is None else identity.tier
         if tier is None:
             self._shared_state.rejected += 1
             await answer(send, 400, unknown_tier(name))
@@ -233,6 +293,7 @@ class TierMiddleware:
             return None
         if shape is None:
             inbox.replay(intake)
+            use(scope)
             await self._app(scope, inbox.receive, send)
             return None
         if shape.in_background and allows_background(scope["path"]):
@@ -255,6 +316,7 @@ class TierMiddleware:
             place = Place(self._lane, send)
             try:
                 inbox.replay(intake)
+                use(scope)
                 await self._app(scope, inbox.receive, place.send)
             finally:
                 place.release()
@@ -265,6 +327,7 @@ class TierMiddleware:
             await refuse_body(send, error)
         finally:
             intake.release()
+            release(scope)
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         self._dispatcher.publish_soon()

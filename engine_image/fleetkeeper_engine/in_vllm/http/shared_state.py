@@ -6,8 +6,16 @@ import os
 from array import array
 
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
+from fleetkeeper_engine.in_vllm.http.grants.gate import GrantGate
 from fleetkeeper_engine.in_vllm.http.latencies import LatencyRecord
-from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.layout import (
+    MIDDLEWARE,
+    Cells,
+    GrantRefusal,
+    Outcome,
+    SupervisorBlock,
+    Tier,
+)
 from fleetkeeper_engine.shm.region import Region
 
 _NO_ARRIVALS = (0.0, 0.0, 0.0)
@@ -29,15 +37,17 @@ _WAITING, _WAITING_SEQUENCES, _OLDEST_ARRIVAL, _RELEASED, _RELEASED_SEQUENCES = 
     )
 )
 _ARRIVALS, _SQUARED = (_cells_of(name, len(Tier)) for name in ("arrivals", "arrivals_squared"))
+_GRANTS_REFUSED = _cells_of("grants_refused", len(GrantRefusal))
 _OUTCOMES = _cells_of("outcomes", len(Tier) * len(Outcome))
 
 
 class SharedState:
     """The middleware's view of shared memory: reads the supervisor's block, writes what admission counts."""
 
-    def __init__(self, region: Region | None, admission: Admission) -> None:
+    def __init__(self, region: Region | None, admission: Admission, grants: GrantGate) -> None:
         self._region = region
         self._admission = admission
+        self._grants = grants
         self._cells = Cells(MIDDLEWARE)
         self._cells.whole[MIDDLEWARE.cells["pid"]] = os.getpid()
         self.latencies = LatencyRecord(self._cells)
@@ -87,5 +97,7 @@ class SharedState:
         )
         whole[_AT["unauthorized"]] = self.unauthorized
         whole[_AT["rejected"]] = self.rejected
+        whole[_AT["grants_demanded"]] = int(self._grants.demanded)
+        whole[_GRANTS_REFUSED] = array("Q", self._grants.refused)
         whole[_AT["own_rule_closed"]] = int(admission.own_rule_closed)
         self._region.publish(self._cells)

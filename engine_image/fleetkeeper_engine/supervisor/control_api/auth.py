@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import jwt
 
@@ -107,7 +107,7 @@ class Verifier:
             raise UnauthorizedError("no bearer token")
         claims, kid = self._signed_claims(token)
         issued, epoch, identifier = claims["iat"], claims.get("epoch"), claims["jti"]
-        if not _is_number(issued) or not -LEEWAY_S <= now - issued <= MAX_AGE_S + LEEWAY_S:
+        if not is_number(issued) or not -LEEWAY_S <= now - issued <= MAX_AGE_S + LEEWAY_S:
             raise UnauthorizedError("the token is too old or from the future")
         if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
             raise UnauthorizedError("the token has no epoch")
@@ -153,5 +153,6 @@ class Verifier:
         self._used[identifier] = now + MAX_AGE_S + 2 * LEEWAY_S
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a claim is a number. JSON's true is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -14,12 +14,13 @@ from fleetkeeper_contract.histogram_buckets import (
     TIME_TO_FIRST_TOKEN_EDGES_S,
 )
 from fleetkeeper_contract.step_terms import TERMS, StepClass
-from fleetkeeper_engine.shm.layout import Outcome, Tier
+from fleetkeeper_engine.shm.layout import GrantRefusal, Outcome, Tier
 from fleetkeeper_engine.spec import CONTRACT
 from fleetkeeper_engine.supervisor.start_stages import StartStage
 
 TIERS = tuple(tier.label for tier in Tier)
 OUTCOMES = tuple(outcome.label for outcome in Outcome)
+GRANT_REFUSALS = tuple(reason.label for reason in GrantRefusal)
 START_STAGES = tuple(stage.value for stage in StartStage)
 STEP_CLASSES = tuple(step.label for step in StepClass)
 LIMIT_KINDS = ("wanted", "effective", "floor", "ceiling")
@@ -202,6 +203,18 @@ METRICS: tuple[Metric, ...] = (
         "fleetkeeper_rejected_total",
         "counter",
         "Requests refused for an unknown tier, an unknown path, a background response or their body.",
+    ),
+    Metric(
+        "fleetkeeper_grants_demanded",
+        "gauge",
+        "1 while the engine accepts only requests with a grant of the gateway (spec.access: Gateway).",
+    ),
+    Metric(
+        "fleetkeeper_grants_refused_total",
+        "counter",
+        "Requests refused because their grant was missing, invalid, expired or used before.",
+        ("reason",),
+        (("reason", GRANT_REFUSALS),),
     ),
     Metric(
         "fleetkeeper_engine_metrics_up",

@@ -19,6 +19,7 @@ from fleetkeeper_contract.step_terms import TERMS, StepClass
 from fleetkeeper_engine.limits import LimitRange, limits_in_force
 from fleetkeeper_engine.shm.layout import (
     CapBlock,
+    GrantRefusal,
     HeartbeatBlock,
     MiddlewareBlock,
     Outcome,
@@ -196,6 +197,11 @@ def _arrivals(middleware: MiddlewareBlock) -> Iterator[Metric]:
     )
     yield _counter("fleetkeeper_unauthorized_total", middleware.unauthorized)
     yield _counter("fleetkeeper_rejected_total", middleware.rejected)
+    yield _gauge("fleetkeeper_grants_demanded", middleware.grants_demanded)
+    yield _counters(
+        "fleetkeeper_grants_refused_total",
+        [Sample((reason.label,), middleware.grants_refused[reason]) for reason in GrantRefusal],
+    )
 
 
 def _latencies(middleware: MiddlewareBlock) -> Iterator[Metric]:

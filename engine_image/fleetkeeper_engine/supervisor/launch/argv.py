@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fleetkeeper_contract.grants import GRANTS_FILE
 from fleetkeeper_contract.traces_endpoint import TracesProtocol, signal_endpoint
 from fleetkeeper_engine.in_vllm.settings import (
     ENVIRONMENT as VLLM_SETTINGS_ENVIRONMENT,
@@ -166,6 +167,7 @@ def desired_vllm_settings(document: EngineDocument, internal_token: str) -> Vllm
         queue_wait_objective_s=document.objectives.queue_wait_milliseconds / 1000,
         cap_percent=document.memory.cap_percent,
         internal_token=internal_token,
+        grants_file=f"{document.control.keys_directory.rstrip('/')}/{GRANTS_FILE}",
     )
 
 

@@ -154,7 +154,12 @@ def queries_for(
     ]
     optional: list[tuple[str, Callable[[str], str]]] = [
         (DISPUTED, _disputed(f"{waits}|{steps}")),
-        ("memory", _named("memory_(used|peak|fragmentation)_ratio|live_limits_supported|hung")),
+        (
+            "memory",
+            _named(
+                "memory_(used|peak|fragmentation)_ratio|live_limits_supported|hung|grants_demanded"
+            ),
+        ),
     ]
     optional.append(
         (

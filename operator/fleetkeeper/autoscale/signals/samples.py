@@ -89,6 +89,7 @@ class Gauges(NamedTuple):
     live_limits: float = 1.0
     memory_fragmentation_ratio: float = 0.0
     hung: float = 0.0
+    grants_demanded: float = 0.0
 
 
 class Latencies(NamedTuple):

@@ -76,6 +76,7 @@ def _table() -> dict[tuple[str, str], Place]:
         ("fleetkeeper_memory_fragmentation_ratio", ""): _gauge("memory_fragmentation_ratio"),
         ("fleetkeeper_live_limits_supported", ""): _gauge("live_limits"),
         ("fleetkeeper_hung", ""): _gauge("hung"),
+        ("fleetkeeper_grants_demanded", ""): _gauge("grants_demanded"),
     }
     for name in ("steps", "schedule_calls", "prompt_tokens", "generation_tokens", "preemptions"):
         places[f"fleetkeeper_{name}_total", ""] = _counter(name)
@@ -109,6 +110,7 @@ OPTIONAL: Final = frozenset(
         "fleetkeeper_memory_fragmentation_ratio",
         "fleetkeeper_live_limits_supported",
         "fleetkeeper_hung",
+        "fleetkeeper_grants_demanded",
         *(name for name, _ in PLACES if name.startswith((STEP_MODEL, TTFT, ITL, START))),
     }
 )

@@ -7,7 +7,7 @@ port. A rule without peers would allow everyone, so such a rule is omitted, neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fleetkeeper.api.names import (
     Component,
@@ -39,15 +39,10 @@ from fleetkeeper.reconcile.manifests.common import (
     without_empty,
 )
 from fleetkeeper.reconcile.manifests.model_volumes import downloads, streams
+from fleetkeeper_contract.gateway_labels import GATEWAY_POD_LABELS, USAGE_POD_LABELS
 
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 """Set by the API server on every namespace."""
-
-GATEWAY_POD_LABELS = {
-    "app.kubernetes.io/name": "fleetkeeper",
-    "app.kubernetes.io/component": "gateway",
-}
-"""The labels of the gateway's pods, which run in the operator's namespace."""
 
 _EVERY_NAMESPACE: Manifest = {
     "namespaceSelector": {"matchExpressions": [{"key": NAMESPACE_NAME_LABEL, "operator": "Exists"}]}
@@ -60,7 +55,7 @@ def desired_engine_policy(
     """Return the NetworkPolicy of the engines.
 
     Ingress: requests from the router (without a router: from the clients in `networkPolicy`), limits
-    requests from the operator, and scrapes. Egress: DNS, the peers that the profile allows, the
+    requests from the operator, scrapes, and reads of usage if there is a gateway. Egress: DNS, the peers that the profile allows, the
     profile's collector of traces, the model hub if there is an hf:// source, and object storage if
     there is an s3:// source.
     """
@@ -70,6 +65,8 @@ def desired_engine_policy(
         else [_own_pods(service, Component.ROUTER)]
     )
     steering = _peers((*context.operator_peers, *context.prometheus_peers))
+    if context.grant_keys:
+        steering.append(_of_gateway(USAGE_POD_LABELS, context))
     return _policy(
         service,
         engine_policy_name(service.name),
@@ -181,10 +178,17 @@ def _preset_peers(service: InferenceService, context: PlanContext) -> list[Manif
     if policy.preset is NetworkPreset.CLUSTER:
         return [_EVERY_NAMESPACE]
     if policy.preset is NetworkPreset.GATEWAY:
-        pods = {"podSelector": {"matchLabels": dict(GATEWAY_POD_LABELS)}}
-        return [{**_namespace(context.operator_namespace), **pods}]
+        return [_of_gateway(GATEWAY_POD_LABELS, context)]
     chosen = policy.namespace_selector
     return [] if chosen is None else [_namespaces(chosen)]
+
+
+def _of_gateway(labels: Mapping[str, str], context: PlanContext) -> Manifest:
+    """Return pods of the gateway, which runs in the operator's namespace."""
+    return {
+        **_namespace(context.operator_namespace),
+        "podSelector": {"matchLabels": dict(labels)},
+    }
 
 
 def _client(peer: ClientPeer, own_namespace: str) -> Manifest:

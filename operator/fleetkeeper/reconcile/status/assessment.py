@@ -25,7 +25,8 @@ class Assessment:
     `service` is None when the spec is invalid or cannot be read. `blocked` is the reason why no
     child is written at all. `engine_problems` are the problems of engine pods that are not ready,
     those of the current revision first. `creation_problem` is the reason why engine pods cannot be
-    created, `write_problem` the reason why a child cannot be written. `flapping` is the problem of
+    created, `write_problem` the reason why a child cannot be written. `grants_problem` is the reason why engines
+    refuse every request. `flapping` is the problem of
     a ready pod that keeps terminating. `pods` are all engine pods, including those that are being
     deleted, and `pod_problems` their problems by name. `starts` is the progress that starting engines
     report, by pod name. `is_router_bypassed` is true while the address still selects
@@ -46,6 +47,7 @@ class Assessment:
     router_problem: Problem | None = None
     creation_problem: Problem | None = None
     write_problem: Problem | None = None
+    grants_problem: Problem | None = None
     is_router_bypassed: bool = False
     flapping: Problem | None = None
     pods: tuple[Pod, ...] = ()

@@ -22,6 +22,9 @@ REPORTED_BY_CONTROL_LOOP = frozenset(
 )
 """Reasons of Degraded for which the control loop itself records the events, with figures."""
 
+KEPT_UNTIL_MEASURED = REPORTED_BY_CONTROL_LOOP | {Reason.GRANTS_NOT_DEMANDED}
+"""Reasons of Degraded that follow from measurements, which a new process does not have yet."""
+
 
 def degraded(assessment: Assessment) -> Value:
     """Decide Degraded: the service is available, but does not work as specified."""
@@ -59,6 +62,8 @@ def _degraded(assessment: Assessment) -> Value:
             Reason.NO_READY_REPLICA,
             "The service is unavailable. See the condition Available for the cause.",
         )
+    if assessment.grants_problem:
+        return true(assessment.grants_problem.reason, assessment.grants_problem.message)
     if assessment.rollout.rollback:
         return true(Reason.ROLLED_BACK, rolled_back_message(assessment))
     if assessment.prefetch.problem:
@@ -75,7 +80,7 @@ def _by_load(assessment: Assessment) -> Value | None:
     report = assessment.control
     if report is None:
         is_kept = assessment.control_pending
-        return _previous(assessment, REPORTED_BY_CONTROL_LOOP) if is_kept else None
+        return _previous(assessment, KEPT_UNTIL_MEASURED) if is_kept else None
     if report.safe_limits_cause == CAUSE_UNKNOWN:
         return _previous(assessment, {Reason.CONTROL_BREAKER_OPEN}) or by_load(report)
     return by_load(report)
@@ -97,6 +102,12 @@ def by_load(report: ControlReport) -> Value | None:
     if report.hung_pods:
         text = f"Engines with work make no progress: {', '.join(report.hung_pods)}."
         return true(Reason.ENGINE_HUNG, text)
+    if report.open_pods:
+        text = (
+            f"Engines accept requests without a grant: {', '.join(report.open_pods)}. "
+            "Set an engine profile with a newer image."
+        )
+        return true(Reason.GRANTS_NOT_DEMANDED, text)
     return None
 
 

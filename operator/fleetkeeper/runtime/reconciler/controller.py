@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
@@ -23,7 +23,7 @@ from fleetkeeper.reconcile.status.defect import plan_of_defect
 from fleetkeeper.reconcile.status.gauges import gauges_of_service
 from fleetkeeper.reconcile.types import Kind, ObjectEvent, Snapshot, WriteFailure
 from fleetkeeper.runtime.defects import Defects
-from fleetkeeper.runtime.queue import Key, KeyedQueue
+from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 from fleetkeeper.runtime.reconciler.control_view import Control, NoControl
 from fleetkeeper.runtime.reconciler.executor import Executor
 from fleetkeeper.runtime.reconciler.outcome import Outcome
@@ -91,6 +91,14 @@ class Controller:
         """When the caches became complete."""
         self.crd_missing: tuple[str, ...] = ()
         """Fields of our schema that the live CRD lacks."""
+
+    def use_grant_keys(self, keys: str) -> None:
+        """Reconcile every service with these public keys of the gateway (JWKS, JSON text)."""
+        if keys == self._context.grant_keys:
+            return
+        self._context = replace(self._context, grant_keys=keys)
+        for key in self._cache.services():
+            self._queue.add(key, Urgency.RESYNC)
 
     async def run(self, workers: int) -> None:
         """Reconcile at most `workers` services at a time until the queue is closed.

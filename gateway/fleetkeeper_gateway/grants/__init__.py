@@ -1,0 +1,1 @@
+"""Grants: their keys, their signature, and the tokens that read an engine's usage."""

@@ -1,0 +1,144 @@
+"""Signs grants and the tokens that read usage, and reads grants of our own that clients pass on."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jwt
+
+from fleetkeeper_contract.grants import (
+    ATTEMPT_CLAIM,
+    GRANT_ISSUER,
+    GRANT_LEEWAY_SECONDS,
+    GRANT_MAX_SECONDS,
+    GRANT_TYPE,
+    HOPS_CLAIM,
+    KEY_CLAIM,
+    MAX_GRANT_BYTES,
+    REQUEST_CLAIM,
+    SERVICE_CLAIM,
+    TIER_CLAIM,
+    USAGE_TYPE,
+)
+from fleetkeeper_gateway.grants.keys import KeyFiles
+from fleetkeeper_gateway.grants.settings import GrantSettings
+from fleetkeeper_gateway.interfaces import Service
+from fleetkeeper_gateway.tiers import Tier
+
+
+class Signer:
+    """A `GrantSigner` with the keys of a directory."""
+
+    def __init__(self, keys: KeyFiles, wall: Callable[[], float] = time.time) -> None:
+        self._keys = keys
+        self._wall = wall
+
+    def sign(
+        self,
+        service: Service,
+        *,
+        tier: Tier,
+        key_id: str,
+        request_id: str,
+        attempt_id: str,
+        hops: int,
+    ) -> str:
+        """Return a grant for one attempt, valid for 60 s.
+
+        Raises:
+            NoGrantKeyError: if no key can sign.
+        """
+        claims = {
+            SERVICE_CLAIM: service.uid,
+            ATTEMPT_CLAIM: attempt_id,
+            REQUEST_CLAIM: request_id,
+            TIER_CLAIM: tier.label,
+            KEY_CLAIM: key_id,
+            HOPS_CLAIM: hops,
+        }
+        return _signed(self._keys, GRANT_TYPE, claims, self._wall())
+
+
+class UsageTokenSigner:
+    """Signs the tokens with which the usage process reads an engine's ledger."""
+
+    def __init__(self, keys: KeyFiles, wall: Callable[[], float] = time.time) -> None:
+        self._keys = keys
+        self._wall = wall
+
+    def sign(self, pod_uid: str) -> str:
+        """Return a token for one request to the control port of one pod.
+
+        Raises:
+            NoGrantKeyError: if no key can sign.
+        """
+        claims = {"aud": pod_uid, "jti": secrets.token_urlsafe(16)}
+        return _signed(self._keys, USAGE_TYPE, claims, self._wall())
+
+
+class GrantReader:
+    """Reads grants that arrive in a client's baggage: the request came through a gateway before."""
+
+    def __init__(self, keys: KeyFiles, wall: Callable[[], float] = time.time) -> None:
+        self._keys = keys
+        self._wall = wall
+
+    def hops_of(self, grant: str) -> int | None:
+        """Return the number of gateways that a grant of our own has passed; None if it is not ours."""
+        keys = self._keys.keys()
+        if keys is None or len(grant) > MAX_GRANT_BYTES:
+            return None
+        try:
+            header = jwt.get_unverified_header(grant)
+            key = keys.trusted.get(str(header.get("kid")))
+            if key is None or header.get("typ") != GRANT_TYPE:
+                return None
+            claims = jwt.decode(
+                grant,
+                key,
+                algorithms=["EdDSA"],
+                issuer=GRANT_ISSUER,
+                # The grant of the request before was for another service. A copied grant that has
+                # expired must not make a request of its own look like a loop.
+                options={
+                    "require": ["exp"],
+                    "verify_aud": False,
+                    "verify_exp": False,
+                    "verify_iat": False,
+                },
+            )
+        except jwt.PyJWTError:
+            return None
+        hops, expires = claims.get(HOPS_CLAIM), claims["exp"]
+        if type(hops) is not int or hops < 1 or type(expires) not in (int, float):
+            return None
+        return hops if self._wall() <= expires + GRANT_LEEWAY_SECONDS else None
+
+
+def create_signer(settings: GrantSettings) -> Signer:
+    """Return the signer of the request path. Its first `sign` fails if there are no keys."""
+    return Signer(create_key_files(settings))
+
+
+def create_key_files(settings: GrantSettings) -> KeyFiles:
+    """Return the keys that the settings name, for signers and readers of one process to share."""
+    return KeyFiles(settings.grant_keys_directory, time.time, time.monotonic)
+
+
+def _signed(keys: KeyFiles, kind: str, claims: dict[str, Any], now: float) -> str:
+    key = keys.current()
+    issued = int(now)
+    return jwt.encode(
+        {
+            "iss": GRANT_ISSUER,
+            "iat": issued,
+            "exp": issued + GRANT_MAX_SECONDS,
+            **claims,
+        },
+        key.private,
+        algorithm="EdDSA",
+        headers={"typ": kind, "kid": key.kid},
+    )

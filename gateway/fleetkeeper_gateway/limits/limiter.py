@@ -1,0 +1,230 @@
+"""The limits of all keys: shared in Redis, or local to this replica while it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from fleetkeeper_gateway.interfaces import NO_LIMITS, Admission, Demand, TierLimits
+from fleetkeeper_gateway.limits.link import Link, Timing, Unavailable
+from fleetkeeper_gateway.limits.local import LocalLimits, Place, Running
+from fleetkeeper_gateway.limits.metrics import LimitMetrics
+from fleetkeeper_gateway.limits.names import names_of
+from fleetkeeper_gateway.limits.pipe import Arguments
+from fleetkeeper_gateway.limits.rules import Reading, Window, headers_of, refusal
+from fleetkeeper_gateway.limits.scripts import ADMIT, RELEASE, RENEW, SETTLE
+from fleetkeeper_gateway.tiers import Tier
+
+MAX_OWED = 10_000
+"""Ends of requests that Redis is to know when it answers again. Leases and TTLs do the rest."""
+RENEW_BATCH = 1000
+
+
+class _Unlimited:
+    """A request without limits."""
+
+    headers: Mapping[str, str] = {}
+
+    async def release(self, *, sent: bool) -> None:
+        """Do nothing: nothing was taken."""
+
+
+UNLIMITED: Admission = _Unlimited()
+
+
+@dataclass(slots=True)
+class _Admission:
+    limiter: KeyLimiter
+    place: Place
+    request_id: str
+    limits: TierLimits
+    headers: Mapping[str, str]
+    asked: bool
+    """Whether Redis may know of it."""
+    released: bool = False
+
+    async def release(self, *, sent: bool) -> None:
+        """End the request. Another call does nothing."""
+        if not self.released:
+            self.released = True
+            await self.limiter.end(self, sent=sent)
+
+
+class KeyLimiter:
+    """The limits of all keys. Without a link they are local."""
+
+    def __init__(self, timing: Timing, metrics: LimitMetrics) -> None:
+        self._timing = timing
+        self._metrics = metrics
+        self._window_ms = timing.window_s * 1000
+        self._running = Running()
+        self._local = LocalLimits(self._running, self._window_ms)
+        self._link: Link | None = None
+        self._owed: deque[tuple[Place, str, bool]] = deque(maxlen=MAX_OWED)
+        self._keeper: asyncio.Task[None] | None = None
+
+    def share(self, link: Link) -> None:
+        """Share the limits over this link."""
+        self._link = link
+
+    def start(self) -> None:
+        """Begin to connect and to renew leases. The first request does it otherwise."""
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+            if self._link is not None:
+                self._link.start()
+
+    async def admit(self, demand: Demand) -> Admission:
+        """Take what the request asks for.
+
+        Raises:
+            LimitRefused: if a limit is reached. Nothing stays taken.
+        """
+        limits = demand.key.limits.get(demand.tier, NO_LIMITS)
+        if limits == NO_LIMITS:
+            return UNLIMITED
+        self.start()
+        place = (demand.key.id, demand.tier.label)
+        reading, asked = await self._take(place, demand, limits)
+        if not reading.admitted:
+            refused = refusal(demand, limits, reading, self._window_ms)
+            self._metrics.refused.labels(refused.limit).inc()
+            raise refused
+        if limits.concurrency is not None:
+            self._running.add(place, demand.request_id)
+        headers = headers_of(limits, reading, self._window_ms)
+        return _Admission(self, place, demand.request_id, limits, headers, asked)
+
+    async def end(self, admission: _Admission, *, sent: bool) -> None:
+        """Give back what an admission took."""
+        place, request_id = admission.place, admission.request_id
+        self._running.remove(place, request_id)
+        self._local.release(place, request_id, sent=sent)
+        limits = admission.limits
+        if limits.concurrency is None and limits.tokens_per_minute is None:
+            return
+        told = self._tell_end(place, request_id, sent=sent, asked=admission.asked)
+        if told is not None:
+            # A caller that is cancelled meanwhile cancels nothing here.
+            await asyncio.wait((told,))
+
+    async def settle(self, key_id: str, tier: Tier, request_id: str, tokens: int) -> None:
+        """Replace a request's estimate by the tokens that the engine counted. It may go into debt.
+
+        While Redis does not answer, the estimate stands, and a metric counts it.
+        """
+        link = self._link
+        if link is None:
+            self._local.settle((key_id, tier.label), request_id, tokens)
+            return
+        self.start()
+        budget_s = self._timing.settle_budget_s
+        await link.first_attempt(budget_s)
+        names = names_of(key_id, tier.label)
+        try:
+            await link.run(SETTLE, names.settle, (request_id, tokens, self._orphan_ms), budget_s)
+        except Unavailable:
+            self._metrics.unsettled.inc()
+
+    async def close(self) -> None:
+        """Close connections."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._link is not None:
+            await self._link.close()
+
+    @property
+    def _orphan_ms(self) -> int:
+        return int(self._timing.orphan_s * 1000)
+
+    async def _take(self, place: Place, demand: Demand, limits: TierLimits) -> tuple[Reading, bool]:
+        """Return what the limits say, and whether Redis may know of the request."""
+        asked = False
+        if self._link is not None:
+            await self._link.first_attempt(self._timing.budget_s)
+            try:
+                return await self._take_shared(self._link, place, demand, limits), True
+            except Unavailable as error:
+                asked = error.asked
+        reading = self._local.admit(place, demand.request_id, limits, demand.tokens)
+        if asked and not reading.admitted:
+            self._owed.append((place, demand.request_id, False))
+        return reading, asked
+
+    async def _take_shared(
+        self, link: Link, place: Place, demand: Demand, limits: TierLimits
+    ) -> Reading:
+        timing = self._timing
+        arguments: Arguments = (
+            demand.request_id,
+            *(-1 if most is None else most for most in (limits.requests_per_minute, limits.tokens_per_minute, limits.concurrency)),
+            demand.tokens,
+            timing.window_s,
+            int(timing.lease_s * 1000),
+            self._orphan_ms,
+        )  # fmt: skip
+        begin = asyncio.get_running_loop().time()
+        try:
+            answer = await link.run(ADMIT, names_of(*place).admit, arguments, timing.budget_s)
+        except asyncio.CancelledError:
+            # The client went away. What Redis takes for it is given back afterwards.
+            self._tell_end(place, demand.request_id, sent=False, asked=True)
+            raise
+        self._metrics.seconds.observe(asyncio.get_running_loop().time() - begin)
+        return reading_of(answer)
+
+    def _tell_end(
+        self, place: Place, request_id: str, *, sent: bool, asked: bool
+    ) -> asyncio.Future[bytes] | None:
+        """Tell Redis that a request ended, now or when it answers again."""
+        if self._link is None:
+            return None
+        arguments = (request_id, int(sent), self._orphan_ms)
+        names, budget_s = names_of(*place), self._timing.budget_s
+        try:
+            answer = self._link.send(RELEASE, names.release, arguments, budget_s)
+        except Unavailable:
+            if asked:
+                self._owed.append((place, request_id, sent))
+            return None
+        answer.add_done_callback(partial(self._told_end, (place, request_id, sent)))
+        return answer
+
+    def _told_end(self, end: tuple[Place, str, bool], answer: asyncio.Future[bytes]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            self._owed.append(end)
+
+    def caught_up(self) -> None:
+        """Tell Redis, which answers again, what ended meanwhile and what runs."""
+        owed = list(self._owed)
+        self._owed.clear()
+        for place, request_id, sent in owed:
+            self._tell_end(place, request_id, sent=sent, asked=True)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Renew all leases of this replica, without waiting."""
+        if self._link is None or not self._link.up:
+            return
+        lease_ms = int(self._timing.lease_s * 1000)
+        for place, ids in self._running.all():
+            for start in range(0, len(ids), RENEW_BATCH):
+                batch: Arguments = (lease_ms, *ids[start : start + RENEW_BATCH])
+                self._link.send(RENEW, names_of(*place).renew, batch, self._timing.settle_budget_s)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._timing.renew_s)
+            self._renew()
+            self._local.prune()
+
+
+def reading_of(answer: bytes) -> Reading:
+    """Return what the script for admissions answered."""
+    admitted, running, level, before, before_ms, current, current_ms = answer.split()
+    window = Window(int(before), max(0, int(before_ms)), int(current), max(0, int(current_ms)))
+    return Reading(admitted == b"1", int(running), float(level), window)

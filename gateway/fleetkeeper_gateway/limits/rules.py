@@ -1,0 +1,134 @@
+"""What clients are told about limits: waits, remainders and headers. Pure.
+
+Requests are counted by `limits`' sliding window counter: those of the window before count in
+proportion to the part of it that is still within the last minute. Tokens are a bucket that fills
+at the limit's rate and may be in debt.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fleetkeeper_gateway.interfaces import Demand, LimitRefused, TierLimits
+
+MINUTE_MS = 60_000.0
+MAX_RETRY_S = 60
+CONCURRENCY_RETRY_S = 1
+"""Nobody knows when a running request ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Counted requests. A window counts for twice its length, the second time as the one before."""
+
+    before: int = 0
+    before_ms: float = 0.0
+    """Time until the window before counts no more."""
+    current: int = 0
+    current_ms: float = 0.0
+    """Time until this window counts no more."""
+
+    def used(self, window_ms: float) -> int:
+        """Return the requests that count now."""
+        return math.floor(self.before * self.before_ms / window_ms) + self.current
+
+    def wait_ms(self, limit: float, window_ms: float) -> float:
+        """Return the time until one more request is admitted, if none comes before."""
+        if limit <= 0:
+            return math.inf
+        if self.used(window_ms) < limit:
+            return 0.0
+        if self.current < limit:
+            # Until floor(before * rest / window) <= limit - 1 - current.
+            rest_ms = (limit - self.current) * window_ms / self.before
+            return self.before_ms - rest_ms + 1
+        # Until this window has become the one before, and some of it has left the last minute.
+        shift_ms = max(0.0, self.current_ms - window_ms)
+        return shift_ms + max(0.0, window_ms - limit * window_ms / self.current) + 1
+
+    def reset_ms(self) -> float:
+        """Return the time until nothing counts, if no request comes before."""
+        return self.current_ms if self.current else self.before_ms if self.before else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a request met its limits, and what they hold afterwards."""
+
+    admitted: bool
+    running: int
+    level: float
+    """Tokens in the bucket."""
+    window: Window
+
+
+def estimate_tokens(body_bytes: int, max_tokens: int | None, choices: int, cap: int) -> int:
+    """Return the tokens that a request may use: bytes / 4 + min(max_tokens, cap) * n."""
+    answer = cap if max_tokens is None else min(max(0, max_tokens), cap)
+    return math.ceil(body_bytes / 4) + answer * max(1, choices)
+
+
+def duration(milliseconds: float) -> str:
+    """Return a duration as OpenAI's headers have it: 0s, 17ms, 8.64s, 6m0s, 1h0m0s."""
+    whole = max(0, math.ceil(min(milliseconds, 1e12)))
+    if 0 < whole < 1000:
+        return f"{whole}ms"
+    minutes, rest = divmod(whole, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    seconds = f"{rest / 1000:g}s"
+    if hours:
+        return f"{hours}h{minutes}m{seconds}"
+    return f"{minutes}m{seconds}" if minutes else seconds
+
+
+def headers_of(limits: TierLimits, reading: Reading, window_ms: float) -> dict[str, str]:
+    """Return the x-ratelimit-* headers of the limits that there are."""
+    headers = {}
+    if (most := limits.requests_per_minute) is not None:
+        headers["x-ratelimit-limit-requests"] = str(most)
+        left = max(0, most - reading.window.used(window_ms))
+        headers["x-ratelimit-remaining-requests"] = str(left)
+        headers["x-ratelimit-reset-requests"] = duration(reading.window.reset_ms())
+    if (most := limits.tokens_per_minute) is not None:
+        headers["x-ratelimit-limit-tokens"] = str(most)
+        headers["x-ratelimit-remaining-tokens"] = str(max(0, math.floor(reading.level)))
+        headers["x-ratelimit-reset-tokens"] = duration(_fill_ms(most, most - reading.level))
+    return headers
+
+
+def refusal(demand: Demand, limits: TierLimits, reading: Reading, window_ms: float) -> LimitRefused:
+    """Return the refusal of a request, for the limit that it has to wait for longest."""
+    waits = _waits(demand, limits, reading, window_ms)
+    limit, (most, wait_ms) = max(waits.items(), key=lambda item: item[1][1])
+    retry_s = min(MAX_RETRY_S, max(1, math.ceil(min(wait_ms / 1000, MAX_RETRY_S))))
+    unit = "requests at once" if limit == "concurrency" else f"{limit} a minute"
+    return LimitRefused(
+        limit,
+        f"key {demand.key.name} has reached its limit of {most} {unit} in tier {demand.tier.label}; retry after {retry_s} s",
+        retry_s,
+        headers_of(limits, reading, window_ms),
+    )
+
+
+def _waits(
+    demand: Demand, limits: TierLimits, reading: Reading, window_ms: float
+) -> dict[str, tuple[int, float]]:
+    """Return the limits that are reached, with the time until they are not."""
+    waits = {}
+    if (most := limits.concurrency) is not None and reading.running >= most:
+        waits["concurrency"] = (most, CONCURRENCY_RETRY_S * 1000.0)
+    if (most := limits.tokens_per_minute) is not None:
+        cost = min(demand.tokens, most)
+        if most <= 0 or reading.level < cost:
+            waits["tokens"] = (most, _fill_ms(most, cost - reading.level))
+    if (most := limits.requests_per_minute) is not None:
+        wait_ms = reading.window.wait_ms(most, window_ms)
+        if wait_ms > 0:
+            waits["requests"] = (most, wait_ms)
+    return waits
+
+
+def _fill_ms(limit: int, tokens: float) -> float:
+    """Return the time in which a bucket fills by this many tokens."""
+    return math.inf if limit <= 0 else max(0.0, tokens) * MINUTE_MS / limit
