@@ -58,7 +58,7 @@ def test_rights_are_to_read_services_and_the_keys_alone(values: Live, served: li
     objects = rendered(gateway_values("defaults", **values))
     keys = _read([KEYS], "secrets")
     assert _rights(objects, NAME) == _read(served, "inferenceservices") | keys
-    assert _rights(objects, USAGE) == _read(served, "inferenceservices", "pods")
+    assert _rights(objects, USAGE) == _read(served, "pods")
     if values:
         assert not [item for item in objects if item["kind"].startswith("Cluster")]
 
@@ -122,12 +122,13 @@ def test_anybody_may_send_requests_unless_clients_are_named() -> None:
     assert requests["from"] == [{"namespaceSelector": {"matchLabels": {"clients": "yes"}}}]
 
 
-def test_nobody_may_read_usage_unless_clients_are_named() -> None:
-    (admin,) = _policy("defaults", USAGE)["ingress"]
-    assert _ports(admin) == {8081}
-    (usage, _) = _policy("narrow", USAGE)["ingress"]
-    assert _ports(usage) == {8082}
-    assert usage["from"] == [{"podSelector": {"matchLabels": {"app": "billing"}}}]
+def test_nobody_may_read_usage_but_prometheus_unless_clients_are_named() -> None:
+    """Its one port has both."""
+    (rule,) = _policy("defaults", USAGE)["ingress"]
+    assert _ports(rule) == {8082}
+    assert rule["from"] == _policy("defaults", NAME)["ingress"][1]["from"]
+    (more,) = _policy("narrow", USAGE)["ingress"]
+    assert more["from"] == [{"podSelector": {"matchLabels": {"app": "billing"}}}, *rule["from"]]
 
 
 def test_redis_is_reached_where_it_is() -> None:

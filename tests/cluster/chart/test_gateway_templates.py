@@ -212,13 +212,13 @@ def test_prometheus_finds_both_processes() -> None:
     """By annotations, or by PodMonitors if they are asked for."""
     monitored = {"prometheus": {"podMonitor": {"enabled": True}}}
     objects = rendered(gateway_values("defaults", **monitored))
-    for name in (NAME, USAGE):
+    for name, port in ((NAME, "admin"), (USAGE, "usage")):
         pod = pod_of(objects, name)
         (container,) = pod["spec"]["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(ports["admin"])
+        assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(ports[port])
         monitor = only(objects, "PodMonitor", name)["spec"]
-        assert monitor["podMetricsEndpoints"][0]["port"] == "admin"
+        assert monitor["podMetricsEndpoints"][0]["port"] == port
         labels = pod["metadata"]["labels"]
         assert monitor["selector"]["matchLabels"].items() <= labels.items()
 
