@@ -19,6 +19,7 @@ from fleetkeeper.commands import (
     mirror,
     render,
     run,
+    signing_keys,
     simulate,
     support_bundle,
     top,
@@ -42,9 +43,9 @@ app.command()(console.console)
 app.command()(support_bundle.support_bundle)
 app.command()(simulate.simulate)
 app.command()(mirror.mirror)
-app.command("signing-keys")(install.keys)
 app.command()(install.profiles_in_use)
 app.add_typer(client_keys.app)
+app.add_typer(signing_keys.app, name="signing-keys")
 
 
 @app.command()
