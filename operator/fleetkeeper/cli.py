@@ -12,6 +12,7 @@ from fleetkeeper.api.profile import CONTRACTS
 from fleetkeeper.api.schema.crd import crd_text
 from fleetkeeper.commands import (
     check,
+    client_keys,
     console,
     explain,
     install,
@@ -41,8 +42,9 @@ app.command()(console.console)
 app.command()(support_bundle.support_bundle)
 app.command()(simulate.simulate)
 app.command()(mirror.mirror)
-app.command()(install.keys)
+app.command("signing-keys")(install.keys)
 app.command()(install.profiles_in_use)
+app.add_typer(client_keys.app)
 
 
 @app.command()
