@@ -19,9 +19,11 @@ from fleetkeeper.commands import (
     mirror,
     render,
     run,
+    signing_keys,
     simulate,
     support_bundle,
     top,
+    usage,
 )
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 
@@ -42,9 +44,10 @@ app.command()(console.console)
 app.command()(support_bundle.support_bundle)
 app.command()(simulate.simulate)
 app.command()(mirror.mirror)
-app.command("signing-keys")(install.keys)
 app.command()(install.profiles_in_use)
+app.command()(usage.usage)
 app.add_typer(client_keys.app)
+app.add_typer(signing_keys.app, name="signing-keys")
 
 
 @app.command()

@@ -368,7 +368,8 @@ def test_keys_are_made_by_a_job_that_can_do_nothing_else() -> None:
     assert not [item for item in first if item["kind"] == "Secret"]
     job = only(first, "Job", "fleetkeeper-control-keys")
     assert job["spec"]["template"]["spec"]["containers"][0]["args"] == [
-        "keys",
+        "signing-keys",
+        "create",
         "--secret=fleetkeeper-control-keys",
         f"--namespace={NAMESPACE}",
     ]
