@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,6 @@ import pytest
 from aiohttp import web
 
 from fleetkeeper_contract.usage_files import Report
-from fleetkeeper_engine.shm.layout import Tier as EngineTier
-from fleetkeeper_engine.shm.ledger import Entry, LedgerWriter, Tokens
-from fleetkeeper_engine.supervisor.control_api.auth import UnauthorizedError
-from fleetkeeper_engine.supervisor.control_api.usage import UsagePort
-from fleetkeeper_engine.supervisor.control_api.usage_auth import UsageVerifier
 from fleetkeeper_gateway.interfaces import Admission, Demand
 from fleetkeeper_gateway.tiers import Tier
 from fleetkeeper_gateway.usage import collector as reading
@@ -29,6 +23,7 @@ from fleetkeeper_gateway.usage.lines import Pod
 from fleetkeeper_gateway.usage.pods import Target
 from fleetkeeper_gateway.usage.store import UsageStore
 from tests.support.grants import GrantKey
+from tests.support.usage_engine import Engine, an_engine, serving
 
 GUARD_S = 60.0
 
@@ -62,43 +57,6 @@ class Settled:
         return
 
 
-@dataclass
-class Engine:
-    """A ledger behind the control port of its supervisor."""
-
-    uid: str
-    writer: LedgerWriter
-    port: UsagePort
-    target: Target
-    written: list[Entry] = field(default_factory=list)
-
-    def work(self, count: int, *, granted: bool = True) -> None:
-        for _ in range(count):
-            name = f"{self.uid}-{len(self.written)}"
-            entry = Entry(
-                Tokens(10, 4, 5),
-                time.time(),
-                *((name, f"r-{name}", "key-1") if granted else ()),
-                tier=EngineTier.BATCH,
-            )
-            self.writer.write(entry)
-            self.written.append(entry)
-
-
-@asynccontextmanager
-async def serving(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """A server on loopback; yields its address."""
-    app = web.Application()
-    app.router.add_get("/v1/usage", handler)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
 class Bench:
     """A collector, and the engines that it reads."""
 
@@ -117,25 +75,14 @@ class Bench:
         )
 
     @asynccontextmanager
-    async def engine(self, uid: str, capacity: int = 5_000) -> AsyncIterator[Engine]:
-        path = self.directory / f"ledger-{uid}"
-        writer = LedgerWriter.open(path, capacity)
-        writer.set_state(counting=True)
-        verifier = UsageVerifier(uid)
-        verifier.trust({str(self.signer.key.jwk["kid"]): str(self.signer.key.jwk["x"])})
-        port = UsagePort(verifier, path, "served")
-
-        async def get(request: web.Request) -> web.StreamResponse:
-            try:
-                return await port.get(request, time.time())
-            except UnauthorizedError:
-                return web.json_response({"error": "a valid token is required"}, status=401)
-
-        async with serving(get) as url:
-            target = Target(Pod(uid, "team", "chat"), f"chat-{uid}", url, terminating=False)
-            self.targets.append(target)
-            yield Engine(uid, writer, port, target)
-        writer.close()
+    async def engine(self, uid: str) -> AsyncIterator[Engine]:
+        key = self.signer.key.jwk
+        keys = {str(key["kid"]): str(key["x"])}
+        async with an_engine(self.directory, uid, keys) as engine:
+            self.targets.append(
+                Target(Pod(uid, "team", "chat"), f"chat-{uid}", engine.url, terminating=False)
+            )
+            yield engine
 
     async def read_all(self) -> None:
         async with aiohttp.ClientSession() as session:
@@ -206,7 +153,7 @@ async def test_a_token_that_is_not_trusted_reads_nothing(bench: Bench) -> None:
         await bench.read_all()
         assert bench.report().rows == {}
         assert metrics.UNREACHABLE._value.get() == 1
-        url = one.target.url + "/v1/usage"
+        url = one.url + "/v1/usage"
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             assert response.status == 401
 
@@ -313,7 +260,7 @@ async def test_a_pod_that_terminates_is_read_until_it_is_gone(bench: Bench) -> N
         run = asyncio.create_task(collector.run())
         await until(lambda: collector.last_read is not None)
         assert bench.report().rows == {}
-        collector.pod_ends(one.target)
+        collector.pod_ends(bench.targets[0])
         await until(lambda: one.port._asked.is_set())
         one.work(7)
         began = time.monotonic()
