@@ -23,6 +23,7 @@ from fleetkeeper.commands import (
     simulate,
     support_bundle,
     top,
+    usage,
 )
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 
@@ -44,6 +45,7 @@ app.command()(support_bundle.support_bundle)
 app.command()(simulate.simulate)
 app.command()(mirror.mirror)
 app.command()(install.profiles_in_use)
+app.command()(usage.usage)
 app.add_typer(client_keys.app)
 app.add_typer(signing_keys.app, name="signing-keys")
 

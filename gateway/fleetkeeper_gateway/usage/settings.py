@@ -26,7 +26,6 @@ class UsageSettings(ServicesSettings):
     usage_retention_days: int = Field(
         90, ge=1, le=3650, description="Days after which the files of an hour are deleted."
     )
-    redis_url: str = Field("", description="Redis of the limits. Empty: nothing is settled there.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity of a log line."
     )

@@ -51,9 +51,9 @@ class UsagePort:
     """The model's name in entries without an adapter."""
     _read: float | None = None
     """Monotonic time of the last page."""
-    _next: int = 0
-    """Number of the last entry that was sent."""
-    _sent: asyncio.Event = field(default_factory=asyncio.Event)
+    _kept: int = 0
+    """Number of the last entry that the reader has: it asked for those after it."""
+    _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def get(self, request: web.Request, now: float) -> web.StreamResponse:
         """Return a page.
@@ -75,13 +75,13 @@ class UsagePort:
                 return web.json_response({"error": NO_LEDGER}, status=503)
             # A reader that knows another boot begins with the oldest entry.
             after = after if boot == reader.boot else 0
+            self._read, self._kept = time.monotonic(), after
+            self._asked.set()
             response = web.StreamResponse(headers={"Content-Type": "application/json"})
             await response.prepare(request)
             for piece in page(reader, head, self.served_name, after):
                 await response.write(piece)
             await response.write_eof()
-        self._read, self._next = time.monotonic(), page_end(reader, head, after)
-        self._sent.set()
         return response
 
     async def wait_until_read(self) -> None:
@@ -95,15 +95,9 @@ class UsagePort:
             head = reader.head()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_READ_S):
-                while head is not None and self._next < head.newest:
-                    self._sent.clear()
-                    await self._sent.wait()
-
-
-def page_end(reader: LedgerReader, head: Head, after: int) -> int:
-    """Return the number of the last entry of a page."""
-    first = max(min(after, head.newest) + 1, reader.oldest(head))
-    return min(first + PAGE_ENTRIES - 1, head.newest)
+                while head is not None and self._kept < head.newest:
+                    self._asked.clear()
+                    await self._asked.wait()
 
 
 def page(reader: LedgerReader, head: Head, served_name: str, after: int) -> Iterator[bytes]:
@@ -111,7 +105,7 @@ def page(reader: LedgerReader, head: Head, served_name: str, after: int) -> Iter
     after = min(after, head.newest)
     oldest = reader.oldest(head)
     first = max(after + 1, oldest)
-    last = page_end(reader, head, after)
+    last = min(first + PAGE_ENTRIES - 1, head.newest)
     start = {"boot": reader.boot, "next": last, "oldest": oldest, "newest": head.newest}
     start |= {"counting": head.counting, "errors": head.errors}
     yield json.dumps(start)[:-1].encode() + b', "entries": ['
