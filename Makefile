@@ -57,7 +57,7 @@ lock: ## Pin the dependencies again, with hashes: uv.lock and the requirements o
 programs: setup ## Build the cluster's programs from Go modules (10 minutes the first time)
 	@$(LOCAL) build
 
-images: setup setup-engine programs ## Build the images (operator, router, engine: for CPU and to inject) for the local node
+images: setup setup-engine programs ## Build the images (operator, router, gateway, engine: for CPU and to inject) for the local node
 	@$(LOCAL) images
 
 push: setup setup-engine ## Push the images to your registry: make images push REGISTRY=registry.example.com/fleetkeeper

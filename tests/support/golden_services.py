@@ -30,6 +30,10 @@ COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 PVC: dict[str, Any] = {"source": "pvc://models/llama-3.1-8b"}
 IMAGE: dict[str, Any] = {"source": f"oci://registry.example.com/models/llama@sha256:{'a' * 64}"}
 HUB: dict[str, Any] = {"source": "hf://meta-llama/Llama-3.1-8B-Instruct", "revision": COMMIT}
+GRANT_KEYS = (
+    '{"keys":[{"crv":"Ed25519","kid":"one","kty":"OKP",'
+    '"x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}'
+)
 CPU: dict[str, Any] = {"engine": {"profile": "cpu", "dtype": "float32"}}
 
 
@@ -432,6 +436,14 @@ CASES: dict[str, GoldenCase] = {
                 ],
             }
         )
+    ),
+    "access-gateway": GoldenCase(
+        _cuda(access="Gateway", networkPolicy={"preset": "Gateway"}),
+        context=_context(grant_keys=GRANT_KEYS),
+    ),
+    "access-gateway-without-keys": GoldenCase(_cuda(access="Gateway")),
+    "access-open-with-keys": GoldenCase(
+        _cuda(routing={"policy": "None"}), context=_context(grant_keys=GRANT_KEYS)
     ),
     "rollout-numbers": GoldenCase(
         _cuda(

@@ -34,6 +34,7 @@ class KeyStore:
         self._shared: set[str] = set()
         """Names of keys with a digest that another key has too."""
         self._expiries: list[tuple[float, str]] = []
+        self._looked: float | None = None
         self._listeners: set[Callable[[str], None]] = set()
         self._is_listed = False
 
@@ -117,12 +118,18 @@ class KeyStore:
         self._show()
 
     def expire(self, now: float) -> None:
-        """Report the keys whose end has passed since the last call."""
+        """Report the keys whose end has passed.
+
+        An end from before the first call is no event of this process, so it is not recorded.
+        """
+        since = now if self._looked is None else self._looked
+        self._looked = now
         while self._expiries and self._expiries[0][0] <= now:
             moment, name = heapq.heappop(self._expiries)
             record = self._records.get(name)
             if record is not None and record.key.expires == moment:
-                self._note("expired", name, None)
+                if moment > since:
+                    self._note("expired", name, None)
                 self._end(name)
 
     def _replace(self, name: str, record: KeyRecord | None) -> None:

@@ -1,4 +1,4 @@
-"""Commands that the Helm chart runs: `keys` and `profiles-in-use`."""
+"""The command that the Helm chart runs before an upgrade: `profiles-in-use`."""
 
 from __future__ import annotations
 
@@ -15,33 +15,6 @@ if TYPE_CHECKING:
     from fleetkeeper.api.profile import ProfileCatalog
 
 T = TypeVar("T")
-
-
-def keys(
-    directory: Annotated[
-        Path | None,
-        typer.Option("--directory", help="Directory to write key.pem and jwks.json to."),
-    ] = None,
-    secret: Annotated[
-        str, typer.Option("--secret", help="Name of the Secret to create if it does not exist.")
-    ] = "",
-    namespace: Annotated[
-        str, typer.Option("--namespace", help="Namespace of the Secret.")
-    ] = "default",
-) -> None:
-    """Create a new pair of control keys. Existing keys are never overwritten.
-
-    \b
-    Examples:
-      fleetkeeper keys --directory ./control-keys
-      fleetkeeper keys --secret fleetkeeper-control-keys --namespace fleetkeeper-system
-    """  # noqa: D301 - \b keeps the lines of the examples apart
-    if (directory is None) == (not secret):
-        stop(ExitCode.USAGE, "set exactly one of --directory and --secret")
-    if directory is not None:
-        _write_keys(directory)
-        return
-    typer.echo(_run(lambda client: _create_secret(client, namespace, secret)))
 
 
 def profiles_in_use(
@@ -64,7 +37,7 @@ def profiles_in_use(
       fleetkeeper profiles-in-use --profiles profiles.yaml
     """  # noqa: D301 - \b keeps the lines of the examples apart
     catalog = _read_catalog(profiles)
-    missing = _run(lambda client: _lost(client, catalog, tuple(namespaces or ())))
+    missing = run_with_client(lambda client: _lost(client, catalog, tuple(namespaces or ())))
     for line in missing:
         typer.echo(line, err=True)
     if missing:
@@ -73,46 +46,6 @@ def profiles_in_use(
             f"{len(missing)} services would lose their engine profile; keep the profile, or change the services first",
         )
     typer.echo("all engine profiles in use are in the file")
-
-
-def _write_keys(directory: Path) -> None:
-    from fleetkeeper.adapters.keys import PRIVATE_FILE, new_control_keys  # noqa: PLC0415 - heavy
-
-    directory.mkdir(parents=True, exist_ok=True)
-    files = new_control_keys().files()
-    taken = sorted(name for name in files if (directory / name).exists())
-    if taken:
-        stop(ExitCode.FAILED, f"{directory} already contains {', '.join(taken)}; nothing written")
-    for name, text in files.items():
-        path = directory / name
-        path.touch(mode=0o600 if name == PRIVATE_FILE else 0o644, exist_ok=False)
-        path.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {', '.join(sorted(files))} to {directory}")
-
-
-async def _create_secret(client: KubernetesClient, namespace: str, name: str) -> str:
-    """Create the Secret without reading it, so the caller needs only the permission to create."""
-    from fleetkeeper.adapters.keys import new_control_keys  # noqa: PLC0415 - heavy
-    from fleetkeeper.adapters.kubernetes.errors import ApiError  # noqa: PLC0415
-
-    body = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": {"app.kubernetes.io/name": "fleetkeeper"},
-        },
-        "type": "Opaque",
-        "stringData": new_control_keys().files(),
-    }
-    try:
-        await client.request("POST", f"/api/v1/namespaces/{namespace}/secrets", body=body)
-    except ApiError as problem:
-        if problem.reason == "AlreadyExists":
-            return f"Secret {namespace}/{name} already exists; unchanged"
-        raise
-    return f"created Secret {namespace}/{name}"
 
 
 async def _lost(
@@ -156,7 +89,7 @@ def _read_catalog(path: Path) -> ProfileCatalog:
         stop(ExitCode.BAD_INPUT, f"{path}: {problem}")
 
 
-def _run(task: Callable[[KubernetesClient], Awaitable[T]]) -> T:
+def run_with_client(task: Callable[[KubernetesClient], Awaitable[T]]) -> T:
     """Run the task with a client that uses KUBECONFIG, or otherwise the pod's ServiceAccount."""
     import asyncio  # noqa: PLC0415 - heavy
     import os  # noqa: PLC0415

@@ -368,7 +368,8 @@ def test_keys_are_made_by_a_job_that_can_do_nothing_else() -> None:
     assert not [item for item in first if item["kind"] == "Secret"]
     job = only(first, "Job", "fleetkeeper-control-keys")
     assert job["spec"]["template"]["spec"]["containers"][0]["args"] == [
-        "keys",
+        "signing-keys",
+        "create",
         "--secret=fleetkeeper-control-keys",
         f"--namespace={NAMESPACE}",
     ]
@@ -495,6 +496,8 @@ def test_monitors_are_made_only_when_asked_for() -> None:
         ({"log": {"level": "trace"}}, "level"),
         ({"prometheus": {"url": "prometheus:9090"}}, "url"),
         ({"prometheus": {"peers": [{}]}}, "peers"),
+        ({"prometheus": {"caSecret": {"name": "x"}}}, "caSecret"),
+        ({"prometheus": {"tokenSecret": {"key": "x"}}}, "tokenSecret"),
         ({"namespaces": ["Team A"]}, "namespaces"),
         ({"engineProfiles": {"cuda": PROFILE}}, "does not match pattern"),
         ({"engineProfiles": {"cuda-0.33.0-1": {"image": "x"}}}, "cuda-0.33.0-1"),

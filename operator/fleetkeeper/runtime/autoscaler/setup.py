@@ -149,5 +149,5 @@ def _read_control_key(file: Path) -> Ed25519PrivateKey:
     except (OSError, TypeError, ValueError) as problem:
         raise SettingsError(
             f"cannot use the control key in {file}: {problem}. "
-            "Create a key pair with `fleetkeeper keys`."
+            "Create a key pair with `fleetkeeper signing-keys create`."
         ) from problem

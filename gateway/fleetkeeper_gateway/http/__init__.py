@@ -1,0 +1,1 @@
+"""The request path: what clients send, and what they are answered."""

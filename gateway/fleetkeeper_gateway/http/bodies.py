@@ -1,0 +1,146 @@
+"""Bodies of requests: bounded in bytes, in time, and all together."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from fleetkeeper_contract.json_outline import SMALL_BYTES, Outline, RefusedBodyError
+from fleetkeeper_gateway.http.asgi import ClientGone, Receive
+from fleetkeeper_gateway.http.errors import Refusal, unavailable
+
+MIN_BYTES_PER_S: Final = 32 * 1024
+"""A body may take CLIENT_TIMEOUT_SECONDS, and the time that its bytes take at this rate."""
+_MAX_DISCARDED_BYTES = 64 * 1024**2
+_MAX_DISCARD_S = 2.0
+
+
+class BodyBudget:
+    """The bytes of all bodies that were read and not yet sent."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self.held_bytes = 0
+
+
+class Body:
+    """One body, from its first byte until the service answered."""
+
+    __slots__ = (
+        "_budget",
+        "_held",
+        "_max_bytes",
+        "_outlined",
+        "_timeout_s",
+        "data",
+        "more",
+        "outline",
+    )
+
+    def __init__(self, budget: BodyBudget, max_bytes: int, timeout_s: float) -> None:
+        self._budget = budget
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._held = 0
+        self._outlined = 0
+        self.data = b""
+        """The whole body, once it was read."""
+        self.more = True
+        """Whether the client has more to send."""
+        self.outline: Outline | None = None
+        """The outline of a body above 64 KiB."""
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that are held."""
+        return self._held
+
+    async def read(self, receive: Receive, announced: int | None) -> None:
+        """Read the whole body.
+
+        Raises:
+            ClientGone: if the client hung up before the end.
+            Refusal: if the body is too large or too slow, or too many bytes are held already.
+        """
+        if announced is not None:
+            self._check_size(announced)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(self._timeout_s) as deadline:
+                while self.more:
+                    parts.append(await self._part(receive))
+                    if self._held > SMALL_BYTES:
+                        deadline.reschedule(
+                            started + self._timeout_s + self._held / MIN_BYTES_PER_S
+                        )
+                        await self._outline(parts)
+        except TimeoutError:
+            raise Refusal(
+                408,
+                "body_too_slow",
+                f"The body arrived too slowly: {self._held} bytes in {self._timeout_s:.0f} s or more.",
+            ) from None
+        except RefusedBodyError as error:
+            raise Refusal(error.status, error.code, str(error), param=error.param) from None
+        self.data = parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def release(self) -> None:
+        """Give the bytes back to the budget. Idempotent."""
+        self._budget.held_bytes -= self._held
+        self._held = 0
+        self.data = b""
+        self.outline = None
+
+    async def _part(self, receive: Receive) -> bytes:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part: bytes = message.get("body", b"")
+        self.more = message.get("more_body", False)
+        size = self._held + len(part)
+        self._check_size(size)
+        budget = self._budget
+        if budget.held_bytes + len(part) > budget.total_bytes:
+            raise unavailable(
+                "bodies_full", "The gateway holds too many large requests. Try again soon.", 1
+            )
+        budget.held_bytes += len(part)
+        self._held = size
+        return part
+
+    async def _outline(self, parts: list[bytes]) -> None:
+        """Outline what arrived. Other work on the event loop runs between two parts."""
+        if self.outline is None:
+            self.outline = Outline()
+        for part in parts[self._outlined :]:
+            for start in range(0, len(part), SMALL_BYTES):
+                self.outline.feed(part[start : start + SMALL_BYTES])
+                await asyncio.sleep(0)
+        self._outlined = len(parts)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise Refusal(
+                413,
+                "body_too_large",
+                f"The body is larger than {self._max_bytes} bytes. Send less in one request.",
+            )
+
+
+async def discard(receive: Receive) -> None:
+    """Read the rest of a refused body without keeping it, for a short time.
+
+    A client that is still sending when its connection closes may not get to read the refusal.
+    """
+    discarded = 0
+    try:
+        async with asyncio.timeout(_MAX_DISCARD_S):
+            while discarded < _MAX_DISCARDED_BYTES:
+                message = await receive()
+                discarded += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return

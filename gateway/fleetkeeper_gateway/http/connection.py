@@ -1,0 +1,204 @@
+"""A client's connection: uvicorn's, with bounds on heads and slow clients, and a visible abort."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from fleetkeeper_gateway.http.asgi import Scope
+
+MAX_HEADERS: Final = 128
+MAX_HEAD_BYTES: Final = 65_536
+"""Bytes of a head, and of anything else that the parser keeps without passing it on."""
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+_EXTENSION: Final = "fleetkeeper.connection"
+
+
+class TooManyHeaders(Exception):
+    """A head has more headers than allowed. The parser answers it with 400."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. `abort` ends it so that no client takes its answer for complete."""
+
+    client_timeout_s: ClassVar[float] = 60.0
+
+    lost: Callable[[str], None] | None = None
+    """Called with a reason when the client hangs up or is cut off while its request is open."""
+    _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+    _is_second_head = False
+    """Whether the parser reads a head of our own, which says how long the body is."""
+    _unsent_bytes = 0
+    _silent_bytes = 0
+    """Bytes since the parser last passed something on."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a head."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the open request at once."""
+        super().connection_lost(exc)
+        self._cancel_timers()
+        if self.lost is not None:
+            self.lost("client_gone")
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data, and refuse a head without end."""
+        self._unset_keepalive_if_required()
+        self._silent_bytes += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
+        if self._silent_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("Request head too large.")
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Ignore a request to change the protocol, as HTTP/1.1 allows.
+
+        The parser takes all that follows for the other protocol. A second one reads the body. Some
+        clients ask for h2c with their first request and send its body with it.
+        """
+        self.cycle.more_body = True
+        self.cycle.message_event.clear()
+        framing = [pair for pair in self.headers if pair[0] in _FRAMING]
+        self.parser = httptools.HttpRequestParser(self)
+        self._is_second_head = True
+        lines = [b"POST / HTTP/1.1", *(b"%b: %b" % pair for pair in framing), b"", b""]
+        self._feed(b"\r\n".join(lines))
+        self._is_second_head = False
+        if rest:
+            self._feed(rest)
+
+    def on_message_begin(self) -> None:
+        """Make the connection known to the application, and wait for the rest of the head."""
+        if self._is_second_head:
+            return
+        super().on_message_begin()
+        self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]
+        if self._head_timer is None:
+            self._await_head()
+
+    def on_url(self, url: bytes) -> None:
+        """Keep a part of the address."""
+        if not self._is_second_head:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, within bounds. Trailers of a body count too."""
+        if self._is_second_head:
+            return
+        if len(self.headers) >= MAX_HEADERS:
+            raise TooManyHeaders
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Pass the request on."""
+        self._silent_bytes = 0
+        if self._is_second_head:
+            return
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Pass a part of the body on."""
+        self._silent_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Pass the end of the body on."""
+        self._silent_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, while the client still reads the end of this answer."""
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._watch_writes()
+
+    def pause_writing(self) -> None:
+        """Stop the answer until the client reads."""
+        super().pause_writing()
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        """Go on with the answer."""
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def abort(self) -> None:
+        """Cut the client off at once. What it has not read is dropped."""
+        self._end()
+        self.transport.abort()
+
+    def close(self) -> None:
+        """End an incomplete answer: what was forwarded still arrives, its proper end does not."""
+        self._end()
+        self.transport.close()
+        self._watch_writes()
+
+    def _end(self) -> None:
+        self.lost = None
+        if self.cycle is not None:
+            # The application returns without a complete answer. That is meant.
+            self.cycle.disconnected = True
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.client_timeout_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        self.transport.abort()
+
+    def _watch_writes(self) -> None:
+        if self._stall_timer is None:
+            self._unsent_bytes = self.transport.get_write_buffer_size()
+            self._stall_timer = self.loop.call_later(self.client_timeout_s, self._check_writes)
+
+    def _check_writes(self) -> None:
+        self._stall_timer = None
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if not unsent_bytes:
+            return
+        if unsent_bytes < self._unsent_bytes:
+            self._watch_writes()
+            return
+        lost, self.lost = self.lost, None
+        if lost is not None:
+            lost("slow_reader")
+        self.transport.abort()
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._head_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = self._stall_timer = None
+
+
+def connection_class(client_timeout_s: float) -> type[Connection]:
+    """Return the protocol for connections with this timeout, as uvicorn takes it."""
+    return type("Connection", (Connection,), {"client_timeout_s": client_timeout_s})
+
+
+def connection_of(scope: Scope) -> Connection:
+    """Return the connection of a request."""
+    connection: Connection = scope["extensions"][_EXTENSION]
+    return connection

@@ -1,0 +1,348 @@
+"""One request to a service, from its head to its last byte."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from typing import Final
+
+import aiohttp
+import structlog
+
+from fleetkeeper_contract.grants import GRANT_BAGGAGE_KEY
+from fleetkeeper_contract.headers import REQUEST_ID_HEADER, TIER_HEADER
+from fleetkeeper_gateway.http.answers import refuse
+from fleetkeeper_gateway.http.asgi import ClientGone, Headers, Receive, Scope, Send
+from fleetkeeper_gateway.http.baggage import next_hop, split_baggage
+from fleetkeeper_gateway.http.bodies import Body
+from fleetkeeper_gateway.http.client_headers import (
+    CLIENT_REQUEST_ID_HEADER,
+    ClientHeaders,
+    parse_headers,
+    response_headers,
+)
+from fleetkeeper_gateway.http.connection import connection_of
+from fleetkeeper_gateway.http.errors import (
+    SERVER,
+    Refusal,
+    key_refused,
+    limit_refused,
+    unavailable,
+)
+from fleetkeeper_gateway.http.open_requests import OpenRequest
+from fleetkeeper_gateway.http.parts import Gateway
+from fleetkeeper_gateway.http.request_fields import parse_fields
+from fleetkeeper_gateway.http.routing import choose_service, choose_tier
+from fleetkeeper_gateway.interfaces import (
+    Admission,
+    Demand,
+    Key,
+    KeyRefused,
+    LimitRefused,
+    Service,
+)
+from fleetkeeper_gateway.telemetry import metrics
+from fleetkeeper_gateway.tiers import Tier
+from fleetkeeper_gateway.upstream.attempts import Attempt, NotSent, Opened, SendFailed
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.http")
+
+CLIENT_CLOSED: Final = 499
+"""Status in the audit log of a request whose client did not get a status."""
+_RETRY_S: Final = 5
+_LONG_RETRY_S: Final = 30
+_REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
+_CLIENT_REQUEST_ID = CLIENT_REQUEST_ID_HEADER.lower().encode()
+
+
+class UpstreamLost(Exception):
+    """A service's answer ended before its end."""
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(
+        self, gateway: Gateway, scope: Scope, receive: Receive, send: Send, path: str
+    ) -> None:
+        self._gateway = gateway
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("an exchange runs in a task")
+        self._open = OpenRequest(task, self._loop.time())
+        self._connection = connection_of(scope)
+        self._id = uuid.uuid4().hex
+        self._body = Body(
+            gateway.bodies, gateway.settings.request_bytes, gateway.settings.client_timeout_seconds
+        )
+        self._headers = ClientHeaders()
+        self._key: Key | None = None
+        self._key_id: str | None = None
+        self._tier: Tier | None = None
+        self._service: Service | None = None
+        self._model: str | None = None
+        self._admission: Admission | None = None
+        self._sent = False
+        """Whether a service may have received it."""
+        self._started = False
+        """Whether the head of an answer was sent."""
+        self._outcome = "ok"
+        self._status = CLIENT_CLOSED
+
+    async def run(self) -> None:
+        """Serve the request."""
+        self._connection.lost = self._open.abort
+        self._gateway.open_requests.add(self._open)
+        try:
+            await self._serve()
+        except asyncio.CancelledError:
+            if self._open.reason is None:
+                raise
+            self._open.task.uncancel()
+            await self._aborted(self._open.reason)
+        finally:
+            self._gateway.open_requests.remove(self._open)
+            self._connection.lost = None
+            self._body.release()
+            self._record()
+            if self._admission is not None:
+                await self._admission.release(sent=self._sent)
+
+    async def _serve(self) -> None:
+        try:
+            await self._forward(await self._opened())
+        except Refusal as refusal:
+            await self._refuse(refusal)
+        except KeyRefused as error:
+            self._key_id = error.key_id
+            await self._refuse(key_refused(error))
+        except LimitRefused as error:
+            await self._refuse(limit_refused(error))
+        except NotSent as error:
+            await self._refuse(self._not_sent(error))
+        except SendFailed as error:
+            self._warn("request failed after it was sent", str(error))
+            await self._refuse(_failed())
+        except ClientGone:
+            self._outcome = "client_gone"
+        except UpstreamLost as error:
+            self._warn("answer ended early", str(error))
+            self._end_early("upstream_lost")
+            self._connection.close()
+        except Exception:
+            logger.exception("request failed", request=self._id)
+            self._outcome = "internal_error"
+            await self._fail()
+
+    async def _opened(self) -> Opened:
+        """Check the request, send it, and return the beginning of its answer."""
+        gateway = self._gateway
+        self._headers = headers = parse_headers(self._scope["headers"])
+        key = self._key = gateway.authenticate(headers.authorization)
+        self._key_id = self._open.key_id = key.id
+        tier = self._tier = choose_tier(headers.tier, key)
+        if headers.encoding not in ("", "identity"):
+            raise Refusal(
+                415, "encoding_not_supported", "Send the body without a Content-Encoding."
+            )
+        body = self._body
+        await body.read(self._receive, headers.content_length)
+        fields = parse_fields(body.data, body.outline, self._path)
+        service = choose_service(gateway.parts.services, key, fields.model, headers.service)
+        self._service, self._model = service, fields.model
+        baggage, grants = split_baggage(headers.baggage) if headers.baggage else ([], [])
+        hops = next_hop(grants, gateway.parts.grants) if grants else 1
+        tokens = gateway.parts.estimate(body.size, fields.max_tokens, fields.choices)
+        self._admission = await gateway.parts.limiter.admit(Demand(key, tier, self._id, tokens))
+        sending = self._loop.time()
+        metrics.UNTIL_SENT.labels(tier.label).observe(sending - self._open.arrived)
+        opened = await gateway.upstream.open(
+            self._path,
+            self._scope["query_string"].decode("latin-1"),
+            body.data,
+            lambda: self._attempt(key, tier, baggage, hops),
+            self._sending,
+        )
+        metrics.UNTIL_ANSWERED.labels(tier.label).observe(self._loop.time() - sending)
+        return opened
+
+    def _sending(self, may_be_sent: bool) -> None:
+        self._sent = may_be_sent
+
+    def _attempt(self, key: Key, tier: Tier, baggage: list[str], hops: int) -> Attempt | None:
+        """Return the request as it is sent now. Its service may have changed since the last time."""
+        if self._service is None:
+            return None
+        service = self._gateway.parts.services.named(self._service.namespace, self._service.name)
+        if service is None:
+            return None
+        self._service = service
+        headers = [
+            *self._headers.forwarded,
+            (TIER_HEADER, tier.label),
+            (REQUEST_ID_HEADER, self._id),
+        ]
+        if self._headers.request_id is not None:
+            headers.append((CLIENT_REQUEST_ID_HEADER, self._headers.request_id))
+        if service.demands_grant:
+            grant = self._grant(service, key, tier, hops)
+            headers.append(("Authorization", f"Bearer {grant}"))
+            baggage = [*baggage, f"{GRANT_BAGGAGE_KEY}={grant}"]
+        if baggage:
+            headers.append(("baggage", ",".join(baggage)))
+        return Attempt(service, headers)
+
+    def _grant(self, service: Service, key: Key, tier: Tier, hops: int) -> str:
+        try:
+            return self._gateway.parts.signer.sign(
+                service,
+                tier=tier,
+                key_id=key.id,
+                request_id=self._id,
+                attempt_id=uuid.uuid4().hex,
+                hops=hops,
+            )
+        except RuntimeError as error:
+            self._warn("no grant can be signed", str(error))
+            raise unavailable(
+                "grants_unavailable",
+                f"{service.path} demands a grant, and the gateway has no key to sign one.",
+                _LONG_RETRY_S,
+            ) from error
+
+    async def _forward(self, opened: Opened) -> None:
+        """Pass the answer on, part by part."""
+        response = opened.response
+        self._body.release()
+        try:
+            self._status = response.status
+            self._started = True
+            await self._send(
+                {
+                    "type": "http.response.start",
+                    "status": response.status,
+                    "headers": response_headers(response.raw_headers, self._own_headers()),
+                }
+            )
+            if opened.complete:
+                await self._send(
+                    {"type": "http.response.body", "body": opened.first, "more_body": True}
+                )
+            else:
+                await self._forward_parts(response.content)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            # A response that was read to its end gave its connection back already.
+            response.close()
+
+    async def _forward_parts(self, content: aiohttp.StreamReader) -> None:
+        open_request, send, time_of_loop = self._open, self._send, self._loop.time
+        while True:
+            open_request.waiting_since = time_of_loop()
+            try:
+                part = await content.readany()
+            except (aiohttp.ClientError, OSError) as error:
+                raise UpstreamLost(type(error).__name__) from error
+            open_request.waiting_since = math.inf
+            if not part:
+                return
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _aborted(self, reason: str) -> None:
+        """End a request that was aborted: by an error, or visibly if its answer has begun."""
+        refusal = _ABORTS.get(reason)
+        if refusal is None or self._started:
+            self._end_early(reason)
+            self._connection.abort()
+            return
+        self._gateway.open_requests.remove(self._open)
+        self._connection.lost = None
+        await self._refuse(Refusal(refusal[0], refusal[1], refusal[2], kind=refusal[3]))
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        self._started = True
+        self._outcome, self._status = refusal.code, refusal.status
+        metrics.REFUSED.labels(refusal.code).inc()
+        await refuse(
+            self._send, self._receive, refusal, self._own_headers(), unread=self._body.more
+        )
+
+    async def _fail(self) -> None:
+        if self._started:
+            self._end_early("internal_error")
+            self._connection.abort()
+            return
+        await self._refuse(
+            Refusal(500, "internal_error", "The gateway failed. Its log says why.", kind=SERVER)
+        )
+
+    def _end_early(self, reason: str) -> None:
+        self._outcome = reason
+        metrics.ABORTED.labels(reason).inc()
+
+    def _own_headers(self) -> Headers:
+        headers: Headers = [(_REQUEST_ID, self._id.encode())]
+        if self._headers.request_id is not None:
+            headers.append((_CLIENT_REQUEST_ID, self._headers.request_id.encode()))
+        if self._admission is not None:
+            for name, value in self._admission.headers.items():
+                headers.append((name.encode("latin-1"), value.encode("latin-1")))
+        return headers
+
+    def _not_sent(self, error: NotSent) -> Refusal:
+        path = self._service.path if self._service is not None else ""
+        self._warn("no replica took the request", error.reason)
+        return unavailable(
+            "service_unavailable",
+            f"No replica of {path} takes requests now ({error.reason}). Try again in {_RETRY_S} s.",
+            _RETRY_S,
+        )
+
+    def _warn(self, event: str, reason: str) -> None:
+        service = self._service.path if self._service is not None else None
+        logger.warning(event, request=self._id, service=service, reason=reason)
+
+    def _record(self) -> None:
+        service = self._service.path if self._service is not None else None
+        tier = self._tier.label if self._tier is not None else None
+        if self._outcome == "ok" and service is not None and tier is not None:
+            metrics.REQUESTS.labels(service, tier, str(self._status)).inc()
+        client = self._scope.get("client") or ("",)
+        self._gateway.parts.audit.request(
+            key_id=self._key_id,
+            request_id=self._id,
+            service=service,
+            model=self._model,
+            tier=tier,
+            outcome=self._outcome,
+            status=self._status,
+            client=client[0],
+        )
+
+
+def _failed() -> Refusal:
+    return Refusal(
+        502,
+        "upstream_failed",
+        "The connection to the service broke after the request was sent. It may have been worked on.",
+        kind=SERVER,
+    )
+
+
+_ABORTS: Final = {
+    "key_revoked": (
+        401,
+        "invalid_api_key",
+        "The key is not in force any more.",
+        "invalid_request_error",
+    ),
+    "timeout": (504, "request_timeout", "The request took longer than the gateway allows.", SERVER),
+    "draining": (503, "draining", "The gateway is shutting down. Send the request again.", SERVER),
+}
+"""Aborts that are answered, if no answer has begun."""

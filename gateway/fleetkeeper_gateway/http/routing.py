@@ -1,0 +1,59 @@
+"""The tier of a request, and the service that gets it."""
+
+from __future__ import annotations
+
+from fleetkeeper_contract.headers import TIER_HEADER
+from fleetkeeper_gateway.http.errors import Refusal, ambiguous_model, unknown_model
+from fleetkeeper_gateway.interfaces import Key, Service, Services
+from fleetkeeper_gateway.tiers import TIERS, Tier, default_tier
+
+
+def choose_tier(name: str | None, key: Key) -> Tier:
+    """Return the tier of a request.
+
+    Args:
+        name: the header's value; None if absent.
+        key: the client's key.
+
+    Raises:
+        Refusal: if the tier is unknown, or above the key's highest.
+    """
+    if name is None:
+        return default_tier(key.highest)
+    tier = TIERS.get(name.strip().lower())
+    if tier is None:
+        labels = ", ".join(TIERS)
+        raise Refusal(
+            400,
+            "unknown_tier",
+            f"{TIER_HEADER} is {name[:64]!r}; it must be one of {labels}.",
+        )
+    if tier < key.highest:
+        raise Refusal(
+            403,
+            "tier_not_allowed",
+            f"The highest tier of your key is {key.highest.label}; the request asks for {tier.label}.",
+        )
+    return tier
+
+
+def choose_service(services: Services, key: Key, model: str, named: str | None) -> Service:
+    """Return the service that gets a request.
+
+    Args:
+        services: all services.
+        key: the client's key.
+        model: the model of the request.
+        named: NAMESPACE/NAME of the header X-Fleetkeeper-Service; None if absent.
+
+    Raises:
+        Refusal: if the key sees no such service, or several.
+    """
+    visible = [service for service in services.serving(model) if key.sees(service, model)]
+    if named is not None:
+        visible = [service for service in visible if service.path == named.strip()]
+    if not visible:
+        raise unknown_model(model)
+    if len(visible) > 1:
+        raise ambiguous_model(model, visible)
+    return visible[0]

@@ -1,0 +1,46 @@
+"""Settings of the request path."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ServeSettings(BaseSettings):
+    """Settings of `fleetkeeper-gateway serve`, apart from those of its parts."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FLEETKEEPER_GATEWAY_", env_ignore_empty=True, extra="ignore", frozen=True
+    )
+
+    host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - a pod
+    port: int = Field(8080, ge=0, le=65_535, description="Port of requests.")
+    admin_port: int = Field(8081, ge=0, le=65_535, description="Port of health and metrics.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level of log lines."
+    )
+    log_format: Literal["json", "console"] = Field("json", description="Format of log lines.")
+    drain_seconds: float = Field(
+        30, ge=0, description="Time that open requests have to end after a SIGTERM."
+    )
+    request_bytes: int = Field(16_777_216, ge=1, description="Largest body of a request.")
+    body_budget_bytes: int = Field(
+        268_435_456, ge=1, description="Bytes of all bodies that were read and not yet sent."
+    )
+    connect_timeout_seconds: float = Field(
+        2, gt=0, description="Time to connect to a service, with the lookup of its name."
+    )
+    wait_seconds: float = Field(
+        10, ge=0, description="Time that a request waits for a service that takes it."
+    )
+    request_timeout_seconds: float = Field(
+        3600, gt=0, description="Longest time of a request from its head to its last byte."
+    )
+    idle_timeout_seconds: float = Field(
+        300, gt=0, description="Longest time between two parts of an answer."
+    )
+    client_timeout_seconds: float = Field(
+        60, gt=0, description="Time without progress after which a slow client is cut off."
+    )

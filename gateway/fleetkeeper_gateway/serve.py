@@ -1,0 +1,238 @@
+"""The process of the request path: `fleetkeeper-gateway serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+import uvicorn
+import uvloop
+from pydantic import ValidationError
+
+from fleetkeeper_gateway.http.admin import admin_application
+from fleetkeeper_gateway.http.application import Application
+from fleetkeeper_gateway.http.connection import connection_class
+from fleetkeeper_gateway.http.parts import Gateway, Parts
+from fleetkeeper_gateway.http.settings import ServeSettings
+from fleetkeeper_gateway.telemetry.logs import configure_logs
+from fleetkeeper_gateway.upstream.attempts import Upstream
+from fleetkeeper_gateway.upstream.client import create_session
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.serve")
+
+KEEP_ALIVE_S: Final = 75
+"""Idle time of a client's connection: longer than that of most clients and load balancers (60 s),
+so that they end it, and no request meets its end."""
+_BACKLOG = 2048
+_UNSENT_BYTES = 65_536
+"""Bytes that the kernel takes ahead of a slow reader. It would take megabytes, and report progress
+only after a third of them."""
+_ABORT_S = 5.0
+"""Time in which aborted requests end."""
+
+
+@dataclass(slots=True)
+class Signals:
+    """What the process is told: to drain, and then to end at once."""
+
+    drain: asyncio.Event = field(default_factory=asyncio.Event)
+    end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def receive(self) -> None:
+        """Take one SIGTERM or SIGINT."""
+        if self.drain.is_set():
+            self.end.set()
+        self.drain.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the process listens."""
+
+    requests: tuple[str, int]
+    admin: tuple[str, int]
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the process, which has two of them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main() -> int:
+    """Serve until a signal ends it. Return the exit status."""
+    try:
+        settings = ServeSettings()
+    except ValidationError as error:
+        sys.stderr.write(f"invalid settings (variables FLEETKEEPER_GATEWAY_*): {error}\n")
+        return 2
+    configure_logs(settings.log_level, settings.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve_with_default_parts(settings))
+
+
+async def _serve_with_default_parts(settings: ServeSettings) -> int:
+    signals = Signals()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.receive)
+    async with default_parts() as parts:
+        await serve(settings, parts, signals)
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def default_parts() -> AsyncIterator[Parts]:
+    """Yield the parts of a gateway in a cluster. Each reads settings of its own."""
+    # Imported here: tests and the benchmark bring parts of their own, without a cluster.
+    from fleetkeeper_gateway.audit import create_audit_log  # noqa: PLC0415
+    from fleetkeeper_gateway.grants.settings import GrantSettings  # noqa: PLC0415
+    from fleetkeeper_gateway.grants.signer import (  # noqa: PLC0415
+        GrantReader,
+        Signer,
+        create_key_files,
+    )
+    from fleetkeeper_gateway.keys import KeysSettings, create_keys  # noqa: PLC0415
+    from fleetkeeper_gateway.limits import (  # noqa: PLC0415
+        LimitSettings,
+        create_limiter,
+        estimate_tokens,
+    )
+    from fleetkeeper_gateway.services import ServicesSettings, create_services  # noqa: PLC0415
+
+    audit = create_audit_log()
+    keys = create_keys(KeysSettings(), audit)
+    services = create_services(ServicesSettings())
+    grant_keys = create_key_files(GrantSettings())
+    limit_settings = LimitSettings()
+    limiter = create_limiter(limit_settings)
+    try:
+        yield Parts(
+            services=services,
+            keys=keys,
+            limiter=limiter,
+            signer=Signer(grant_keys),
+            grants=GrantReader(grant_keys),
+            audit=audit,
+            estimate=functools.partial(estimate_tokens, cap=limit_settings.max_tokens_cap),
+            background=(keys.run, services.run),
+        )
+    finally:
+        await limiter.close()
+
+
+async def serve(
+    settings: ServeSettings,
+    parts: Parts,
+    signals: Signals,
+    started: Callable[[Addresses, Gateway], None] = lambda _addresses, _gateway: None,
+) -> None:
+    """Serve until the signals end it.
+
+    Args:
+        settings: of the request path.
+        parts: what others made.
+        signals: when to drain and to end.
+        started: called once both ports accept connections.
+
+    Raises:
+        OSError: if an address cannot be listened on.
+    """
+    with (
+        _listen(settings.host, settings.port) as requests_socket,
+        _listen(settings.host, settings.admin_port) as admin_socket,
+    ):
+        async with create_session(settings.connect_timeout_seconds) as session:
+            gateway = Gateway(settings, parts, Upstream(session, settings.wait_seconds))
+            requests = _Server(_requests_config(gateway))
+            admin = _Server(_config(admin_application(gateway)))
+            addresses = Addresses(requests_socket.getsockname()[:2], admin_socket.getsockname()[:2])
+            async with asyncio.TaskGroup() as tasks:
+                background = [tasks.create_task(run()) for run in parts.background]
+                background.append(tasks.create_task(gateway.open_requests.watch()))
+                admin_task = tasks.create_task(admin.serve(sockets=[admin_socket]))
+                requests_task = tasks.create_task(requests.serve(sockets=[requests_socket]))
+                logger.info("gateway serves", requests=addresses.requests, admin=addresses.admin)
+                started(addresses, gateway)
+                await signals.drain.wait()
+                await _drain(gateway, requests, requests_task, signals)
+                admin.should_exit = True
+                await admin_task
+                for task in background:
+                    task.cancel()
+    logger.info("gateway ended")
+
+
+async def _drain(
+    gateway: Gateway, server: uvicorn.Server, task: asyncio.Task[None], signals: Signals
+) -> None:
+    """Let open requests end, for a bounded time; then abort them."""
+    gateway.draining = True
+    server.should_exit = True
+    logger.info(
+        "draining", open=gateway.open_requests.count, seconds=gateway.settings.drain_seconds
+    )
+    end = asyncio.ensure_future(signals.end.wait())
+    try:
+        await asyncio.wait(
+            {task, end},
+            timeout=gateway.settings.drain_seconds,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+    finally:
+        end.cancel()
+    if not task.done():
+        if gateway.open_requests.count:
+            logger.warning(
+                "requests aborted at the end of the drain", open=gateway.open_requests.count
+            )
+        gateway.open_requests.abort_all("draining")
+        await asyncio.wait({task}, timeout=_ABORT_S)
+        server.force_exit = True
+    await task
+
+
+def _requests_config(gateway: Gateway) -> uvicorn.Config:
+    config = _config(Application(gateway))
+    config.http = connection_class(gateway.settings.client_timeout_seconds)
+    return config
+
+
+def _config(application: object) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,  # type: ignore[arg-type]  # our ASGI types are looser than uvicorn's
+        interface="asgi3",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server(
+        (host, port),
+        family=family,
+        backlog=_BACKLOG,
+        dualstack_ipv6=family == socket.AF_INET6 and host == "::",
+    )
+    # Inherited by each connection.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    return listener

@@ -1,0 +1,1 @@
+"""Logs and metrics. Neither holds a key, a prompt or an answer."""

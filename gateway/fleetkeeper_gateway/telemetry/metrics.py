@@ -1,0 +1,63 @@
+"""Metrics of the request path. No label holds a key, and none a text of a client."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+    300,
+)
+
+REQUESTS: Final = Counter(
+    "fleetkeeper_gateway_requests_total",
+    "Requests that a service answered, by the status of its answer.",
+    ("service", "tier", "status"),
+)
+REFUSED: Final = Counter(
+    "fleetkeeper_gateway_refused_total",
+    "Requests that the gateway answered itself, by the code of its error.",
+    ("code",),
+)
+ABORTED: Final = Counter(
+    "fleetkeeper_gateway_aborted_total",
+    "Requests that ended before their whole answer was passed on, by reason.",
+    ("reason",),
+)
+NOT_SENT: Final = Counter(
+    "fleetkeeper_gateway_not_sent_total",
+    "Attempts that no service took, by reason. They are repeated for a bounded time.",
+    ("reason",),
+)
+OPEN: Final = Gauge("fleetkeeper_gateway_open_requests", "Requests that are open.")
+BODY_BYTES: Final = Gauge(
+    "fleetkeeper_gateway_body_bytes", "Bytes of bodies that were read and not yet sent."
+)
+UNTIL_SENT: Final = Histogram(
+    "fleetkeeper_gateway_until_sent_seconds",
+    "Time from a request's head until it goes to a service: its body, key, limits and grant.",
+    ("tier",),
+    buckets=_SECONDS,
+)
+UNTIL_ANSWERED: Final = Histogram(
+    "fleetkeeper_gateway_until_answered_seconds",
+    "Time from sending a request until the head of the answer, with the wait for a service.",
+    ("tier",),
+    buckets=_SECONDS,
+)

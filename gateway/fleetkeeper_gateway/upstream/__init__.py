@@ -1,0 +1,1 @@
+"""Requests to services: sent at most once, and forwarded as they come."""

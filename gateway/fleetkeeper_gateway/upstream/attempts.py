@@ -1,0 +1,147 @@
+"""Attempts to send a request: again while it was not sent, never after it was."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from fleetkeeper_gateway.interfaces import Service
+from fleetkeeper_gateway.telemetry import metrics
+from fleetkeeper_gateway.upstream.body import body_of
+from fleetkeeper_gateway.upstream.not_sent import MAX_BYTES, is_refusal
+
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
+_BODY_TIMEOUT_S: Final = 5.0
+"""Time for the short body of a 503."""
+
+
+class NotSent(Exception):
+    """No service took the request, until the wait was over."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class SendFailed(Exception):
+    """The request was sent, and no response came. It may have been worked on."""
+
+
+class Opened(NamedTuple):
+    """A response whose body is still to come."""
+
+    response: aiohttp.ClientResponse
+    first: bytes
+    """The whole body, if it was read already."""
+    complete: bool
+    """Whether it was."""
+
+
+class Attempt(NamedTuple):
+    """One request as it is sent."""
+
+    service: Service
+    headers: list[tuple[str, str]]
+
+
+@lru_cache(maxsize=16_384)
+def _address(base: str, path: str) -> URL:
+    return URL(base.rstrip("/") + path, encoded=True)
+
+
+def _with_query(address: URL, query: str) -> URL:
+    # Not cached: a client chooses it.
+    return URL(f"{address}?{query}", encoded=True) if query else address
+
+
+class Upstream:
+    """Sends requests to services."""
+
+    def __init__(self, session: aiohttp.ClientSession, wait_s: float) -> None:
+        self._session = session
+        self._wait_s = wait_s
+
+    async def open(
+        self,
+        path: str,
+        query: str,
+        body: bytes,
+        attempt: Callable[[], Attempt | None],
+        sending: Callable[[bool], None],
+    ) -> Opened:
+        """Send a request and return its response.
+
+        Args:
+            path: the path to send it to.
+            query: the query string, encoded.
+            body: the whole body.
+            attempt: makes each attempt, with the service as it is then; None if it is gone.
+            sending: called with True once the request may have been sent, and with False once it is
+                known that it was not.
+
+        Raises:
+            NotSent: if no service took it until the wait was over.
+            SendFailed: if it was sent and failed.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            made = attempt()
+            if made is None:
+                raise NotSent("service_gone")
+            sending(True)
+            try:
+                return await self._send(made, path, query, body)
+            except NotSent as error:
+                sending(False)
+                metrics.NOT_SENT.labels(error.reason).inc()
+                left_s = deadline - loop.time()
+                if left_s <= 0:
+                    raise
+            await asyncio.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))  # noqa: S311 - no secret
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def _send(self, attempt: Attempt, path: str, query: str, body: bytes) -> Opened:
+        try:
+            response = await self._session.request(
+                "POST",
+                _with_query(_address(attempt.service.url, path), query),
+                data=body_of(body),
+                headers=CIMultiDict(attempt.headers),
+                allow_redirects=False,
+            )
+        except aiohttp.ConnectionTimeoutError:
+            raise NotSent("connect_timeout") from None
+        except aiohttp.ClientConnectorDNSError:
+            raise NotSent("no_address") from None
+        except aiohttp.ClientConnectorError:
+            raise NotSent("refused") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise SendFailed(type(error).__name__) from error
+        if response.status == 503:
+            return await self._unavailable(response)
+        return Opened(response, b"", complete=False)
+
+    async def _unavailable(self, response: aiohttp.ClientResponse) -> Opened:
+        """Return a 503, unless it says that the request was not taken."""
+        length = response.content_length
+        if length is None or length > MAX_BYTES:
+            return Opened(response, b"", complete=False)
+        try:
+            async with asyncio.timeout(_BODY_TIMEOUT_S):
+                body = await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            response.close()
+            raise SendFailed(type(error).__name__) from error
+        if is_refusal(503, body):
+            raise NotSent("no_worker")
+        return Opened(response, body, complete=True)
