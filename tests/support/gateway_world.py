@@ -1,159 +1,181 @@
-"""Everything around real processes of the gateway: an API server, services, Redis, and clients."""
+"""Namespaces of a gateway in a real cluster, with the rights that it needs and no other."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import itertools
 import json
-import secrets
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Protocol
 
-import aiohttp
+import yaml
 
-from fleetkeeper_contract import client_keys
-from tests.support.gateway_api import (
-    KEYS_NAMESPACE,
-    SECRETS,
-    SERVICES,
-    ApiStandIn,
-    key_secret,
-    service,
-)
-from tests.support.gateway_process import GatewayProcess, write_grant_keys
-from tests.support.gateway_upstream import UpstreamStandIn
-from tests.support.redis_server import RedisServer, ensure_redis
+from fleetkeeper_gateway.keys import KeysSettings, WatchedKeys
+from fleetkeeper_gateway.kubernetes.credentials import load_credentials
+from fleetkeeper_gateway.services import ServicesSettings, WatchedServices
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.client_keys import RecordedAudit, key_entries, key_secret
 
-PATIENCE_S: Final = 120.0
-NAMESPACE: Final = "team-a"
-MODEL: Final = "tiny"
-GENEROUS: Final = {
-    client_keys.REQUESTS_PER_MINUTE: "9000000",
-    client_keys.TOKENS_PER_MINUTE: "900000000",
-    client_keys.CONCURRENCY: "10000",
-}
-"""Limits that are counted, and that no test reaches."""
-PROMPT: Final = "canary-prompt-5b1d"
-"""A text that no log may have."""
+CRDS = Path(__file__).parents[2] / "crds"
+PATIENCE_S = 120.0
+READS = ["get", "list", "watch"]
+SERVICE_RULES = [
+    {"apiGroups": ["fleetkeeper.io"], "resources": ["inferenceservices"], "verbs": READS}
+]
+"""In a ClusterRole bound cluster-wide, or in a Role of each served namespace."""
+KEY_RULES = [{"apiGroups": [""], "resources": ["secrets"], "verbs": READS}]
+"""In a Role of the keys namespace, which holds nothing else."""
+_NUMBERS = itertools.count(1)
 
 
-def new_key() -> str:
-    """Return a key as clients have it."""
-    return client_keys.KEY_PREFIX + secrets.token_urlsafe(client_keys.KEY_BYTES)
+class Running(Protocol):
+    """A part of the gateway with a task of its own."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+
+
+@asynccontextmanager
+async def running(part: Running) -> AsyncIterator[None]:
+    """Run a part of the gateway; fail if it ends by itself."""
+    task = asyncio.create_task(part.run())
+    try:
+        yield
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(what: str, holds: Callable[[], bool]) -> None:
+    """Wait until something is true."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():  # noqa: ASYNC110 - what several tasks reach has no event
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"waited {PATIENCE_S:g} s in vain: {what}") from None
 
 
 @dataclass
 class GatewayWorld:
-    """What a test of real processes has."""
+    """A namespace with services, one with keys, and the gateway's user."""
 
-    directory: Path
-    api: ApiStandIn
-    upstream: UpstreamStandIn
-    redis: RedisServer
-    session: aiohttp.ClientSession
-    key: str = field(default_factory=new_key)
-    processes: list[GatewayProcess] = field(default_factory=list)
+    plane: ControlPlane
+    namespace: str
+    keys_namespace: str
+    user: str
+    audit: RecordedAudit = field(default_factory=RecordedAudit)
 
-    async def start(self, name: str = "a", **settings: str) -> GatewayProcess:
-        """Start a gateway and wait until it is ready."""
-        return await self.begin(name, **settings).ready()
+    def keys(self, kubeconfig: Path | None = None, **settings: Any) -> WatchedKeys:
+        """Return the gateway's keys, read as its user or through a proxy."""
+        found = KeysSettings(keys_namespace=self.keys_namespace, **settings)
+        return WatchedKeys(found, load_credentials(self.json_kubeconfig(kubeconfig)), self.audit)
 
-    def begin(self, name: str = "a", **settings: str) -> GatewayProcess:
-        """Start a gateway."""
-        process = GatewayProcess(
-            self.directory,
-            name,
+    def services(self, *namespaces: str, kubeconfig: Path | None = None) -> WatchedServices:
+        """Return the gateway's services, of all namespaces if none is named."""
+        found = ServicesSettings(namespaces=namespaces)
+        return WatchedServices(found, load_credentials(self.json_kubeconfig(kubeconfig)))
+
+    def json_kubeconfig(self, source: Path | None = None) -> Path:
+        """Write a kubeconfig as JSON, as the gateway reads it; by default its user's."""
+        source = source or self.plane.user_kubeconfig(self.user)
+        path = source.with_suffix(".json")
+        path.write_text(json.dumps(yaml.safe_load(source.read_text())))
+        return path
+
+    def apply(self, *manifests: dict[str, Any]) -> None:
+        """Apply objects as the administrator."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        self.plane.kubectl("apply", "-f", "-", input=json.dumps(listed))
+
+    def put_key(self, secret_name: str, key: str, /, **entries: str) -> None:
+        """Create or change the Secret of a key."""
+        self.apply(
+            key_secret(secret_name, key_entries(key, **entries), namespace=self.keys_namespace)
+        )
+
+    def delete_key(self, name: str) -> None:
+        """Delete the Secret of a key."""
+        self.plane.kubectl("-n", self.keys_namespace, "delete", "secret", name, "--wait=false")
+
+    def key_entries(self, name: str) -> dict[str, str]:
+        """Return the entries of a key's Secret."""
+        found = self.plane.kubectl("-n", self.keys_namespace, "get", "secret", name, "-o", "json")
+        data = json.loads(found)["data"]
+        return {entry: base64.b64decode(value).decode() for entry, value in data.items()}
+
+    def put_service(self, name: str, namespace: str = "", **model: Any) -> None:
+        """Create or change an InferenceService."""
+        self.apply(
             {
-                "KUBECONFIG": str(self.api.write_kubeconfig(self.directory / "kubeconfig.json")),
-                "KEYS_NAMESPACE": KEYS_NAMESPACE,
-                "GRANT_KEYS_DIRECTORY": str(self.directory / "grant-keys"),
-                "REDIS_URL": self.redis.url,
-                **settings,
-            },
-            {"*": self.upstream.port},
-        )
-        self.processes.append(process)
-        return process.start()
-
-    def add_key(self, name: str, **entries: str) -> str:
-        """Add a key of the namespace without a limit that a test reaches; return it."""
-        key = new_key()
-        usual = {client_keys.NAMESPACES: NAMESPACE, **GENEROUS}
-        self.api.put(key_secret(name, key, **{**usual, **entries}))
-        return key
-
-    async def ask(
-        self, process: GatewayProcess, key: str | None = None, **fields: Any
-    ) -> tuple[int, bytes]:
-        """Send a completion; return the status and the whole answer.
-
-        Raises:
-            aiohttp.ClientError: the connection ended before the answer did.
-        """
-        async with self.open(process, key, **fields) as answer:
-            return answer.status, await answer.read()
-
-    def open(
-        self, process: GatewayProcess, key: str | None = None, **fields: Any
-    ) -> aiohttp.client._RequestContextManager:
-        """Begin a completion, whose answer is to be read."""
-        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3, **fields}
-        return self.session.post(
-            f"{process.url}/v1/completions",
-            data=json.dumps(body),
-            headers={
-                "Authorization": f"Bearer {key or self.key}",
-                "Content-Type": "application/json",
-            },
-            timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
+                "apiVersion": "fleetkeeper.io/v1alpha1",
+                "kind": "InferenceService",
+                "metadata": {"name": name, "namespace": namespace or self.namespace},
+                "spec": {"model": {"source": "pvc://models/a", **model}},
+            }
         )
 
-    async def at_rest(self, process: GatewayProcess) -> None:
-        """Wait until nothing of any request is left: requests, bytes, sockets, slots in Redis."""
-
-        left: dict[str, float] = {}
-
-        async def empty() -> bool:
-            left["requests"] = await process.metric("fleetkeeper_gateway_open_requests")
-            left["bytes"] = await process.metric("fleetkeeper_gateway_body_bytes")
-            left["sockets"] = process.client_sockets()
-            left["slots"] = self.slots()
-            return not any(left.values())
-
-        await process.until(empty, lambda: f"of the requests are left: {left}")
-
-    def slots(self) -> int:
-        """Return the concurrency slots that are taken in Redis, of all keys."""
-        client = self.redis.client()
-        names = client.scan_iter("fleetkeeper:limits:*:slots", count=1000)
-        return sum(int(client.zcard(name)) for name in names)
-
-
-@asynccontextmanager
-async def gateway_world(directory: Path) -> AsyncIterator[GatewayWorld]:
-    """Yield the surroundings with one service, which demands grants, and one key."""
-    ensure_redis()
-    write_grant_keys(directory / "grant-keys")
-    redis = RedisServer(directory / "redis")
-    async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(ApiStandIn())
-        upstream = await stack.enter_async_context(UpstreamStandIn())
-        session = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    async def command(self, *arguments: str, kubeconfig: Path | None = None) -> Ran:
+        """Run `fleetkeeper keys` as the administrator, or with another kubeconfig."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "fleetkeeper", "keys", *arguments),
+            *("--keys-namespace", self.keys_namespace),
+            env={**os.environ, "KUBECONFIG": str(kubeconfig or self.plane.kubeconfig)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
-        await asyncio.to_thread(redis.start)
-        world = GatewayWorld(directory, api, upstream, redis, session)
-        api.put(service(NAMESPACE, MODEL))
-        api.put(service("team-b", "secret"))
-        world.key = world.add_key("client")
-        try:
-            yield world
-        finally:
-            for process in world.processes:
-                process.kill()
-            redis.kill()
+        out, err = await process.communicate()
+        return Ran(process.returncode or 0, out.decode(), err.decode())
 
 
-__all__ = ["SECRETS", "SERVICES", "GatewayWorld", "gateway_world"]
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def new_world(plane: ControlPlane) -> GatewayWorld:
+    """Create the namespaces and the rights of a gateway that serves the whole cluster."""
+    number = next(_NUMBERS)
+    label = f"gateway-{os.getpid()}-{number}"
+    world = GatewayWorld(plane, label, f"{label}-keys", f"{label}-user")
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+    world.apply(
+        *(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+            for name in (world.namespace, world.keys_namespace)
+        ),
+        *role("ClusterRole", label, "", SERVICE_RULES, world.user),
+        *role("Role", "keys", world.keys_namespace, KEY_RULES, world.user),
+    )
+    return world
+
+
+def role(
+    kind: str, name: str, namespace: str, rules: list[dict[str, Any]], user: str
+) -> list[dict[str, Any]]:
+    """Return a role and its binding to a user."""
+    group = "rbac.authorization.k8s.io"
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    return [
+        {"apiVersion": f"{group}/v1", "kind": kind, "metadata": metadata, "rules": rules},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": f"{kind}Binding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": group, "kind": kind, "name": name},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
+        },
+    ]

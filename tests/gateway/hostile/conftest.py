@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway_world import GatewayWorld, gateway_world
+from tests.support.gateway_surroundings import Surroundings, surroundings
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[GatewayWorld]:
+async def world(tmp_path: Path) -> AsyncIterator[Surroundings]:
     """An API server, a service, Redis and a key; a test starts the processes."""
-    async with gateway_world(tmp_path) as found:
+    async with surroundings(tmp_path) as found:
         yield found

@@ -15,7 +15,7 @@ from fleetkeeper_contract import client_keys
 from tests.support.gateway_api import KEYS_NAMESPACE, SECRETS, service
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_upstream import DONE
-from tests.support.gateway_world import GatewayWorld
+from tests.support.gateway_surroundings import Surroundings
 
 CLIENTS = 8
 BOTH = 40
@@ -26,7 +26,7 @@ BOTH = 40
 class Load:
     """Clients that send one request after another, whole and streamed in turn."""
 
-    world: GatewayWorld
+    world: Surroundings
     gateway: GatewayProcess
     statuses: Counter[int] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def load(world: GatewayWorld, gateway: GatewayProcess) -> AsyncIterator[Load]:
+async def load(world: Surroundings, gateway: GatewayProcess) -> AsyncIterator[Load]:
     """Keep clients busy; at the end, wait for their last answers."""
     found = Load(world, gateway)
     async with asyncio.TaskGroup() as clients:
@@ -67,7 +67,7 @@ async def load(world: GatewayWorld, gateway: GatewayProcess) -> AsyncIterator[Lo
             found.stopped = True
 
 
-async def test_requests_continue_when_redis_is_killed_and_comes_back(world: GatewayWorld) -> None:
+async def test_requests_continue_when_redis_is_killed_and_comes_back(world: Surroundings) -> None:
     gateway = await world.start()
     async with load(world, gateway) as running:
         await running.answers(BOTH)
@@ -87,7 +87,7 @@ async def test_requests_continue_when_redis_is_killed_and_comes_back(world: Gate
     await world.at_rest(gateway)
 
 
-async def test_requests_continue_when_redis_answers_nothing(world: GatewayWorld) -> None:
+async def test_requests_continue_when_redis_answers_nothing(world: Surroundings) -> None:
     """It accepts connections, which is worse than being away."""
     gateway = await world.start()
     async with load(world, gateway) as running:
@@ -103,7 +103,7 @@ async def test_requests_continue_when_redis_answers_nothing(world: GatewayWorld)
     await world.at_rest(gateway)
 
 
-async def test_requests_continue_without_the_api_server(world: GatewayWorld) -> None:
+async def test_requests_continue_without_the_api_server(world: Surroundings) -> None:
     """And what changed in the meantime is known once it is back."""
     gateway = await world.start()
     async with load(world, gateway) as running:
@@ -124,7 +124,7 @@ async def test_requests_continue_without_the_api_server(world: GatewayWorld) -> 
 
 
 async def test_a_gateway_that_starts_without_the_api_server_serves_nobody(
-    world: GatewayWorld,
+    world: Surroundings,
 ) -> None:
     """It cannot know who is who, and it says so; then it serves, without a restart."""
     await world.api.stop()
@@ -143,7 +143,7 @@ async def test_a_gateway_that_starts_without_the_api_server_serves_nobody(
     assert (await world.ask(gateway))[0] == 200
 
 
-async def test_kill_9_of_one_process_leaves_the_others_requests_alone(world: GatewayWorld) -> None:
+async def test_kill_9_of_one_process_leaves_the_others_requests_alone(world: Surroundings) -> None:
     """Both share the slots of a key in Redis. Streams of the dead one end visibly."""
     first, second = await world.start("first"), await world.start("second")
     async with contextlib.AsyncExitStack() as stack:
@@ -171,7 +171,7 @@ async def test_kill_9_of_one_process_leaves_the_others_requests_alone(world: Gat
     assert second.tracebacks() == []
 
 
-async def test_the_slots_of_a_killed_process_come_back(world: GatewayWorld) -> None:
+async def test_the_slots_of_a_killed_process_come_back(world: Surroundings) -> None:
     """By their lease: no process is left that could give them back."""
     key = world.add_key("two", **{client_keys.CONCURRENCY: "2"})
     first, second = await world.start("first"), await world.start("second")
@@ -189,7 +189,7 @@ async def test_the_slots_of_a_killed_process_come_back(world: GatewayWorld) -> N
         await second.until(known, "the slots of the killed process are still taken")
 
 
-async def test_a_key_revoked_during_its_stream_ends_it(world: GatewayWorld) -> None:
+async def test_a_key_revoked_during_its_stream_ends_it(world: Surroundings) -> None:
     """Visibly, and the service learns of it; streams of other keys continue."""
     key = world.add_key("leaver")
     gateway = await world.start()
@@ -208,7 +208,7 @@ async def test_a_key_revoked_during_its_stream_ends_it(world: GatewayWorld) -> N
     await world.at_rest(gateway)
 
 
-async def test_a_terminated_process_ends_its_streams_first(world: GatewayWorld) -> None:
+async def test_a_terminated_process_ends_its_streams_first(world: Surroundings) -> None:
     """New requests are refused or go nowhere, those that run end as they would have."""
     gateway = await world.start()
     async with world.open(gateway, answer_as="hold", stream=True) as answer:

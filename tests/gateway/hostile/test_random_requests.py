@@ -12,7 +12,7 @@ import pytest
 from fleetkeeper_contract import client_keys
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_requests import RawRequest, raw_request, send_raw
-from tests.support.gateway_world import MODEL, PROMPT, GatewayWorld
+from tests.support.gateway_surroundings import MODEL, PROMPT, Surroundings
 
 AT_A_TIME = 24
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
@@ -26,7 +26,7 @@ TOKEN = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]+|fk_[\w-]{20,}")
 )  # fmt: skip
 @pytest.mark.slow
 async def test_random_requests_leave_nothing_behind(
-    world: GatewayWorld, seed: int, count: int
+    world: Surroundings, seed: int, count: int
 ) -> None:
     narrow = world.add_key(
         "narrow", **{client_keys.MODELS: "tiny*", client_keys.HIGHEST_TIER: "batch"}
@@ -60,7 +60,7 @@ async def _send(gateway: GatewayProcess, requests: list[RawRequest]) -> Counter[
     return Counter(await asyncio.gather(*(one(request) for request in requests)))
 
 
-async def _ask_again(world: GatewayWorld, gateway: GatewayProcess) -> int:
+async def _ask_again(world: Surroundings, gateway: GatewayProcess) -> int:
     answer = await send_raw(
         gateway.port,
         RawRequest(
@@ -78,7 +78,7 @@ async def _ask_again(world: GatewayWorld, gateway: GatewayProcess) -> int:
     return int(found[1])
 
 
-async def test_a_log_has_no_key_no_grant_and_no_prompt(world: GatewayWorld) -> None:
+async def test_a_log_has_no_key_no_grant_and_no_prompt(world: Surroundings) -> None:
     """At the most talkative level, with requests that fail in every way."""
     gateway = await world.start(LOG_LEVEL="debug", WAIT_SECONDS="0.2")
     for way in ("whole", "stream", "refuse"):
@@ -109,7 +109,7 @@ def _broken_with_secrets(key: str) -> RawRequest:
     return RawRequest([head.encode() + b"Bad Header\r\n\r\n"], leaves=False, whole=False)
 
 
-async def test_a_clients_key_reaches_no_service(world: GatewayWorld) -> None:
+async def test_a_clients_key_reaches_no_service(world: Surroundings) -> None:
     """Whatever headers name it; what arrives is a grant, for this service, in both places."""
     gateway = await world.start()
     request = (
