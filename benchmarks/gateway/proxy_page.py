@@ -112,12 +112,15 @@ def goals(found: Found) -> Iterator[Goal]:
         yield at_most(f"{text}: latency P50", ratio(found.latency, FULL, OURS, _p50), FULL_GOAL, 2)
         cpu = ratio(found.capacity, OURS, FULL, lambda cell: cell.per_core_s)
         yield at_most(f"{text}: processor time of a request", cpu, FULL_GOAL, 2)
-        growth = _growth(found.memory[FULL]) / _growth(found.memory[OURS])
-        yield at_most(f"{text}: memory of a stream", spread([growth]), FULL_GOAL, 2)
+        own = stream_kib(found.memory[OURS])
+        if own > 0:  # a few streams may fit into memory that the process has already
+            growth = stream_kib(found.memory[FULL]) / own
+            yield at_most(f"{text}: memory of a stream", spread([growth]), FULL_GOAL, 2)
 
 
-def _growth(cell: MemoryCell) -> float:
-    return cell.open_mib - cell.idle_mib
+def stream_kib(cell: MemoryCell) -> float:
+    """Return the resident memory of one open stream."""
+    return (cell.open_mib - cell.idle_mib) * 1024 / cell.streams
 
 
 def _p50(cell: LatencyCell) -> float:
@@ -172,6 +175,7 @@ def _rows(found: Found) -> Iterator[list[str]]:
         "",
         *(f"{c.open_mib:.0f} MiB" for c in found.memory.values()),
     ]
+    yield ["memory of a stream", "", *(f"{stream_kib(c):.0f} KiB" for c in found.memory.values())]
 
 
 def _told(
