@@ -27,7 +27,7 @@ from fleetkeeper_local.control_plane.ports import free_ports
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-from scripts.setup import bootstrap_uv  # noqa: E402 -- on the path set above
+from setup import bootstrap_uv  # noqa: E402 -- on the path set above
 from tests.support.gateway_api import KEYS_NAMESPACE, ApiStandIn, key_secret, service  # noqa: E402
 from tests.support.gateway_process import GatewayProcess, write_grant_keys  # noqa: E402
 from tests.support.redis_server import RedisServer, ensure_redis  # noqa: E402
