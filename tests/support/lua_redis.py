@@ -29,7 +29,7 @@ class LuaRedis:
 
     def run(self, script: Script, keys: tuple[bytes, ...], *arguments: object) -> bytes:
         """Run a script and return its answer."""
-        function = self._functions.get(script.digest)
+        function: Any = self._functions.get(script.digest)
         if function is None:
             text = script.text.decode()
             function = self._lua.eval(f"function(redis, KEYS, ARGV)\n{text}\nend")

@@ -41,13 +41,13 @@ async def test_tls_is_verified_against_the_ca_file(replicas: Replicas, tmp_path:
                "--tls-auth-clients", "no")  # fmt: skip
     with redis_server(tmp_path / "redis", *options):
         url = f"rediss://127.0.0.1:{port}/0"
-        good = replicas.start(LimitSettings(redis_url=url, redis_ca_file=ours))  # type: ignore[arg-type]
+        good = replicas.start(LimitSettings(redis_url=url, redis_ca_file=ours))
         await good.until_shared()
         await good.limiter.admit(demand_of(key_with(requests=1)))
         assert good.shares
         with capture_logs() as logs:
             bad = [
-                replicas.start(LimitSettings(redis_url=url, redis_ca_file=file))  # type: ignore[arg-type]
+                replicas.start(LimitSettings(redis_url=url, redis_ca_file=file))
                 for file in (another, None)
             ]
             for each in bad:
@@ -96,5 +96,5 @@ def test_settings_that_cannot_work_are_refused_without_their_secrets(
     given: dict[str, str], complaint: str
 ) -> None:
     with pytest.raises(ValidationError, match=complaint) as found:
-        LimitSettings(**given)  # type: ignore[arg-type]
+        LimitSettings.model_validate(given)
     assert "hunter2" not in str(found.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,18 @@ def admitted_without_waiting(limiter: Limiter, key: Key) -> bool:
     raise AssertionError("a request waits for a server that has failed")
 
 
+async def tries_in_vain(replica: Replica) -> None:
+    """Wait until the server failed some more tests."""
+    failures = replica.value("redis_failures_total")
+    await until(lambda: replica.value("redis_failures_total") > failures + 3, "it tries again")
+    assert not replica.shares
+
+
+def block_event_loop(seconds: float) -> None:
+    """Do what a long computation in the gateway would."""
+    time.sleep(seconds)
+
+
 async def local_limits_hold(replica: Replica, key_id: str) -> None:
     """Exactly the limit is admitted, by this replica alone and without a wait."""
     key = key_with(requests=3, tokens=100, key_id=key_id)
@@ -51,27 +64,39 @@ async def local_limits_hold(replica: Replica, key_id: str) -> None:
 async def test_a_frozen_server_is_waited_for_once_and_is_asked_again_when_it_thaws(
     redis: RedisServer, replicas: Replicas
 ) -> None:
-    one, two = [await replicas.shared(redis.url, BRIEF) for _ in range(2)]
+    replica = await replicas.shared(redis.url, BRIEF)
     with capture_logs() as logs:
         redis.freeze()
         key = key_with(concurrency=2)
         # Nothing but the budget's timer can end this wait.
-        await admitted(one.limiter, key, 2)
-        assert not one.shares
-        await refused(one.limiter, demand_of(key))
-        await local_limits_hold(one, "frozen")
-        failures = one.value("redis_failures_total")
-        await until(lambda: one.value("redis_failures_total") > failures + 3, "it tries again")
-        assert not one.shares
+        await admitted(replica.limiter, key, 2)
+        assert not replica.shares
+        await refused(replica.limiter, demand_of(key))
+        await local_limits_hold(replica, "frozen")
+        await tries_in_vain(replica)
         redis.thaw()
-        await one.until_shared()
-    changes = [entry for entry in logs if "reason" in entry or entry["log_level"] == "info"]
-    assert [entry["log_level"] for entry in changes] == ["warning", "info"], logs
-    # The running requests are known again, to the other replica too.
-    await two.until_shared()
+        await replica.until_shared()
+    assert [entry["log_level"] for entry in logs] == ["warning", "info"], logs
+    # The other replicas know of the running requests.
     with redis.client() as client:
         await until(lambda: client.zcard(SLOTS) >= 2, "slots of running requests")
-    assert (await refused(two.limiter, demand_of(key))).limit == "concurrency"
+    another = await replicas.shared(redis.url)
+    assert (await refused(another.limiter, demand_of(key))).limit == "concurrency"
+
+
+async def test_a_busy_event_loop_is_not_taken_for_a_slow_server(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    replica = await replicas.shared(redis.url, replace(PATIENT, budget_s=1.0))
+    for _ in range(3):
+        call = asyncio.create_task(replica.limiter.admit(demand_of(key_with(requests=10))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        block_event_loop(1.2)
+        await call
+        assert replica.shares
+    with redis.client() as client:
+        assert client.get("fleetkeeper:limits:{team-a/standard}:requests") == "3"
 
 
 async def test_what_a_frozen_server_takes_late_is_given_back(
@@ -100,16 +125,9 @@ async def test_a_full_server_makes_limits_local_until_it_has_room(
     with redis.client() as client:
         client.config_set("maxmemory-policy", "noeviction")
         client.config_set("maxmemory", "1mb")
-        for number, key in enumerate(
-            (key_with(requests=5), key_with(tokens=5), key_with(concurrency=5))
-        ):
-            await replica.until_shared() if not number else None
-            await replica.limiter.admit(demand_of(replace(key, id=f"full-{number}")))
-        assert not replica.shares
+        await replica.limiter.admit(demand_of(key_with(requests=5)))
         await local_limits_hold(replica, "full")
-        failures = replica.value("redis_failures_total")
-        await until(lambda: replica.value("redis_failures_total") > failures + 3, "it tries again")
-        assert not replica.shares
+        await tries_in_vain(replica)
         client.config_set("maxmemory", "0")
     await replica.until_shared()
 
@@ -134,9 +152,7 @@ async def test_a_read_only_copy_makes_limits_local_until_it_is_written_to(
         await replica.limiter.admit(demand_of(key_with(requests=5)))
         assert not replica.shares
         await local_limits_hold(replica, "read-only")
-        failures = replica.value("redis_failures_total")
-        await until(lambda: replica.value("redis_failures_total") > failures + 3, "it tries again")
-        assert not replica.shares
+        await tries_in_vain(replica)
         client.replicaof("NO", "ONE")
         await replica.until_shared()
 
@@ -196,7 +212,7 @@ async def test_without_a_server_from_the_start_limits_are_local_until_it_starts(
 ) -> None:
     with redis_server(tmp_path / "redis") as server:
         server.kill()
-        replica = replicas.start(LimitSettings(redis_url=server.url), PATIENT)  # type: ignore[arg-type]
+        replica = replicas.start(LimitSettings(redis_url=server.url), PATIENT)
         await admitted(replica.limiter, key_with(requests=2), 2)
         await refused(replica.limiter, demand_of(key_with(requests=2)))
         await local_limits_hold(replica, "never")

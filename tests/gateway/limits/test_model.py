@@ -72,6 +72,7 @@ def test_local_limits_decide_as_the_scripts_do(
     scripts, running = Scripts(), Running()
     local = LocalLimits(running, WINDOW_MS, clock=lambda: scripts.redis.now)
     live: list[str] = []
+    settled: set[str] = set()
     for number, (wait_ms, action, tokens, which) in enumerate(steps):
         scripts.redis.now += wait_ms
         if action == "admit":
@@ -89,6 +90,9 @@ def test_local_limits_decide_as_the_scripts_do(
                     running.add(PLACE, name)
         elif live and action == "settle":
             name = live[which % len(live)]
+            if name in settled:
+                continue  # in Redis it is charged again, as a request that no replica reserved
+            settled.add(name)
             scripts.settle(name, tokens)
             local.settle(PLACE, name, tokens)
         elif live:
@@ -154,11 +158,11 @@ class Naive:
         return True
 
     def release(self, name: str, *, sent: bool) -> None:
-        if name in self.held:
+        if name in self.held and not self.held[name][2]:
             cost, due, _ = self.held.pop(name)
-            if sent and cost:
+            if sent:
                 self.held[name] = (cost, due, True)
-            elif not sent:
+            else:
                 self.change(cost)
 
     def settle(self, name: str, tokens: int) -> None:
@@ -177,8 +181,8 @@ bucket_steps = st.lists(
 )
 
 
-# A limit of 60 a minute or a multiple: levels are then short binary fractions of tokens and exact
-# to a thousandth, and no rounding decides who is admitted.
+# A limit of 60 a minute or a multiple: levels are then thousandths of tokens, far above the
+# rounding that the script allows for.
 @given(st.integers(1, 6).map(lambda number: number * 60), bucket_steps)
 def test_the_bucket_does_as_a_naive_one_in_exact_numbers(
     limit: int, steps: list[tuple[int, str, int, int]]
@@ -194,11 +198,6 @@ def test_the_bucket_does_as_a_naive_one_in_exact_numbers(
         if action == "admit":
             name = f"request-{number}"
             found = scripts.admit(name, limits, tokens)
-            if (
-                abs(naive.level - min(tokens, limit)) < Fraction(1, 10**6)
-                and naive.level.denominator > 1
-            ):
-                return  # undecided by rounding
             assert found.admitted == naive.admit(name, tokens)
             assert abs(Fraction(found.level) - naive.level) < Fraction(1, 10**6)
             if found.admitted:
