@@ -282,3 +282,18 @@ async def test_a_reader_that_is_slow_but_reads_gets_all(idle_world: World) -> No
                 await asyncio.sleep(0.12)
         writer.close()
         assert world.upstream.received[0].path == CHAT
+
+
+async def test_a_body_in_many_small_parts_takes_little_memory(world: World) -> None:
+    body = chat(x="y" * 100_000)
+    reader, writer = await world.raw(head("Transfer-Encoding: chunked"))
+    for start in range(0, len(body), 7):
+        part = body[start : start + 7]
+        writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+        if start % 700 == 0:
+            await asyncio.sleep(0)
+    writer.write(b"0\r\n\r\n")
+    async with asyncio.timeout(GUARD_S):
+        assert b" 200 " in await reader.readline()
+    writer.close()
+    assert world.upstream.received[0].body == body

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from fleetkeeper_gateway.interfaces import Key
 from tests.gateway.http.world import (
     AUTHORIZATION,
     CHAT,
@@ -49,9 +50,7 @@ async def _never(request: web.Request) -> web.StreamResponse:
 
 async def test_a_key_that_is_revoked_ends_its_streams_visibly_and_no_other(world: World) -> None:
     stream = world.upstream.script = Stream()
-    world.keys.known["Bearer other"] = world.keys.known[AUTHORIZATION].__class__(
-        "key-2", "other", None
-    )
+    world.keys.known["Bearer other"] = Key("key-2", "other", None)
     async with world.post() as revoked, world.post(Authorization="Bearer other") as other:
         assert await revoked.content.readany() == b"first"
         world.keys.revoked.add("key-1")
@@ -270,3 +269,22 @@ async def test_settings_that_are_wrong_are_named(upstream: StandIn) -> None:
         _, error = await process.communicate()
     assert process.returncode == 2
     assert b"request_bytes" in error
+
+
+async def test_an_address_that_is_taken_is_named(upstream: StandIn) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.gateway.http.gateway_process",
+        upstream.url,
+        env=os.environ
+        | {
+            "FLEETKEEPER_GATEWAY_HOST": "127.0.0.1",
+            "FLEETKEEPER_GATEWAY_PORT": upstream.url.rpartition(":")[2],
+        },
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(GUARD_S):
+        _, error = await process.communicate()
+    assert process.returncode == 1
+    assert b"cannot listen on 127.0.0.1 port" in error
