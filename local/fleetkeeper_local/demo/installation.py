@@ -19,6 +19,8 @@ from fleetkeeper_local.node.node import Node
 
 RELEASE = "fleetkeeper"
 NAMESPACE = "fleetkeeper-system"
+GATEWAY = "fleetkeeper-gateway"
+"""Its Deployment and its Service."""
 PROFILE = "cpu-0.32.0-1"
 MODEL_CLAIM = "models"
 TINY = REPOSITORY / "examples" / "tiny.yaml"

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import yaml
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from fleetkeeper_contract.gateway_labels import GATEWAY_POD_LABELS, USAGE_POD_LABELS
+from fleetkeeper_gateway.http.admin import admin_application
+from fleetkeeper_gateway.http.parts import Gateway
+from fleetkeeper_gateway.usage.app import UsageApp
+from fleetkeeper_gateway.usage.store import UsageStore
 from tests.support.gateway_chart import (
     NAME,
     REDIS,
@@ -105,6 +113,27 @@ def test_an_ending_pod_has_time_to_drain() -> None:
     assert only(gateway_objects("defaults"), "Deployment", USAGE)["spec"]["strategy"] == {
         "type": "Recreate"
     }
+
+
+def _paths(application: Starlette) -> set[str]:
+    return {route.path for route in application.routes if isinstance(route, Route)}
+
+
+def test_probes_ask_paths_that_the_processes_serve() -> None:
+    """The applications are asked for their routes, so that a renamed one is noticed here."""
+    usage = UsageApp(cast("UsageStore", None), float, period_s=1)
+    served = {
+        NAME: _paths(admin_application(cast("Gateway", None))),
+        USAGE: _paths(usage.app()),
+    }
+    for name, paths in served.items():
+        pod = pod_of(gateway_objects("defaults"), name)
+        (container,) = pod["spec"]["containers"]
+        kinds = ("startupProbe", "livenessProbe", "readinessProbe")
+        probes = [container[kind]["httpGet"] for kind in kinds]
+        assert {probe["path"] for probe in probes} <= paths
+        assert {probe["port"] for probe in probes} <= {port["name"] for port in container["ports"]}
+        assert pod["metadata"]["annotations"]["prometheus.io/path"] in paths
 
 
 def test_a_disruption_takes_one_replica_at_a_time() -> None:
