@@ -47,6 +47,8 @@ class StreamCell:
     gap_p50_ms: float
     gap_p99_ms: float
     failed: int
+    tokens_per_s: float = math.nan
+    """Of all streams, where an engine generates as fast as it can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,20 +217,45 @@ class Streams:
 
 
 async def streams(target: Target, count: int, tokens: int, pace_ms: int) -> Streams:
-    """Read so many streams at once. They begin spread over one pace, so that no tick has them all."""
+    """Read so many streams at once.
+
+    They begin one after another, each at another part of the time between two frames: neither their
+    requests nor their frames come in bursts that the test made.
+    """
     request = target.request(stream=True, max_tokens=tokens, seed=pace_ms)
     found = Streams()
 
     async def one(number: int) -> None:
         connection = await target.connect()
-        await asyncio.sleep(number * pace_ms / 1000 / count)
+        await asyncio.sleep(number * pace_ms / 1000 * (1 + 1 / count))
         sent = perf_counter()
         found.add(await connection.send(request), sent, tokens)
         connection.close()
 
-    async with asyncio.timeout(tokens * pace_ms / 1000 + PATIENCE_S), asyncio.TaskGroup() as group:
+    longest_s = (tokens + count) * pace_ms / 1000 + PATIENCE_S
+    async with asyncio.timeout(longest_s), asyncio.TaskGroup() as group:
         for number in range(count):
             group.create_task(one(number))
+    return found
+
+
+async def stream_clients(target: Target, clients: int, tokens: int, seconds: float) -> Streams:
+    """Let so many clients read one stream after another, of an engine that generates as fast as it can."""
+    request = target.request(stream=True, max_tokens=tokens, ignore_eos=True)
+    found = Streams()
+    end = perf_counter() + seconds
+
+    async def client() -> None:
+        connection = await target.connect()
+        while (sent := perf_counter()) < end:
+            if not connection.open:
+                connection = await target.connect()
+            found.add(await connection.send(request), sent, tokens)
+        connection.close()
+
+    async with asyncio.timeout(seconds + PATIENCE_S), asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(client())
     return found
 
 
