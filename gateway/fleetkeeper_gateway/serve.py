@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import signal
 import socket
 import sys
@@ -32,6 +33,10 @@ KEEP_ALIVE_S: Final = 75
 """Idle time of a client's connection: longer than that of most clients and load balancers (60 s),
 so that they end it, and no request meets its end."""
 _BACKLOG = 2048
+_UNSENT_BYTES = 65_536
+"""Bytes that the kernel takes ahead of a slow reader. It would take megabytes, and report progress
+only after a third of them."""
+_SYNC_PERIOD_S = 0.5
 _ABORT_S = 5.0
 """Time in which aborted requests end."""
 
@@ -70,12 +75,15 @@ def main() -> int:
     """Serve until a signal ends it. Return the exit status."""
     try:
         settings = ServeSettings()
+        configure_logs(settings.log_level, settings.log_format)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve_with_default_parts(settings))
     except ValidationError as error:
         sys.stderr.write(f"invalid settings (variables FLEETKEEPER_GATEWAY_*): {error}\n")
         return 2
-    configure_logs(settings.log_level, settings.log_format)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve_with_default_parts(settings))
+    except OSError as error:
+        sys.stderr.write(f"the gateway cannot start: {error}\n")
+        return 1
 
 
 async def _serve_with_default_parts(settings: ServeSettings) -> int:
@@ -143,7 +151,7 @@ async def serve(
         started: called once both ports accept connections.
 
     Raises:
-        OSError: if an address cannot be listened on.
+        OSError: if an address cannot be listened on; the message names it.
     """
     with (
         _listen(settings.host, settings.port) as requests_socket,
@@ -157,6 +165,7 @@ async def serve(
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(run()) for run in parts.background]
                 background.append(tasks.create_task(gateway.open_requests.watch()))
+                background.append(tasks.create_task(_keep_known(gateway)))
                 admin_task = tasks.create_task(admin.serve(sockets=[admin_socket]))
                 requests_task = tasks.create_task(requests.serve(sockets=[requests_socket]))
                 logger.info("gateway serves", requests=addresses.requests, admin=addresses.admin)
@@ -168,6 +177,18 @@ async def serve(
                 for task in background:
                     task.cancel()
     logger.info("gateway ended")
+
+
+async def _keep_known(gateway: Gateway) -> None:
+    """Take what is known at the start out of the garbage collector.
+
+    With thousands of keys and services a full collection would delay streams by tens of
+    milliseconds.
+    """
+    while not gateway.synced:  # noqa: ASYNC110 - the parts have no event for it
+        await asyncio.sleep(_SYNC_PERIOD_S)
+    gc.collect()
+    gc.freeze()
 
 
 async def _drain(
@@ -224,9 +245,15 @@ def _config(application: object) -> uvicorn.Config:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server(
-        (host, port),
-        family=family,
-        backlog=_BACKLOG,
-        dualstack_ipv6=family == socket.AF_INET6 and host == "::",
-    )
+    try:
+        listener = socket.create_server(
+            (host, port),
+            family=family,
+            backlog=_BACKLOG,
+            dualstack_ipv6=family == socket.AF_INET6 and host == "::",
+        )
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {host} port {port}: {error}") from error
+    # Inherited by each connection.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    return listener

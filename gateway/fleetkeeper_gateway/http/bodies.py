@@ -30,7 +30,6 @@ class Body:
         "_budget",
         "_held",
         "_max_bytes",
-        "_outlined",
         "_timeout_s",
         "data",
         "more",
@@ -42,7 +41,6 @@ class Body:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._held = 0
-        self._outlined = 0
         self.data = b""
         """The whole body, once it was read."""
         self.more = True
@@ -65,17 +63,11 @@ class Body:
         if announced is not None:
             self._check_size(announced)
         loop = asyncio.get_running_loop()
-        started = loop.time()
-        parts: list[bytes] = []
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
-                while self.more:
-                    parts.append(await self._part(receive))
-                    if self._held > SMALL_BYTES:
-                        deadline.reschedule(
-                            started + self._timeout_s + self._held / MIN_BYTES_PER_S
-                        )
-                        await self._outline(parts)
+                data = await self._part(receive)
+                if self.more or len(data) > SMALL_BYTES:
+                    data = await self._rest(data, receive, deadline, loop.time() + self._timeout_s)
         except TimeoutError:
             raise Refusal(
                 408,
@@ -84,7 +76,7 @@ class Body:
             ) from None
         except RefusedBodyError as error:
             raise Refusal(error.status, error.code, str(error), param=error.param) from None
-        self.data = parts[0] if len(parts) == 1 else b"".join(parts)
+        self.data = data
 
     def release(self) -> None:
         """Give the bytes back to the budget. Idempotent."""
@@ -110,15 +102,28 @@ class Body:
         self._held = size
         return part
 
-    async def _outline(self, parts: list[bytes]) -> None:
+    async def _rest(
+        self, first: bytes, receive: Receive, deadline: asyncio.Timeout, end: float
+    ) -> bytes:
+        # One buffer: a list of many small parts would take far more memory than their bytes.
+        data = bytearray(first)
+        outlined = 0
+        while True:
+            if len(data) > SMALL_BYTES and (not self.more or len(data) - outlined >= SMALL_BYTES):
+                await self._outline(data, outlined)
+                outlined = len(data)
+            if not self.more:
+                return bytes(data)
+            deadline.reschedule(end + self._held / MIN_BYTES_PER_S)
+            data += await self._part(receive)
+
+    async def _outline(self, data: bytearray, start: int) -> None:
         """Outline what arrived. Other work on the event loop runs between two parts."""
         if self.outline is None:
             self.outline = Outline()
-        for part in parts[self._outlined :]:
-            for start in range(0, len(part), SMALL_BYTES):
-                self.outline.feed(part[start : start + SMALL_BYTES])
-                await asyncio.sleep(0)
-        self._outlined = len(parts)
+        for place in range(start, len(data), SMALL_BYTES):
+            self.outline.feed(bytes(data[place : place + SMALL_BYTES]))
+            await asyncio.sleep(0)
 
     def _check_size(self, size: int) -> None:
         if size > self._max_bytes:

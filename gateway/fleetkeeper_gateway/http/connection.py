@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import ClassVar, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fleetkeeper_gateway.http.asgi import Scope
@@ -13,6 +14,7 @@ from fleetkeeper_gateway.http.asgi import Scope
 MAX_HEADERS: Final = 128
 MAX_HEAD_BYTES: Final = 65_536
 """Bytes of a head, and of anything else that the parser keeps without passing it on."""
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _EXTENSION: Final = "fleetkeeper.connection"
 
 
@@ -29,6 +31,8 @@ class Connection(HttpToolsProtocol):
     """Called with a reason when the client hangs up or is cut off while its request is open."""
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
+    _is_second_head = False
+    """Whether the parser reads a head of our own, which says how long the body is."""
     _unsent_bytes = 0
     _silent_bytes = 0
     """Bytes since the parser last passed something on."""
@@ -47,20 +51,57 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse data, and refuse a head without end."""
+        self._unset_keepalive_if_required()
         self._silent_bytes += len(data)
-        super().data_received(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._silent_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("Request head too large.")
 
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Ignore a request to change the protocol, as HTTP/1.1 allows.
+
+        The parser takes all that follows for the other protocol. A second one reads the body. Some
+        clients ask for h2c with their first request and send its body with it.
+        """
+        self.cycle.more_body = True
+        self.cycle.message_event.clear()
+        framing = [pair for pair in self.headers if pair[0] in _FRAMING]
+        self.parser = httptools.HttpRequestParser(self)
+        self._is_second_head = True
+        lines = [b"POST / HTTP/1.1", *(b"%b: %b" % pair for pair in framing), b"", b""]
+        self._feed(b"\r\n".join(lines))
+        self._is_second_head = False
+        if rest:
+            self._feed(rest)
+
     def on_message_begin(self) -> None:
         """Make the connection known to the application, and wait for the rest of the head."""
+        if self._is_second_head:
+            return
         super().on_message_begin()
         self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]
         if self._head_timer is None:
             self._await_head()
 
+    def on_url(self, url: bytes) -> None:
+        """Keep a part of the address."""
+        if not self._is_second_head:
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, within bounds. Trailers of a body count too."""
+        if self._is_second_head:
+            return
         if len(self.headers) >= MAX_HEADERS:
             raise TooManyHeaders
         super().on_header(name, value)
@@ -68,6 +109,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Pass the request on."""
         self._silent_bytes = 0
+        if self._is_second_head:
+            return
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

@@ -110,9 +110,11 @@ class Exchange:
             self._gateway.open_requests.remove(self._open)
             self._connection.lost = None
             self._body.release()
-            self._record()
-            if self._admission is not None:
-                await self._admission.release(sent=self._sent)
+            try:
+                self._record()
+            finally:
+                if self._admission is not None:
+                    await self._admission.release(sent=self._sent)
 
     async def _serve(self) -> None:
         try:
@@ -161,7 +163,7 @@ class Exchange:
         tokens = gateway.parts.estimate(body.size, fields.max_tokens, fields.choices)
         self._admission = await gateway.parts.limiter.admit(Demand(key, tier, self._id, tokens))
         sending = self._loop.time()
-        metrics.UNTIL_SENT.labels(tier.label).observe(sending - self._open.arrived)
+        metrics.until_sent(tier.label).observe(sending - self._open.arrived)
         opened = await gateway.upstream.open(
             self._path,
             self._scope["query_string"].decode("latin-1"),
@@ -169,7 +171,7 @@ class Exchange:
             lambda: self._attempt(key, tier, baggage, hops),
             self._sending,
         )
-        metrics.UNTIL_ANSWERED.labels(tier.label).observe(self._loop.time() - sending)
+        metrics.until_answered(tier.label).observe(self._loop.time() - sending)
         return opened
 
     def _sending(self, may_be_sent: bool) -> None:
@@ -232,11 +234,10 @@ class Exchange:
             )
             if opened.complete:
                 await self._send(
-                    {"type": "http.response.body", "body": opened.first, "more_body": True}
+                    {"type": "http.response.body", "body": opened.first, "more_body": False}
                 )
             else:
                 await self._forward_parts(response.content)
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             # A response that was read to its end gave its connection back already.
             response.close()
@@ -250,9 +251,10 @@ class Exchange:
             except (aiohttp.ClientError, OSError) as error:
                 raise UpstreamLost(type(error).__name__) from error
             open_request.waiting_since = math.inf
-            if not part:
+            is_last = content.at_eof()
+            await send({"type": "http.response.body", "body": part, "more_body": not is_last})
+            if is_last:
                 return
-            await send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def _aborted(self, reason: str) -> None:
         """End a request that was aborted: by an error, or visibly if its answer has begun."""
@@ -312,7 +314,7 @@ class Exchange:
         service = self._service.path if self._service is not None else None
         tier = self._tier.label if self._tier is not None else None
         if self._outcome == "ok" and service is not None and tier is not None:
-            metrics.REQUESTS.labels(service, tier, str(self._status)).inc()
+            metrics.requests(service, tier, self._status).inc()
         client = self._scope.get("client") or ("",)
         self._gateway.parts.audit.request(
             key_id=self._key_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -61,3 +62,24 @@ UNTIL_ANSWERED: Final = Histogram(
     ("tier",),
     buckets=_SECONDS,
 )
+
+
+# `labels` takes longer than what it returns, so the children are kept.
+
+
+@lru_cache(maxsize=16_384)
+def requests(service: str, tier: str, status: int) -> Counter:
+    """Return the counter of the requests that a service answered with a status."""
+    return REQUESTS.labels(service, tier, str(status))
+
+
+@lru_cache(maxsize=8)
+def until_sent(tier: str) -> Histogram:
+    """Return the histogram of a tier."""
+    return UNTIL_SENT.labels(tier)
+
+
+@lru_cache(maxsize=8)
+def until_answered(tier: str) -> Histogram:
+    """Return the histogram of a tier."""
+    return UNTIL_ANSWERED.labels(tier)

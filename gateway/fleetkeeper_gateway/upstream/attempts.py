@@ -127,6 +127,9 @@ class Upstream:
             raise NotSent("refused") from None
         except (aiohttp.ClientError, OSError) as error:
             raise SendFailed(type(error).__name__) from error
+        if response.status < 200:
+            response.close()
+            raise SendFailed("protocol_changed")
         if response.status == 503:
             return await self._unavailable(response)
         return Opened(response, b"", complete=False)

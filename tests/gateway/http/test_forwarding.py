@@ -292,3 +292,41 @@ async def test_limits_are_told_in_headers(world: World) -> None:
     assert admission.demand.tokens == len(chat(max_tokens=10, n=3)) // 4 + 30
     assert admission.demand.key.id == "key-1"
     assert admission.released == [True]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nX-Name : a\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X-Long: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"not HTTP at all\r\n\r\n",
+        b"",
+    ],
+)
+async def test_an_answer_that_is_no_http_fails_visibly(world: World, answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"the-prompt-of-the-test")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        world.services.set(service(url=f"http://127.0.0.1:{port}"))
+        assert await world.refused() == (502, "upstream_failed")
+
+
+async def test_a_failure_of_the_gateway_itself_gives_everything_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**_: object) -> None:
+        raise RuntimeError("the disk is full")
+
+    monkeypatch.setattr(world.audit, "request", broken)
+    async with world.post() as response:
+        assert response.status == 200
+    await world.until(lambda: world.limiter.admissions[0].released == [True])
+    assert world.gateway.open_requests.count == 0

@@ -21,8 +21,8 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    return port
+        name: tuple[str, int] = taken.getsockname()
+    return name[1]
 
 
 async def test_a_refused_connection_is_tried_until_a_replica_listens(

@@ -111,7 +111,8 @@ async def test_the_tier_is_the_one_asked_for_or_the_default(
     world: World, highest: Tier, named: str | None, tier: str
 ) -> None:
     world.keys.known[AUTHORIZATION] = Key("k", "k", None, highest=highest)
-    async with world.post(**({} if named is None else {"X_Inference_Tier": named})) as response:
+    headers = {} if named is None else {"X_Inference_Tier": named}
+    async with world.post(None, CHAT, **headers) as response:
         assert response.status == 200
     assert world.upstream.received[0].values("x-inference-tier") == [tier]
     assert world.limiter.admissions[0].demand.tier.label == tier
