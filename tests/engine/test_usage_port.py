@@ -129,7 +129,9 @@ def test_usage_needs_a_token_of_the_gateway_for_this_pod(reader: Reader) -> None
         assert reader.get(token).status_code == 401, token
     assert reader.get(after="-1").status_code == 422
     assert reader.get(after="x" * 100).status_code == 422
-    assert reader.get(after=10**17).json()["entries"] == []
+    boot = reader.pages()[1]["boot"]
+    assert reader.get(boot=boot, after=10**17).json()["entries"] == []
+    assert reader.get(boot="another", after=10**17).json()["entries"][0]["n"] == 1
 
 
 def test_reading_a_full_ledger_keeps_the_supervisor_small(reader: Reader, tmp_path: Path) -> None:
