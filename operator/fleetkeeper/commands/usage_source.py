@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlencode
 from urllib.request import urlopen
@@ -67,22 +68,23 @@ def read_from_cluster(namespace: str, query: Mapping[str, str]) -> dict[str, Any
     name = services[0].metadata.name
     try:
         # The generated method for this path takes no parameters of the query.
-        answer = api.call_api(
-            f"/api/v1/namespaces/{namespace}/services/{name}:{PORT_NAME}/proxy/{PATH}",
+        request = api.param_serialize(
             "GET",
+            f"/api/v1/namespaces/{namespace}/services/{name}:{PORT_NAME}/proxy/{PATH}",
             query_params=list(query.items()),
             auth_settings=["BearerToken"],
-            _preload_content=False,
-            _return_http_data_only=True,
-            _request_timeout=TIMEOUT_S,
         )
+        answer = api.call_api(*request, _request_timeout=TIMEOUT_S)
+        content = answer.read()
+        if answer.status != HTTPStatus.OK:
+            raise client.ApiException(http_resp=answer)
     except problems as problem:
         raise UsageError(
             f"Service {namespace}/{name} did not answer: {_in_a_line(problem)}; if a NetworkPolicy "
             f"keeps the API server out, run: kubectl port-forward -n {namespace} service/{name} "
             "8082, and set --url http://127.0.0.1:8082"
         ) from problem
-    return _document(answer.data, name)
+    return _document(content, name)
 
 
 def _document(content: bytes, source: str) -> dict[str, Any]:
