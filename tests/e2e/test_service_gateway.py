@@ -16,10 +16,8 @@ from fleetkeeper_local.demo.inject import processes_of
 from fleetkeeper_local.demo.installation import GATEWAY, Installation
 from tests.support.gateway_load import SteadyLoad
 from tests.support.node_world import Pods, until
-from tests.support.service_world import await_operators
+from tests.support.service_world import await_operators, ordered
 
-APPLIED_S = 300.0
-"""The operator writes the ConfigMap, the kubelet brings it into the pod, the engine reads it."""
 ASK = """
 import json, sys, urllib.error, urllib.request
 body = json.dumps({"model": "tiny", "prompt": "The queue", "max_tokens": 1}).encode()
@@ -46,68 +44,68 @@ def door(product: Installation) -> FrontDoor:
     return FrontDoor(product.cluster, f"http://{address}", product.namespace)
 
 
+@pytest.fixture(scope="module")
+def closed_fleet(shared_fleet: Fleet) -> Iterator[Fleet]:
+    """The shared fleet, whose engines accept only the gateway; open again afterwards."""
+    fleet = ordered(shared_fleet, 1)
+    running = _running(fleet)
+    old = fleet.live()["spec"].get("networkPolicy")
+    fleet.change({"networkPolicy": {"preset": "Gateway"}})
+    front_door.set_access(fleet, "Gateway", fleet.base_url())
+    assert _running(fleet) == running, "nothing restarts for it"
+    yield fleet
+    fleet.change({"networkPolicy": old})
+    front_door.set_access(fleet, "Open", fleet.base_url())
+    assert _running(fleet) == running
+
+
+def _running(fleet: Fleet) -> list[tuple[str, int, str]]:
+    return [pod.identity for pod in [*fleet.engines(), *fleet.pods("router")]]
+
+
 def _pods(product: Installation, component: str) -> list[PodFacts]:
     selector = f"app.kubernetes.io/name=fleetkeeper,app.kubernetes.io/component={component}"
     return [pod_facts(pod) for pod in product.cluster.pods(product.namespace, selector)]
 
 
 def test_a_key_of_the_command_line_works_until_its_limit_and_until_it_is_revoked(
-    fleet: Fleet, door: FrontDoor
+    closed_fleet: Fleet, door: FrontDoor
 ) -> None:
     """The chapter of the demo: it compares the tokens told with those counted."""
-    lines = front_door.chapter(door, fleet.namespace, fleet.name, print)
+    lines = front_door.chapter(door, closed_fleet.namespace, closed_fleet.name, print)
     (limited,) = (line for line in lines if "Retry-After" in line)
     assert 1 <= int(limited.rpartition(" ")[2]) <= 60
-    key = door.create_key("revoked", fleet.namespace)
-    assert door.complete(key, fleet.name).status == 200
+    key = door.create_key("revoked", closed_fleet.namespace)
+    assert door.complete(key, closed_fleet.name).status == 200
     assert door.complete(key, "unknown").status == 404
     door.command("keys", "revoke", "revoked")
     until(lambda: door.models(key).status == 401, "the key is refused")
 
 
-def test_a_key_of_another_namespace_sees_nothing(fleet: Fleet, door: FrontDoor) -> None:
+def test_a_key_of_another_namespace_sees_nothing(closed_fleet: Fleet, door: FrontDoor) -> None:
     """Right and existence look the same."""
-    assert fleet.namespace != "elsewhere"
+    assert closed_fleet.namespace != "elsewhere"
     key = door.create_key("elsewhere", "elsewhere")
     assert door.models(key).body["data"] == []
-    refused = door.complete(key, fleet.name)
+    refused = door.complete(key, closed_fleet.name)
     unknown = door.complete(key, "unknown")
     assert (refused.status, unknown.status) == (404, 404)
     assert refused.body["error"]["code"] == unknown.body["error"]["code"]
 
 
-@pytest.fixture
-def closed_fleet(fleet: Fleet) -> Iterator[Fleet]:
-    """The fleet with access: Gateway, as its engines know it; open again afterwards."""
-    old = fleet.live()["spec"].get("networkPolicy")
-    fleet.change({"access": "Gateway", "networkPolicy": {"preset": "Gateway"}})
-    yield fleet
-    fleet.change({"access": "Open", "networkPolicy": old})
-    until(lambda: _asked(fleet, fleet.base_url()) == 200, "the service is open", APPLIED_S)
-
-
-def _asked(fleet: Fleet, base_url: str) -> int:
-    """Return the status of a request to the service itself, with a made-up grant."""
-    door = FrontDoor(fleet.cluster, base_url.removesuffix("/v1"), "")
-    return door.complete("made-up", fleet.name, **{"X-Inference-Tier": "realtime"}).status
-
-
 def test_nobody_gets_around_the_gateway(
     closed_fleet: Fleet, door: FrontDoor, pods: Pods, python_image: str
 ) -> None:
-    """Engines refuse by themselves: this node enforces no NetworkPolicy. Nothing restarts for it."""
+    """Engines refuse by themselves: this node enforces no NetworkPolicy."""
     fleet = closed_fleet
-    running = [pod.identity for pod in [*fleet.engines(), *fleet.pods("router")]]
-    key = door.create_key("inside", fleet.namespace)
-    until(lambda: _asked(fleet, fleet.base_url()) == 401, "engines demand grants", APPLIED_S)
     (engine,), (router,) = fleet.engines(), fleet.pods("router")
     service = fleet.base_url().removeprefix("http://").removesuffix("/v1")
     addresses = [service, f"{router.ip}:8080", f"{engine.ip}:8000"]
     script = f"import sys; sys.argv[1:] = {addresses!r}\n{ASK}"
     printed = pods.run("around", python_image, script)
     assert printed.split() == [word for address in addresses for word in (address, "401")]
+    key = door.create_key("inside", fleet.namespace)
     assert door.complete(key, fleet.name).status == 200
-    assert [pod.identity for pod in [*fleet.engines(), *fleet.pods("router")]] == running
 
 
 def _kill_the_other(product: Installation, survivor: PodFacts) -> Callable[[], None]:
@@ -163,7 +161,7 @@ def _stop_operators(product: Installation, survivor: PodFacts) -> Callable[[], N
 
 @pytest.mark.parametrize("fault", [_kill_the_other, _delete_redis, _stop_operators])
 def test_requests_continue_beside_a_fault_and_are_counted(
-    fleet: Fleet,
+    closed_fleet: Fleet,
     door: FrontDoor,
     product: Installation,
     fault: Callable[[Installation, PodFacts], Callable[[], None]],
@@ -172,8 +170,8 @@ def test_requests_continue_beside_a_fault_and_are_counted(
     survivor = _pods(product, "gateway")[0]
     name = fault.__name__.strip("_").replace("_", "-")
     before = door.counted(name)
-    key = door.create_key(name, fleet.namespace, "--requests-per-minute=100000")
-    with SteadyLoad(door, key, fleet.name, f"http://{survivor.ip}:8080") as load:
+    key = door.create_key(name, closed_fleet.namespace, "--requests-per-minute=100000")
+    with SteadyLoad(door, key, closed_fleet.name, f"http://{survivor.ip}:8080") as load:
         load.await_more("before the fault")
         back = fault(product, survivor)
         try:
@@ -187,11 +185,11 @@ def test_requests_continue_beside_a_fault_and_are_counted(
 
 
 def test_logs_of_the_gateway_hold_no_key_and_no_error(
-    fleet: Fleet, door: FrontDoor, product: Installation
+    closed_fleet: Fleet, door: FrontDoor, product: Installation
 ) -> None:
     """Of this whole module; the audit log names keys by their ID."""
-    key = door.create_key("logged", fleet.namespace)
-    assert door.complete(key, fleet.name).status == 200
+    key = door.create_key("logged", closed_fleet.namespace)
+    assert door.complete(key, closed_fleet.name).status == 200
     said = "\n".join(
         product.cluster.kubectl("-n", product.namespace, "logs", pod.name)
         for component in ("gateway", "gateway-usage")

@@ -167,7 +167,7 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
         play = Play(stage, installation, fleet, address, first, show.update)
         play.run()
         end_s = time.time()
-        gateway = _front_door(stage, fleet)
+        gateway = _front_door(stage, fleet, address)
     samples = play.samples()
     figure = out / "demo.png"
     run = Run(
@@ -196,13 +196,18 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
     return len(broken) - len(inside(broken, play.frozen_times()))
 
 
-def _front_door(stage: Stage, fleet: Fleet) -> list[str]:
+def _front_door(stage: Stage, fleet: Fleet, base_url: str) -> list[str]:
     """Run the chapter of the gateway; return its part of the report."""
     with gateway_reached(stage) as address:
         if not address:
             return ["The values install no gateway.", ""]
+        say("gateway: spec.access is Gateway from now on")
+        front_door.set_access(fleet, "Gateway", base_url)
         door = FrontDoor(stage.cluster, address, NAMESPACE)
-        lines = front_door.chapter(door, fleet.namespace, fleet.name, say)
+        lines = [
+            "spec.access: Gateway. A request around the gateway gets status 401.",
+            *front_door.chapter(door, fleet.namespace, fleet.name, say),
+        ]
     return ["The gateway", "", *(f"  {line}" for line in lines), ""]
 
 

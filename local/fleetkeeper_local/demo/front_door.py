@@ -16,6 +16,7 @@ from typing import Any
 
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.demo.cluster import Cluster
+from fleetkeeper_local.demo.fleet import Fleet
 
 KEYS_NAMESPACE = "fleetkeeper-keys"
 KEY = "demo"
@@ -23,6 +24,8 @@ REQUESTS_PER_MINUTE = 5
 ANSWER_TOKENS = 8
 COMMAND_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 120.0
+APPLIED_S = 300.0
+"""For a change of spec.access: the kubelet brings the ConfigMap into the pods, the engines read it."""
 WAIT_S = 60.0
 """For a new key to be in force (2 s), and for usage to be read (5 s)."""
 POLL_S = 0.5
@@ -139,16 +142,36 @@ def _answer(status: int, headers: Any, content: bytes) -> Answer:  # noqa: ANN40
     return Answer(status, {name.lower(): value for name, value in headers}, body)
 
 
-def _await(question: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + WAIT_S
+def _await(question: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    end_s = time.monotonic() + timeout_s
     while not question():
         if time.monotonic() > end_s:
-            raise LocalError(f"gateway: not within {WAIT_S:.0f} s: {what}")
+            raise LocalError(f"gateway: not within {timeout_s:.0f} s: {what}")
         time.sleep(POLL_S)
+
+
+def set_access(fleet: Fleet, access: str, base_url: str) -> None:
+    """Set spec.access, and return when all engines follow it.
+
+    Args:
+        fleet: the service.
+        access: Gateway or Open.
+        base_url: of its own API, around the gateway.
+    """
+    status = {"Gateway": 401, "Open": 200}[access]
+    around = FrontDoor(fleet.cluster, base_url.removesuffix("/v1"), "")
+    fleet.change({"access": access})
+    _await(
+        lambda: around.complete("made-up", fleet.name).status == status,
+        f"status {status} of requests around the gateway",
+        APPLIED_S,
+    )
 
 
 def chapter(door: FrontDoor, namespace: str, model: str, say: Callable[[str], None]) -> list[str]:
     """Create a key, reach its limit, compare what it used with what was counted; return the report.
+
+    The service has access: Gateway, because usage of other services is not attributed to keys.
 
     Raises:
         LocalError: the gateway did something else than it promises.
