@@ -19,7 +19,7 @@ LOCAL := $(BIN)/python -m fleetkeeper_local
 DEMO_CLUSTER = $(if $(CLUSTER),--cluster "$(CLUSTER)" $(if $(CLUSTER_NAME),--cluster-name "$(CLUSTER_NAME)"))
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-fault test-engine test-engine-previous test-e2e clean clean-caches
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-gateway test-fault test-engine test-engine-previous test-e2e clean clean-caches
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -95,6 +95,9 @@ test-unit: setup ## Pure tests
 
 test-cluster: setup programs ## Tests on a real API server (etcd, kube-apiserver, controller-manager, kwok)
 	@$(PYTEST) -n $(WORKERS) $(USUAL) tests/cluster
+
+test-gateway: setup ## Tests of the gateway's processes with a real Redis
+	@$(PYTEST) -n $(WORKERS) $(USUAL) tests/gateway
 
 test-fault: setup setup-engine programs ## The long fault campaign: API faults, hostile tenants, pods and clients (20 minutes)
 	@FLEETKEEPER_CAMPAIGN=long $(PYTEST) tests/fault tests/engine/test_hostile_client.py tests/cluster/isolation/test_size.py -s

@@ -276,7 +276,7 @@ def _settings() -> Iterator[str]:
     yield "and from the environment, which takes precedence. An unknown name is rejected at start-up, with its"
     yield "location. In variables, lists and maps are JSON: `FLEETKEEPER_NAMESPACES='[\"team-a\"]'`."
     yield ""
-    yield "Settings whose names end in `S` are in seconds."
+    yield "Settings whose names end in `S` are in seconds. The gateway has [settings of its own](gateway-settings.md)."
     yield ""
     yield "| setting | type | default | | variable |"
     yield "| --- | --- | --- | --- | --- |"
