@@ -32,6 +32,8 @@ SERVICE_RULES = [
 KEY_RULES = [{"apiGroups": [""], "resources": ["secrets"], "verbs": READS}]
 """In a Role of the keys namespace, which holds nothing else."""
 _NUMBERS = itertools.count(1)
+_PREPARED: set[Path] = set()
+"""Directories of the control planes that have the CRD."""
 
 
 class Running(Protocol):
@@ -150,8 +152,10 @@ def new_world(plane: ControlPlane) -> GatewayWorld:
     number = next(_NUMBERS)
     label = f"gateway-{os.getpid()}-{number}"
     world = GatewayWorld(plane, label, f"{label}-keys", f"{label}-user")
-    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+    if plane.directory not in _PREPARED:
+        plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
+        plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+        _PREPARED.add(plane.directory)
     world.apply(
         *(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}

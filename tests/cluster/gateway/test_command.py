@@ -99,7 +99,7 @@ async def test_a_manifest_writes_nothing_and_is_accepted_once_applied(
         await until("the list", lambda: keys.synced)
         found = keys.authenticate(f"Bearer {key}", time.time())
     assert (found.id, found.name, found.models) == ("chat", "Chat of team A", ("llama-*",))
-    assert found.namespaces == {"team-a", "team-b"}
+    assert found.namespaces == frozenset({"team-a", "team-b"})
     rotated = await world.command("rotate", "chat", "--manifest")
     assert digest_of(key) == world.key_entries("chat")["sha256"], "the cluster has the old one"
     world.apply(*yaml.safe_load_all(rotated.out))
