@@ -13,6 +13,7 @@ from fleetkeeper.adapters.keys import new_grant_keys, rotated_grant_keys
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper_contract.gateway_labels import USAGE_POD_LABELS
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.control_world import SHORT_TICKS, loopback_engines
 from tests.support.operator_world import Live, World, condition, operator_world, service
 
 
@@ -123,6 +124,43 @@ async def test_access_changes_without_a_new_pod_and_settles_without_a_write(worl
     await world.ready()
     assert pods_and_templates(world) == before
     assert operator.tracebacks() == []
+
+
+async def test_engines_that_demand_nothing_are_reported_until_they_do(
+    control_plane: ControlPlane, world: World
+) -> None:
+    """Measured by Prometheus or directly: as an engine of an older image, which exports no demand."""
+    keys = world.directory / "grant-jwks.json"
+    replace_file(keys, new_grant_keys()["jwks.json"])
+    async with loopback_engines(control_plane, world) as engines:
+        names = ("old", "new")
+        engines.rate_per_s = dict.fromkeys(names, 4.0)
+        engines.demand_grants = {"new"}
+        waits = {**SHORT_TICKS, "autoscale.signals.open_engines.OPEN_ENGINE_S": 5.0}
+        await (
+            engines.operator()
+            .start(FLEETKEEPER_GRANT_JWKS_FILE=str(keys), WAITS=json.dumps(waits))
+            .leads()
+        )
+        for name in names:
+            scaling = {"mode": "Advisory", "minReplicas": 1, "maxReplicas": 1}
+            await world.create(
+                service(name, access="Gateway", placement=engines.placement, scaling=scaling)
+            )
+        await world.ready(*names)
+        for name in names:
+            await engines.grow(name, 1)
+
+        def reason(name: str) -> object:
+            return condition(world.fis(name), "Degraded").get("reason")
+
+        await world.until("reported", lambda: reason("old") == "GrantsNotDemanded", 120.0)
+        (pod,) = engines.pods("old")
+        assert pod["metadata"]["name"] in condition(world.fis("old"), "Degraded")["message"]
+        assert reason("new") == "AsExpected"
+        assert await world.wait_for_event("old", "Warning", "without a grant")
+        engines.demand_grants.add("old")
+        await world.until("cleared", lambda: reason("old") == "AsExpected", 120.0)
 
 
 async def test_an_access_that_nobody_knows_is_refused_by_the_api_server(world: World) -> None:
