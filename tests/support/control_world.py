@@ -81,6 +81,8 @@ class LoopbackEngines(PrometheusProxy):
         """How the pods of a hostile service answer reads of their metrics."""
         self.hostile_reads: Counter[str] = Counter()
         self.direct_reads = 0
+        self.demand_grants: set[str] = set()
+        """Services whose engines demand grants. An engine of an older image never does."""
         self.slandered: set[str] = set()
         """Pods for which Prometheus gets a sample that says they hang."""
         self.url = ""
@@ -267,6 +269,8 @@ class LoopbackEngines(PrometheusProxy):
         engine = self._engine(pod)
         sample = engine.sample(time.time())
         owner = pod["metadata"]["labels"][LABEL_SERVICE]
+        if owner in self.demand_grants:
+            sample = replace(sample, gauges=sample.gauges._replace(grants_demanded=1.0))
         if owner in self.hostile:
             self.hostile_reads[owner] += 1
             genuine = metrics_text(sample, EDGES)

@@ -38,6 +38,7 @@ NOT_RUN: Mapping[str, str] = {
     r"kubectl get namespace team-a ": "is meant for a namespace that is being deleted",
     r"kubectl delete ": "would remove what other tests use",
     r"fleetkeeper simulate .*--fit-from-prometheus": "needs a Prometheus with an hour of load; tests/unit/commands/test_prometheus_fit.py fits such series",
+    r"fleetkeeper signing-keys rotate ": "needs the Secret of the chart; tests/cluster/chart/test_signing_keys.py rotates one",
     r"fleetkeeper console|ssh -t -L ": "serves until it is stopped; tests/unit/console and tests/cluster/console open it",
     r"fleetkeeper keys create ": "needs the namespace of an installed gateway; tests/e2e/test_service_gateway.py creates keys",
     r"fleetkeeper local ": "starts a cluster; tests/cluster/local/test_controlplane.py and tests/e2e do",

@@ -15,7 +15,15 @@ from fleetkeeper.api.profile import (
 )
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.schema.object_storage_rules import is_object_source
-from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy, ScalingMode, ServiceType
+from fleetkeeper.api.types import (
+    AccessMode,
+    InferenceServiceSpec,
+    NetworkPreset,
+    RolloutStrategy,
+    RoutingPolicy,
+    ScalingMode,
+    ServiceType,
+)
 from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 
 GIB = 1024**3
@@ -98,12 +106,22 @@ def advice_of(service: InferenceService) -> list[str]:
         advice.append(
             "scaling.minReplicas is 1: the service is unavailable while its only replica restarts"
         )
-    if spec.service.type is not ServiceType.CLUSTER_IP and not spec.network_policy.cidrs:
-        advice.append(
-            f"service.type is {spec.service.type}, but networkPolicy.cidrs is empty: a network that enforces policies lets no client outside the cluster connect"
-        )
+    advice += _network_advice(spec)
     if spec.routing.policy is not RoutingPolicy.NONE and spec.routing.replicas == 1:
         advice.append(
             "routing.replicas is 1: the service is unavailable while its only router pod is replaced"
+        )
+    return advice
+
+
+def _network_advice(spec: InferenceServiceSpec) -> list[str]:
+    policy, advice = spec.network_policy, []
+    if spec.service.type is not ServiceType.CLUSTER_IP and not policy.cidrs:
+        advice.append(
+            f"service.type is {spec.service.type}, but networkPolicy.cidrs is empty: a network that enforces policies lets no client outside the cluster connect"
+        )
+    if spec.access is AccessMode.GATEWAY and policy.preset is not NetworkPreset.GATEWAY:
+        advice.append(
+            f"access is Gateway, but networkPolicy.preset is {policy.preset}: other pods can connect, and only the engines refuse them"
         )
     return advice

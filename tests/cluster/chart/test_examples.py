@@ -28,6 +28,7 @@ WANTED = {
     "devices-by-claims",
     "model-image",
     "scaled-by-hpa",
+    "behind-the-gateway",
 }
 
 

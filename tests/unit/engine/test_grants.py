@@ -203,6 +203,20 @@ async def test_every_route_with_authorization_demands_a_grant_once(
     assert_nothing_left(app)
 
 
+async def test_a_router_may_have_the_prompt_tokenized_before_it_sends_the_request(
+    app: TierMiddleware,
+) -> None:
+    """vllm-router does so with `cache_aware`, and passes the bearer token on. One generation, still."""
+    header = bearer(KEY.grant())
+    for path in ("/tokenize", "/detokenize"):
+        assert await asked(app, header, path=path) == 200
+        assert await asked(app, header, path=path) == (401, "grant_used")
+    assert await asked(app, header, method="GET", path="/v1/responses/render") == 200
+    assert await asked(app, header, method="GET", path="/v1/models") == (401, "grant_used")
+    assert await asked(app, header, path="/v1/completions") == 200
+    assert await asked(app, header, path="/v1/chat/completions") == (401, "grant_used")
+
+
 async def test_probes_and_the_supervisor_need_no_grant(tmp_path: Path, vllm: Noting) -> None:
     own = [(INTERNAL_HEADER.encode(), b"token")]
     made = settings(tmp_path, grants_text(KEY), internal_token="token")

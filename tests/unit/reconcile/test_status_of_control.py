@@ -22,6 +22,7 @@ from fleetkeeper.common.values import (
     ReportedCondition,
     ScalingReport,
 )
+from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.status.degradation import REPORTED_BY_CONTROL_LOOP
 from fleetkeeper.reconcile.types import (
     Container,
@@ -170,3 +171,27 @@ def test_scaling_limited_follows_from_the_facts_of_the_control_loop(
     assert figure in condition_of(world, "ScalingLimited")["message"]
     pinned = settle(replace(with_spec(RESTING, replicas=1), control_report=report))
     assert pinned.condition("ScalingLimited") == ("True", "ReplicasPinned")
+
+
+def test_engines_that_demand_no_grant_are_named_with_an_event() -> None:
+    """The control loop measures it, and records no event of its own."""
+    report = ControlReport(open_pods=("chat-1", "chat-2"))
+    world = replace(RESTING, control_report=report, status_written=None)
+    found = condition_of(world, "Degraded")
+    assert found["reason"] == Reason.GRANTS_NOT_DEMANDED
+    assert "chat-1, chat-2" in found["message"]
+    assert [event.reason for event in plan_of(world).events] == [Reason.GRANTS_NOT_DEMANDED]
+    settled = settle(world)
+    # A new process does not know yet, so it keeps the condition.
+    pending = replace(settled.snapshot(), control_report=None, control_pending=True)
+    assert decide_plan(pending, settled.context, settled.now).status is None
+    known = replace(settled, control_report=ControlReport())
+    assert condition_of(known, "Degraded")["reason"] == Reason.AS_EXPECTED
+
+
+def test_a_demand_without_keys_is_the_first_problem_of_an_available_service() -> None:
+    """Every request is refused, whatever else is wrong."""
+    world = with_spec(RESTING, access="Gateway")
+    found = condition_of(replace(world, status_written=None), "Degraded")
+    assert found["reason"] == Reason.NO_GRANT_KEYS
+    assert "grantJwksFile" in found["message"]

@@ -124,7 +124,7 @@ class TierMiddleware:
         if route in (Route.OPEN, Route.LOOPBACK) or scope["method"] == "OPTIONS":
             return self._app(scope, receive, send)
         try:
-            granted = self._grants.admit(scope)
+            granted = self._grants.admit(scope, _purpose(route, scope["path"]))
         except (GrantRefusedError, GrantsFullError) as refusal:
             return self._refuse_grant(send, refusal)
         if granted is not None:
@@ -337,6 +337,11 @@ class TierMiddleware:
             return
         retry = [(b"retry-after", str(refusal.retry_after_s).encode())]
         await answer(send, 429, refused_body(refusal), retry)
+
+
+def _purpose(route: Route, path: str) -> str:
+    """Return what a request uses its grant for: one generation, whatever its path is."""
+    return path if route is Route.TOKENIZER else route.value
 
 
 def tier_of(name: bytes) -> Tier | None:

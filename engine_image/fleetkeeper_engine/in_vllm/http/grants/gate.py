@@ -108,11 +108,11 @@ class GrantGate:
             ",".join(state.keys or ()),
         )
 
-    def admit(self, scope: Scope) -> Scope | None:
+    def admit(self, scope: Scope, purpose: str = "") -> Scope | None:
         """Return the scope of a request that came with a valid grant, None if it needs none and has none.
 
         The scope holds the `GrantIdentity`, and vLLM's API key if there is one. `use` or `release`
-        must follow.
+        must follow. A grant is accepted once for each purpose.
 
         Raises:
             GrantRefusedError: if a grant is demanded and the request has no valid one.
@@ -121,7 +121,7 @@ class GrantGate:
         if self._verifier is None and not self._state.demanded:
             return None
         try:
-            identity, claim = self._claimed(scope)
+            identity, claim = self._claimed(scope, purpose)
         except (GrantRefusedError, GrantsFullError) as refusal:
             if not self._state.demanded:
                 return None
@@ -133,7 +133,7 @@ class GrantGate:
         granted[_CLAIM_KEY] = claim
         return granted
 
-    def _claimed(self, scope: Scope) -> tuple[GrantIdentity, Claim]:
+    def _claimed(self, scope: Scope, purpose: str) -> tuple[GrantIdentity, Claim]:
         grant = grant_in(scope)
         if grant is None:
             raise GrantRefusedError(GrantRefusal.MISSING)
@@ -145,7 +145,7 @@ class GrantGate:
         identity = self._verifier.verify(grant, now)
         if self._used.is_full(now):
             raise GrantsFullError
-        claim = self._used.claim(identity)
+        claim = self._used.claim(identity, purpose)
         if claim is None:
             raise GrantRefusedError(GrantRefusal.USED)
         return identity, claim

@@ -6,11 +6,11 @@ from fleetkeeper_contract.grants import GRANT_LEEWAY_SECONDS
 from fleetkeeper_engine.in_vllm.http.grants.identity import GrantIdentity
 
 MAX_REMEMBERED = 131_072
-"""About 30 MB. 2,000 requests a second fill it, because a grant is remembered for 65 s at most."""
+"""About 30 MB. 2,000 requests a second fill it, because a use is remembered for 65 s at most."""
 
 
 class UsedGrants:
-    """The attempts whose grants cannot be accepted again, with the time until they would be refused as expired."""
+    """The uses of grants that cannot be repeated, with the time until the grants would be refused as expired."""
 
     def __init__(self, max_remembered: int = MAX_REMEMBERED) -> None:
         self._until: dict[str, float] = {}
@@ -30,16 +30,23 @@ class UsedGrants:
             del until[oldest]
         return len(until) >= self._max
 
-    def claim(self, identity: GrantIdentity) -> Claim | None:
-        """Reserve a grant for one request; None if another request has or had it."""
-        if identity.attempt in self._until:
-            return None
-        self._until[identity.attempt] = identity.expires + GRANT_LEEWAY_SECONDS
-        return Claim(self, identity.attempt)
+    def claim(self, identity: GrantIdentity, purpose: str = "") -> Claim | None:
+        """Reserve a grant for one request; None if another request for the same purpose has or had it.
 
-    def forget(self, attempt: str) -> None:
+        Args:
+            identity: who sent the request.
+            purpose: a prefix-aware router first has the prompt tokenized, with the same grant. It
+                does so for another purpose than the generation that follows.
+        """
+        use = f"{purpose} {identity.attempt}"
+        if use in self._until:
+            return None
+        self._until[use] = identity.expires + GRANT_LEEWAY_SECONDS
+        return Claim(self, use)
+
+    def forget(self, use: str) -> None:
         """Make a grant usable again."""
-        self._until.pop(attempt, None)
+        self._until.pop(use, None)
 
 
 class Claim:
@@ -49,11 +56,11 @@ class Claim:
     to this one again.
     """
 
-    __slots__ = ("_attempt", "_grants")
+    __slots__ = ("_grants", "_use")
 
-    def __init__(self, grants: UsedGrants, attempt: str) -> None:
+    def __init__(self, grants: UsedGrants, use: str) -> None:
         self._grants: UsedGrants | None = grants
-        self._attempt = attempt
+        self._use = use
 
     def use(self) -> None:
         """Keep the grant for good."""
@@ -63,4 +70,4 @@ class Claim:
         """Return the grant, unless it was used. Idempotent."""
         grants, self._grants = self._grants, None
         if grants is not None:
-            grants.forget(self._attempt)
+            grants.forget(self._use)
