@@ -95,7 +95,7 @@ class WatchedKeys:
     def in_force(self, key_id: str, now: float) -> bool:
         """Return whether a key that was accepted before is neither revoked nor expired.
 
-        Requests in progress go on while the API server is away, also beyond the set time: nothing
+        Requests in progress continue while the API server is away, also beyond the set time: nothing
         says that their key ended.
         """
         return self.store.is_usable(key_id) and not self.store.is_expired(key_id, now)

@@ -75,7 +75,7 @@ def _seconds(text: object) -> int:
     try:
         return int(datetime.fromisoformat(_text(text)).timestamp())
     except (ValueError, OverflowError):
-        return 0  # the API server writes it; a client of ours only shows it
+        return 0  # the API server writes it, and clients only show it
 
 
 def _map(value: object) -> Mapping[str, Any]:

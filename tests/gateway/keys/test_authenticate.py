@@ -156,7 +156,7 @@ async def test_before_the_first_list_no_key_can_be_checked() -> None:
         assert not keys.synced
         assert math.isnan(keys.contact_age_s)
         assert refusal(keys, bearer(1)) == ("keys_unavailable", None)
-        assert refusal(keys, None) == ("missing_api_key", None), "the client can mend this"
+        assert refusal(keys, None) == ("missing_api_key", None), "the client can correct this"
 
 
 async def test_without_the_server_known_keys_serve_for_the_set_time_and_come_back(

@@ -1,0 +1,46 @@
+"""The gateway's rights are enough for it, and give nothing else away."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetkeeper_local.control_plane.access import KubectlError
+from tests.support.client_keys import key_of
+from tests.support.gateway_world import GatewayWorld, running, until
+
+
+async def test_with_its_rights_alone_the_gateway_knows_services_and_keys(
+    world: GatewayWorld,
+) -> None:
+    world.put_service("chat")
+    world.put_key("chat", key_of(1))
+    services, keys = world.services(), world.keys()
+    async with running(services), running(keys):
+        await until("services and keys", lambda: services.synced and keys.synced)
+        assert services.named(world.namespace, "chat") is not None
+        assert len(keys.store) == 1
+        assert services.watch.failures + keys.watch.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "in_keys_namespace"),
+    [
+        ("list", "secrets", False),
+        ("get", "secrets", False),
+        ("create", "secrets", True),
+        ("update", "secrets", True),
+        ("delete", "secrets", True),
+        ("get", "configmaps", True),
+        ("list", "pods", False),
+        ("update", "inferenceservices.fleetkeeper.io", False),
+    ],
+)
+def test_it_has_no_other_right(
+    world: GatewayWorld, verb: str, resource: str, *, in_keys_namespace: bool
+) -> None:
+    namespace = world.keys_namespace if in_keys_namespace else world.namespace
+    with pytest.raises(KubectlError):
+        world.plane.kubectl(
+            *("-n", namespace, "auth", "can-i", verb, resource, "--quiet"),
+            kubeconfig=world.plane.user_kubeconfig(world.user),
+        )
