@@ -30,7 +30,10 @@ HOST = "llm.example.com"
 TIMEOUT_S = 120
 ADMIN_PORT = 8081
 
-pytestmark = pytest.mark.usefixtures("calm_operator")
+pytestmark = [
+    pytest.mark.usefixtures("calm_operator"),
+    pytest.mark.timeout(2400),  # the first time it builds Traefik
+]
 
 
 @dataclass(frozen=True)
