@@ -206,7 +206,7 @@ async def send_raw(port: int, request: RawRequest, guard_s: float = 120.0) -> by
             if not request.whole:
                 writer.write_eof()
             return await reader.read()
-        except ConnectionError:
+        except OSError:  # the gateway hung up first; a socket tells it in several ways
             return b""
         finally:
             writer.close()

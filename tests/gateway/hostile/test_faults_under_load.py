@@ -14,8 +14,8 @@ import pytest
 from fleetkeeper_contract import client_keys
 from tests.support.gateway_api import KEYS_NAMESPACE, SECRETS, service
 from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_upstream import DONE
 from tests.support.gateway_surroundings import Surroundings
+from tests.support.gateway_upstream import DONE
 
 CLIENTS = 8
 BOTH = 40
