@@ -11,7 +11,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 class GrantSettings(BaseSettings):
     """The place of the keys that sign grants."""
 
-    model_config = SettingsConfigDict(env_prefix="FLEETKEEPER_GATEWAY_", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="FLEETKEEPER_GATEWAY_", env_ignore_empty=True, frozen=True
+    )
 
     grant_keys_directory: Path | None = Field(
         None,

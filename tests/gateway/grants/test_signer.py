@@ -174,6 +174,12 @@ def test_without_keys_nothing_is_signed_and_the_error_says_what_to_do(tmp_path: 
         create_key_files(GrantSettings(grant_keys_directory=tmp_path)).current()
 
 
+def test_an_empty_variable_is_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Path("") would be the working directory."""
+    monkeypatch.setenv("FLEETKEEPER_GATEWAY_GRANT_KEYS_DIRECTORY", "")
+    assert GrantSettings().grant_keys_directory is None
+
+
 def test_a_private_key_among_the_public_ones_is_refused(tmp_path: Path) -> None:
     files = new_grant_keys()
     jwks = json.loads(files["jwks.json"])

@@ -286,6 +286,7 @@ def test_a_missing_metric_is_named(name: str) -> None:
         "fleetkeeper_memory_fragmentation_ratio",
         "fleetkeeper_live_limits_supported",
         "fleetkeeper_hung",
+        "fleetkeeper_grants_demanded",
         *SHOWN,
     }
     assert (name in got.missing) is not optional
