@@ -297,6 +297,8 @@ def test_files_beyond_the_retention_are_deleted_and_cursors_stay(tmp_path: Path)
     store = opened(tmp_path, NOW + 200 * HOUR, retention_days=1)
     ledger.read_into(store, NOW + 200 * HOUR)
     store.tidy(NOW + 200 * HOUR)
+    store.close()
+    store = opened(tmp_path, NOW + 300 * HOUR, retention_days=1)
     assert store.cursor("pod-1").next == 30
 
 
