@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from fleetkeeper_contract.usage_files import Counts, Report
+from fleetkeeper_contract.usage_files import Counts, Report, committed
 from fleetkeeper_gateway.usage.collector import parse_page
 from fleetkeeper_gateway.usage.lines import Pod
 from fleetkeeper_gateway.usage.pages import Page
@@ -104,3 +105,41 @@ def assert_complete(report: Report, *ledgers: Ledger) -> None:
     found = all_counts(report)
     assert {name: getattr(found, name) for name in COUNTED} == tokens_of(entries)
     assert found.requests == len(entries)
+
+
+def some_ledgers() -> tuple[Ledger, Ledger]:
+    """Two pods of one service."""
+    first, second = Ledger("pod-1", page_entries=3), Ledger("pod-2", page_entries=3)
+    return first, second
+
+
+def fill(first: Ledger, second: Ledger, now: float, round_: int) -> None:
+    """Five entries for each; one attempt is the same, because a router sent it to both."""
+    for index in range(4):
+        first.add(an_entry(f"a-{round_}-{index}", now - index, 10 + index))
+        second.add(an_entry(f"b-{round_}-{index}" if index % 2 else None, now - index, 100))
+    # A router sent this attempt to both.
+    first.add(an_entry(f"twice-{round_}", now, 7))
+    second.add(an_entry(f"twice-{round_}", now, 8))
+
+
+STORES: list[UsageStore] = []
+"""Every store that a test opened, also those whose process ended; closed after the test."""
+
+
+def opened(directory: Path, now: float = NOW, retention_days: int = 90) -> UsageStore:
+    """A store on a directory, as a process begins with it."""
+    store = UsageStore(directory, retention_days)
+    STORES.append(store)
+    store.open(now)
+    return store
+
+
+def whole(store: UsageStore, *by: str) -> Report:
+    """A report of all times."""
+    return store.report(0.0, 2.0**33, by or ("key", "model", "tier", "service"))
+
+
+def ends_of_groups(path: Path) -> list[int]:
+    """The places in a file after each commit."""
+    return [end for _, end in committed(path.read_bytes().splitlines(keepends=True))]

@@ -111,10 +111,12 @@ class UsageStore:
         """
         for hour in self._hours():
             begin = parse_hour(hour)
-            if begin < now - self._retention_s and hour != self._hour:
+            if hour == self._newest:
+                continue  # it has the cursors, and may be open
+            if begin < now - self._retention_s:
                 self._path(hour).unlink()
                 self._summed.discard(hour)
-            elif begin <= now - RAW_HOURS * HOUR_S and hour not in self._summed | {self._hour}:
+            elif begin <= now - RAW_HOURS * HOUR_S and hour not in self._summed:
                 self._sum_up(hour)
                 self._summed.add(hour)
 
