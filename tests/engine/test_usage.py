@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import urllib.request
@@ -85,17 +86,23 @@ class Bench:
         return counted, found["vllm:prefix_cache_hits_total"]
 
 
+INSIDE = (f"--scheduler-cls={SCHEDULER_FACTORY}", "--middleware=granted_for_a_test.Granted")
+
+
+def granted_module(directory: Path) -> Path:
+    file = directory / "granted_for_a_test.py"
+    file.write_text(GRANTED)
+    return file
+
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     directory = tmp_path_factory.mktemp("usage")
-    (directory / "granted_for_a_test.py").write_text(GRANTED)
+    granted_module(directory)
     engine = InsideEngine(
         directory,
         environment={"PYTHONPATH": str(directory)},
-        inside=(
-            f"--scheduler-cls={SCHEDULER_FACTORY}",
-            "--middleware=granted_for_a_test.Granted",
-        ),
+        inside=INSIDE,
         arguments=("--enable-prefix-caching",),
     )
     yield Bench(engine)
@@ -234,6 +241,55 @@ async def test_each_attempt_has_one_entry_with_what_its_client_was_told(bench: B
         assert not found.aborted
     answered = {sent.attempt for sent in bench.sent if sent.attempt and sent.status}
     assert answered <= by_attempt.keys()
+
+
+class Embedding(InsideEngine):
+    """The tiny model as a model of embeddings, which generates nothing."""
+
+    def _warm(self) -> None:
+        """Embed once; it cannot complete."""
+        body = json.dumps({"model": MODEL, "input": "one two three"}).encode()
+        headers = {"Content-Type": "application/json", INTERNAL_HEADER: TOKEN}
+        request = urllib.request.Request(f"{self.url}/v1/embeddings", body, headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status == 200
+
+
+async def test_embeddings_are_counted_by_their_prompts(tmp_path: Path) -> None:
+    """Several inputs in one request, and clients that hang up."""
+    engine = Embedding(
+        tmp_path,
+        environment={"PYTHONPATH": str(granted_module(tmp_path).parent)},
+        inside=INSIDE,
+        arguments=("--runner=pooling", "--convert=embed"),
+    )
+    bench = Bench(engine)
+    told: dict[str, int] = {}
+
+    async def embed(session: aiohttp.ClientSession, number: int) -> None:
+        body = {"model": MODEL, "input": ["one two " * (number + 1)] * (1 + number % 5)}
+        with contextlib.suppress(TimeoutError):
+            async with (
+                asyncio.timeout(0.05 if number % 7 == 3 else 600.0),
+                session.post(
+                    f"{engine.url}/v1/embeddings", json=body, headers={GRANT: f"e-{number}"}
+                ) as response,
+            ):
+                told[f"e-{number}"] = (await response.json())["usage"]["prompt_tokens"]
+
+    try:
+        async with client() as session, asyncio.TaskGroup() as tasks:
+            for number in range(40):
+                tasks.create_task(embed(session, number))
+        await engine.until_idle()
+        head, entries, counted, _ = await settled(bench)
+    finally:
+        engine.stop()
+    assert head.sums.total == counted
+    assert counted.answer == 0
+    assert len(told) >= 34
+    found = {entry.attempt: entry.tokens.prompt for entry in entries if entry.attributed}
+    assert {name: found[name] for name in told} == told
 
 
 async def test_an_api_server_that_is_killed_leaves_a_ledger_to_continue(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aiohttp import web
@@ -31,13 +31,10 @@ class Engine:
 
     def work(self, count: int, *, granted: bool = True) -> None:
         for _ in range(count):
-            name = f"{self.uid}-{len(self.written)}"
-            entry = Entry(
-                Tokens(10, 4, 5),
-                time.time(),
-                *((name, f"r-{name}", "key-1") if granted else ()),
-                tier=EngineTier.BATCH,
-            )
+            entry = Entry(Tokens(10, 4, 5), time.time(), tier=EngineTier.BATCH)
+            if granted:
+                name = f"{self.uid}-{len(self.written)}"
+                entry = replace(entry, attempt=name, request=f"r-{name}", key="key-1")
             self.writer.write(entry)
             self.written.append(entry)
 

@@ -330,10 +330,14 @@ def _unpack_record(record: bytes, number: int) -> tuple[Entry, Sums] | None:
     for length in lengths:
         texts.append(known[place : place + length].decode("utf-8", "replace"))
         place += length
+    attempt, request, key, adapter = texts
     entry = Entry(
         Tokens(prompt, cached, answer),
         time,
-        *texts,
+        attempt,
+        request,
+        key,
+        adapter,
         tier=TIERS[tier] if tier < len(TIERS) else None,
         aborted=bool(flags & _ABORTED),
     )

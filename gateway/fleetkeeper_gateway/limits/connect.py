@@ -38,12 +38,7 @@ def new_connection(settings: LimitSettings) -> AbstractConnection:
         )
     if kind is SSLConnection and settings.redis_ca_file is not None:
         options["ssl_ca_certs"] = str(settings.redis_ca_file)
-    # RESP2: every server knows it, and no greeting is needed. Timeouts are the pipe's.
-    options |= {
-        "protocol": 2,
-        "driver_info": None,
-        "socket_timeout": None,
-        "socket_keepalive": True,
-    }
+    # RESP2: every server knows it, and no greeting is needed. The pipe watches the time.
+    options |= {"protocol": 2, "socket_timeout": None, "socket_keepalive": True}
     connection: AbstractConnection = kind(**options)
     return connection

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fleetkeeper_gateway.interfaces import TierLimits
-from fleetkeeper_gateway.limits.rules import MINUTE_MS, Reading, Window
+from fleetkeeper_gateway.limits.rules import EPSILON, MINUTE_MS, Reading, Window
 
 Place = tuple[str, str]
 """ID of a client's key, and the label of a tier."""
@@ -128,7 +128,7 @@ class LocalLimits:
         cost = 0 if bucket is None else min(tokens, bucket.limit)
         admitted = (
             (most is None or running < most)
-            and (bucket is None or (bucket.limit > 0 and bucket.level >= cost))
+            and (bucket is None or (bucket.limit > 0 and bucket.level >= cost - EPSILON))
             and window.wait_ms(_unless_none(limits.requests_per_minute), self._window_ms) <= 0
         )
         if admitted and limits.requests_per_minute is not None:

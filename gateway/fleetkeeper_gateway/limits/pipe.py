@@ -9,7 +9,6 @@ before what the next one asks.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -138,9 +137,7 @@ class Pipe:
     async def _read(self) -> None:
         while True:
             try:
-                found = await self._connection.read_response(
-                    disable_decoding=True, timeout=math.inf
-                )
+                found = await self._connection.read_response(disable_decoding=True)
             except ResponseError as error:
                 self._refused(self._calls.popleft(), error)
             else:
@@ -164,7 +161,7 @@ class Pipe:
         oldest, now = self._calls[0], self._loop.time()
         if now >= oldest.deadline and now - due > LATE_S and not oldest.excused:
             oldest.excused = True
-            oldest.deadline = now + LATE_S
+            oldest.deadline = now + oldest.budget_s
         if now >= oldest.deadline:
             self.end("no answer in time")
             return

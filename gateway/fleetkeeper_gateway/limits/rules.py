@@ -14,6 +14,8 @@ from fleetkeeper_gateway.interfaces import Demand, LimitRefused, TierLimits
 
 MINUTE_MS = 60_000.0
 MAX_RETRY_S = 60
+EPSILON = 1e-6
+"""Tokens, or ms, by which sums of fractions may miss a whole number."""
 CONCURRENCY_RETRY_S = 1
 """Nobody knows when a running request ends."""
 
@@ -71,7 +73,7 @@ def estimate_tokens(body_bytes: int, max_tokens: int | None, choices: int, cap: 
 
 def duration(milliseconds: float) -> str:
     """Return a duration as OpenAI's headers have it: 0s, 17ms, 8.64s, 6m0s, 1h0m0s."""
-    whole = max(0, math.ceil(min(milliseconds, 1e12)))
+    whole = max(0, math.ceil(min(milliseconds, 1e12) - EPSILON))
     if 0 < whole < 1000:
         return f"{whole}ms"
     minutes, rest = divmod(whole, 60_000)
@@ -92,7 +94,7 @@ def headers_of(limits: TierLimits, reading: Reading, window_ms: float) -> dict[s
         headers["x-ratelimit-reset-requests"] = duration(reading.window.reset_ms())
     if (most := limits.tokens_per_minute) is not None:
         headers["x-ratelimit-limit-tokens"] = str(most)
-        headers["x-ratelimit-remaining-tokens"] = str(max(0, math.floor(reading.level)))
+        headers["x-ratelimit-remaining-tokens"] = str(max(0, math.floor(reading.level + EPSILON)))
         headers["x-ratelimit-reset-tokens"] = duration(_fill_ms(most, most - reading.level))
     return headers
 
@@ -101,7 +103,7 @@ def refusal(demand: Demand, limits: TierLimits, reading: Reading, window_ms: flo
     """Return the refusal of a request, for the limit that it has to wait for longest."""
     waits = _waits(demand, limits, reading, window_ms)
     limit, (most, wait_ms) = max(waits.items(), key=lambda item: item[1][1])
-    retry_s = min(MAX_RETRY_S, max(1, math.ceil(min(wait_ms / 1000, MAX_RETRY_S))))
+    retry_s = min(MAX_RETRY_S, max(1, math.ceil(min(wait_ms / 1000, MAX_RETRY_S) - EPSILON)))
     unit = "requests at once" if limit == "concurrency" else f"{limit} a minute"
     return LimitRefused(
         limit,
@@ -120,7 +122,7 @@ def _waits(
         waits["concurrency"] = (most, CONCURRENCY_RETRY_S * 1000.0)
     if (most := limits.tokens_per_minute) is not None:
         cost = min(demand.tokens, most)
-        if most <= 0 or reading.level < cost:
+        if most <= 0 or reading.level < cost - EPSILON:
             waits["tokens"] = (most, _fill_ms(most, cost - reading.level))
     if (most := limits.requests_per_minute) is not None:
         wait_ms = reading.window.wait_ms(most, window_ms)

@@ -35,8 +35,10 @@ KINDS: Final = ("unattributed", "lost")
 
 
 def usage(
+    *,
     since: Annotated[
-        str, typer.Option("--since", help="Begin: 30d, 12h, or an RFC 3339 time. Whole hours count.")
+        str,
+        typer.Option("--since", help="Begin: 30d, 12h, or an RFC 3339 time. Whole hours count."),
     ] = "30d",
     until: Annotated[
         str, typer.Option("--until", help="End, in the same form. Default: now.")

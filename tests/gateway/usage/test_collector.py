@@ -101,7 +101,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(GUARD_S):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - other tasks tell no event
             await asyncio.sleep(0.01)
 
 
@@ -183,7 +183,7 @@ WRONG: list[Callable[[], Awaitable[web.Response]]] = [
     lambda: _raw(b"", status=302, Location="http://127.0.0.1:9/"),
     lambda: _raw(b" " * (reading.PAGE_BYTES + 1)),
     *(
-        lambda page=page: _json(page)  # type: ignore[misc]
+        lambda page=page: _json(page)
         for page in (
             _page(next=-1),
             _page(next=2**60, newest=2**60),
@@ -216,9 +216,7 @@ async def test_an_engine_that_answers_anything_disturbs_no_other(
         return await answer()
 
     async with serving(wrong) as url, bench.engine("good") as good:
-        bench.targets.insert(
-            0, Target(Pod("bad", "team", "bad"), "bad-1", url, terminating=False)
-        )
+        bench.targets.insert(0, Target(Pod("bad", "team", "bad"), "bad-1", url, terminating=False))
         good.work(1)
         await bench.read_all()
     report = bench.report()
@@ -261,7 +259,7 @@ async def test_a_pod_that_terminates_is_read_until_it_is_gone(bench: Bench) -> N
         await until(lambda: collector.last_read is not None)
         assert bench.report().rows == {}
         collector.pod_ends(bench.targets[0])
-        await until(lambda: one.port._asked.is_set())
+        await until(one.port._asked.is_set)
         one.work(7)
         began = time.monotonic()
         await one.port.wait_until_read()

@@ -419,7 +419,7 @@ class Collecting(RuleBasedStateMachine):
     @rule(cut=st.integers(1, 400))
     def crash(self, cut: int) -> None:
         """The last write of the process was not whole: what it was to add is read again."""
-        newest = sorted(self.directory.glob("*.jsonl"))[-1]
+        newest = max(self.directory.glob("*.jsonl"))
         size = newest.stat().st_size
         groups = ends_of_groups(newest)
         start = groups[-2] if len(groups) > 1 else 0
@@ -443,6 +443,4 @@ class Collecting(RuleBasedStateMachine):
 
 
 TestCollecting = Collecting.TestCase
-TestCollecting.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None
-)
+TestCollecting.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -275,7 +275,7 @@ def test_a_vllm_without_what_is_needed_is_left_alone(
     if missing == "module":
         monkeypatch.delitem(sys.modules, MODULE, raising=False)
     else:
-        monkeypatch.setitem(sys.modules, MODULE, module)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, MODULE, module)
     before = dict(vars(kind))
     assert not install(bench.accounts)
     assert dict(vars(kind)) == before
@@ -289,7 +289,7 @@ def test_a_vllm_with_what_is_needed_is_hooked_once(
     kind = type("OutputProcessor", (Processor,), {})
     output = type("Output", (), {"__annotations__": {"prefill_stats": object}})
     module = SimpleNamespace(OutputProcessor=kind, EngineCoreOutput=output)
-    monkeypatch.setitem(sys.modules, MODULE, module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, MODULE, module)
     assert install(bench.accounts)
     once = dict(vars(kind))
     assert install(bench.accounts)
@@ -312,7 +312,8 @@ async def test_the_middleware_opens_and_ends_an_account(bench: Bench) -> None:
         await send({"type": "http.response.body", "body": b"done", "more_body": False})
 
     app = TierMiddleware(vllm, VllmSettings(), accounts=bench.accounts)
-    call = Call(app, **{SCOPE_KEY: granted()})
+    identity: dict[str, Any] = {SCOPE_KEY: granted()}
+    call = Call(app, **identity)
     await asyncio.wait_for(call.task, 60)
     assert call.sent[-1]["body"] == b"done"
     (found,) = bench.entries()

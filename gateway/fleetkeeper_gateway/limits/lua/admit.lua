@@ -30,8 +30,9 @@ if max_tokens >= 0 then
   level = math.min(level, max_tokens)
 end
 
+-- Sums of fractions may miss a whole number by very little. EPSILON in rules.py is the same.
 local admitted = (max_running < 0 or running < max_running)
-  and (max_tokens < 0 or (max_tokens > 0 and level >= cost))
+  and (max_tokens < 0 or (max_tokens > 0 and level >= cost - 1e-6))
 if admitted and max_requests >= 0 then
   admitted = acquire_request({KEYS[2], KEYS[1]}, {max_requests, window_s, 1}) and true or false
 end

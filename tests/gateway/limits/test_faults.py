@@ -1,0 +1,262 @@
+"""A Redis that is slow, full, read-only, gone or emptied: requests go on under local limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from fleetkeeper_gateway.interfaces import Key, Limiter, LimitRefused
+from fleetkeeper_gateway.limits import LimitSettings
+from fleetkeeper_gateway.tiers import Tier
+from tests.support.limits_world import (
+    BRIEF,
+    PATIENT,
+    Replica,
+    Replicas,
+    admitted,
+    demand_of,
+    key_with,
+    refused,
+    until,
+    until_admitted,
+)
+from tests.support.redis_server import RedisServer, redis_server
+
+SLOTS = "fleetkeeper:limits:{team-a/standard}:slots"
+
+
+def admitted_without_waiting(limiter: Limiter, key: Key) -> bool:
+    """Whether a request is decided before anything is awaited. Closes nothing, asks nobody."""
+    call = limiter.admit(demand_of(key)).__await__()
+    try:
+        next(call)
+    except StopIteration:
+        return True
+    except LimitRefused:
+        return False
+    raise AssertionError("a request waits for a server that has failed")
+
+
+async def tries_in_vain(replica: Replica) -> None:
+    """Wait until the server failed some more tests."""
+    failures = replica.value("redis_failures_total")
+    await until(lambda: replica.value("redis_failures_total") > failures + 3, "it tries again")
+    assert not replica.shares
+
+
+def block_event_loop(seconds: float) -> None:
+    """Do what a long computation in the gateway would."""
+    time.sleep(seconds)
+
+
+async def local_limits_hold(replica: Replica, key_id: str) -> None:
+    """Exactly the limit is admitted, by this replica alone and without a wait."""
+    key = key_with(requests=3, tokens=100, key_id=key_id)
+    found = [admitted_without_waiting(replica.limiter, key) for _ in range(6)]
+    assert found == [True] * 3 + [False] * 3
+
+
+async def test_a_frozen_server_is_waited_for_once_and_is_asked_again_when_it_thaws(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    replica = await replicas.shared(redis.url, BRIEF)
+    with capture_logs() as logs:
+        redis.freeze()
+        key = key_with(concurrency=2)
+        # Nothing but the budget's timer can end this wait.
+        await admitted(replica.limiter, key, 2)
+        assert not replica.shares
+        await refused(replica.limiter, demand_of(key))
+        await local_limits_hold(replica, "frozen")
+        await tries_in_vain(replica)
+        redis.thaw()
+        await replica.until_shared()
+    assert [entry["log_level"] for entry in logs] == ["warning", "info"], logs
+    # The other replicas know of the running requests.
+    with redis.client() as client:
+        await until(lambda: client.zcard(SLOTS) >= 2, "slots of running requests")
+    another = await replicas.shared(redis.url)
+    assert (await refused(another.limiter, demand_of(key))).limit == "concurrency"
+
+
+async def test_a_busy_event_loop_is_not_taken_for_a_slow_server(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    replica = await replicas.shared(redis.url, replace(PATIENT, budget_s=1.0))
+    for _ in range(3):
+        call = asyncio.create_task(replica.limiter.admit(demand_of(key_with(requests=10))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        block_event_loop(1.2)
+        await call
+        assert replica.shares
+    with redis.client() as client:
+        assert client.get("fleetkeeper:limits:{team-a/standard}:requests") == "3"
+
+
+async def test_what_a_frozen_server_takes_late_is_given_back(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    """Requests that ended, or were refused, while it did not answer hold nothing afterwards."""
+    replica = await replicas.shared(redis.url, BRIEF)
+    key = key_with(concurrency=1, tokens=100)
+    redis.freeze()
+    calls = [replica.limiter.admit(demand_of(key, tokens=100)) for _ in range(5)]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    (only,) = [each for each in found if not isinstance(each, BaseException)]
+    await only.release(sent=False)
+    redis.thaw()
+    await replica.until_shared()
+    with redis.client() as client:
+        await until(lambda: client.zcard(SLOTS) == 0, "no slot is taken")
+    other = await replicas.shared(redis.url)
+    await other.limiter.admit(demand_of(key, tokens=100))
+
+
+async def test_a_full_server_makes_limits_local_until_it_has_room(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    replica = await replicas.shared(redis.url)
+    with redis.client() as client:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", "1mb")
+        await replica.limiter.admit(demand_of(key_with(requests=5)))
+        await local_limits_hold(replica, "full")
+        await tries_in_vain(replica)
+        client.config_set("maxmemory", "0")
+    await replica.until_shared()
+
+
+@pytest.mark.parametrize("limit", ["requests", "tokens", "concurrency"])
+async def test_every_kind_of_limit_notices_a_full_server(
+    redis: RedisServer, replicas: Replicas, limit: str
+) -> None:
+    replica = await replicas.shared(redis.url)
+    with redis.client() as client:
+        client.config_set("maxmemory", "1mb")
+        await replica.limiter.admit(demand_of(key_with(**{limit: 5})))  # type: ignore[arg-type]
+        assert not replica.shares
+
+
+async def test_a_read_only_copy_makes_limits_local_until_it_is_written_to(
+    redis: RedisServer, replicas: Replicas, tmp_path: Path
+) -> None:
+    replica = await replicas.shared(redis.url)
+    with redis_server(tmp_path / "primary") as primary, redis.client() as client:
+        client.replicaof("127.0.0.1", str(primary.port))
+        await replica.limiter.admit(demand_of(key_with(requests=5)))
+        assert not replica.shares
+        await local_limits_hold(replica, "read-only")
+        await tries_in_vain(replica)
+        client.replicaof("NO", "ONE")
+        await replica.until_shared()
+
+
+async def test_a_killed_server_that_begins_empty_learns_scripts_and_running_requests(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    one, two = [await replicas.shared(redis.url) for _ in range(2)]
+    key = key_with(concurrency=3)
+    first, _ = [*await admitted(one.limiter, key, 1), *await admitted(two.limiter, key, 1)]
+    redis.kill()
+    await one.until_local()
+    await local_limits_hold(one, "killed")
+    meanwhile = (await admitted(one.limiter, key, 1))[0]
+    redis.start()
+    for replica in (one, two):
+        await replica.until_shared()
+    with redis.client() as client:
+        await until(lambda: client.zcard(SLOTS) == 3, "slots of running requests")
+    assert (await refused(two.limiter, demand_of(key))).limit == "concurrency"
+    for admission in (first, meanwhile):
+        await admission.release(sent=True)
+    await admitted(two.limiter, key, 2)
+
+
+async def test_a_server_that_forgot_the_scripts_is_told_them_in_the_same_request(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    replica = await replicas.shared(redis.url)
+    key = key_with(requests=100, tokens=100, concurrency=3)
+    with redis.client() as client:
+        for _ in range(3):
+            client.script_flush()
+            admission = await replica.limiter.admit(demand_of(key))
+            client.script_flush()
+            await admission.release(sent=True)
+            client.script_flush()
+            await replica.limiter.settle(key.id, Tier.STANDARD, "unknown", 1)
+        assert client.zcard(SLOTS) == 0
+    assert replica.value("redis_failures_total") == 0
+
+
+async def test_an_idle_connection_that_the_server_closes_is_replaced(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    replica = await replicas.shared(redis.url)
+    with redis.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+        await replica.until_local()
+        await replica.until_shared()
+    await replica.limiter.admit(demand_of(key_with(requests=1)))
+    await refused(replica.limiter, demand_of(key_with(requests=1)))
+
+
+async def test_without_a_server_from_the_start_limits_are_local_until_it_starts(
+    replicas: Replicas, tmp_path: Path
+) -> None:
+    with redis_server(tmp_path / "redis") as server:
+        server.kill()
+        replica = replicas.start(LimitSettings(redis_url=server.url), PATIENT)
+        await admitted(replica.limiter, key_with(requests=2), 2)
+        await refused(replica.limiter, demand_of(key_with(requests=2)))
+        await local_limits_hold(replica, "never")
+        server.start()
+        await replica.until_shared()
+
+
+async def test_settling_without_a_server_raises_nothing_and_is_counted(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    replica = await replicas.shared(redis.url)
+    redis.kill()
+    await replica.limiter.settle("team-a", Tier.STANDARD, "request", 10)
+    await replica.limiter.settle("team-a", Tier.STANDARD, "request", 10)
+    assert replica.value("unsettled_total") == 2
+
+
+async def test_limits_stay_exact_while_requests_come_during_faults(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    """Whatever happens to the server: no error reaches a request, and all slots come back."""
+    replica = await replicas.shared(redis.url, BRIEF)
+    key = key_with(requests=100_000, tokens=10_000_000, concurrency=4)
+    stop = asyncio.Event()
+    running, most, count = 0, 0, 0
+
+    async def client() -> None:
+        nonlocal running, most, count
+        while not stop.is_set():
+            admission = await until_admitted(replica.limiter, key)
+            running += 1
+            most, count = max(most, running), count + 1
+            await asyncio.sleep(0)
+            running -= 1
+            await admission.release(sent=count % 2 == 0)
+
+    clients = [asyncio.create_task(client()) for _ in range(8)]
+    for fault in (redis.freeze, redis.thaw, redis.kill, redis.start):
+        fault()
+        reached = count
+        await until(lambda reached=reached: count > reached + 100, "requests go on")  # type: ignore[misc]
+    await replica.until_shared()
+    stop.set()
+    await asyncio.gather(*clients)
+    assert most <= 4
+    with redis.client() as connection:
+        await until(lambda: connection.zcard(SLOTS) == 0, "all slots are free")
