@@ -72,12 +72,12 @@ async def first_refusal(limiter: Limiter, key: Key) -> LimitRefused:
             return error
 
 
-async def until_admitted(limiter: Limiter, key: Key) -> Admission:
+async def until_admitted(limiter: Limiter, key: Key, tokens: int = 1) -> Admission:
     """Try until a request is admitted."""
     async with asyncio.timeout(GUARD_S):
         while True:
             try:
-                return await limiter.admit(demand_of(key))
+                return await limiter.admit(demand_of(key, tokens))
             except LimitRefused:
                 await asyncio.sleep(0.05)
 

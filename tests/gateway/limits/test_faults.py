@@ -118,6 +118,26 @@ async def test_what_a_frozen_server_takes_late_is_given_back(
     await other.limiter.admit(demand_of(key, tokens=100))
 
 
+async def test_what_a_frozen_server_takes_for_a_request_refused_here_is_given_back(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    replica = await replicas.shared(redis.url, BRIEF)
+    key = key_with(tokens=100)
+    redis.kill()
+    await replica.until_local()
+    await replica.limiter.admit(demand_of(key, tokens=100))
+    redis.start()
+    await replica.until_shared()
+    redis.freeze()
+    await refused(replica.limiter, demand_of(key, tokens=100))
+    redis.thaw()
+    await replica.until_shared()
+    another = await replicas.shared(redis.url)
+    await until_admitted(another.limiter, key, tokens=100)
+    with redis.client() as client:
+        assert client.hlen("fleetkeeper:limits:{team-a/standard}:held") == 1
+
+
 async def test_a_full_server_makes_limits_local_until_it_has_room(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -160,7 +180,9 @@ async def test_a_read_only_copy_makes_limits_local_until_it_is_written_to(
 async def test_a_killed_server_that_begins_empty_learns_scripts_and_running_requests(
     redis: RedisServer, replicas: Replicas
 ) -> None:
-    one, two = [await replicas.shared(redis.url) for _ in range(2)]
+    # Leases are renewed when the server is back, not only when it is time.
+    timing = replace(PATIENT, renew_s=3600.0)
+    one, two = [await replicas.shared(redis.url, timing) for _ in range(2)]
     key = key_with(concurrency=3)
     first, _ = [*await admitted(one.limiter, key, 1), *await admitted(two.limiter, key, 1)]
     redis.kill()
