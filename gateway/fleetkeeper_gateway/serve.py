@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import resource
 import signal
 import socket
 import sys
@@ -29,16 +30,27 @@ from fleetkeeper_gateway.upstream.client import create_session
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.serve")
 
-KEEP_ALIVE_S: Final = 75
-"""Idle time of a client's connection: longer than that of most clients and load balancers (60 s),
-so that they end it, and no request meets its end."""
+KEEP_ALIVE_S: Final = 3700
+"""Idle time of a client's connection. Proxies keep theirs for a minute (load balancers), 90 s
+(Traefik) or an hour (Envoy), and must be the ones who end it: a request that meets the end of its
+connection fails."""
 _BACKLOG = 2048
-_UNSENT_BYTES = 65_536
-"""Bytes that the kernel takes ahead of a slow reader. It would take megabytes, and report progress
-only after a third of them."""
+_TCP_OPTIONS: Final = {
+    # Bytes that the kernel takes ahead of a slow reader. It would take megabytes, and report
+    # progress only after a third of them.
+    socket.TCP_NOTSENT_LOWAT: 65_536,
+    # A client that vanished is found within two minutes.
+    socket.TCP_KEEPIDLE: 60,
+    socket.TCP_KEEPINTVL: 15,
+    socket.TCP_KEEPCNT: 4,
+}
 _SYNC_PERIOD_S = 0.5
 _ABORT_S = 5.0
 """Time in which aborted requests end."""
+
+
+class CannotStart(Exception):
+    """The process cannot start; the message says why and what to do."""
 
 
 @dataclass(slots=True)
@@ -76,12 +88,13 @@ def main() -> int:
     try:
         settings = ServeSettings()
         configure_logs(settings.log_level, settings.log_format)
+        _allow_open_files()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve_with_default_parts(settings))
     except ValidationError as error:
         sys.stderr.write(f"invalid settings (variables FLEETKEEPER_GATEWAY_*): {error}\n")
         return 2
-    except OSError as error:
+    except CannotStart as error:
         sys.stderr.write(f"the gateway cannot start: {error}\n")
         return 1
 
@@ -98,7 +111,11 @@ async def _serve_with_default_parts(settings: ServeSettings) -> int:
 
 @contextlib.asynccontextmanager
 async def default_parts() -> AsyncIterator[Parts]:
-    """Yield the parts of a gateway in a cluster. Each reads settings of its own."""
+    """Yield the parts of a gateway in a cluster. Each reads settings of its own.
+
+    Raises:
+        CannotStart: if the API server's address or our credentials cannot be loaded.
+    """
     # Imported here: tests and the benchmark bring parts of their own, without a cluster.
     from fleetkeeper_gateway.audit import create_audit_log  # noqa: PLC0415
     from fleetkeeper_gateway.grants.settings import GrantSettings  # noqa: PLC0415
@@ -108,6 +125,7 @@ async def default_parts() -> AsyncIterator[Parts]:
         create_key_files,
     )
     from fleetkeeper_gateway.keys import KeysSettings, create_keys  # noqa: PLC0415
+    from fleetkeeper_gateway.kubernetes.credentials import NoCredentials  # noqa: PLC0415
     from fleetkeeper_gateway.limits import (  # noqa: PLC0415
         LimitSettings,
         create_limiter,
@@ -116,8 +134,11 @@ async def default_parts() -> AsyncIterator[Parts]:
     from fleetkeeper_gateway.services import ServicesSettings, create_services  # noqa: PLC0415
 
     audit = create_audit_log()
-    keys = create_keys(KeysSettings(), audit)
-    services = create_services(ServicesSettings())
+    try:
+        keys = create_keys(KeysSettings(), audit)
+        services = create_services(ServicesSettings())
+    except NoCredentials as error:
+        raise CannotStart(str(error)) from error
     grant_keys = create_key_files(GrantSettings())
     limit_settings = LimitSettings()
     limiter = create_limiter(limit_settings)
@@ -151,7 +172,7 @@ async def serve(
         started: called once both ports accept connections.
 
     Raises:
-        OSError: if an address cannot be listened on; the message names it.
+        CannotStart: if an address cannot be listened on.
     """
     with (
         _listen(settings.host, settings.port) as requests_socket,
@@ -243,6 +264,12 @@ def _config(application: object) -> uvicorn.Config:
     )
 
 
+def _allow_open_files() -> None:
+    """Raise the soft limit of open files: a stream takes two, and the usual limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -253,7 +280,9 @@ def _listen(host: str, port: int) -> socket.socket:
             dualstack_ipv6=family == socket.AF_INET6 and host == "::",
         )
     except OSError as error:
-        raise OSError(error.errno, f"cannot listen on {host} port {port}: {error}") from error
+        raise CannotStart(f"cannot listen on {host} port {port}: {error}") from error
     # Inherited by each connection.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _TCP_OPTIONS.items():
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
     return listener

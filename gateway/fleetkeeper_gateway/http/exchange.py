@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import traceback
 import uuid
 from typing import Final
 
@@ -107,8 +108,7 @@ class Exchange:
             self._open.task.uncancel()
             await self._aborted(self._open.reason)
         finally:
-            self._gateway.open_requests.remove(self._open)
-            self._connection.lost = None
+            self._stop_watching()
             self._body.release()
             try:
                 self._record()
@@ -137,8 +137,13 @@ class Exchange:
             self._warn("answer ended early", str(error))
             self._end_early("upstream_lost")
             self._connection.close()
-        except Exception:
-            logger.exception("request failed", request=self._id)
+        except Exception as error:  # noqa: BLE001 - the message of an unknown one may hold a prompt
+            logger.error(  # noqa: TRY400
+                "request failed",
+                request=self._id,
+                error=type(error).__name__,
+                stack="".join(traceback.format_tb(error.__traceback__)),
+            )
             self._outcome = "internal_error"
             await self._fail()
 
@@ -263,9 +268,15 @@ class Exchange:
             self._end_early(reason)
             self._connection.abort()
             return
+        self._stop_watching()
+        status, code, message, kind = refusal
+        headers = {"retry-after": "1"} if status == 503 else None
+        await self._refuse(Refusal(status, code, message, kind=kind, headers=headers))
+
+    def _stop_watching(self) -> None:
         self._gateway.open_requests.remove(self._open)
-        self._connection.lost = None
-        await self._refuse(Refusal(refusal[0], refusal[1], refusal[2], kind=refusal[3]))
+        if self._connection.lost == self._open.abort:
+            self._connection.lost = None
 
     async def _refuse(self, refusal: Refusal) -> None:
         self._started = True

@@ -12,10 +12,12 @@ import time
 from collections.abc import AsyncIterator
 
 import aiohttp
+import psutil
 import pytest
 from aiohttp import web
 
 from fleetkeeper_gateway.interfaces import Key
+from fleetkeeper_gateway.serve import CannotStart, main
 from tests.gateway.http.world import (
     AUTHORIZATION,
     CHAT,
@@ -140,6 +142,10 @@ async def test_the_end_of_a_drain_answers_requests_whose_answer_has_not_begun(
         assert await asking == (503, "draining")
 
 
+OPEN_FILES = 256
+"""The soft limit with which the process starts."""
+
+
 class Process:
     """The gateway as a process, with its log."""
 
@@ -172,6 +178,9 @@ async def _process(upstream: StandIn) -> AsyncIterator[Process]:
     own = {"HOST": "127.0.0.1", "PORT": "0", "ADMIN_PORT": "0", "DRAIN_SECONDS": "80"}
     environment = {f"FLEETKEEPER_GATEWAY_{name}": value for name, value in own.items()}
     started = await asyncio.create_subprocess_exec(
+        "sh",
+        "-c",
+        f'ulimit -Sn {OPEN_FILES}; exec "$0" "$@"',
         sys.executable,
         "-m",
         "tests.gateway.http.gateway_process",
@@ -200,6 +209,9 @@ async def test_signals_drain_and_then_end_the_process(
         url = f"http://127.0.0.1:{process.port}{CHAT}"
         async with client.post(url, data=chat(), headers=headers) as response:
             assert await response.content.readany() == b"first"
+            # A stream takes two files.
+            files, _ = psutil.Process(process.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+            assert files > OPEN_FILES
             process.process.send_signal(signal.SIGTERM)
             await process.until_line("draining")
             process.process.send_signal(signal.SIGTERM)
@@ -256,35 +268,16 @@ async def test_neither_keys_nor_prompts_reach_the_log(
     assert "key-1" not in metrics
 
 
-async def test_settings_that_are_wrong_are_named(upstream: StandIn) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.gateway.http.gateway_process",
-        upstream.url,
-        env=os.environ | {"FLEETKEEPER_GATEWAY_REQUEST_BYTES": "many"},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(GUARD_S):
-        _, error = await process.communicate()
-    assert process.returncode == 2
-    assert b"request_bytes" in error
+def test_settings_that_are_wrong_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLEETKEEPER_GATEWAY_REQUEST_BYTES", "many")
+    assert main() == 2
+    assert "request_bytes" in capsys.readouterr().err
 
 
-async def test_an_address_that_is_taken_is_named(upstream: StandIn) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.gateway.http.gateway_process",
-        upstream.url,
-        env=os.environ
-        | {
-            "FLEETKEEPER_GATEWAY_HOST": "127.0.0.1",
-            "FLEETKEEPER_GATEWAY_PORT": upstream.url.rpartition(":")[2],
-        },
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(GUARD_S):
-        _, error = await process.communicate()
-    assert process.returncode == 1
-    assert b"cannot listen on 127.0.0.1 port" in error
+async def test_an_address_that_is_taken_is_named(idle_world: World) -> None:
+    port = int(idle_world.upstream.url.rpartition(":")[2])
+    with pytest.raises(CannotStart, match=rf"cannot listen on 127\.0\.0\.1 port {port}"):
+        async with idle_world.running(port=port):
+            pass

@@ -8,6 +8,7 @@ import os
 
 import aiohttp
 import pytest
+import structlog.testing
 from aiohttp import web
 
 from fleetkeeper_gateway.http.paths import INFERENCE
@@ -15,6 +16,7 @@ from tests.gateway.http.world import (
     AUTHORIZATION,
     CHAT,
     GUARD_S,
+    PROMPT,
     SECRET,
     World,
     chat,
@@ -330,3 +332,17 @@ async def test_a_failure_of_the_gateway_itself_gives_everything_back(
         assert response.status == 200
     await world.until(lambda: world.limiter.admissions[0].released == [True])
     assert world.gateway.open_requests.count == 0
+
+
+async def test_a_request_that_fails_in_the_gateway_is_logged_without_its_content(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(demand: object) -> None:
+        raise ValueError(PROMPT)
+
+    monkeypatch.setattr(world.limiter, "admit", broken)
+    with structlog.testing.capture_logs() as lines:
+        assert await world.refused() == (500, "internal_error")
+    (line,) = lines
+    assert line["error"] == "ValueError"
+    assert PROMPT not in str(line)
