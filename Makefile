@@ -13,13 +13,13 @@ WORKERS ?= 3
 TESTS := tests/fault tests/unit tests/cluster tests/gateway tests/engine tests/e2e
 FAST := -m "not slow and not exhaustive" --hypothesis-profile=dev
 USUAL := -m "not exhaustive"
-VLLMS_OWN := api_options_in_vllm death drain fault limits memory_cap progress seeds serve start_stages tiers
+VLLMS_OWN := api_options_in_vllm death drain fault limits memory_cap progress seeds serve start_stages tiers usage usage_port
 EVERYTHING := --hypothesis-profile=exhaustive
 LOCAL := $(BIN)/python -m fleetkeeper_local
 DEMO_CLUSTER = $(if $(CLUSTER),--cluster "$(CLUSTER)" $(if $(CLUSTER_NAME),--cluster-name "$(CLUSTER_NAME)"))
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-fault test-engine test-engine-previous test-e2e clean clean-caches
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-gateway test-fault test-engine test-engine-previous test-e2e clean clean-caches
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -57,7 +57,7 @@ lock: ## Pin the dependencies again, with hashes: uv.lock and the requirements o
 programs: setup ## Build the cluster's programs from Go modules (10 minutes the first time)
 	@$(LOCAL) build
 
-images: setup setup-engine programs ## Build the images (operator, router, engine: for CPU and to inject) for the local node
+images: setup setup-engine programs ## Build the images (operator, router, gateway, engine: for CPU and to inject) for the local node
 	@$(LOCAL) images
 
 push: setup setup-engine ## Push the images to your registry: make images push REGISTRY=registry.example.com/fleetkeeper
@@ -95,6 +95,9 @@ test-unit: setup ## Pure tests
 
 test-cluster: setup programs ## Tests on a real API server (etcd, kube-apiserver, controller-manager, kwok)
 	@$(PYTEST) -n $(WORKERS) $(USUAL) tests/cluster
+
+test-gateway: setup ## Tests of the gateway's processes with a real Redis
+	@$(PYTEST) -n $(WORKERS) $(USUAL) tests/gateway
 
 test-fault: setup setup-engine programs ## The long fault campaign: API faults, hostile tenants, pods and clients (20 minutes)
 	@FLEETKEEPER_CAMPAIGN=long $(PYTEST) tests/fault tests/engine/test_hostile_client.py tests/cluster/isolation/test_size.py -s

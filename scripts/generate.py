@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import dashboards
+import reference_gateway
 import reference_metrics
 import reference_pages
 import text_catalogue
@@ -36,6 +37,7 @@ GENERATORS: list[Callable[[], dict[str, str]]] = [
     reference.generated_files,
     reference_pages.generated_files,
     reference_metrics.generated_files,
+    reference_gateway.generated_files,
     text_catalogue.generated_files,
     dashboards.generated_files,
     spec.contract_files,

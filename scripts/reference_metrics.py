@@ -146,7 +146,8 @@ def _metrics() -> Iterator[str]:
     contract = json.loads((ROOT / "engine_image/contract/metrics.json").read_text())
     yield "# Metrics"
     yield ""
-    yield "Names and labels are stable for dashboards and alerts. Times are in seconds, ratios between 0 and 1."
+    yield "Names and labels are stable for dashboards and alerts. Times are in seconds, ratios between 0 and 1. The"
+    yield "gateway has [metrics of its own](gateway-metrics.md)."
     yield ""
     yield "## Engine metrics"
     yield ""

@@ -190,7 +190,7 @@ def settings_rows(
             else:
                 yield from settings_rows(section, here)
         else:
-            yield _setting(here, field, _kind(field.annotation))
+            yield _setting(here, field, kind_of(field.annotation))
 
 
 def _setting(path: tuple[str, ...], field: FieldInfo, kind: str) -> Setting:
@@ -201,12 +201,13 @@ def _setting(path: tuple[str, ...], field: FieldInfo, kind: str) -> Setting:
         ".".join(to_camel(part) for part in path),
         " ".join(f"`{variable}`" for variable in variables),
         kind,
-        _default(field),
+        shown_default(field),
         field.description or "",
     )
 
 
-def _default(field: FieldInfo) -> str:
+def shown_default(field: FieldInfo) -> str:
+    """Return the default of a setting, for its row."""
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "null"
@@ -240,7 +241,8 @@ def _section(annotation: Annotation) -> type[BaseModel] | None:
     return None
 
 
-def _kind(annotation: Annotation) -> str:
+def kind_of(annotation: Annotation) -> str:
+    """Return the type of a setting, in words."""
     words = []
     for part in _parts(annotation):
         origin = get_origin(part)
@@ -274,7 +276,7 @@ def _settings() -> Iterator[str]:
     yield "and from the environment, which takes precedence. An unknown name is rejected at start-up, with its"
     yield "location. In variables, lists and maps are JSON: `FLEETKEEPER_NAMESPACES='[\"team-a\"]'`."
     yield ""
-    yield "Settings whose names end in `S` are in seconds."
+    yield "Settings whose names end in `S` are in seconds. The gateway has [settings of its own](gateway-settings.md)."
     yield ""
     yield "| setting | type | default | | variable |"
     yield "| --- | --- | --- | --- | --- |"

@@ -12,9 +12,9 @@ PAGE = Path(__file__).resolve().parent / "RESULTS.md"
 TITLE = "# Serving, measured\n"
 
 
-def with_section(page: str, heading: str, text: str) -> str:
+def with_section(page: str, heading: str, text: str, title: str = TITLE) -> str:
     """Return the page with the section `## heading` replaced by this text, or added at the end."""
-    parts = re.split(r"(?m)^(?=## )", page or TITLE)
+    parts = re.split(r"(?m)^(?=## )", page or title)
     # Not its spaces: an indented first line is a command.
     body = text.strip("\n")
     section = f"## {heading}\n\n{body}\n"
@@ -26,10 +26,10 @@ def with_section(page: str, heading: str, text: str) -> str:
     return "\n".join(part.strip() + "\n" for part in parts)
 
 
-def write_section(heading: str, text: str, page: Path = PAGE) -> None:
-    """Write a benchmark's section."""
+def write_section(heading: str, text: str, page: Path = PAGE, title: str = TITLE) -> None:
+    """Write a benchmark's section; a page that does not exist begins with the title."""
     old = page.read_text() if page.exists() else ""
-    page.write_text(with_section(old, heading, text))
+    page.write_text(with_section(old, heading, text, title))
 
 
 def measured_on() -> str:

@@ -13,7 +13,10 @@ KEY_BYTES = 32
 
 # Entries of the Secret's data. Lists are comma-separated; an absent entry has the default.
 DIGEST = "sha256"
-"""SHA-256 of the whole key with its prefix, in hexadecimal. Two digests, comma-separated, while the key rotates."""
+"""SHA-256 of the whole key with its prefix, in hexadecimal. While the key rotates two, comma-separated:
+the old one first."""
+OLD_UNTIL = "oldUntil"
+"""RFC 3339 time until which the first of two digests is accepted. Absent: until it is removed."""
 NAME = "name"
 """Name for people. The key's ID is the name of the Secret."""
 NAMESPACES = "namespaces"

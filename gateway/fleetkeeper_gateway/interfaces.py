@@ -28,7 +28,7 @@ class Service:
     demands_grant: bool
     """Whether spec.access is Gateway."""
     state: str
-    """Short state for people, from the status: Ready, Starting, Suspended, Degraded, Unknown."""
+    """Short state for people, from the status: Ready, Starting, Suspended, Degraded, Unavailable, Unknown."""
     ready: bool
     """Whether at least one replica takes requests."""
     created: int
@@ -116,7 +116,8 @@ class Keys(Protocol):
             now: Unix seconds.
 
         Raises:
-            KeyRefused: with code `missing_api_key`, `invalid_api_key` or `expired_api_key`.
+            KeyRefused: with code `missing_api_key`, `invalid_api_key` or `expired_api_key` (401), or
+                `keys_unavailable` (503).
         """
 
     def in_force(self, key_id: str, now: float) -> bool:

@@ -12,6 +12,7 @@ from fleetkeeper.api.profile import CONTRACTS
 from fleetkeeper.api.schema.crd import crd_text
 from fleetkeeper.commands import (
     check,
+    client_keys,
     console,
     explain,
     install,
@@ -22,6 +23,7 @@ from fleetkeeper.commands import (
     simulate,
     support_bundle,
     top,
+    usage,
 )
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 
@@ -43,6 +45,8 @@ app.command()(support_bundle.support_bundle)
 app.command()(simulate.simulate)
 app.command()(mirror.mirror)
 app.command()(install.profiles_in_use)
+app.command()(usage.usage)
+app.add_typer(client_keys.app)
 app.add_typer(signing_keys.app, name="signing-keys")
 
 

@@ -31,7 +31,7 @@ NOT_RUN: Mapping[str, str] = {
     r"cosign ": "needs cosign; tests/cluster/chart/test_release_signed.py signs and verifies",
     r"helm (package|push)": "needs a registry of the reader's; tests/cluster/chart/test_gitops.py renders the chart with the examples' values",
     r"helm (install|upgrade|uninstall)": "needs the images; tests/cluster/chart/test_install.py installs, upgrades and removes",
-    r"kubectl (--namespace|-n) fleetkeeper-system ": "needs the chart's operator pod; tests/cluster/chart/test_install.py has it",
+    r"kubectl (--namespace|-n) fleetkeeper-system ": "needs the chart's pods; tests/cluster/chart/test_install.py has it",
     r"kubectl -n team-a logs ": "fake pods have no log; tests/e2e reads real ones",
     r"kubectl -n (team-a|monitoring) port-forward |curl ": "fake pods answer nothing; tests/e2e and tests/engine ask real ones",
     r"kubectl create deployment mine": "needs an image of the reader's",
@@ -40,6 +40,8 @@ NOT_RUN: Mapping[str, str] = {
     r"fleetkeeper simulate .*--fit-from-prometheus": "needs a Prometheus with an hour of load; tests/unit/commands/test_prometheus_fit.py fits such series",
     r"fleetkeeper signing-keys rotate ": "needs the Secret of the chart; tests/cluster/chart/test_signing_keys.py rotates one",
     r"fleetkeeper console|ssh -t -L ": "serves until it is stopped; tests/unit/console and tests/cluster/console open it",
+    r"fleetkeeper keys create ": "needs the namespace of an installed gateway; tests/e2e/test_service_gateway.py creates keys",
+    r"fleetkeeper usage ": "needs the gateway; tests/gateway/usage/test_process.py runs its process, and tests/unit/commands/test_usage.py the command",
     r"fleetkeeper local ": "starts a cluster; tests/cluster/local/test_controlplane.py and tests/e2e do",
     r"\.venv-engine/bin/|while |for n in ": "needs vLLM; tests/engine does the same",
 }

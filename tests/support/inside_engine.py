@@ -31,6 +31,7 @@ from fleetkeeper_engine.shm.layout import (
     SchedulerBlock,
     SupervisorBlock,
 )
+from fleetkeeper_engine.shm.ledger import FILE as LEDGER
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.shm.region import Region
 from tests.support.engine_environment import PYTHON, free_port, make_tiny_model
@@ -149,6 +150,17 @@ class InsideEngine:
         """Shared memory; only when our code is inside."""
         assert self._region is not None
         return self._region
+
+    @property
+    def ledger(self) -> Path:
+        """The file with the tokens of each request."""
+        assert self._shared_memory is not None
+        return self._shared_memory / LEDGER
+
+    def kill(self) -> None:
+        """Ends all processes at once."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(10)
 
     @property
     def group(self) -> int:

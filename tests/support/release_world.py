@@ -128,14 +128,11 @@ class Checkout:
         _git(self.root, *AUTHOR, "commit", "--quiet", "--message", "Change")
 
     def become(self, version: str) -> None:
-        """Give the next version to distributions, chart and router; its profiles stay."""
+        """Give the next version to distributions, chart, router and gateway; its profiles stay."""
         self.edit("contract/fleetkeeper_contract/version.py", f'"{VERSION}"', f'"{version}"')
         self.edit("charts/fleetkeeper/Chart.yaml", f"ersion: {VERSION}", f"ersion: {version}")
-        self.edit(
-            "charts/fleetkeeper/values.yaml",
-            f"fleetkeeper-router:{VERSION}",
-            f"fleetkeeper-router:{version}",
-        )
+        for image in ("fleetkeeper-router", "fleetkeeper-gateway"):
+            self.edit("charts/fleetkeeper/values.yaml", f"{image}:{VERSION}", f"{image}:{version}")
         self.edit("CHANGELOG.md", f"## {VERSION}", f"## {version}\nMore.\n\n## {VERSION}")
         self.commit()
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import yaml
+from prometheus_client import REGISTRY
 
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper.runtime.telemetry.service_series import SERVICE_LABELS
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
+from fleetkeeper_gateway.limits.metrics import limit_metrics
 from reference_metrics import SERVICE_METRICS, operator_metrics
 from tests.support.helm_chart import CHART
 
 RULES: Final = CHART / "files" / "rules"
 DASHBOARDS: Final = CHART / "files" / "dashboards"
+GATEWAY_METRICS: Final = ("keys", "services", "usage")
 SCRAPED: Final = frozenset({"namespace", "pod", "instance", "le"})
 """Labels that a scrape adds, and that of a histogram's buckets."""
 SELECTOR: Final = re.compile(r"\b(?:fleetkeeper|process)_\w+(?:\{[^}]*\})?")
@@ -118,7 +122,19 @@ def exported() -> dict[str, frozenset[str]]:
         if family.name.startswith("process_"):
             for name in _series(family.name, family.type):
                 found[name] = SCRAPED
+    for name in _gateway_series():
+        found[name] = SCRAPED
     return found
+
+
+def _gateway_series() -> Iterator[str]:
+    """Return the series of the gateway's processes, which register their metrics when imported."""
+    for module in GATEWAY_METRICS:
+        importlib.import_module(f"fleetkeeper_gateway.{module}.metrics")
+    limit_metrics()
+    for family in REGISTRY.collect():
+        if family.name.startswith("fleetkeeper_gateway_"):
+            yield from _series(family.name, family.type)
 
 
 def _series(name: str, kind: str) -> Iterator[str]:

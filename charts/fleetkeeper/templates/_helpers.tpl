@@ -112,6 +112,9 @@ controlEnabled: {{ .Values.control.enabled }}
 directReads: {{ .Values.control.directReads }}
 controlKeyFile: /etc/fleetkeeper/control-keys/key.pem
 controlJwksFile: /etc/fleetkeeper/control-keys/jwks.json
+{{- if (.Values.gateway).enabled }}
+grantJwksFile: /etc/fleetkeeper/grant-keys/jwks.json
+{{- end }}
 profilesFile: /etc/fleetkeeper/settings/profiles.yaml
 router:
   image: {{ .Values.router.image }}

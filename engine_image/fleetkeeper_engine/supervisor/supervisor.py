@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fleetkeeper_contract.exit_codes import DeathClass
+from fleetkeeper_engine.shm.ledger import FILE as LEDGER_FILE
 from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import EngineDocument
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort, serve_control
+from fleetkeeper_engine.supervisor.control_api.usage import UsagePort
 from fleetkeeper_engine.supervisor.control_api.usage_auth import UsageVerifier
 from fleetkeeper_engine.supervisor.control_files import CONTROL_FILES_PERIOD_S, ControlFiles
 from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain
@@ -77,6 +79,9 @@ class Supervisor:
         )
         self._usage_verifier = UsageVerifier(environment.get("POD_UID") or STANDALONE_UID)
         self._control_files = ControlFiles(self._verifier, self._usage_verifier, self._pod)
+        self._usage = UsagePort(
+            self._usage_verifier, run_directory / LEDGER_FILE, document.model.served_name
+        )
         self._client: EngineClient | None = None
         self._child: Child | None = None
         self._drain: DrainClock | None = None
@@ -97,7 +102,9 @@ class Supervisor:
         ports = self.document.ports
         try:
             runner = await serve_control(
-                ControlPort(self._pod, self._verifier, self._scrape), ports.host, ports.control
+                ControlPort(self._pod, self._verifier, self._scrape, self._usage),
+                ports.host,
+                ports.control,
             )
         except OSError as error:
             message = f"cannot listen on control port {ports.host}:{ports.control}: {error}"
@@ -126,6 +133,7 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._client is not None:
                 await self._client.close()
+            await self._usage.wait_until_read()
             await runner.cleanup()
             self._reaper.stop()
 

@@ -12,12 +12,13 @@ import typer
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.paths import REPOSITORY, data_dir
 from fleetkeeper_local.common.report import say
-from fleetkeeper_local.demo import dev_images
+from fleetkeeper_local.demo import dev_images, front_door
 from fleetkeeper_local.demo.capacity import measure_capacity
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.dev_cluster import DEFAULT_NAME, DevCluster, Tool, require_programs
 from fleetkeeper_local.demo.figure import Run, draw
 from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.installation import (
     NAMESPACE,
     Installation,
@@ -36,7 +37,7 @@ from fleetkeeper_local.demo.record import (
 )
 from fleetkeeper_local.demo.recorder import Recorder
 from fleetkeeper_local.demo.show import Show
-from fleetkeeper_local.demo.stage import GivenStage, LocalStage, Stage, reached
+from fleetkeeper_local.demo.stage import GivenStage, LocalStage, Stage, gateway_reached, reached
 from fleetkeeper_local.load.schedule import Shape
 from fleetkeeper_local.node.flags import read_settings
 from fleetkeeper_local.node.node import Node
@@ -166,6 +167,7 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
         play = Play(stage, installation, fleet, address, first, show.update)
         play.run()
         end_s = time.time()
+        gateway = _front_door(stage, fleet, address)
     samples = play.samples()
     figure = out / "demo.png"
     run = Run(
@@ -180,6 +182,7 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
         samples=samples,
         frozen=play.frozen_times(),
         notes=(
+            *gateway,
             f"One replica answered {capacity:.1f} requests/s; x1 is {first:.1f}.",
             f"Ready {ready_s:.0f} s after the start; {took_s:.0f} s in total.",
             f"Figure: {figure}",
@@ -191,6 +194,21 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
     typer.echo(f"This report is also in {written}")
     broken = failed(samples)
     return len(broken) - len(inside(broken, play.frozen_times()))
+
+
+def _front_door(stage: Stage, fleet: Fleet, base_url: str) -> list[str]:
+    """Run the chapter of the gateway; return its part of the report."""
+    with gateway_reached(stage) as address:
+        if not address:
+            return ["The values install no gateway.", ""]
+        say("gateway: spec.access is Gateway from now on")
+        front_door.set_access(fleet, "Gateway", base_url)
+        door = FrontDoor(stage.cluster, address, NAMESPACE)
+        lines = [
+            "spec.access: Gateway. A request around the gateway gets status 401.",
+            *front_door.chapter(door, fleet.namespace, fleet.name, say),
+        ]
+    return ["The gateway", "", *(f"  {line}" for line in lines), ""]
 
 
 def _capacity(address: str, model: str) -> float:

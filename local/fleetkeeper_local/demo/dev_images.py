@@ -23,6 +23,7 @@ EXPECTED: Final = {
     "operator": "about 0.3 GB, a minute or two",
     "router": "about 0.3 GB, a minute or two",
     "engine": "about 7 GB, a quarter of an hour or more, 3 GB to download",
+    "gateway": "about 0.3 GB, a minute or two",
 }
 API_SERVER_PORTS: Final = (443, 6443, 8443)
 """minikube's API server listens on the last; NetworkPolicies see the port behind the Service."""

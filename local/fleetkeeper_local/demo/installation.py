@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from fleetkeeper_local.node.node import Node
 
 RELEASE = "fleetkeeper"
 NAMESPACE = "fleetkeeper-system"
+GATEWAY = "fleetkeeper-gateway"
+"""Its Deployment and its Service."""
 PROFILE = "cpu-0.32.0-1"
 MODEL_CLAIM = "models"
 TINY = REPOSITORY / "examples" / "tiny.yaml"
@@ -33,6 +35,10 @@ class ImageNames:
     operator: str
     engine: str
     router: str
+    gateway: str = ""
+    """Empty: the chart is installed without a gateway."""
+    redis: str = ""
+    """Empty: each replica of the gateway has limits of its own."""
 
 
 @dataclass
@@ -128,21 +134,34 @@ class Installation:
 
 
 def push_images(node: Node) -> ImageNames:
-    """Build the three images (unchanged ones come from the cache) and push them to the node."""
+    """Build the images (unchanged ones come from the cache) and push them to the node."""
     port = node.settings.registry_port
     return ImageNames(
-        **{name: builder.build(name).push(port) for name in ("operator", "engine", "router")}
+        **{found.name: builder.build(found.name).push(port) for found in fields(ImageNames)}
     )
 
 
 def product_values(names: ImageNames) -> dict[str, Any]:
     """Return the chart's values for images of this checkout, with small requests."""
     repository, _, tag = names.operator.rpartition(":")
-    return {
+    values = {
         "image": {"repository": repository, "tag": tag},
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         "router": {"image": names.router, "cpu": "50m", "memory": "512Mi"},
         "engineProfiles": {PROFILE: {"image": names.engine}},
+    }
+    return {**values, "gateway": _gateway_values(names)} if names.gateway else values
+
+
+def _gateway_values(names: ImageNames) -> dict[str, Any]:
+    small = {"requests": {"cpu": "10m", "memory": "64Mi"}}
+    return {
+        "enabled": True,
+        "image": names.gateway,
+        "resources": small,
+        # The local node creates no volumes.
+        "usage": {"resources": small, "persistence": {"enabled": False}},
+        "redis": {"enabled": bool(names.redis), "image": names.redis, "resources": small},
     }
 
 

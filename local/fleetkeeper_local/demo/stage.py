@@ -19,7 +19,9 @@ from fleetkeeper_local.demo import inject
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts
 from fleetkeeper_local.demo.installation import (
+    GATEWAY,
     MODEL_CLAIM,
+    NAMESPACE,
     Installation,
     install_on_node,
     put_model,
@@ -49,6 +51,9 @@ class Stage(Protocol):
 
     def address(self, fleet: Fleet) -> Iterator[str]:
         """Yield the URL of the API from here."""
+
+    def gateway_address(self) -> Iterator[str]:
+        """Yield the URL of the gateway from here; empty if there is none."""
 
     def freeze_engine(self, fleet: Fleet, pod: PodFacts) -> None:
         """Stop an engine's core."""
@@ -85,6 +90,10 @@ class LocalStage:
     def address(self, fleet: Fleet) -> Iterator[str]:
         """Yield the Service's own address: this machine is the cluster's node."""
         yield fleet.base_url()
+
+    def gateway_address(self) -> Iterator[str]:
+        """Yield the address of its Service."""
+        yield f"http://{self.cluster.cluster_ip(NAMESPACE, GATEWAY)}"
 
     def freeze_engine(self, fleet: Fleet, pod: PodFacts) -> None:
         """Send SIGSTOP to the engine's core, found by the pod's cgroup."""
@@ -138,16 +147,28 @@ class GivenStage:
 
     def address(self, fleet: Fleet) -> Iterator[str]:
         """Yield the address of a port-forward."""
-        argv = fleet.cluster.argv(
-            *("-n", fleet.namespace, "port-forward", f"service/{fleet.name}", ":80")
+        for address in self._forwarded(fleet.namespace, fleet.name):
+            yield f"{address}/v1"
+
+    def gateway_address(self) -> Iterator[str]:
+        """Yield the address of a port-forward, if the values install a gateway."""
+        found = self.cluster.kubectl(
+            *("-n", NAMESPACE, "get", "service", GATEWAY, "--ignore-not-found", "-o", "name")
         )
+        if found.strip():
+            yield from self._forwarded(NAMESPACE, GATEWAY)
+        else:
+            yield ""
+
+    def _forwarded(self, namespace: str, service: str) -> Iterator[str]:
+        argv = self.cluster.argv("-n", namespace, "port-forward", f"service/{service}", ":80")
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as forward:
             try:
                 line = forward.stdout.readline() if forward.stdout else ""
                 port = re.search(r"127\.0\.0\.1:(\d+)", line)
                 if port is None:
                     raise LocalError(f"kubectl port-forward failed: {line.strip()}")
-                yield f"http://127.0.0.1:{port.group(1)}/v1"
+                yield f"http://127.0.0.1:{port.group(1)}"
             finally:
                 forward.terminate()
 
@@ -169,6 +190,12 @@ class GivenStage:
 
     def start_prometheus(self) -> None:
         """Do nothing: it never stopped."""
+
+
+@contextmanager
+def gateway_reached(stage: Stage) -> Iterator[str]:
+    """Provide the URL of the gateway while the block runs."""
+    yield from stage.gateway_address()
 
 
 @contextmanager

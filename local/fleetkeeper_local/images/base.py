@@ -1,10 +1,11 @@
-"""The base of the local images: a small Debian with Python, from Debian packages."""
+"""Images of Debian packages alone: the base of the local images, with Python, and a Redis."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from fleetkeeper_local.common import packages
@@ -18,6 +19,7 @@ from fleetkeeper_local.images import oci
 SUITE = "bookworm"
 BASE_PACKAGES = ("ca-certificates", "libnuma1", "python3", "python3-venv")
 """vLLM's CPU kernels are linked to libnuma1. The local base image has no package sources."""
+REDIS_PACKAGES = ("redis-server",)
 BOOTSTRAP_TIMEOUT_S = 1800.0
 
 
@@ -27,24 +29,37 @@ def base_layout() -> Path:
     Raises:
         LocalError: packages or network are missing.
     """
-    recipe = f"{SUITE} {' '.join(BASE_PACKAGES)} 2"
+    return _debian("base", BASE_PACKAGES, "python3")
+
+
+def redis_layout() -> Path:
+    """Return the OCI layout of a small Debian with Redis, made in the same way.
+
+    Raises:
+        LocalError: packages or network are missing.
+    """
+    return _debian("redis", REDIS_PACKAGES, "redis-server")
+
+
+def _debian(name: str, included: Sequence[str], command: str) -> Path:
+    recipe = f"{SUITE} {' '.join(included)} 2"
     key = hashlib.sha256(recipe.encode()).hexdigest()[:16]
-    home = cache_dir() / "images" / f"base-{key}"
+    home = cache_dir() / "images" / f"{name}-{key}"
     with exclusive(cache_dir() / "images"):
         if not (home / "index.json").exists():
             packages.ensure_packages(packages.IMAGE_PACKAGES)
-            _bootstrap(home)
+            _bootstrap(home, included, command)
     return home
 
 
-def _bootstrap(home: Path) -> None:
+def _bootstrap(home: Path, included: Sequence[str], command: str) -> None:
     if os.geteuid() != 0:
-        raise LocalError("building the base image needs root (debootstrap)")
-    say("building the base image from Debian packages (about a minute, once)")
-    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".base-") as scratch:
+        raise LocalError("building an image from Debian packages needs root (debootstrap)")
+    say(f"building {home.name} from Debian packages (about a minute, once)")
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".debian-") as scratch:
         root = Path(scratch) / "root"
         run(
-            *("debootstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}"),
+            *("debootstrap", "--variant=minbase", f"--include={','.join(included)}"),
             *(SUITE, root, _debian_mirror()),
             timeout_s=BOOTSTRAP_TIMEOUT_S,
         )
@@ -68,7 +83,7 @@ def _bootstrap(home: Path) -> None:
             ),
         )
         config = oci.ImageConfig(
-            command=["python3"],
+            command=[command],
             env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
         )
         oci.write_image(Path(scratch) / "layout", [layer], config).replace(home)

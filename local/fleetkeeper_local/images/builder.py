@@ -23,7 +23,7 @@ from fleetkeeper_local.common.paths import REPOSITORY, cache_dir
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.common.shell import attempt, run
 from fleetkeeper_local.images import engine_layers, oci, registry
-from fleetkeeper_local.images.base import base_layout
+from fleetkeeper_local.images.base import base_layout, redis_layout
 from fleetkeeper_local.images.context import context_digest
 
 BASE_VARIABLE = "FLEETKEEPER_BASE_IMAGE"
@@ -54,6 +54,7 @@ RECIPES = {
         Recipe("engine", "engine_image/Containerfile.cpu"),
         Recipe("inject", "engine_image/Containerfile.inject"),
         Recipe("router", "engine_image/Containerfile.router"),
+        Recipe("gateway", "gateway/Containerfile"),
     )
 }
 
@@ -193,6 +194,12 @@ def base_image() -> Image:
     return Image("base", layout.name.removeprefix("base-"), f"oci:{layout}:1")
 
 
+def redis_image() -> Image:
+    """Return a Redis of the Debian packages, for nodes that reach no registry. It is never published."""
+    layout = redis_layout()
+    return Image("redis", layout.name.removeprefix("redis-"), f"oci:{layout}:1")
+
+
 def _import_base() -> str:
     """Import the base into buildah; return its name there."""
     layout = base_layout()
@@ -259,14 +266,17 @@ def _prune() -> None:
 BUILDERS: dict[str, Callable[[], Image]] = {
     "base": base_image,
     "engine": engine_image,
+    "gateway": lambda: build_image(RECIPES["gateway"]),
     "inject": lambda: build_image(RECIPES["inject"]),
     "operator": lambda: build_image(RECIPES["operator"]),
+    "redis": redis_image,
     "router": lambda: build_image(RECIPES["router"]),
 }
 """The builder of each image on this machine; Containerfile.cpu builds the engine elsewhere."""
 
 PUBLISHED = {
     "engine": "fleetkeeper-engine-cpu",
+    "gateway": "fleetkeeper-gateway",
     "inject": "fleetkeeper-engine",
     "operator": "fleetkeeper",
     "router": "fleetkeeper-router",

@@ -19,10 +19,16 @@ FIELDS = ("image", "injectedImage")
 def image_names(values: Values, version: str) -> list[str]:
     """Return the names of all images in the values of this version's chart, sorted."""
     operator = values["image"]
-    names = {f"{operator['repository']}:{operator['tag'] or version}", values["router"]["image"]}
+    names = {f"{operator['repository']}:{operator['tag'] or version}"}
+    names.update(section["image"] for section in _sections(values))
     for profile in values["engineProfiles"].values():
         names.update(profile[field] for field in FIELDS if field in profile)
     return sorted(names)
+
+
+def _sections(values: Values) -> list[Values]:
+    """Return the sections with the image of another component; older charts have no gateway."""
+    return [values[name] for name in ("router", "gateway") if name in values]
 
 
 def pin(text: str, version: str, digests: Mapping[str, str]) -> str:
@@ -51,7 +57,7 @@ def pin(text: str, version: str, digests: Mapping[str, str]) -> str:
     if yaml.safe_load(text) != _expected(values, name, digest, digests):
         raise LocalError(
             "charts/fleetkeeper/values.yaml names images in a way that a release cannot replace; "
-            "write each image of router and engineProfiles on a line of its own"
+            "write each image of router, gateway and engineProfiles on a line of its own"
         )
     return text
 
@@ -59,7 +65,7 @@ def pin(text: str, version: str, digests: Mapping[str, str]) -> str:
 def _expected(values: Values, name: str, digest: str, digests: Mapping[str, str]) -> Values:
     wanted = copy.deepcopy(values)
     wanted["image"].update(repository=name, digest=digest)
-    for section in (wanted["router"], *wanted["engineProfiles"].values()):
+    for section in (*_sections(wanted), *wanted["engineProfiles"].values()):
         section.update(
             {field: digests[section[field]] for field in FIELDS if section.get(field) in digests}
         )

@@ -23,6 +23,8 @@ MIB: Final = 1024**2
 CHART_LAYER: Final = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 IMAGE_FIELDS: Final = ("image", "injectedImage")
 """The fields of an engine profile that name images."""
+SECTIONS: Final = ("router", "gateway")
+"""The sections of the values that name the image of a component. Earlier charts have no gateway."""
 
 
 def mirror(
@@ -230,7 +232,7 @@ def _renamed(values: dict[str, Any], images: list[Reference], place: Place) -> d
     }
     return {
         "image": {"repository": new(f"{operator['repository']}@{operator['digest']}").name},
-        "router": {"image": str(new(values["router"]["image"]))},
+        **{name: {"image": str(new(values[name]["image"]))} for name in SECTIONS if name in values},
         "engineProfiles": profiles,
     }
 

@@ -19,6 +19,9 @@ SERVICE: Final = 'service_namespace="team-a", inference_service="chat"'
 OF_OPERATOR: Final = f'namespace="fleetkeeper-system", pod="op-0", {SERVICE}'
 ENGINE: Final = 'namespace="team-a", inference_service="chat", pod="chat-0"'
 OPERATOR: Final = 'namespace="fleetkeeper-system", pod="op-0"'
+GATEWAY: Final = 'namespace="fleetkeeper-system", pod="gateway-0"'
+USAGE: Final = 'namespace="fleetkeeper-system", pod="usage-0"'
+OPEN_ENGINES: Final = 'type="Degraded", reason="GrantsNotDemanded"'
 REST: Final[dict[str, str]] = {
     f"fleetkeeper_leader{{{OPERATOR}}}": "1x400",
     'fleetkeeper_leader{namespace="fleetkeeper-system", pod="op-1"}': "0x400",
@@ -43,6 +46,13 @@ REST: Final[dict[str, str]] = {
     f"fleetkeeper_hung{{{ENGINE}}}": "0x400",
     f"fleetkeeper_memory_over_cap{{{ENGINE}}}": "0x400",
     f"fleetkeeper_preemptions_total{{{ENGINE}}}": "0+1x400",
+    f"fleetkeeper_service_condition_reason{{{OF_OPERATOR}, {OPEN_ENGINES}}}": "0x400",
+    f"fleetkeeper_gateway_keys_contact_age_seconds{{{GATEWAY}}}": "9x400",
+    f"fleetkeeper_gateway_limits_shared{{{GATEWAY}}}": "1x400",
+    f"fleetkeeper_gateway_limits_redis_failures_total{{{GATEWAY}}}": "7x400",
+    f"fleetkeeper_gateway_usage_lost_entries_total{{{USAGE}}}": "4x400",
+    f"fleetkeeper_gateway_usage_read_age_seconds{{{USAGE}}}": "3x400",
+    f"fleetkeeper_gateway_usage_pods_unreachable{{{USAGE}}}": "0x400",
 }
 """A service with one replica and its operator at rest, by series, every 15 s for 100 minutes."""
 
@@ -254,6 +264,68 @@ CASES: Final = (
         {f"fleetkeeper_preemptions_total{{{ENGINE}}}": "0+6x400"},
         "21m",
         CHAT,
+    ),
+    Case(
+        "FleetkeeperGrantsNotDemanded",
+        "an old engine",
+        {f"fleetkeeper_service_condition_reason{{{OF_OPERATOR}, {OPEN_ENGINES}}}": "1x400"},
+        "6m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperGatewayKeysStale",
+        "no API server",
+        {f"fleetkeeper_gateway_keys_contact_age_seconds{{{GATEWAY}}}": "0+15x400"},
+        "12m",
+        (GATEWAY,),
+    ),
+    Case(
+        "FleetkeeperGatewayKeysStale",
+        "an API server that restarts",
+        {f"fleetkeeper_gateway_keys_contact_age_seconds{{{GATEWAY}}}": "0+15x24 0x400"},
+        "12m",
+        (),
+    ),
+    Case(
+        "FleetkeeperGatewayLimitsLocal",
+        "Redis gone",
+        {
+            f"fleetkeeper_gateway_limits_shared{{{GATEWAY}}}": "0x400",
+            f"fleetkeeper_gateway_limits_redis_failures_total{{{GATEWAY}}}": "0+1x400",
+        },
+        "12m",
+        (GATEWAY,),
+    ),
+    Case(
+        "FleetkeeperGatewayLimitsLocal",
+        "an installation without Redis",
+        {
+            f"fleetkeeper_gateway_limits_shared{{{GATEWAY}}}": "0x400",
+            f"fleetkeeper_gateway_limits_redis_failures_total{{{GATEWAY}}}": "0x400",
+        },
+        "30m",
+        (),
+    ),
+    Case(
+        "FleetkeeperUsageLost",
+        "the first",
+        {f"fleetkeeper_gateway_usage_lost_entries_total{{{USAGE}}}": "_x220 5x400"},
+        "57m",
+        ('namespace="fleetkeeper-system"',),
+    ),
+    Case(
+        "FleetkeeperUsageNotRead",
+        "one engine",
+        {f"fleetkeeper_gateway_usage_pods_unreachable{{{USAGE}}}": "1x400"},
+        "16m",
+        (USAGE,),
+    ),
+    Case(
+        "FleetkeeperUsageNotRead",
+        "a loop that stopped",
+        {f"fleetkeeper_gateway_usage_read_age_seconds{{{USAGE}}}": "0+15x400"},
+        "25m",
+        (USAGE,),
     ),
 )
 

@@ -49,7 +49,9 @@ def _without_hashes(text: str) -> str:
 
 
 def _rendered(*chart: str, values: dict[str, object] | None = None) -> str:
-    options = (f"--namespace={NAMESPACE}", "--kube-version=1.36.3", "--plain-http")
+    """Return the chart with every component, so that it names all images."""
+    options = ["--namespace", NAMESPACE, "--kube-version=1.36.3", "--plain-http"]
+    options.append("--set=gateway.enabled=true")
     return helm("template", RELEASE, *chart, *options, values=values)
 
 
@@ -89,7 +91,7 @@ def test_the_files_have_the_checksums_and_name_the_images_and_the_chart(
     wheels = [
         ZipFile(folder / name) for name in listed if name.endswith(f"-{VERSION}-py3-none-any.whl")
     ]
-    assert len(wheels) == 4
+    assert len(wheels) == 5
     assert not [wheel for wheel in wheels if wheel.testzip()]
     # The chart pulled by its digest is the file that the checksums cover.
     reference = (folder / "chart.txt").read_text().strip()

@@ -496,6 +496,8 @@ def test_monitors_are_made_only_when_asked_for() -> None:
         ({"log": {"level": "trace"}}, "level"),
         ({"prometheus": {"url": "prometheus:9090"}}, "url"),
         ({"prometheus": {"peers": [{}]}}, "peers"),
+        ({"prometheus": {"caSecret": {"name": "x"}}}, "caSecret"),
+        ({"prometheus": {"tokenSecret": {"key": "x"}}}, "tokenSecret"),
         ({"namespaces": ["Team A"]}, "namespaces"),
         ({"engineProfiles": {"cuda": PROFILE}}, "does not match pattern"),
         ({"engineProfiles": {"cuda-0.33.0-1": {"image": "x"}}}, "cuda-0.33.0-1"),

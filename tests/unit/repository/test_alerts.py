@@ -13,7 +13,7 @@ from tests.support.shipped_queries import alerts, exported, named, used_labels
 PAGE = ROOT / "docs" / "alerts.md"
 ALERTS = alerts()
 NAMES = [alert["alert"] for alert in ALERTS]
-AT_ONCE = {"FleetkeeperDefect"}
+AT_ONCE = {"FleetkeeperDefect", "FleetkeeperUsageLost"}
 """Alerts on an event, which is over when it is seen."""
 
 

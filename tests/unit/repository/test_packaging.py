@@ -28,6 +28,7 @@ PUBLIC_FILES = "https://files.pythonhosted.org/"
         (".", "fleetkeeper"),
         ("contract", "fleetkeeper_contract"),
         ("engine_image", "fleetkeeper_engine"),
+        ("gateway", "fleetkeeper_gateway"),
         ("local", "fleetkeeper_local"),
     ],
 )
@@ -54,7 +55,7 @@ def test_no_image_is_made_of_the_local_cluster() -> None:
     allowed = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     assert "operator" in allowed
     assert not [path for path in allowed if path.startswith("local")]
-    for file in [*ROOT.glob("engine_image/Containerfile*"), ROOT / "operator/Containerfile"]:
+    for file in ROOT.glob("*/Containerfile*"):
         assert not re.search(r"^COPY local", file.read_text(), re.MULTILINE), file
 
 
@@ -86,6 +87,7 @@ def test_default_images_have_the_version_of_the_distributions() -> None:
     """A profile never changes, so a release adds profiles and points the aliases to them."""
     values = yaml.safe_load((ROOT / "charts/fleetkeeper/values.yaml").read_text())
     assert values["router"]["image"] == f"fleetkeeper-router:{VERSION}"
+    assert values["gateway"]["image"] == f"fleetkeeper-gateway:{VERSION}"
     catalog = default_catalog()
     by_name = {profile.name: profile for profile in catalog.profiles}
     newest = [by_name[name] for name in catalog.aliases.values()]

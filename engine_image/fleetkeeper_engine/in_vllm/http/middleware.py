@@ -57,6 +57,8 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
 )
 from fleetkeeper_engine.in_vllm.http.shared_state import SharedState
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.usage.accounts import CURRENT, Accounts
+from fleetkeeper_engine.in_vllm.usage.hooks import install
 from fleetkeeper_engine.shm.layout import Outcome, Tier
 from fleetkeeper_engine.shm.region import Region
 
@@ -76,6 +78,8 @@ class TierMiddleware:
         region: Region | None = None,
         clock: Callable[[], float] = time.monotonic,
         bodies: BodyLimits | None = None,
+        *,
+        accounts: Accounts | None = None,
     ) -> None:
         self._app = app
         settings = settings or VllmSettings.of_environment()
@@ -93,6 +97,9 @@ class TierMiddleware:
         self._lane = Lane()
         self._max_sequences = settings.max_sequences
         self._access = Access(settings.internal_token, api_key)
+        self._accounts = accounts or Accounts.of_environment()
+        if self._accounts is not None:
+            install(self._accounts)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Handle one connection's scope.
@@ -189,7 +196,7 @@ class TierMiddleware:
                 scope = _with_priority_header(scope, priority, len(intake.body))
                 inbox.replay(intake)
                 use(scope)
-                await self._app(scope, inbox.receive, reply.send)
+                await self._accounted(ticket, scope, inbox, reply)
             elif ticket in dispatcher.aborted:
                 await answer(send, 503, DRAINED, CLOSE)
         except asyncio.CancelledError:
@@ -199,6 +206,22 @@ class TierMiddleware:
             await reply.abort()
         finally:
             dispatcher.finish(ticket)
+
+    async def _accounted(self, ticket: Ticket, scope: Scope, inbox: Inbox, reply: Reply) -> None:
+        """Let vLLM answer, with an account for the tokens."""
+        if self._accounts is None:
+            await self._app(scope, inbox.receive, reply.send)
+            return
+        account = self._accounts.open(identity_of(scope), ticket.tier)
+        outside = CURRENT.set(account)
+        try:
+            await self._app(scope, inbox.receive, reply.send)
+        except BaseException:
+            account.aborted = True
+            raise
+        finally:
+            CURRENT.reset(outside)
+            self._accounts.end(account)
 
     def _timer(self, ticket: Ticket, shape: Shape, scope: Scope) -> StreamTimer | None:
         stream = stream_of(scope["path"])

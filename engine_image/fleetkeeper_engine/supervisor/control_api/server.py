@@ -7,12 +7,15 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
+from fleetkeeper_contract.grants import USAGE_PATH
 from fleetkeeper_engine.supervisor.control_api.auth import UnauthorizedError, Verifier
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
+from fleetkeeper_engine.supervisor.control_api.usage import UsagePort
 from fleetkeeper_engine.supervisor.limits_requests import (
     RefusedLimitsRequestError,
     parse_limits_request,
@@ -36,6 +39,8 @@ class ControlPort:
     pod: PodState
     verifier: Verifier
     scrape_engine: Scrape
+    usage: UsagePort | None = None
+    """None: usage is not served."""
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
 
@@ -52,6 +57,8 @@ class ControlPort:
                 web.put("/v1/limits", self.put_limits),
             ]
         )
+        if self.usage is not None:
+            app.router.add_get(USAGE_PATH, partial(self.get_usage, self.usage), allow_head=False)
         return app
 
     async def metrics(self, _request: web.Request) -> web.Response:
@@ -101,6 +108,14 @@ class ControlPort:
             # Another process writes this memory, so there is no event to wait for.
             await asyncio.sleep(APPLIED_POLL_S)
         return self._counted(200, self._state())
+
+    async def get_usage(self, usage: UsagePort, request: web.Request) -> web.StreamResponse:
+        """Return a page of the ledger."""
+        try:
+            return await usage.get(request, self.wall())
+        except UnauthorizedError as error:
+            logger.warning("request for usage refused remote=%s: %s", request.remote, error)
+            return self._refused_bearer()
 
     def _bearer(self, request: web.Request) -> int | None:
         try:

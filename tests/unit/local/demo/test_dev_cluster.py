@@ -32,6 +32,7 @@ CONTAINERFILES = {
     "operator": "operator/Containerfile",
     "router": "engine_image/Containerfile.router",
     "engine": "engine_image/Containerfile.cpu",
+    "gateway": "gateway/Containerfile",
 }
 LOADS = {"kind": "kind load", "k3d": "k3d image import", "minikube": "minikube image load"}
 CREATES = {"kind": "kind create", "k3d": "k3d cluster create", "minikube": "minikube start"}
@@ -177,9 +178,9 @@ def test_the_cluster_is_created_then_images_are_built_loaded_and_installed(
     kubectl, build, inspect, tag, save = kinds[1:6]
     assert seen == [
         *(CREATES[tool], kubectl),
-        *(build, inspect, tag) * 3,
+        *(build, inspect, tag) * len(CONTAINERFILES),
         kubectl,
-        *(save, LOADS[tool]) * 3,
+        *(save, LOADS[tool]) * len(CONTAINERFILES),
     ]
     state = world.state
     assert state["clusters"]["fleetkeeper-demo"]["marked"]
@@ -195,6 +196,7 @@ def test_the_cluster_is_created_then_images_are_built_loaded_and_installed(
     assert values["image"]["pullPolicy"] == "Never"
     assert values["router"]["image"] == images[1]
     assert [profile["image"] for profile in values["engineProfiles"].values()] == [images[2]]
+    assert values["gateway"]["image"] == images[3]
     assert "prometheus" not in values
 
 
@@ -396,7 +398,9 @@ def test_up_refuses_two_clusters_at_once(world: World, monkeypatch: pytest.Monke
 
 def test_the_chart_accepts_the_values() -> None:
     chart = REPOSITORY / "charts" / "fleetkeeper"
-    names = ImageNames(*(f"localhost/a/{name}:1" for name in ("operator", "engine", "router")))
+    names = ImageNames(
+        *(f"localhost/a/{name}:1" for name in ("operator", "engine", "router", "gateway"))
+    )
     values = yaml.safe_load((chart / "values.yaml").read_text())
     for key, value in dev_images.desired_values(names).items():
         for inner, leaf in value.items():

@@ -1,0 +1,152 @@
+{{- define "fleetkeeper.gateway.name" -}}
+{{ include "fleetkeeper.fullname" . }}-gateway
+{{- end -}}
+
+{{- /*
+Labels of the gateway's pods. The operator allows pods with this name and component to reach services, so they do not
+depend on nameOverride. Takes a list: the context, and the component.
+*/ -}}
+{{- define "fleetkeeper.gateway.selector" -}}
+app.kubernetes.io/name: fleetkeeper
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "fleetkeeper.gateway.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "fleetkeeper.gateway.selector" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "fleetkeeper.gateway.grantSecretName" -}}
+{{ .Values.gateway.grantKeys.secretName | default (printf "%s-grant-keys" (include "fleetkeeper.fullname" .)) }}
+{{- end -}}
+
+{{- /* Address of Redis; empty without one. */ -}}
+{{- define "fleetkeeper.gateway.redisUrl" -}}
+{{- $redis := .Values.gateway.redis -}}
+{{- if and $redis.enabled $redis.url -}}
+{{- fail "gateway.redis.enabled and gateway.redis.url are both set: set url for your own Redis, or enabled for one of the chart" -}}
+{{- end -}}
+{{- if $redis.enabled -}}
+redis://{{ include "fleetkeeper.gateway.name" . }}-redis.{{ .Release.Namespace }}.svc:6379/0
+{{- else -}}
+{{ $redis.url }}
+{{- end -}}
+{{- end -}}
+
+{{- /* Environment that all processes of the gateway share. */ -}}
+{{- define "fleetkeeper.gateway.commonEnv" -}}
+{{- $gateway := .Values.gateway -}}
+- {name: FLEETKEEPER_GATEWAY_LOG_LEVEL, value: {{ .Values.log.level | quote }}}
+- {name: FLEETKEEPER_GATEWAY_LOG_FORMAT, value: {{ .Values.log.format | quote }}}
+- {name: FLEETKEEPER_GATEWAY_NAMESPACES, value: {{ join "," .Values.namespaces | quote }}}
+- {name: FLEETKEEPER_GATEWAY_GRANT_KEYS_DIRECTORY, value: /etc/fleetkeeper/grant-keys}
+{{- with include "fleetkeeper.gateway.redisUrl" . }}
+- {name: FLEETKEEPER_GATEWAY_REDIS_URL, value: {{ . | quote }}}
+{{- with $gateway.redis.username }}
+- {name: FLEETKEEPER_GATEWAY_REDIS_USERNAME, value: {{ . | quote }}}
+{{- end }}
+{{- with $gateway.redis.passwordSecret.name }}
+- {name: FLEETKEEPER_GATEWAY_REDIS_PASSWORD_FILE, value: /etc/fleetkeeper/redis-password/{{ $gateway.redis.passwordSecret.key }}}
+{{- end }}
+{{- with $gateway.redis.caSecret.name }}
+- {name: FLEETKEEPER_GATEWAY_REDIS_CA_FILE, value: /etc/fleetkeeper/redis-ca/{{ $gateway.redis.caSecret.key }}}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "fleetkeeper.gateway.commonMounts" -}}
+- {name: grant-keys, mountPath: /etc/fleetkeeper/grant-keys, readOnly: true}
+{{- with .Values.gateway.redis.passwordSecret.name }}
+- {name: redis-password, mountPath: /etc/fleetkeeper/redis-password, readOnly: true}
+{{- end }}
+{{- with .Values.gateway.redis.caSecret.name }}
+- {name: redis-ca, mountPath: /etc/fleetkeeper/redis-ca, readOnly: true}
+{{- end }}
+- {name: tmp, mountPath: /tmp}
+{{- end -}}
+
+{{- define "fleetkeeper.gateway.commonVolumes" -}}
+- name: grant-keys
+  secret: {secretName: {{ include "fleetkeeper.gateway.grantSecretName" . }}, defaultMode: 0440}
+{{- with .Values.gateway.redis.passwordSecret.name }}
+- name: redis-password
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- with .Values.gateway.redis.caSecret.name }}
+- name: redis-ca
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+- name: tmp
+  emptyDir: {sizeLimit: 64Mi}
+{{- end -}}
+
+{{- /* Metadata of a pod: labels and annotations. Takes a list: the context, the component, and its admin port. */ -}}
+{{- define "fleetkeeper.gateway.podMetadata" -}}
+{{- $root := index . 0 -}}
+labels:
+  {{- with $root.Values.gateway.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- include "fleetkeeper.gateway.selector" . | nindent 2 }}
+{{- $annotations := $root.Values.gateway.podAnnotations | default dict }}
+{{- if $root.Values.prometheus.annotations }}
+{{- $annotations = merge (dict "prometheus.io/path" "/metrics" "prometheus.io/port" (index . 2) "prometheus.io/scrape" "true") $annotations }}
+{{- end }}
+{{- with $annotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* Placement and security of a pod. Takes the context. */ -}}
+{{- define "fleetkeeper.gateway.podSettings" -}}
+enableServiceLinks: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.gateway.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+securityContext: {{- include "fleetkeeper.podSecurity" . | nindent 2 }}
+{{- with .Values.gateway.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.gateway.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* Egress to DNS and to the API server, as for the operator. */ -}}
+{{- define "fleetkeeper.gateway.egress" -}}
+{{- with .Values.network.dns }}
+- {{- include "fleetkeeper.egressRule" . | nindent 2 }}
+{{- else }}
+- to:
+    - namespaceSelector:
+        matchLabels: {kubernetes.io/metadata.name: kube-system}
+      podSelector:
+        matchLabels: {k8s-app: kube-dns}
+    - ipBlock: {cidr: 169.254.20.10/32}  # NodeLocal DNSCache
+  ports: [{port: 53, protocol: TCP}, {port: 53, protocol: UDP}]
+{{- end }}
+{{- with .Values.network.apiServer }}
+- {{- include "fleetkeeper.egressRule" . | nindent 2 }}
+{{- else }}
+- ports: [{port: 443, protocol: TCP}, {port: 6443, protocol: TCP}]
+{{- end }}
+{{- $redis := .Values.gateway.redis }}
+{{- if $redis.enabled }}
+- to:
+    - podSelector:
+        matchLabels: {{- include "fleetkeeper.gateway.selector" (list . "gateway-redis") | nindent 10 }}
+  ports: [{port: 6379, protocol: TCP}]
+{{- else if $redis.url }}
+- {{- with $redis.peers }}
+  to: {{- include "fleetkeeper.peers" . | nindent 4 }}
+  {{- end }}
+  ports: [{port: {{ regexFind ":[0-9]+$" (urlParse $redis.url).host | trimPrefix ":" | default "6379" }}, protocol: TCP}]
+{{- end }}
+{{- end -}}

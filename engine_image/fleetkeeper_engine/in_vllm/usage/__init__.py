@@ -1,0 +1,1 @@
+"""Counts the tokens of each request in the API server."""

@@ -1,0 +1,55 @@
+"""The mode without keys, for closed networks: every client is the same one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from fleetkeeper_contract.client_key_entries import parse_limit
+from fleetkeeper_contract.client_keys import ANONYMOUS
+from fleetkeeper_gateway.interfaces import Key
+from fleetkeeper_gateway.keys.limits import Limit, limits_by_tier
+from fleetkeeper_gateway.keys.settings import KeysSettings
+from fleetkeeper_gateway.tiers import TIERS
+
+
+class AnonymousKeys:
+    """One key for every request, whatever its Authorization header has.
+
+    Clients of OpenAI's API always send some key, so the header is not looked at.
+    """
+
+    synced = True
+
+    def __init__(self, settings: KeysSettings) -> None:
+        self._key = Key(
+            id=ANONYMOUS,
+            name=ANONYMOUS,
+            namespaces=None,
+            highest=TIERS[settings.anonymous_highest_tier],
+            limits=limits_by_tier(
+                _limit(settings.anonymous_requests_per_minute),
+                _limit(settings.anonymous_tokens_per_minute),
+                _limit(settings.anonymous_concurrency),
+            ),
+        )
+
+    def authenticate(self, authorization: str | None, now: float) -> Key:  # noqa: ARG002 - as Keys has it
+        """Return the anonymous key."""
+        return self._key
+
+    def in_force(self, key_id: str, now: float) -> bool:  # noqa: ARG002 - as Keys has it
+        """Return whether it is the anonymous key."""
+        return key_id == ANONYMOUS
+
+    def listen(self, ended: Callable[[str], None]) -> Callable[[], None]:  # noqa: ARG002 - it never ends
+        """Return a function that does nothing: the anonymous key never ends."""
+        return lambda: None
+
+    async def run(self) -> None:
+        """Wait: there is nothing to watch."""
+        await asyncio.Event().wait()
+
+
+def _limit(text: str) -> Limit:
+    return parse_limit("limit", text) if text else ()

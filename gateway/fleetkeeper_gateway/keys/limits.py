@@ -1,0 +1,21 @@
+"""Limits by tier, from the three limits that a key's Secret or the settings hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fleetkeeper_gateway.interfaces import TierLimits
+from fleetkeeper_gateway.tiers import TIERS, Tier
+
+Limit = Iterable[tuple[str, int]]
+"""Numbers by the name of their tier."""
+
+
+def limits_by_tier(requests: Limit, tokens: Limit, concurrency: Limit) -> Mapping[Tier, TierLimits]:
+    """Return the limits of each tier that has any."""
+    per_tier = dict(requests), dict(tokens), dict(concurrency)
+    return {
+        tier: TierLimits(*(limits.get(name) for limits in per_tier))
+        for name, tier in TIERS.items()
+        if any(name in limits for limits in per_tier)
+    }

@@ -1,0 +1,1 @@
+"""What the gateway reads from the Kubernetes API server: lists and watches, nothing else."""

@@ -1,0 +1,29 @@
+"""How the gateway reaches the API server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENV_PREFIX = "FLEETKEEPER_GATEWAY_"
+"""Prefix of the environment variables of every part of the gateway."""
+
+
+class KubernetesSettings(BaseSettings):
+    """The API server and our credentials."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, hide_input_in_errors=True, extra="ignore"
+    )
+
+    kubeconfig: Path | None = Field(
+        None,
+        description="Kubeconfig in JSON, to run outside a cluster. Empty: the pod's ServiceAccount.",
+    )
+
+    @field_validator("kubeconfig", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return value or None

@@ -1,0 +1,86 @@
+"""A service from its InferenceService.
+
+The gateway may be older or newer than the operator and the CRD. So it reads only what it needs, and
+takes what it does not understand as absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from fleetkeeper_gateway.interfaces import Service
+from fleetkeeper_gateway.kubernetes.reflector import Place
+
+SERVICE_PORT: Final = 80
+"""Port of the Service that the operator creates, with the name of the InferenceService."""
+ACCESS_GATEWAY: Final = "Gateway"
+READY: Final = "Ready"
+STARTING: Final = "Starting"
+SUSPENDED: Final = "Suspended"
+DEGRADED: Final = "Degraded"
+UNAVAILABLE: Final = "Unavailable"
+UNKNOWN: Final = "Unknown"
+
+
+def parse_service(place: Place, found: Mapping[str, Any]) -> Service:
+    """Return the service that an InferenceService describes. It may be anything with a name."""
+    namespace, name = place
+    spec, metadata = _map(found.get("spec")), _map(found.get("metadata"))
+    conditions = _conditions(_map(found.get("status")))
+    return Service(
+        namespace=namespace,
+        name=name,
+        uid=_text(metadata.get("uid")),
+        models=_models(name, _map(spec.get("model"))),
+        url=f"http://{name}.{namespace}.svc:{SERVICE_PORT}",
+        demands_grant=spec.get("access") == ACCESS_GATEWAY,
+        state=_state(spec, conditions),
+        ready=conditions.get("Available") == "True",
+        created=_seconds(metadata.get("creationTimestamp")),
+    )
+
+
+def _models(name: str, model: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the served name, which is the service's by default, and the names of the adapters."""
+    adapters = model.get("adapters")
+    names = [_text(model.get("servedName")) or name]
+    names += [
+        _text(_map(one).get("name")) for one in (adapters if isinstance(adapters, list) else ())
+    ]
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
+def _state(spec: Mapping[str, Any], conditions: Mapping[str, str]) -> str:
+    if spec.get("suspend") is True or spec.get("replicas") == 0:
+        return SUSPENDED
+    available = conditions.get("Available")
+    if available == "True":
+        return DEGRADED if conditions.get("Degraded") == "True" else READY
+    if available != "False":
+        return UNKNOWN
+    return STARTING if conditions.get("Progressing") == "True" else UNAVAILABLE
+
+
+def _conditions(status: Mapping[str, Any]) -> dict[str, str]:
+    found = status.get("conditions")
+    return {
+        _text(one.get("type")): _text(one.get("status"))
+        for one in map(_map, found if isinstance(found, list) else ())
+    }
+
+
+def _seconds(text: object) -> int:
+    try:
+        return int(datetime.fromisoformat(_text(text)).timestamp())
+    except (ValueError, OverflowError):
+        return 0  # the API server writes it, and clients only show it
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

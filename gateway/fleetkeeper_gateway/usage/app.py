@@ -1,0 +1,103 @@
+"""HTTP of the usage process: usage, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from fleetkeeper_contract.usage_files import BadUsageQueryError, parse_dimensions
+from fleetkeeper_gateway.usage.store import UsageStore
+
+DEFAULT_S: Final = 30 * 86_400.0
+MAX_TIME: Final = 2**40
+STALE_PERIODS: Final = 20
+
+
+class UsageApp:
+    """The handlers, over the files and the collector's state."""
+
+    def __init__(
+        self,
+        store: UsageStore,
+        read_age_s: Callable[[], float],
+        *,
+        period_s: float,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._read_age_s = read_age_s
+        self._stale_s = STALE_PERIODS * period_s + 60.0
+        self._wall = wall
+        self._began = time.monotonic()
+        self._reports = asyncio.Semaphore(1)
+
+    def app(self) -> Starlette:
+        """Return the application to serve."""
+        return Starlette(
+            routes=[
+                Route("/v1/usage", self.usage, methods=["GET"]),
+                Route("/healthz", self.health, methods=["GET"]),
+                Route("/metrics", self.metrics, methods=["GET"]),
+            ]
+        )
+
+    async def usage(self, request: Request) -> Response:
+        """Return the usage of a time, by some dimensions."""
+        query, now = request.query_params, self._wall()
+        try:
+            until = parse_time("until", query.get("until", ""), now)
+            since = parse_time("since", query.get("since", ""), until - DEFAULT_S)
+            by = parse_dimensions(query.get("by", "key,model"))
+        except BadUsageQueryError as error:
+            return JSONResponse({"error": str(error)}, status_code=400)
+        # One at a time: a report reads all files of its time.
+        async with self._reports:
+            report = await asyncio.to_thread(self._store.report, since, until, by)
+        return JSONResponse(report.document())
+
+    async def health(self, _request: Request) -> Response:
+        """Return 503 if the engines were not asked for a long time."""
+        age_s = self._read_age_s()
+        if math.isnan(age_s):
+            age_s = time.monotonic() - self._began
+        if age_s > self._stale_s:
+            return Response(f"no engine was asked for {age_s:.0f} s\n", status_code=503)
+        return Response("ok\n")
+
+    async def metrics(self, _request: Request) -> Response:
+        """Return the metrics in Prometheus' text format."""
+        return Response(generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def parse_time(name: str, text: str, default: float) -> float:
+    """Return the Unix seconds of a parameter: a number, or a time in RFC 3339.
+
+    Raises:
+        BadUsageQueryError: if it is neither.
+    """
+    if not text:
+        return default
+    try:
+        found = float(text) if text[:1].isdigit() and "-" not in text else _of_rfc3339(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < MAX_TIME:
+        raise BadUsageQueryError(
+            f"{name} is {text[:40]!r}; it must be Unix seconds, or a time like 2026-11-25T23:00:00Z"
+        )
+    return found
+
+
+def _of_rfc3339(text: str) -> float:
+    found = datetime.fromisoformat(text)
+    return found.timestamp() if found.tzinfo is not None else math.nan

@@ -1,0 +1,167 @@
+"""What a page of a ledger becomes in a file: lines and a new cursor. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleetkeeper_contract.usage_files import (
+    COUNTS,
+    Counts,
+    Dimensions,
+    Line,
+    hour_of,
+    parse_line,
+)
+from fleetkeeper_gateway.usage.pages import Cursor, Entry, Page, Tokens
+
+CLOCK_SLACK_S = 60.0
+MAX_AGE_S = 7 * 86_400.0
+"""An entry of a pod that was never read is not older than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """An engine's pod, as far as its usage matters."""
+
+    uid: str
+    namespace: str
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a page brought."""
+
+    lines: tuple[dict[str, Any], ...]
+    cursor: Cursor
+    attributed: tuple[Entry, ...]
+    """Those whose attempt was not read before."""
+    unattributed: Tokens
+    unattributed_entries: int
+    lost: Tokens
+    lost_entries: int
+
+
+def read_page(
+    page: Page, cursor: Cursor, pod: Pod, now: float, is_known: Callable[[str], bool]
+) -> Reading:
+    """Return what a page adds to what is known of a pod.
+
+    A router may send one attempt to several engines, and all of them work for it. The first entry
+    that is read counts for the key; the others are unattributed.
+
+    Args:
+        page: the entries after `cursor`, or the first ones of another boot.
+        cursor: the place up to which the pod was read.
+        pod: the pod.
+        now: Unix seconds. An entry ended between the last reading and now, whatever it says.
+        is_known: whether an attempt was read before, from any pod.
+    """
+    if page.boot != cursor.boot:
+        cursor = Cursor(pod.uid, page.boot, seen=cursor.seen)
+    fresh = [entry for entry in page.entries if entry.n > cursor.next]
+    attributed: dict[str, Entry] = {}
+    rest: list[Entry] = []
+    for entry in fresh:
+        if entry.attempt is None or entry.attempt in attributed or is_known(entry.attempt):
+            rest.append(entry)
+        else:
+            attributed[entry.attempt] = entry
+    totals = page.totals if page.totals is not None else cursor.totals
+    lost = totals.minus([cursor.totals, *fresh])
+    following = max(page.next, cursor.next)
+    lost_entries = max(0, following - cursor.next - len(fresh))
+    earliest = max(cursor.seen - CLOCK_SLACK_S, now - MAX_AGE_S)
+
+    def end_of(entry: Entry) -> float:
+        return min(max(entry.time, earliest), now)
+
+    lines = [_entry_line(entry, pod, end_of(entry)) for entry in attributed.values()]
+    lines += sum_lines(_unattributed(entry, pod, end_of(entry)) for entry in rest)
+    if lost_entries or lost.any:
+        lines.append(_loss_line(lost_entries, lost, pod, now))
+    return Reading(
+        tuple(lines),
+        replace(cursor, next=following, totals=totals, seen=now),
+        tuple(attributed.values()),
+        _sum(rest),
+        len(rest),
+        lost,
+        lost_entries,
+    )
+
+
+def sum_lines(lines: Iterable[Line]) -> list[dict[str, Any]]:
+    """Return one line for each hour and each combination of dimensions."""
+    sums: dict[tuple[str, Dimensions, bool], Counts] = {}
+    for line in lines:
+        sums.setdefault((line.hour, line.dimensions, line.lost), Counts()).add(line.counts)
+    return [
+        _sum_line(hour, dimensions, counts, lost=lost)
+        for (hour, dimensions, lost), counts in sums.items()
+    ]
+
+
+def summed(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sums of lines of a file."""
+    return sum_lines(map(parse_line, documents))
+
+
+def encode(lines: Iterable[dict[str, Any]], cursors: Iterable[Cursor]) -> bytes:
+    """Return a group with its commit."""
+    commit = {"cursors": [cursor.document() for cursor in cursors]}
+    return b"".join(
+        json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in (*lines, commit)
+    )
+
+
+def _entry_line(entry: Entry, pod: Pod, end: float) -> dict[str, Any]:
+    return {
+        "time": round(end, 3),
+        "attempt": entry.attempt,
+        "request": entry.request,
+        "namespace": pod.namespace,
+        "service": pod.service,
+        "model": entry.model,
+        "tier": entry.tier,
+        "key": entry.key,
+        "aborted": entry.aborted,
+        "prompt": entry.prompt,
+        "cached": entry.cached,
+        "answer": entry.answer,
+    }
+
+
+def _unattributed(entry: Entry, pod: Pod, end: float) -> Line:
+    place = Dimensions(pod.namespace, pod.service, entry.model, entry.tier)
+    counts = Counts(1, int(entry.aborted), entry.prompt, entry.cached, entry.answer)
+    return Line(hour_of(end), place, counts)
+
+
+def _loss_line(entries: int, lost: Tokens, pod: Pod, now: float) -> dict[str, Any]:
+    counts = Counts(entries, 0, lost.prompt, lost.cached, lost.answer)
+    return _sum_line(hour_of(now), Dimensions(pod.namespace, pod.service), counts, lost=True)
+
+
+def _sum_line(hour: str, place: Dimensions, counts: Counts, *, lost: bool) -> dict[str, Any]:
+    line: dict[str, Any] = {"hour": hour, "namespace": place.namespace, "service": place.service}
+    if lost:
+        line["lost"] = counts.requests
+    else:
+        line |= {"model": place.model, "tier": place.tier, "key": place.key}
+        line |= {"requests": counts.requests, "aborted": counts.aborted}
+    return line | {name: getattr(counts, name) for name in COUNTS[2:]}
+
+
+def _sum(entries: Iterable[Entry]) -> Tokens:
+    prompt = cached = answer = 0
+    for entry in entries:
+        prompt, cached, answer = (
+            prompt + entry.prompt,
+            cached + entry.cached,
+            answer + entry.answer,
+        )
+    return Tokens(prompt=prompt, cached=cached, answer=answer)

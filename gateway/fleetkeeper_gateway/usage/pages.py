@@ -1,0 +1,137 @@
+"""A page of an engine's ledger, checked: an engine runs in a tenant's pod and may answer anything. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from fleetkeeper_gateway.tiers import TIERS
+
+MAX_COUNT = 2**53
+MAX_PAGE_ENTRIES = 1_000
+
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
+Identifier = Annotated[str, StringConstraints(max_length=256)]
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Tokens(_Read):
+    """Counts of tokens."""
+
+    prompt: Count = 0
+    cached: Count = 0
+    answer: Count = 0
+
+    def minus(self, others: Iterable[Tokens]) -> Tokens:
+        """Return what is left without others, at least 0."""
+        prompt, cached, answer = self.prompt, self.cached, self.answer
+        for other in others:
+            prompt, cached, answer = (
+                prompt - other.prompt,
+                cached - other.cached,
+                answer - other.answer,
+            )
+        return Tokens(prompt=max(0, prompt), cached=max(0, cached), answer=max(0, answer))
+
+    @property
+    def any(self) -> bool:
+        """Return whether there is any token."""
+        return bool(self.prompt or self.cached or self.answer)
+
+
+NO_TOKENS = Tokens()
+
+
+class Entry(Tokens):
+    """What one HTTP request came to."""
+
+    n: Count
+    attempt: Identifier | None
+    request: Identifier | None
+    key: Identifier | None
+    tier: Identifier | None
+    model: Identifier
+    aborted: bool
+    time: float = Field(allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.tier is not None and self.tier not in TIERS:
+            raise ValueError(f"tier {self.tier!r} is unknown")
+        if (self.attempt is None) != (self.key is None):
+            raise ValueError("attempt and key come together")
+        return self
+
+
+class Page(_Read):
+    """Entries in the order of their numbers."""
+
+    boot: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    next: Count
+    newest: Count
+    counting: bool
+    errors: Count
+    entries: Annotated[tuple[Entry, ...], Field(max_length=MAX_PAGE_ENTRIES)]
+    totals: Tokens | None
+    """All tokens up to `next`; None if no entry was there to tell."""
+    lost: Count
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        numbers = [entry.n for entry in self.entries]
+        rising = all(one < other for one, other in pairwise(numbers))
+        if not rising or (numbers and numbers[-1] > self.next) or self.next > self.newest:
+            raise ValueError("numbers are not in order")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The place up to which one pod's ledger was read."""
+
+    pod: str
+    """UID."""
+    boot: str = ""
+    next: int = 0
+    totals: Tokens = NO_TOKENS
+    """All tokens of the ledger up to there, read or lost."""
+    seen: float = 0.0
+    """Unix seconds of the last reading."""
+
+    def document(self) -> dict[str, object]:
+        """Return it as a commit has it."""
+        totals = [self.totals.prompt, self.totals.cached, self.totals.answer]
+        return {
+            "pod": self.pod,
+            "boot": self.boot,
+            "next": self.next,
+            "totals": totals,
+            "seen": round(self.seen),
+        }
+
+    @classmethod
+    def of_document(cls, found: dict[str, object]) -> Cursor:
+        """Return the cursor of a commit.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        known = _CursorDocument.model_validate(found)
+        prompt, cached, answer = known.totals
+        totals = Tokens(prompt=prompt, cached=cached, answer=answer)
+        return cls(known.pod, known.boot, known.next, totals, known.seen)
+
+
+class _CursorDocument(_Read):
+    pod: str
+    boot: str
+    next: int
+    totals: tuple[int, int, int]
+    seen: float

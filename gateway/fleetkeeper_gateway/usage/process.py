@@ -1,0 +1,131 @@
+"""The process `usage`: reads the engines' ledgers and answers for what they counted."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+import uvicorn
+from pydantic import ValidationError
+
+from fleetkeeper_gateway.grants.settings import GrantSettings
+from fleetkeeper_gateway.grants.signer import UsageTokenSigner, create_key_files
+from fleetkeeper_gateway.interfaces import Limiter
+from fleetkeeper_gateway.kubernetes.client import PODS, KubernetesClient
+from fleetkeeper_gateway.kubernetes.credentials import NoCredentials, load_credentials
+from fleetkeeper_gateway.kubernetes.reflector import Watch
+from fleetkeeper_gateway.limits import LimitSettings, create_limiter
+from fleetkeeper_gateway.telemetry.logs import configure_logs
+from fleetkeeper_gateway.usage import metrics
+from fleetkeeper_gateway.usage.app import UsageApp
+from fleetkeeper_gateway.usage.collector import Collector
+from fleetkeeper_gateway.usage.pods import SELECTOR, Pods, Target
+from fleetkeeper_gateway.usage.settings import UsageSettings
+from fleetkeeper_gateway.usage.store import UsageStore
+
+log = structlog.get_logger(__name__)
+
+
+class HttpServer(uvicorn.Server):
+    """A server that leaves signals alone: uvicorn's own ends the process before the files are closed."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+    def stop(self) -> None:
+        """End after the requests that run."""
+        self.should_exit = True
+
+
+def main() -> int:
+    """Run until SIGTERM. Return the exit status."""
+    try:
+        settings, grants, limits = UsageSettings(), GrantSettings(), LimitSettings()
+    except ValidationError as error:
+        sys.stderr.write(f"fleetkeeper-gateway usage: {error}\n")
+        return 2
+    configure_logs(settings.log_level, settings.log_format)
+    store = UsageStore(settings.usage_directory, settings.usage_retention_days)
+    try:
+        store.open(time.time())
+    except OSError as error:
+        log.error("usage directory cannot be used", error=str(error))  # noqa: TRY400 - no defect
+        return 1
+    try:
+        asyncio.run(_run(settings, grants, limits, store))
+    except NoCredentials as error:
+        log.error("no credentials", error=str(error))  # noqa: TRY400 - no defect
+        return 1
+    finally:
+        store.close()
+    return 0
+
+
+async def _run(
+    settings: UsageSettings, grants: GrantSettings, limits: LimitSettings, store: UsageStore
+) -> None:
+    def pod_ends(target: Target) -> None:
+        collector.pod_ends(target)
+
+    pods = Pods(pod_ends)
+    limiter = create_limiter(limits) if limits.shared else None
+    collector = Collector(
+        store,
+        lambda: pods.targets,
+        UsageTokenSigner(create_key_files(grants)),
+        limiter,
+        period_s=settings.usage_period_seconds,
+    )
+
+    def read_age_s() -> float:
+        last = collector.last_read
+        return math.nan if last is None else time.monotonic() - last
+
+    metrics.READ_AGE.set_function(read_age_s)
+    app = UsageApp(store, read_age_s, period_s=settings.usage_period_seconds)
+    config = uvicorn.Config(
+        app.app(),
+        host=settings.host,
+        port=settings.usage_port,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        limit_concurrency=64,
+        timeout_graceful_shutdown=2,
+    )
+    client = KubernetesClient(load_credentials(settings.kubeconfig))
+    async with client:
+        watch = Watch(client, PODS, pods, namespaces=settings.namespaces, selector=SELECTOR)
+        work = [asyncio.create_task(watch.run()), asyncio.create_task(collector.run())]
+        http = HttpServer(config)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, http.stop)
+        server = asyncio.create_task(http.serve())
+        try:
+            await asyncio.wait([server, *work], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end([*work, server], limiter)
+
+
+async def _end(tasks: list[asyncio.Task[None]], limiter: Limiter | None) -> None:
+    """End all tasks. One that failed by itself fails the process.
+
+    Raises:
+        Exception: what a task failed with.
+    """
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    if limiter is not None:
+        await limiter.close()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result

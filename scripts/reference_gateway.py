@@ -1,0 +1,170 @@
+"""The pages of the gateway's settings and metrics in docs/reference, from the programs' own classes.
+
+Settings are every class of settings below `fleetkeeper_gateway`, metrics every one in the default registry
+once all modules are imported. So a new part needs no line here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import REGISTRY
+from prometheus_client.metrics import MetricWrapperBase
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+
+import fleetkeeper_gateway
+from reference_pages import FOLDER, kind_of, page, row, shown_default
+
+ENV_PREFIX = "FLEETKEEPER_GATEWAY_"
+SETTINGS_MODULE = "settings"
+NAMESPACE = "fleetkeeper_gateway_"
+
+
+def generated_files() -> dict[str, str]:
+    """Return {path: text}, for scripts/generate.py."""
+    return {
+        f"{FOLDER}/gateway-settings.md": page(_settings()),
+        f"{FOLDER}/gateway-metrics.md": page(_metrics()),
+    }
+
+
+# -- settings ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Setting:
+    """A setting, and the parts that read it."""
+
+    variable: str
+    kind: str
+    default: str
+    description: str
+    parts: list[str] = field(default_factory=list)
+
+
+def settings_classes() -> list[type[BaseSettings]]:
+    """Return the classes of settings of all parts, in the order of their modules' names."""
+    found: list[type[BaseSettings]] = []
+    for name in _modules():
+        if name.rpartition(".")[2] != SETTINGS_MODULE:
+            continue
+        module = importlib.import_module(name)
+        found += [
+            one
+            for one in vars(module).values()
+            if isinstance(one, type) and issubclass(one, BaseSettings) and one.__module__ == name
+        ]
+    return found
+
+
+def settings() -> dict[str, Setting]:
+    """Return every setting by its variable. Several parts may read one."""
+    found: dict[str, Setting] = {}
+    for one in settings_classes():
+        part = one.__module__.split(".")[1]
+        for name, info in one.model_fields.items():
+            made = _setting(name, info)
+            setting = found.setdefault(made.variable, made)
+            if part not in setting.parts:
+                setting.parts.append(part)
+    return found
+
+
+def _setting(name: str, info: FieldInfo) -> Setting:
+    return Setting(
+        ENV_PREFIX + name.upper(),
+        kind_of(info.annotation),
+        shown_default(info),
+        info.description or "",
+    )
+
+
+def _settings() -> Iterator[str]:
+    yield "# Settings of the gateway"
+    yield ""
+    yield "The chart sets them from its values ([install the gateway](../gateway-install.md)). This page is for running"
+    yield "the gateway without the chart, and for reading logs. Both processes, `fleetkeeper-gateway serve` and"
+    yield "`fleetkeeper-gateway usage`, read them from environment variables; each ignores those of the other. A wrong"
+    yield "value ends the process at start-up with a message that names the variable, never the value of a secret."
+    yield ""
+    yield "The column *part* names the folder below `gateway/fleetkeeper_gateway` that reads the setting."
+    yield ""
+    yield "| variable | type | default | | part |"
+    yield "| --- | --- | --- | --- | --- |"
+    for one in sorted(settings().values(), key=lambda item: (item.parts[0], item.variable)):
+        parts = ", ".join(f"`{part}`" for part in one.parts)
+        yield row(f"`{one.variable}`", one.kind, one.default, one.description, parts)
+
+
+# -- metrics ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric, as a row of the page."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def metrics() -> list[Metric]:
+    """Return the gateway's metrics, by name."""
+    for name in _modules():
+        importlib.import_module(name)
+    importlib.import_module("fleetkeeper_gateway.limits.metrics").limit_metrics()
+    found = []
+    for one in set(vars(REGISTRY)["_collector_to_names"]):
+        if not isinstance(one, MetricWrapperBase):
+            continue
+        (family,) = one.describe()
+        if family.name.startswith(NAMESPACE):
+            total = "_total" if family.type == "counter" else ""
+            labels = tuple(vars(one)["_labelnames"])
+            found.append(Metric(family.name + total, family.type, labels, family.documentation))
+    return sorted(found, key=lambda metric: metric.name)
+
+
+def _metrics() -> Iterator[str]:
+    yield "# Metrics of the gateway"
+    yield ""
+    yield "Names and labels are stable for dashboards and alerts. Times are in seconds. No label names a key and none is a"
+    yield "text of a client: a cluster may have 10,000 keys. Usage by key is what `fleetkeeper usage` shows"
+    yield "([usage](../gateway-usage.md)). Other metrics of the fleet are [here](metrics.md)."
+    yield ""
+    usage = [one for one in metrics() if one.name.startswith(f"{NAMESPACE}usage_")]
+    serve = [one for one in metrics() if one not in usage]
+    yield "## Request path"
+    yield ""
+    yield "Port 8081 of the pods of `fleetkeeper-gateway serve`, path `/metrics`."
+    yield ""
+    yield from _table(serve)
+    yield ""
+    yield "## Usage"
+    yield ""
+    yield "Port 8082 of the pod of `fleetkeeper-gateway usage`, path `/metrics`."
+    yield ""
+    yield from _table(usage)
+
+
+def _table(found: Iterable[Metric]) -> Iterator[str]:
+    yield "| metric | type | labels | |"
+    yield "| --- | --- | --- | --- |"
+    for one in found:
+        labels = ", ".join(f"`{label}`" for label in one.labels)
+        yield row(f"`{one.name}`", one.kind, labels, one.meaning)
+
+
+def _modules() -> list[str]:
+    """Return every module of the gateway by its full name."""
+    return sorted(
+        item.name
+        for item in pkgutil.walk_packages(
+            fleetkeeper_gateway.__path__, prefix=f"{fleetkeeper_gateway.__name__}."
+        )
+    )

@@ -1,0 +1,48 @@
+"""The gateway's rights are enough for it, and give nothing else away."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetkeeper_local.control_plane.access import KubectlError
+from tests.support.client_keys import key_of
+from tests.support.gateway_world import GatewayWorld, running, until
+
+
+async def test_with_its_rights_alone_the_gateway_knows_services_and_keys(
+    world: GatewayWorld,
+) -> None:
+    world.put_service("chat")
+    world.put_key("chat", key_of(1))
+    services, keys = world.services(), world.keys()
+    async with running(services), running(keys):
+        await until("services and keys", lambda: services.synced and keys.synced)
+        assert services.named(world.namespace, "chat") is not None
+        assert len(keys.store) == 1
+        assert services.watch.failures + keys.watch.failures == 0
+
+
+DENIED = (
+    ("list", "secrets", False),
+    ("get", "secrets", False),
+    ("create", "secrets", True),
+    ("update", "secrets", True),
+    ("delete", "secrets", True),
+    ("get", "configmaps", True),
+    ("list", "pods", False),
+    ("update", "inferenceservices.fleetkeeper.io", False),
+)
+"""Verb, resource, and whether in the keys namespace."""
+
+
+def test_it_has_no_other_right(world: GatewayWorld) -> None:
+    kubeconfig = world.plane.user_kubeconfig(world.user)
+
+    def ask(verb: str, resource: str, namespace: str) -> None:
+        arguments = ("-n", namespace, "auth", "can-i", verb, resource, "--quiet")
+        world.plane.kubectl(*arguments, kubeconfig=kubeconfig)
+
+    ask("list", "secrets", world.keys_namespace)
+    for verb, resource, in_keys_namespace in DENIED:
+        with pytest.raises(KubectlError):
+            ask(verb, resource, world.keys_namespace if in_keys_namespace else world.namespace)

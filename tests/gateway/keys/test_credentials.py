@@ -1,0 +1,101 @@
+"""Where the API server is, and the token that the kubelet replaces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetkeeper_gateway.kubernetes import credentials
+from fleetkeeper_gateway.kubernetes.credentials import NoCredentials, load_credentials
+from fleetkeeper_local.control_plane.pki import Authority
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Play a pod; return the directory of its ServiceAccount."""
+    Authority(tmp_path, "ca").ensure()
+    (tmp_path / "token").write_text("first\n")
+    monkeypatch.setattr(credentials, "ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    return tmp_path
+
+
+def test_a_token_that_was_replaced_is_read_again(pod: Path) -> None:
+    found = load_credentials(None)
+    assert found.url == "https://10.0.0.1:443"
+    assert found.headers() == {"Authorization": "Bearer first"}
+    (pod / "token").write_text("second")
+    assert found.headers() == {"Authorization": "Bearer second"}
+    assert "second" not in repr(found)
+
+
+def test_an_authority_that_was_replaced_is_trusted_from_then_on(pod: Path) -> None:
+    found = load_credentials(None)
+    first = found.tls()
+    assert found.tls() is first, "a new context for each request would cost a handshake each"
+    Authority(pod / "new", "ca").ensure()
+    (pod / "ca.crt").write_text((pod / "new" / "ca.crt").read_text())
+    assert found.tls() is not first
+
+
+def test_an_address_of_ipv6_is_in_brackets(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    assert load_credentials(None).url == "https://[fd00::1]:443"
+
+
+def test_outside_a_pod_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(NoCredentials, match="FLEETKEEPER_GATEWAY_KUBECONFIG"):
+        load_credentials(None)
+
+
+def test_a_pod_without_a_token_is_told_what_to_set(pod: Path) -> None:
+    (pod / "token").unlink()
+    with pytest.raises(NoCredentials, match="automountServiceAccountToken"):
+        load_credentials(None)
+
+
+def _kubeconfig(path: Path, **user: str) -> dict[str, Any]:
+    return {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443/"}}],
+        "users": [{"name": "u", "user": user}],
+    }
+
+
+def test_a_kubeconfig_has_the_address_and_the_token(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(_kubeconfig(path, token="mine")))
+    found = load_credentials(path)
+    assert (found.url, found.headers()) == (
+        "https://10.0.0.1:6443",
+        {"Authorization": "Bearer mine"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("clusters: []", "kubectl config view --raw --flatten -o json"),
+        ("[]", "current-context"),
+        ("{}", "current-context"),
+        ('{"current-context": "x", "contexts": [], "clusters": [], "users": []}', "'x'"),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(NoCredentials) as refused:
+        load_credentials(path)
+    assert str(path) in str(refused.value)
+    assert words in str(refused.value)
+
+
+def test_an_absent_kubeconfig_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NoCredentials, match="absent"):
+        load_credentials(tmp_path / "absent")
