@@ -212,7 +212,7 @@ def test_the_gateway_goes_and_comes_back_with_its_keys(
     running, values = _running(shared_fleet), product.values
     try:
         product.install({**values, "gateway": {"enabled": False}})
-        assert _pods(product, "gateway") == []
+        until(lambda: not _pods(product, "gateway"), "the gateway is gone")
     finally:
         product.install(values)
     await_operators(product)
