@@ -31,6 +31,7 @@ TIMEOUT_S = 120
 ADMIN_PORT = 8081
 
 pytestmark = [
+    pytest.mark.exhaustive,  # about Traefik as much as about the route, and minutes to build
     pytest.mark.usefixtures("calm_operator"),
     pytest.mark.timeout(2400),  # the first time it builds Traefik
 ]
