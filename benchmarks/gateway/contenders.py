@@ -222,17 +222,18 @@ async def _answers(url: str, process: subprocess.Popen[bytes], headers: Mapping[
             await asyncio.sleep(0.1)
 
 
-def versions() -> Mapping[str, str]:
+def versions(*, with_litellm: bool) -> dict[str, str]:
     """Return the versions that the page names."""
-    redis = subprocess.run(
-        ["redis-server", "--version"], capture_output=True, text=True, check=True
-    )
-    listed = subprocess.run(
-        [str(litellm_program().with_name("python")), "-c", _VERSIONS],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    found: dict[str, str] = json.loads(listed)
-    return {**found, "redis": redis.stdout.split("v=")[1].split()[0]}
+    command = ["redis-server", "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {"redis": told.split("v=")[1].split()[0]}
+    if with_litellm:
+        python = str(litellm_program().with_name("python"))
+        listed = subprocess.run(
+            [python, "-c", _VERSIONS], capture_output=True, text=True, check=True
+        )
+        found |= json.loads(listed.stdout)
+    return found
 
 
 _VERSIONS: Final = (

@@ -69,13 +69,18 @@ class Found:
 
 def setting(versions: Mapping[str, str], size: Size) -> str:
     """Return what was run, in which versions and with which options."""
-    return (
+    text = (
         f"{size.blocks} blocks, which alternate the contenders; {size.seconds:g} s for each measurement; "
         "medians over the blocks, lowest and highest in parentheses. One process each, all on the same "
         f"machine as the load and the upstream. Redis {versions['redis']}, one for each proxy.\n\n"
         "The gateway runs with its defaults: a key with limits of requests, tokens and concurrency in "
         "Redis, a signed grant for each request, audit log. `gateway, full` knows 1,000 services and "
-        f"10,000 keys. LiteLLM {versions['litellm']} (uvicorn {versions['uvicorn']}, FastAPI "
+        "10,000 keys."
+    )
+    if "litellm" not in versions:
+        return text
+    return (
+        f"{text} LiteLLM {versions['litellm']} (uvicorn {versions['uvicorn']}, FastAPI "
         f"{versions['fastapi']}) runs with one worker, its master key, and limits of requests and tokens "
         "for the deployment in Redis (`usage-based-routing-v2`). Its keys with limits of their own need a "
         "database, and it signs no grants, so it does less."

@@ -41,7 +41,8 @@ def main() -> None:
     size = measures.QUICK_SIZE if args.quick else measures.FULL_SIZE
     with tempfile.TemporaryDirectory(prefix="fleetkeeper-benchmark-") as folder:
         found = uvloop.run(measure(Path(folder), size, with_litellm=not args.without_litellm))
-    text = f"{measured_on()} {proxy_page.setting(contenders.versions(), size)}\n\n"
+    versions = contenders.versions(with_litellm=not args.without_litellm)
+    text = f"{measured_on()} {proxy_page.setting(versions, size)}\n\n"
     text += proxy_page.tables(found)
     print(text)
     if not args.quick:

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -112,6 +113,8 @@ class ApiStandIn:
         self._runner: web.AppRunner | None = None
         self._version = 100
         self._objects: dict[str, dict[str, Manifest]] = {kind: {} for kind in KINDS}
+        self._pages: dict[str, tuple[int, list[Manifest] | None]] = {}
+        """What is left of lists that are being read, by the value of `continue`."""
         self._watches: dict[asyncio.Queue[bytes | None], tuple[str, str | None, str]] = {}
 
     async def __aenter__(self) -> Self:
@@ -201,16 +204,28 @@ class ApiStandIn:
         selector = request.query.get("labelSelector", "")
         if request.query.get("watch") in {"true", "1", "True"}:
             return await self._watch(request, plural, namespace, selector)
-        version, kind = KINDS[plural]
-        items = [
-            item for item in self._objects[plural].values() if _matches(item, namespace, selector)
-        ]
+        return self._page(request, plural, namespace, selector)
+
+    def _page(
+        self, request: web.Request, plural: str, namespace: str | None, selector: str
+    ) -> web.Response:
+        """Return a page of a list. The pages after the first one are of the same point in time."""
+        version, items = self._pages.pop(request.query.get("continue", ""), (self._version, None))
+        if items is None:
+            found = self._objects[plural].values()
+            items = [item for item in found if _matches(item, namespace, selector)]
+        count = int(request.query.get("limit") or len(items))
+        metadata = {"resourceVersion": str(version)}
+        if rest := items[count:]:
+            metadata["continue"] = secrets.token_hex(8)
+            self._pages[metadata["continue"]] = (version, rest)
+        api_version, kind = KINDS[plural]
         return web.json_response(
             {
-                "apiVersion": version,
+                "apiVersion": api_version,
                 "kind": f"{kind}List",
-                "metadata": {"resourceVersion": str(self._version)},
-                "items": items,
+                "metadata": metadata,
+                "items": items[:count],
             }
         )
 

@@ -113,6 +113,15 @@ def test_the_page_has_a_column_for_each_contender(part: Part) -> None:
     assert {row.count("|") for row in rows if row} == {head.count("|")}
 
 
+def test_the_page_says_what_was_run(part: Part) -> None:
+    page, size = part("proxy_page"), part("measures").FULL_SIZE
+    alone = page.setting({"redis": "7.0.15"}, size)
+    assert "Redis 7.0.15" in alone
+    assert "LiteLLM" not in alone
+    versions = {"redis": "7.0.15", "litellm": "1.2.3", "uvicorn": "0.1", "fastapi": "0.2"}
+    assert "LiteLLM 1.2.3" in page.setting(versions, size)
+
+
 def test_the_upstream_streams_as_many_frames_as_asked(part: Part) -> None:
     """Read by the benchmark's own client, so both ends of a measurement are tested."""
 
