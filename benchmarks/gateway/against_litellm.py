@@ -1,8 +1,8 @@
 """What the gateway adds to a request, beside direct requests and LiteLLM's proxy.
 
-    python benchmarks/gateway/run.py            # an hour; writes RESULTS.md
-    python benchmarks/gateway/run.py --quick    # two minutes, to see that it runs; prints alone
-    python benchmarks/gateway/run.py --without-litellm
+    python benchmarks/gateway/against_litellm.py            # an hour; writes RESULTS.md
+    python benchmarks/gateway/against_litellm.py --quick    # two minutes, to see that it runs; prints alone
+    python benchmarks/gateway/against_litellm.py --without-litellm
 
 The upstream is a stand-in that answers at once, so that the figures are the proxy's own cost. Redis is
 a real redis-server, one for each contender. The API server is a stand-in that serves lists and watches.
