@@ -13,7 +13,7 @@ WORKERS ?= 3
 TESTS := tests/fault tests/unit tests/cluster tests/gateway tests/engine tests/e2e
 FAST := -m "not slow and not exhaustive" --hypothesis-profile=dev
 USUAL := -m "not exhaustive"
-VLLMS_OWN := api_options_in_vllm death drain fault limits memory_cap progress serve start_stages tiers usage usage_port
+VLLMS_OWN := api_options_in_vllm death drain fault limits memory_cap progress serve start_stages tiers usage usage_in_vllm usage_port
 EVERYTHING := --hypothesis-profile=exhaustive
 LOCAL := $(BIN)/python -m fleetkeeper_local
 DEMO_CLUSTER = $(if $(CLUSTER),--cluster "$(CLUSTER)" $(if $(CLUSTER_NAME),--cluster-name "$(CLUSTER_NAME)"))
