@@ -202,3 +202,21 @@ def test_logs_of_the_gateway_hold_no_key_and_no_error(
     entries = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert [entry for entry in entries if entry.get("level") in {"error", "critical"}] == []
     assert "Traceback" not in said
+
+
+def test_the_gateway_goes_and_comes_back_with_its_keys(
+    shared_fleet: Fleet, door: FrontDoor, product: Installation
+) -> None:
+    """The namespace of the keys stays, and no engine and no router restarts for either."""
+    key = door.create_key("kept", shared_fleet.namespace)
+    running, values = _running(shared_fleet), product.values
+    try:
+        product.install({**values, "gateway": {"enabled": False}})
+        until(lambda: not _pods(product, "gateway"), "the gateway is gone")
+    finally:
+        product.install(values)
+    await_operators(product)
+    address = product.cluster.cluster_ip(product.namespace, GATEWAY)
+    back = FrontDoor(product.cluster, f"http://{address}", product.namespace)
+    until(lambda: back.models(key).status == 200, "the key is in force again")
+    assert _running(shared_fleet) == running

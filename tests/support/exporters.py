@@ -31,8 +31,13 @@ from tests.support.control_cases import Loop
 
 BLOCKS = (SchedulerBlock, MiddlewareBlock)
 SPEC = {"scaling": {"minReplicas": 1, "maxReplicas": 4}}
+REASONS = {"Degraded": Reason.GRANTS_NOT_DEMANDED}
+"""Reasons that alerts name; other conditions have any."""
 STATUS = {
-    "conditions": [{"type": kind, "status": "True", "reason": Reason.GPU_BUDGET} for kind in MAIN]
+    "conditions": [
+        {"type": kind, "status": "True", "reason": REASONS.get(kind, Reason.GPU_BUDGET)}
+        for kind in MAIN
+    ]
 }
 SWITCHES = {"supported": True, "instrumentation_disabled": False, "own_rule_closed": False}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import yaml
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper.runtime.telemetry.service_series import SERVICE_LABELS
@@ -127,12 +127,16 @@ def exported() -> dict[str, frozenset[str]]:
     return found
 
 
-def _gateway_series() -> Iterator[str]:
-    """Return the series of the gateway's processes, which register their metrics when imported."""
+def gateway_registry() -> CollectorRegistry:
+    """Return the metrics of the gateway's processes, which they register when imported."""
     for module in GATEWAY_METRICS:
         importlib.import_module(f"fleetkeeper_gateway.{module}.metrics")
     limit_metrics()
-    for family in REGISTRY.collect():
+    return REGISTRY
+
+
+def _gateway_series() -> Iterator[str]:
+    for family in gateway_registry().collect():
         if family.name.startswith("fleetkeeper_gateway_"):
             yield from _series(family.name, family.type)
 

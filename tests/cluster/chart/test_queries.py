@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import ClientError, ClientSession, web
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from draw_dashboards import record
 from fleetkeeper_local.control_plane.ports import free_ports
@@ -24,6 +24,7 @@ from tests.support.shipped_queries import (
     annotated,
     chosen,
     dashboards,
+    gateway_registry,
     judged,
     shown,
     variables,
@@ -71,16 +72,20 @@ class Prometheus:
                 counts = await self.values("count_over_time(up[5m])")
             except ClientError:
                 counts = []
-            if len(counts) == 2 and min(map(int, counts)) >= times:
+            if len(counts) == 3 and min(map(int, counts)) >= times:
                 return
             await asyncio.sleep(0.2)
-        raise TimeoutError("Prometheus did not scrape both targets")
+        raise TimeoutError("Prometheus did not scrape all targets")
 
 
 @asynccontextmanager
 async def _exporters(directory: Path, operator: Callable[[], bytes]) -> AsyncIterator[str]:
-    """Serve an engine and an operator; yield the address."""
-    texts = {"engine": EngineExporter(directory).text, "operator": operator}
+    """Serve an engine, an operator and a gateway; yield the address."""
+    texts: dict[str, Callable[[], bytes]] = {
+        "engine": EngineExporter(directory).text,
+        "operator": operator,
+        "gateway": lambda: generate_latest(gateway_registry()),
+    }
 
     async def serve(request: web.Request) -> web.Response:
         text = texts[request.match_info["part"]]()
@@ -98,9 +103,10 @@ async def _exporters(directory: Path, operator: Callable[[], bytes]) -> AsyncIte
 
 
 def _config(target: str) -> dict[str, Any]:
-    """Scrape both as in a cluster: the labels of a target are those of its pod."""
+    """Scrape them as in a cluster: the labels of a target are those of its pod."""
     engine = {"namespace": NAMESPACE, "pod": "chat-0", "inference_service": SERVICE}
     operator = {"namespace": OPERATOR, "pod": "fleetkeeper-0"}
+    gateway = {"namespace": OPERATOR, "pod": "fleetkeeper-gateway-0"}
     return {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES / "alerts.yaml")],
@@ -110,7 +116,11 @@ def _config(target: str) -> dict[str, Any]:
                 "metrics_path": f"/{part}",
                 "static_configs": [{"targets": [target], "labels": labels}],
             }
-            for part, labels in (("engine", engine), ("operator", operator))
+            for part, labels in (
+                ("engine", engine),
+                ("operator", operator),
+                ("gateway", gateway),
+            )
         ],
     }
 
