@@ -130,7 +130,9 @@ class Exchange:
             await self._refuse(self._not_sent(error))
         except SendFailed as error:
             self._warn("request failed after it was sent", str(error))
-            await self._refuse(_failed())
+            await self._refuse(
+                _failed("The connection to the service broke after the request was sent.")
+            )
         except ClientGone:
             self._outcome = "client_gone"
         except UpstreamLost as error:
@@ -288,6 +290,10 @@ class Exchange:
             self._connection.abort()
             return
         self._stop_watching()
+        if reason == "draining" and self._sent:
+            # Its 503 says that nothing was sent, also to a gateway before this one.
+            await self._refuse(_failed("The gateway ended after the request was sent."))
+            return
         status, code, message, kind = refusal
         headers = {"retry-after": "1"} if status == 503 else None
         await self._refuse(Refusal(status, code, message, kind=kind, headers=headers))
@@ -358,13 +364,8 @@ class Exchange:
         )
 
 
-def _failed() -> Refusal:
-    return Refusal(
-        502,
-        "upstream_failed",
-        "The connection to the service broke after the request was sent. It may have been worked on.",
-        kind=SERVER,
-    )
+def _failed(what: str) -> Refusal:
+    return Refusal(502, "upstream_failed", f"{what} It may have been worked on.", kind=SERVER)
 
 
 _ABORTS: Final = {

@@ -171,7 +171,7 @@ def set_access(fleet: Fleet, access: str, base_url: str) -> None:
 def chapter(door: FrontDoor, namespace: str, model: str, say: Callable[[str], None]) -> list[str]:
     """Create a key, reach its limit, compare what it used with what was counted; return the report.
 
-    The service has access: Gateway, because usage of other services is not attributed to keys.
+    Nobody else asks for this model with the key, so the counts are those of the answers.
 
     Raises:
         LocalError: the gateway did something else than it promises.

@@ -17,7 +17,7 @@ from tests.support.gateway_chart import (
     gateway_values,
     pod_of,
 )
-from tests.support.helm_chart import only, rendered
+from tests.support.helm_chart import NAMESPACE, HelmError, only, rendered
 
 SERVED = {"namespaces": ["team-a", "team-b"]}
 
@@ -71,6 +71,20 @@ def test_the_namespace_of_the_keys_outlives_the_release() -> None:
     assert not [item for item in own if item["kind"] == "Namespace"]
     assert environment(own)["KEYS_NAMESPACE"] == "clients"
     assert ("clients", "secrets", "watch") in _rights(own, NAME)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "others"), [(NAMESPACE, {}), ("team-a", SERVED), ("team-b", SERVED)]
+)
+def test_keys_are_never_where_other_secrets_are(namespace: str, others: Live) -> None:
+    """The gateway reads every Secret there: signing keys in the one, a tenant's in the other."""
+    values = {"gateway": {"enabled": True, "keys": {"namespace": namespace}}, **others}
+    with pytest.raises(HelmError, match=f"gateway.keys.namespace is {namespace}"):
+        rendered(values)
+
+
+def test_in_anonymous_mode_the_gateway_may_read_no_secret() -> None:
+    assert _rights(gateway_objects("anonymous"), NAME) == _read(["*"], "inferenceservices")
 
 
 def _policy(name: str, policy: str) -> Live:

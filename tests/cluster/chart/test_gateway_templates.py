@@ -255,6 +255,9 @@ def test_prometheus_finds_both_processes() -> None:
         assert monitor["selector"]["matchLabels"].items() <= labels.items()
 
 
+SMALL_REDIS = {"enabled": True, "image": "valkey:8"}
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -271,6 +274,10 @@ def test_prometheus_finds_both_processes() -> None:
         ),
         ({"redis": {"passwordSecret": {"name": "x"}}}, "passwordSecret"),
         ({"redis": {"maxMemory": "1Gi"}}, "maxMemory"),
+        ({"redis": {"url": "redis://redis", "username": "gateway"}}, "redis.passwordSecret"),
+        ({"redis": {"url": "redis://redis", "caSecret": {"name": "x", "key": "y"}}}, "rediss://"),
+        ({"redis": {**SMALL_REDIS, "username": "gateway"}}, "redis.username"),
+        ({"redis": {**SMALL_REDIS, "caSecret": {"name": "x", "key": "y"}}}, "rediss://"),
         ({"anonymous": {"highestTier": "urgent"}}, "highestTier"),
         ({"anonymous": {"requestsPerMinute": 0}}, "requestsPerMinute"),
         ({"anonymous": {"concurrency": "urgent=5"}}, "concurrency"),
@@ -278,6 +285,9 @@ def test_prometheus_finds_both_processes() -> None:
         ({"httpRoute": {"enabled": True}}, "parentRefs"),
         ({"httpRoute": {"timeout": "1 hour"}}, "timeout"),
         ({"usage": {"retentionDays": 0}}, "retentionDays"),
+        ({"usage": {"retentionDays": 3651}}, "retentionDays"),
+        ({"usage": {"periodSeconds": 301}}, "periodSeconds"),
+        ({"bodyBudgetBytes": 16_777_215}, "gateway.bodyBudgetBytes"),
         ({"networkPolicy": {"clients": [{}]}}, "clients"),
     ],
 )

@@ -27,6 +27,7 @@ from tests.gateway.http.world import (
     StandIn,
     World,
     chat,
+    head,
 )
 
 
@@ -134,12 +135,26 @@ async def test_the_end_of_a_drain_aborts_streams_visibly(idle_world: World) -> N
 async def test_the_end_of_a_drain_answers_requests_whose_answer_has_not_begun(
     idle_world: World,
 ) -> None:
+    """One that was sent may have run. A 503 would have a gateway before this one repeat it."""
     idle_world.upstream.script = _never
     async with idle_world.running(drain_seconds=0.2) as world:
         asking = asyncio.create_task(world.refused())
         await world.until(lambda: len(world.upstream.received) == 1)
         world.signals.receive()
-        assert await asking == (503, "draining")
+        assert await asking == (502, "upstream_failed")
+
+
+async def test_the_end_of_a_drain_says_that_a_request_was_not_sent(idle_world: World) -> None:
+    """Its body is not complete yet."""
+    async with idle_world.running(drain_seconds=0.2, client_timeout_seconds=GUARD_S) as world:
+        reader, writer = await world.raw(head("Content-Length: 2") + b"{")
+        await world.until(lambda: world.gateway.open_requests.count == 1)
+        world.signals.receive()
+        async with asyncio.timeout(GUARD_S):
+            assert b" 503 " in await reader.readline()
+            answered = await reader.read()
+        writer.close()
+        assert json.loads(answered.split(b"\r\n\r\n")[1])["error"]["code"] == "draining"
 
 
 OPEN_FILES = 256

@@ -27,13 +27,37 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- /* Address of Redis; empty without one. */ -}}
 {{- define "fleetkeeper.gateway.redisUrl" -}}
 {{- $redis := .Values.gateway.redis -}}
-{{- if and $redis.enabled $redis.url -}}
-{{- fail "gateway.redis.enabled and gateway.redis.url are both set: set url for your own Redis, or enabled for one of the chart" -}}
-{{- end -}}
 {{- if $redis.enabled -}}
 redis://{{ include "fleetkeeper.gateway.name" . }}-redis.{{ .Release.Namespace }}.svc:6379/0
 {{- else -}}
 {{ $redis.url }}
+{{- end -}}
+{{- end -}}
+
+{{- /*
+Refuses values that would give the gateway other Secrets than those of keys, or with which its processes would not
+start.
+*/ -}}
+{{- define "fleetkeeper.gateway.check" -}}
+{{- $gateway := .Values.gateway -}}
+{{- if has $gateway.keys.namespace (append .Values.namespaces .Release.Namespace) -}}
+{{- fail (printf "gateway.keys.namespace is %s, which has other Secrets that the gateway could read: set a namespace that holds keys of clients alone" $gateway.keys.namespace) -}}
+{{- end -}}
+{{- if lt (int64 $gateway.bodyBudgetBytes) (int64 $gateway.requestBytes) -}}
+{{- fail "gateway.bodyBudgetBytes is less than gateway.requestBytes, so the largest requests would never be accepted: raise it, and the memory limit with it" -}}
+{{- end -}}
+{{- $redis := $gateway.redis -}}
+{{- if and $redis.enabled $redis.url -}}
+{{- fail "gateway.redis.enabled and gateway.redis.url are both set: set url for your own Redis, or enabled for one of the chart" -}}
+{{- end -}}
+{{- if and $redis.enabled $redis.username -}}
+{{- fail "gateway.redis.username is set, but the chart's Redis has no users: remove it, or set url for your own Redis" -}}
+{{- end -}}
+{{- if and $redis.username (not $redis.passwordSecret.name) -}}
+{{- fail "gateway.redis.username needs gateway.redis.passwordSecret" -}}
+{{- end -}}
+{{- if and $redis.caSecret.name (not (hasPrefix "rediss://" $redis.url)) -}}
+{{- fail "gateway.redis.caSecret needs a gateway.redis.url that begins with rediss://" -}}
 {{- end -}}
 {{- end -}}
 
