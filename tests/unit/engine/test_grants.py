@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +393,35 @@ def test_a_half_written_file_leaves_the_state_in_force_and_is_logged_once(
     write_grants(tmp_path, grants_text(KEY, demanded=False))
     assert found.refresh() is True
     assert not found.demanded
+
+
+@contextmanager
+def no_file_can_be_opened() -> Iterator[None]:
+    """As in a process whose clients hold all its descriptors."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_change_that_could_not_be_read_is_read_later(tmp_path: Path) -> None:
+    """Else whoever opens enough connections at that moment keeps the service open."""
+    moment = 0.0
+    file = write_grants(tmp_path, grants_text(KEY, demanded=False))
+    running = GrantGate(str(file), "", monotonic=lambda: moment)
+    write_grants(tmp_path, grants_text(KEY))
+    moment += 10
+    with no_file_can_be_opened():
+        assert running.refresh() is False
+        starting = GrantGate(str(file), "", monotonic=lambda: moment)
+    moment += 10
+    assert running.refresh() is True
+    assert running.demanded
+    assert starting.demanded
+    starting.refresh()
+    assert starting.admit({"headers": bearer(KEY.grant())}) is not None
 
 
 @pytest.mark.parametrize("text", HALF)

@@ -74,8 +74,10 @@ class GrantGate:
             version = _version_of(self._file)
             if version == self._version:
                 return False
+            text = self._file.read_text() if version else None
+            # What could not be read is tried again. What is wrong waits for another version.
             self._version = version
-            self._apply(parse_grants(self._file.read_text()) if version else NO_GRANTS)
+            self._apply(NO_GRANTS if text is None else parse_grants(text))
         except (OSError, ValueError) as error:
             self._keep(self._file, error)
         return self._state.demanded != before
