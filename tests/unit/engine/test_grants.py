@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,7 @@ from tests.support.middleware_calls import (
     assert_nothing_left,
     running_middleware,
 )
+from tests.support.no_descriptors import no_file_can_be_opened
 
 NOW = int(time.time())
 
@@ -393,17 +392,6 @@ def test_a_half_written_file_leaves_the_state_in_force_and_is_logged_once(
     write_grants(tmp_path, grants_text(KEY, demanded=False))
     assert found.refresh() is True
     assert not found.demanded
-
-
-@contextmanager
-def no_file_can_be_opened() -> Iterator[None]:
-    """As in a process whose clients hold all its descriptors."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_change_that_could_not_be_read_is_read_later(tmp_path: Path) -> None:
