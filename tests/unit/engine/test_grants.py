@@ -436,6 +436,35 @@ def test_an_engine_without_a_file_demands_nothing_and_loads_no_library_for_signa
     assert shown() == "True ['cryptography', 'jwt']"
 
 
+@pytest.mark.parametrize("demanded", [True, False])
+def test_an_image_without_the_library_checks_no_grant_and_opens_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    demanded: bool,
+) -> None:
+    """An injected engine has the libraries of vLLM's image. A gateway must not end open services."""
+    monkeypatch.setitem(sys.modules, "jwt", None)
+    monkeypatch.delitem(
+        sys.modules, "fleetkeeper_engine.in_vllm.http.grants.signatures", raising=False
+    )
+    moment = 0.0
+    running = GrantGate(str(tmp_path / "grants.json"), "", monotonic=lambda: moment)
+    file = write_grants(tmp_path, grants_text(KEY, demanded=demanded))
+    moment += 10
+    for found in (running, GrantGate(str(file), "")):
+        with caplog.at_level(logging.ERROR, "vllm.fleetkeeper"):
+            found.refresh()
+        assert found.demanded is demanded
+        scope = {"headers": bearer(KEY.grant())}
+        if demanded:
+            with pytest.raises(GrantRefusedError, match="knows no keys"):
+                found.admit(scope)
+        else:
+            assert found.admit(scope) is None
+    assert "jwt" in caplog.text
+
+
 def identity(attempt: str, expires: float) -> GrantIdentity:
     return GrantIdentity(attempt, "r", "k", Tier.STANDARD, expires)
 
