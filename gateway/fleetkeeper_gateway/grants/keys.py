@@ -94,18 +94,22 @@ class KeyFiles:
             self._checked = now
             seen = _versions(self._directory)
             if seen != self._seen:
-                self._seen = seen
-                self._read(self._directory)
+                self._read(self._directory, seen)
         return self._keys
 
-    def _read(self, directory: Path) -> None:
+    def _read(self, directory: Path, seen: object) -> None:
         try:
             self._keys = read_keys(directory)
         except (OSError, ValueError) as error:
-            self._problem = f"{directory}: {error}"
-            kept = "the last keys stay in force" if self._keys else "no grant can be signed"
-            logger.warning("grant keys in %s cannot be read, %s: %s", directory, kept, error)
+            # What is wrong waits for another version. What could not be read is tried again.
+            self._seen = seen if isinstance(error, ValueError) else None
+            problem = f"{directory}: {error}"
+            if problem != self._problem:
+                kept = "the last keys stay in force" if self._keys else "no grant can be signed"
+                logger.warning("grant keys in %s cannot be read, %s: %s", directory, kept, error)
+            self._problem = problem
         else:
+            self._seen, self._problem = seen, ""
             kids = ", ".join(sorted(self._keys.trusted))
             logger.info("grant keys read signing=%s trusted=%s", self._keys.signing.kid, kids)
 

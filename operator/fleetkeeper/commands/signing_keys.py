@@ -180,11 +180,14 @@ async def _rotate(client: KubernetesClient, namespace: str, name: str, after_s: 
     live = await client.request("GET", path)
     now = time.time()
     try:
-        before = {key: base64.b64decode(text).decode() for key, text in live["data"].items()}
+        data = live.get("data") or {}
+        before = {key: base64.b64decode(text).decode() for key, text in data.items()}
         files = rotated_grant_keys(before, sign_from=now + after_s, now=now)
-    except (KeyError, ValueError) as problem:
-        stop(ExitCode.FAILED, f"Secret {namespace}/{name} holds no grant keys to rotate: {problem}")
+    except ValueError as problem:
+        stop(
+            ExitCode.FAILED, f"cannot rotate the grant keys of Secret {namespace}/{name}: {problem}"
+        )
     # The version makes the API server refuse this if somebody changed the Secret in between.
-    data = {key: base64.b64encode(text.encode()).decode() for key, text in files.items()}
-    await client.request("PUT", path, body={**live, "data": {**live["data"], **data}})
+    changed = {key: base64.b64encode(text.encode()).decode() for key, text in files.items()}
+    await client.request("PUT", path, body={**live, "data": {**data, **changed}})
     return f"Secret {namespace}/{name}: the gateway signs with the new key from {files['signFrom']}"

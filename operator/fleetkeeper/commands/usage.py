@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.top import OperatorNamespace
@@ -166,9 +167,14 @@ def usage_table(found: Mapping[str, Any], by: Iterable[str]) -> Table:
     for name in COUNTS:
         table.add_column(name.upper(), justify="right", no_wrap=True)
     for kind, *cells in rows_of(found, by):
-        texts = [f"{cell:,}" if isinstance(cell, int) else cell for cell in cells]
-        table.add_row(kind, *texts, style="" if kind == "attributed" else "dim")
+        table.add_row(kind, *map(_shown, cells), style="" if kind == "attributed" else "dim")
     return table
+
+
+def _shown(cell: object) -> Text:
+    """Return a cell without markup and control characters: an engine may name its model so."""
+    text = f"{cell:,}" if isinstance(cell, int) else str(cell)
+    return Text("".join(letter if letter.isprintable() else "?" for letter in text))
 
 
 def _inert(cell: object) -> object:

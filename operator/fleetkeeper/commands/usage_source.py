@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import urlencode
 from urllib.request import urlopen
@@ -34,9 +35,10 @@ def read_from_url(url: str, query: Mapping[str, str]) -> dict[str, Any]:
     address = f"{url.rstrip('/')}/{PATH}?{urlencode(query)}"
     try:
         with urlopen(address, timeout=TIMEOUT_S) as answer:  # noqa: S310 - checked above
-            return _document(answer.read(), address)
-    except OSError as problem:
+            content = answer.read()
+    except (OSError, HTTPException, ValueError) as problem:
         raise UsageError(f"cannot read usage from {address}: {problem}") from problem
+    return _document(content, address)
 
 
 def read_from_cluster(namespace: str, query: Mapping[str, str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ from fleetkeeper_contract.grants import MAX_GRANT_KEYS
 
 log = structlog.get_logger(__name__)
 
+_PUBLIC: Final = re.compile("[A-Za-z0-9_-]{43}")
 CHECK_PERIOD_S: Final = 5.0
 """The kubelet updates a mounted Secret within a minute or two, so this adds little."""
 
@@ -78,4 +80,7 @@ def _public(entry: Any) -> dict[str, str]:  # noqa: ANN401 - anything that JSON 
     kid, public = found.get("kid"), found.get("x")
     if not isinstance(kid, str) or not kid or not isinstance(public, str) or not public:
         raise ValueError("each key needs kid and x")
+    if _PUBLIC.fullmatch(public) is None:
+        # Engines refuse a file with such a key, and those that start stay closed.
+        raise ValueError(f"key {kid!r} needs 32 bytes in x, as 43 characters of base64url")
     return {"crv": "Ed25519", "kid": kid, "kty": "OKP", "x": public}

@@ -95,7 +95,18 @@ def test_a_rotation_gives_the_gateway_files_that_it_reads(
     assert entries(control_plane, namespace, "grants")["signing.pem"] == after["next.pem"]
     again = command(kubeconfig, "rotate", *where)
     assert again.returncode == 1
-    assert "under way" in again.stderr
+    assert f"cannot rotate the grant keys of Secret {namespace}/grants: a rotation" in again.stderr
+
+
+def test_a_secret_without_data_is_told_in_a_line(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    control_plane.kubectl("-n", namespace, "create", "secret", "generic", "grants")
+    found = command(
+        control_plane.kubeconfig, "rotate", "--grant-secret=grants", f"--namespace={namespace}"
+    )
+    assert found.returncode == 1
+    assert "signing.pem is missing" in found.stderr
 
 
 def test_a_secret_without_grant_keys_is_not_changed(

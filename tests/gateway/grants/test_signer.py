@@ -24,6 +24,7 @@ from fleetkeeper_gateway.grants.signer import (
 )
 from fleetkeeper_gateway.interfaces import Service
 from fleetkeeper_gateway.tiers import Tier
+from tests.support.no_descriptors import no_file_can_be_opened
 
 NOW = 1_900_000_000.0
 SERVICE = Service(
@@ -215,3 +216,24 @@ def test_the_files_are_not_read_again_without_a_change(tmp_path: Path, clock: Cl
     os.utime(tmp_path / "signing.pem", ns=(1, 1))
     clock.now += 10
     assert keys.keys() is not first
+
+
+def test_a_change_that_could_not_be_read_is_read_later(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients may hold all descriptors of the process in the second of a rotation."""
+    files = new_grant_keys()
+    write(tmp_path, files)
+    signer = Signer(key_files(tmp_path, clock), clock)
+    first = kid_of(sign(signer))
+    write(tmp_path, rotated_grant_keys(files, sign_from=NOW - 1, now=NOW))
+    starting = Signer(key_files(tmp_path, clock), clock)
+    with caplog.at_level(logging.WARNING), no_file_can_be_opened():
+        for _ in range(3):
+            clock.now += 5
+            assert kid_of(sign(signer)) == first
+            with pytest.raises(NoGrantKeyError):
+                sign(starting)
+    assert len(caplog.records) == 2
+    clock.now += 5
+    assert kid_of(sign(signer)) == kid_of(sign(starting)) != first

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -356,3 +357,34 @@ async def test_series_that_no_decision_uses_cost_no_pod_its_sample() -> None:
     ]
     (found,) = (await asked(handler)).values()
     assert (found.missing, found.latencies) == ((), None)
+
+
+async def test_a_failed_query_opens_no_engine() -> None:
+    """A sample without this series says that its engine demands no grant."""
+    wanted = sample(NOW)
+    wanted = replace(wanted, gauges=wanted.gauges._replace(grants_demanded=1.0))
+    optional = [
+        query.text() for query in queries_for([EDGES], step_class="decode") if not query.required
+    ]
+
+    async def handler(request: web.Request) -> web.Response:
+        query = request.query["query"]
+        if query.replace(', namespace=~"team-a"', "") in optional:
+            failed.append(query)
+            return web.json_response({"status": "error", "error": "too slow"}, status=400)
+        if "timestamp" in query:
+            return answer([row(f"{NOW}")])
+        names = re.search(r'__name__=~"(.+?)"', query)
+        assert names is not None
+        return answer(
+            [
+                row(str(value), __name__=name, **labels)
+                for name, labels, value in metrics_series(wanted, EDGES)
+                if re.fullmatch(names[1], name)
+            ]
+        )
+
+    failed: list[str] = []
+    (found,) = (await asked(handler)).values()
+    assert len(set(failed)) == len(optional)
+    assert found.gauges.grants_demanded == 1.0

@@ -84,6 +84,20 @@ def test_json_and_the_table_tell_the_same(tmp_path: Path) -> None:
     assert "unattributed" in table
 
 
+@pytest.mark.parametrize("model", ["[/bold]m", "[red]m", "org/m[awq]", "m\x1b[31m", "m\n"])
+def test_the_table_shows_names_of_models_as_they_are(tmp_path: Path, model: str) -> None:
+    """A tenant's engine names them. Control characters would reach the terminal."""
+    done = run("--dir", str(write(tmp_path, a_sum("k", model=model))), *SINCE)
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.stdout
+    row = done.stdout.splitlines()[1]
+    assert row.split()[:3] == [
+        "attributed",
+        "k",
+        "".join(c if c.isprintable() else "?" for c in model),
+    ]
+
+
 def test_hours_outside_the_time_do_not_count(tmp_path: Path) -> None:
     directory = write(tmp_path, a_sum("alice"), a_sum("alice", hour="2025-11-24T23"))
     found = json.loads(run(*SINCE, "--dir", str(directory), "--json").stdout)
@@ -91,13 +105,15 @@ def test_hours_outside_the_time_do_not_count(tmp_path: Path) -> None:
 
 
 @contextmanager
-def a_process(answer: bytes) -> Iterator[tuple[str, list[str]]]:
+def a_process(answer: bytes, promised: int | None = None) -> Iterator[tuple[str, list[str]]]:
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
             self.send_response(200)
+            if promised is not None:
+                self.send_header("Content-Length", str(promised))
             self.end_headers()
             self.wfile.write(answer)
 
@@ -126,6 +142,13 @@ def test_a_process_is_asked_for_the_time_and_the_dimensions() -> None:
     assert done.stdout.splitlines()[1] == "unattributed,,1,0,10,4,5"
 
 
+def test_an_answer_that_breaks_off_is_told_in_a_line() -> None:
+    with a_process(b"{", promised=100) as (url, _):
+        done = run("--url", url)
+    assert done.exit_code == ExitCode.FAILED
+    assert "cannot read usage" in done.output
+
+
 @pytest.mark.parametrize("answer", [b"<html>", b"{}", b"[]", b""])
 def test_an_answer_that_is_no_usage_is_refused(answer: bytes) -> None:
     with a_process(answer) as (url, _):
@@ -145,6 +168,8 @@ def test_an_answer_that_is_no_usage_is_refused(answer: bytes) -> None:
         (("--dir", "/nonexistent"), ExitCode.FAILED, "/nonexistent"),
         (("--url", "ftp://x"), ExitCode.FAILED, "http://"),
         (("--url", "http://127.0.0.1:9"), ExitCode.FAILED, "127.0.0.1:9"),
+        (("--url", "http://127.0.0.1:x"), ExitCode.FAILED, "127.0.0.1:x"),
+        (("--url", "http://[::1"), ExitCode.FAILED, "[::1"),
     ],
 )
 def test_mistakes_are_told_in_a_line(words: tuple[str, ...], code: ExitCode, told: str) -> None:

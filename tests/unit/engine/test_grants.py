@@ -34,6 +34,7 @@ from tests.support.middleware_calls import (
     assert_nothing_left,
     running_middleware,
 )
+from tests.support.no_descriptors import no_file_can_be_opened
 
 NOW = int(time.time())
 
@@ -393,6 +394,24 @@ def test_a_half_written_file_leaves_the_state_in_force_and_is_logged_once(
     assert not found.demanded
 
 
+def test_a_change_that_could_not_be_read_is_read_later(tmp_path: Path) -> None:
+    """Else whoever opens enough connections at that moment keeps the service open."""
+    moment = 0.0
+    file = write_grants(tmp_path, grants_text(KEY, demanded=False))
+    running = GrantGate(str(file), "", monotonic=lambda: moment)
+    write_grants(tmp_path, grants_text(KEY))
+    moment += 10
+    with no_file_can_be_opened():
+        assert running.refresh() is False
+        starting = GrantGate(str(file), "", monotonic=lambda: moment)
+    moment += 10
+    assert running.refresh() is True
+    assert running.demanded
+    assert starting.demanded
+    starting.refresh()
+    assert starting.admit({"headers": bearer(KEY.grant())}) is not None
+
+
 @pytest.mark.parametrize("text", HALF)
 def test_an_engine_that_starts_on_an_invalid_file_stays_closed(tmp_path: Path, text: str) -> None:
     assert GrantGate(str(write_grants(tmp_path, text)), "").demanded
@@ -415,6 +434,35 @@ def test_an_engine_without_a_file_demands_nothing_and_loads_no_library_for_signa
     assert shown() == "False []"
     write_grants(tmp_path, grants_text(KEY))
     assert shown() == "True ['cryptography', 'jwt']"
+
+
+@pytest.mark.parametrize("demanded", [True, False])
+def test_an_image_without_the_library_checks_no_grant_and_opens_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    demanded: bool,
+) -> None:
+    """An injected engine has the libraries of vLLM's image. A gateway must not end open services."""
+    monkeypatch.setitem(sys.modules, "jwt", None)
+    monkeypatch.delitem(
+        sys.modules, "fleetkeeper_engine.in_vllm.http.grants.signatures", raising=False
+    )
+    moment = 0.0
+    running = GrantGate(str(tmp_path / "grants.json"), "", monotonic=lambda: moment)
+    file = write_grants(tmp_path, grants_text(KEY, demanded=demanded))
+    moment += 10
+    for found in (running, GrantGate(str(file), "")):
+        with caplog.at_level(logging.ERROR, "vllm.fleetkeeper"):
+            found.refresh()
+        assert found.demanded is demanded
+        scope = {"headers": bearer(KEY.grant())}
+        if demanded:
+            with pytest.raises(GrantRefusedError, match="knows no keys"):
+                found.admit(scope)
+        else:
+            assert found.admit(scope) is None
+    assert "jwt" in caplog.text
 
 
 def identity(attempt: str, expires: float) -> GrantIdentity:

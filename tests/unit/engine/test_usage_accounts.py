@@ -258,6 +258,19 @@ def test_a_broken_ledger_fails_no_request(tmp_path: Path, caplog: pytest.LogCapt
     assert full.head.errors >= 3
 
 
+def test_a_count_that_makes_no_sense_fails_no_request(bench: Bench) -> None:
+    """A vLLM that counts otherwise costs that count, and none of later requests."""
+    for number, cached in ((1, -1), (2, 2)):
+        account = bench.accounts.open(granted(number), Tier.BATCH)
+        outside = CURRENT.set(account)
+        bench.add("a")
+        CURRENT.reset(outside)
+        bench.processor.step("a", 1, 5, cached, last=True)
+        bench.accounts.end(account)
+    assert [item.tokens for item in bench.entries()] == [Tokens(5, 0, 1), Tokens(5, 2, 1)]
+    assert bench.writer.head.errors == 1
+
+
 @pytest.mark.parametrize("missing", ["add_request", "_finish_request", "prefill_stats", "module"])
 def test_a_vllm_without_what_is_needed_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str

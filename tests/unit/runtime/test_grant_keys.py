@@ -44,6 +44,8 @@ def test_keys_are_reduced_to_what_engines_need(tmp_path: Path) -> None:
         (({**JWK, "crv": "P-256"},), "only Ed25519"),
         (({**JWK, "kid": ""},), "kid and x"),
         (({**JWK, "x": 1},), "kid and x"),
+        (({**JWK, "x": JWK["x"] + "="},), "32 bytes"),
+        (({**JWK, "x": "short"},), "32 bytes"),
         (("text",), "only Ed25519"),
     ],
 )

@@ -106,7 +106,10 @@ class Accounts:
         self._add(sequence, adapter, CURRENT.get())
 
     def count(self, sequence: str, prompt: int, cached: int, answer: int) -> None:
-        """Count tokens of a sequence."""
+        """Count tokens of a sequence. A negative count is an error, and no token."""
+        if min(prompt, cached, answer) < 0:
+            self.report(ValueError(f"vLLM counted {prompt}, {cached} and {answer} tokens"))
+            prompt, cached, answer = max(0, prompt), max(0, cached), max(0, answer)
         account = self._sequences.get(sequence)
         if account is None:
             account = self._add(sequence, "", None)

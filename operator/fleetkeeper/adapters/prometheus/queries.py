@@ -146,6 +146,8 @@ def queries_for(
             _named(
                 "batch_time_seconds_(count|sum)|kv_(capacity|resident)_tokens"
                 "|(steps|schedule_calls|prompt_tokens|generation_tokens|preemptions)_total"
+                # Required: an engine without this series counts as one that demands no grant.
+                "|grants_demanded"
             ),
         ),
         ("arrivals", _named("arrivals(_squared)?_total", "tier", TIER)),
@@ -154,12 +156,7 @@ def queries_for(
     ]
     optional: list[tuple[str, Callable[[str], str]]] = [
         (DISPUTED, _disputed(f"{waits}|{steps}")),
-        (
-            "memory",
-            _named(
-                "memory_(used|peak|fragmentation)_ratio|live_limits_supported|hung|grants_demanded"
-            ),
-        ),
+        ("memory", _named("memory_(used|peak|fragmentation)_ratio|live_limits_supported|hung")),
     ]
     optional.append(
         (

@@ -74,8 +74,10 @@ class GrantGate:
             version = _version_of(self._file)
             if version == self._version:
                 return False
+            text = self._file.read_text() if version else None
+            # What could not be read is tried again. What is wrong waits for another version.
             self._version = version
-            self._apply(parse_grants(self._file.read_text()) if version else NO_GRANTS)
+            self._apply(NO_GRANTS if text is None else parse_grants(text))
         except (OSError, ValueError) as error:
             self._keep(self._file, error)
         return self._state.demanded != before
@@ -94,13 +96,7 @@ class GrantGate:
         if state == self._state:
             self._state = state
             return
-        verifier = None
-        if state.keys:
-            # Imported here: an engine without a gateway loads no library for signatures.
-            from fleetkeeper_engine.in_vllm.http.grants.signatures import GrantVerifier  # noqa: PLC0415
-
-            verifier = GrantVerifier(state.service, state.keys)
-        self._state, self._verifier = state, verifier
+        self._state, self._verifier = state, _verifier_of(state)
         logger.info(
             "grants demanded=%s service=%s keys=%s",
             state.demanded,
@@ -149,6 +145,19 @@ class GrantGate:
         if claim is None:
             raise GrantRefusedError(GrantRefusal.USED)
         return identity, claim
+
+
+def _verifier_of(state: GrantsFile) -> GrantVerifier | None:
+    """Return the check of grants; None without keys, and in an image that cannot check signatures."""
+    if not state.keys:
+        return None
+    try:
+        # Imported here: an engine without a gateway loads no library for signatures.
+        from fleetkeeper_engine.in_vllm.http.grants.signatures import GrantVerifier  # noqa: PLC0415
+    except ImportError:
+        logger.exception("grants cannot be checked: vLLM's environment needs pyjwt[crypto]")
+        return None
+    return GrantVerifier(state.service, state.keys)
 
 
 def use(scope: Scope) -> None:
