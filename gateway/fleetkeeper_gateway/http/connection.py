@@ -33,6 +33,8 @@ class Connection(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
     _is_second_head = False
     """Whether the parser reads a head of our own, which says how long the body is."""
+    _has_head = False
+    """Whether the head of the last request is complete. Headers that follow are trailers of its body."""
     _unsent_bytes = 0
     _silent_bytes = 0
     """Bytes since the parser last passed something on."""
@@ -60,6 +62,16 @@ class Connection(HttpToolsProtocol):
             return
         if self._silent_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("Request head too large.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be parsed. Within an answer, it would be taken for a part of it."""
+        is_answering = self.cycle is not None and (
+            self.cycle.response_started and not self.cycle.response_complete
+        )
+        if is_answering or self.pipeline:
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -89,6 +101,7 @@ class Connection(HttpToolsProtocol):
         if self._is_second_head:
             return
         super().on_message_begin()
+        self._has_head = False
         self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]
         if self._head_timer is None:
             self._await_head()
@@ -99,8 +112,11 @@ class Connection(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header, within bounds. Trailers of a body count too."""
-        if self._is_second_head:
+        """Keep a header, within bounds.
+
+        Trailers are dropped: a proxy that checks headers may pass them on unchecked.
+        """
+        if self._is_second_head or self._has_head:
             return
         if len(self.headers) >= MAX_HEADERS:
             raise TooManyHeaders
@@ -114,6 +130,7 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        self._has_head = True
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -125,6 +142,9 @@ class Connection(HttpToolsProtocol):
         """Pass the end of the body on."""
         self._silent_bytes = 0
         super().on_message_complete()
+        if not self.pipeline:
+            # The last part may have paused reading. Without reading, no hang-up is seen.
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """Go on with the next request, while the client still reads the end of this answer."""
