@@ -84,6 +84,22 @@ async def test_a_frozen_server_is_waited_for_once_and_is_asked_again_when_it_tha
     assert (await refused(another.limiter, demand_of(key))).limit == "concurrency"
 
 
+async def test_no_request_waits_behind_a_call_that_may_take_longer(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    """Leases are renewed, and tokens settled, within a longer time than requests have."""
+    replica = await replicas.shared(redis.url, BRIEF)
+    redis.freeze()
+    settling = asyncio.create_task(replica.limiter.settle("other", Tier.STANDARD, "request", 1))
+    await asyncio.sleep(0)
+    # Nothing but the request's own budget can end this wait: the other call has two minutes.
+    async with asyncio.timeout(BRIEF.settle_budget_s / 2):
+        await admitted(replica.limiter, key_with(concurrency=2), 1)
+    assert not replica.shares
+    await settling
+    assert replica.value("unsettled_total") == 1
+
+
 async def test_a_busy_event_loop_is_not_taken_for_a_slow_server(
     redis: RedisServer, replicas: Replicas
 ) -> None:
