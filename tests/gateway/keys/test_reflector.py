@@ -101,6 +101,19 @@ async def test_a_watch_that_ends_is_resumed_without_a_list() -> None:
         assert (server.lists, copy.puts) == (1, 3)
 
 
+async def test_a_watch_that_breaks_after_events_is_resumed_without_a_list() -> None:
+    """However often: a load balancer may reset each watch. Pauses begin anew each time, too."""
+    async with serving("0") as server, watching(server) as (copy, watch):
+        await copy.until(lambda: copy.lists == 1)
+        for number in range(1, 6):
+            await server.until(lambda number=number: server.watches == number)
+            await server.put(thing(str(number)))
+            await copy.until(lambda number=number: str(number) in copy.objects)
+            await server.send(b"broken")
+        await server.until(lambda: server.watches == 6)
+        assert (server.lists, watch.failures) == (1, 5)
+
+
 async def test_after_410_a_list_shows_what_is_gone_and_repeats_nothing() -> None:
     async with serving("1", "2", "3") as server, watching(server) as (copy, _):
         await copy.until(lambda: copy.lists == 1)
