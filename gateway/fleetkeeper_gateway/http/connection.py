@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from fleetkeeper_gateway.http.asgi import Scope
 
@@ -29,6 +30,8 @@ class Connection(HttpToolsProtocol):
 
     lost: Callable[[str], None] | None = None
     """Called with a reason when the client hangs up or is cut off while its request is open."""
+    _running: RequestResponseCycle | None = None
+    """The request that is served. `cycle` is the last one that was read, which may still wait."""
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _is_second_head = False
@@ -48,6 +51,7 @@ class Connection(HttpToolsProtocol):
         """End the open request at once."""
         super().connection_lost(exc)
         self._cancel_timers()
+        self._disconnect()
         if self.lost is not None:
             self.lost("client_gone")
 
@@ -65,8 +69,9 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be parsed. Within an answer, it would be taken for a part of it."""
-        is_answering = self.cycle is not None and (
-            self.cycle.response_started and not self.cycle.response_complete
+        running = self._running
+        is_answering = running is not None and (
+            running.response_started and not running.response_complete
         )
         if is_answering or self.pipeline:
             self.transport.abort()
@@ -177,9 +182,16 @@ class Connection(HttpToolsProtocol):
 
     def _end(self) -> None:
         self.lost = None
-        if self.cycle is not None:
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._running is not None and not self._running.response_complete:
             # The application returns without a complete answer. That is meant.
-            self.cycle.disconnected = True
+            self._running.disconnected = True
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.client_timeout_s, self._head_is_late)

@@ -83,6 +83,28 @@ async def test_requests_on_one_connection_are_answered_in_order(world: World) ->
     writer.close()
 
 
+async def test_a_client_that_hangs_up_with_a_request_in_the_queue_leaves_no_error(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = asyncio.Event()
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    world.upstream.script = script
+    one = head(LENGTH) + BODY
+    _, writer = await world.raw(one + one)
+    async with asyncio.timeout(GUARD_S):
+        await begun.wait()
+        writer.close()
+        await world.upstream.gone.wait()
+    await world.until(lambda: world.gateway.open_requests.count == 0)
+    assert [one["outcome"] for one in world.audit.requests] == ["client_gone"]
+    assert [one.getMessage() for one in caplog.records if one.name.startswith("uvicorn")] == []
+
+
 @pytest.mark.parametrize(
     ("framing", "body"),
     [
