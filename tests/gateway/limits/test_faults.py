@@ -216,6 +216,30 @@ async def test_a_killed_server_that_begins_empty_learns_scripts_and_running_requ
     await admitted(two.limiter, key, 2)
 
 
+async def test_a_server_that_is_rolled_back_keeps_running_requests_and_frees_ended_ones(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    """As by a failover to a copy that is behind, or a restart from an old dump."""
+    timing = replace(PATIENT, lease_s=3.0, renew_s=0.2)
+    limiter = (await replicas.shared(redis.url, timing)).limiter
+    key = key_with(concurrency=2, tokens=100)
+    ended = await limiter.admit(demand_of(key, tokens=40))
+    with redis.client() as client:
+        names = client.keys("fleetkeeper:limits:{team-a*")
+        for name in names:
+            assert client.copy(name, f"old:{name}")
+        await ended.release(sent=True)
+        running = await limiter.admit(demand_of(key))
+        for name in names:
+            client.rename(f"old:{name}", name)
+        # The request that runs is counted again, and the slot of the other one ends with its lease.
+        await until(lambda: client.zcard(SLOTS) >= 2, "the leases are renewed")
+        await until_admitted(limiter, key)
+        assert (await refused(limiter, demand_of(key))).limit == "concurrency"
+        await running.release(sent=True)
+        await limiter.admit(demand_of(key))
+
+
 async def test_a_server_that_forgot_the_scripts_is_told_them_in_the_same_request(
     redis: RedisServer, replicas: Replicas
 ) -> None:
