@@ -332,23 +332,6 @@ async def test_a_service_that_dies_before_its_answer_is_not_asked_again(world: W
     assert world.limiter.admissions[0].released == [True]
 
 
-@pytest.mark.parametrize(
-    ("status", "taken"), [(200, True), (400, False), (429, False), (500, True), (503, False)]
-)
-async def test_a_request_that_the_service_refuses_gives_its_tokens_back(
-    world: World, status: int, taken: bool
-) -> None:
-    """An engine that sheds it enters it in no ledger, so nobody would settle the estimate."""
-
-    async def script(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=status, text="no")
-
-    world.upstream.script = script
-    async with world.post() as response:
-        assert response.status == status
-    assert world.limiter.admissions[0].released == [taken]
-
-
 async def test_limits_are_told_in_headers(world: World) -> None:
     async with world.post(chat(max_tokens=10, n=3)) as response:
         assert response.headers["x-ratelimit-limit-requests"] == "7"
