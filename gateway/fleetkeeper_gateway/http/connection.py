@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from fleetkeeper_gateway.http.asgi import Scope
 
@@ -29,10 +30,14 @@ class Connection(HttpToolsProtocol):
 
     lost: Callable[[str], None] | None = None
     """Called with a reason when the client hangs up or is cut off while its request is open."""
+    _running: RequestResponseCycle | None = None
+    """The request that is served. `cycle` is the last one that was read, which may still wait."""
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _is_second_head = False
     """Whether the parser reads a head of our own, which says how long the body is."""
+    _has_head = False
+    """Whether the head of the last request is complete. Headers that follow are trailers of its body."""
     _unsent_bytes = 0
     _silent_bytes = 0
     """Bytes since the parser last passed something on."""
@@ -46,6 +51,7 @@ class Connection(HttpToolsProtocol):
         """End the open request at once."""
         super().connection_lost(exc)
         self._cancel_timers()
+        self._disconnect()
         if self.lost is not None:
             self.lost("client_gone")
 
@@ -60,6 +66,17 @@ class Connection(HttpToolsProtocol):
             return
         if self._silent_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("Request head too large.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be parsed. Within an answer, it would be taken for a part of it."""
+        running = self._running
+        is_answering = running is not None and (
+            running.response_started and not running.response_complete
+        )
+        if is_answering or self.pipeline:
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -89,6 +106,7 @@ class Connection(HttpToolsProtocol):
         if self._is_second_head:
             return
         super().on_message_begin()
+        self._has_head = False
         self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]
         if self._head_timer is None:
             self._await_head()
@@ -99,8 +117,11 @@ class Connection(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header, within bounds. Trailers of a body count too."""
-        if self._is_second_head:
+        """Keep a header, within bounds.
+
+        Trailers are dropped: a proxy that checks headers may pass them on unchecked.
+        """
+        if self._is_second_head or self._has_head:
             return
         if len(self.headers) >= MAX_HEADERS:
             raise TooManyHeaders
@@ -114,6 +135,7 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        self._has_head = True
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -125,6 +147,9 @@ class Connection(HttpToolsProtocol):
         """Pass the end of the body on."""
         self._silent_bytes = 0
         super().on_message_complete()
+        if not self.pipeline:
+            # The last part may have paused reading. Without reading, no hang-up is seen.
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """Go on with the next request, while the client still reads the end of this answer."""
@@ -157,9 +182,16 @@ class Connection(HttpToolsProtocol):
 
     def _end(self) -> None:
         self.lost = None
-        if self.cycle is not None:
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._running is not None and not self._running.response_complete:
             # The application returns without a complete answer. That is meant.
-            self.cycle.disconnected = True
+            self._running.disconnected = True
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.client_timeout_s, self._head_is_late)

@@ -91,7 +91,7 @@ class Exchange:
         self._model: str | None = None
         self._admission: Admission | None = None
         self._sent = False
-        """Whether a service may have received it."""
+        """Whether a service may have worked on it."""
         self._started = False
         """Whether the head of an answer was sent."""
         self._outcome = "ok"
@@ -239,6 +239,8 @@ class Exchange:
         try:
             self._status = response.status
             self._started = True
+            if _is_refused(response.status):
+                self._sent = False
             await self._send(
                 {
                     "type": "http.response.start",
@@ -362,6 +364,14 @@ class Exchange:
             status=self._status,
             client=client[0],
         )
+
+
+def _is_refused(status: int) -> bool:
+    """Return whether a service answers that it did not work on the request.
+
+    Its estimate is given back at once: nobody settles a request that an engine sheds.
+    """
+    return 400 <= status < 500 or status == 503
 
 
 def _failed(what: str) -> Refusal:

@@ -84,21 +84,26 @@ class Reflector:
         self._known: dict[Place, str] = {}
         """The resourceVersion of each object."""
         self._problem = ""
+        self._heard = False
+        """Whether the current watch had an event."""
 
     async def run(self) -> None:
         """List and watch until cancelled. No response of the server ends it."""
         pause_s, broken = FIRST_PAUSE_S, 0
         while True:
             wait_s = 0.0
+            self._heard = False
             try:
                 if not self._version:
                     await self._list()
-                if await self._watch():
+                await self._watch()
+                if self._heard:
                     pause_s, broken = FIRST_PAUSE_S, 0
                     continue
                 broken += 1
             except ApiError as problem:
-                broken += 1
+                # A watch that breaks after an event is a new failure, not one more in a row.
+                pause_s, broken = (FIRST_PAUSE_S, 1) if self._heard else (pause_s, broken + 1)
                 self._note_failure(problem)
                 wait_s = min(problem.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
                 if problem.is_expired or problem.is_refusal:
@@ -129,13 +134,12 @@ class Reflector:
         self.synced.set()
         self.settled.set()
 
-    async def _watch(self) -> bool:
-        """Watch until the server ends it; return whether there was any event.
+    async def _watch(self) -> None:
+        """Watch until the server ends it.
 
         Raises:
             ApiError: the watch failed or fell silent.
         """
-        heard = False
         async with self._client.watch(
             self._resource,
             self._namespace,
@@ -145,9 +149,8 @@ class Reflector:
         ) as events:
             async for event in events:
                 self._take(event)
-                heard = True
+                self._heard = True
                 self._note_contact()
-        return heard
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind, found = event.get("type"), event.get("object")

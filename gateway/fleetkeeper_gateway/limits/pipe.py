@@ -52,6 +52,8 @@ class Pipe:
         self._unsent: list[bytes] = []
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        """When the timer fires."""
         self.reason: str | None = None
         """Why it ended."""
         self.ended = asyncio.Event()
@@ -94,11 +96,22 @@ class Pipe:
             raise PipeEnded(self.reason)
         call = _Call(words, script, answer, budget_s, self._loop.time() + budget_s)
         self._unsent.extend(self._connection.pack_command(*words))
+        # Answers come in order, so this call waits for those before it, and its time is theirs too.
+        for earlier in reversed(self._calls):
+            if earlier.deadline <= call.deadline:
+                break
+            earlier.deadline, earlier.budget_s = call.deadline, budget_s
         self._calls.append(call)
         self._wake.set()
-        if self._timer is None:
-            self._timer = self._loop.call_at(call.deadline, self._check, call.deadline)
+        if self._timer is None or call.deadline < self._due:
+            self._check_at(call.deadline)
         return answer
+
+    def _check_at(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        self._timer = self._loop.call_at(due, self._check, due)
 
     def end(self, reason: str) -> None:
         """Close the connection. Every call that waits fails."""
@@ -165,7 +178,7 @@ class Pipe:
         if now >= oldest.deadline:
             self.end("no answer in time")
             return
-        self._timer = self._loop.call_at(oldest.deadline, self._check, oldest.deadline)
+        self._check_at(oldest.deadline)
 
 
 def _fail(answer: asyncio.Future[bytes], error: Exception) -> None:

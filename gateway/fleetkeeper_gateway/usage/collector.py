@@ -71,16 +71,17 @@ class Collector:
         self._busy: set[str] = set()
         self._problems: dict[str, str] = {}
         self._not_counting: set[str] = set()
-        self._ending: dict[str, Target] = {}
-        self._wake = asyncio.Event()
+        self._ending: set[str] = set()
+        self._to_end: asyncio.Queue[Target] = asyncio.Queue()
         self._to_settle: asyncio.Queue[Entry] = asyncio.Queue(MAX_TO_SETTLE)
         self.last_read: float | None = None
         """Monotonic time at which all engines were last asked."""
 
     def pod_ends(self, target: Target) -> None:
         """Read a pod often from now on, until it does not answer any more."""
-        self._ending[target.pod.uid] = target
-        self._wake.set()
+        if target.pod.uid not in self._ending:
+            self._ending.add(target.pod.uid)
+            self._to_end.put_nowait(target)
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -202,18 +203,17 @@ class Collector:
             await asyncio.sleep(self._period_s)
 
     async def _read_ending(self, session: aiohttp.ClientSession) -> None:
-        reads: dict[str, int] = {}
-        while True:
-            await self._wake.wait()
-            for uid, target in list(self._ending.items()):
-                reads[uid] = reads.get(uid, 0) + 1
-                answered = await self.read(session, target)
-                if not answered or reads[uid] > LAST_READS:
-                    del self._ending[uid], reads[uid]
-            if self._ending:
-                await asyncio.sleep(LAST_PERIOD_S)
-            else:
-                self._wake.clear()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(self._read_until_end(session, await self._to_end.get()))
+
+    async def _read_until_end(self, session: aiohttp.ClientSession, target: Target) -> None:
+        """Read a pod often. Each has a task: a dead one must not keep the others waiting."""
+        for _ in range(LAST_READS):
+            if not await self.read(session, target):
+                break
+            await asyncio.sleep(LAST_PERIOD_S)
+        self._ending.discard(target.pod.uid)
 
     async def _tidy_regularly(self) -> None:
         while True:

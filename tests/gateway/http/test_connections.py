@@ -59,6 +59,18 @@ async def test_a_body_cannot_hide_a_second_request(world: World) -> None:
     assert len(world.upstream.received) == 1
 
 
+async def test_trailers_of_a_body_are_no_headers(world: World) -> None:
+    """A proxy that checks headers may pass trailers on unchecked."""
+    chunked = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+    trailers = b"X-Inference-Tier: batch\r\nX-Request-Id: theirs\r\nX-Other: 1\r\n\r\n"
+    lines = ("Transfer-Encoding: chunked", "Trailer: X-Other")
+    assert await world.raw_status(head(*lines) + chunked + trailers) == 200
+    (received,) = world.upstream.received
+    assert received.values("x-inference-tier") == ["standard"]
+    assert received.values("x-client-request-id") == []
+    assert received.values("x-other") == []
+
+
 async def test_requests_on_one_connection_are_answered_in_order(world: World) -> None:
     one = head(f"Content-Length: {len(BODY)}") + BODY
     reader, writer = await world.raw(one + one + head("Content-Length: 0", path="/nowhere"))
@@ -69,6 +81,28 @@ async def test_requests_on_one_connection_are_answered_in_order(world: World) ->
         await reader.readuntil(b'{"ok": true}')
         assert b" 404 " in await reader.readline()
     writer.close()
+
+
+async def test_a_client_that_hangs_up_with_a_request_in_the_queue_leaves_no_error(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = asyncio.Event()
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    world.upstream.script = script
+    one = head(LENGTH) + BODY
+    _, writer = await world.raw(one + one)
+    async with asyncio.timeout(GUARD_S):
+        await begun.wait()
+        writer.close()
+        await world.upstream.gone.wait()
+    await world.until(lambda: world.gateway.open_requests.count == 0)
+    assert [one["outcome"] for one in world.audit.requests] == ["client_gone"]
+    assert [one.getMessage() for one in caplog.records if one.name.startswith("uvicorn")] == []
 
 
 @pytest.mark.parametrize(
@@ -282,6 +316,33 @@ async def test_a_reader_that_is_slow_but_reads_gets_all(idle_world: World) -> No
                 await asyncio.sleep(0.12)
         writer.close()
         assert world.upstream.received[0].path == CHAT
+
+
+async def test_bytes_that_are_no_request_do_not_mix_with_an_answer(world: World) -> None:
+    proceed = asyncio.Event()
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b"first")
+        await proceed.wait()
+        return response
+
+    world.upstream.script = script
+    reader, writer = await world.raw(head(LENGTH) + BODY)
+    async with asyncio.timeout(GUARD_S):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"no request\r\n\r\n")
+        answered = b""
+        try:
+            while part := await reader.read(1000):
+                answered += part
+        except ConnectionError:
+            pass
+        await world.upstream.gone.wait()
+    proceed.set()
+    writer.close()
+    assert answered in (b"", b"first")
 
 
 async def test_a_body_in_many_small_parts_takes_little_memory(world: World) -> None:

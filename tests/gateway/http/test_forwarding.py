@@ -273,10 +273,12 @@ async def test_a_client_that_hangs_up_during_a_stream_ends_the_request_upstream(
     assert world.audit.requests[0]["outcome"] == "client_gone"
 
 
+@pytest.mark.parametrize("size", [1, 100_000, 1_000_000])
 async def test_a_client_that_hangs_up_before_the_answer_ends_the_request_upstream(
-    world: World,
+    world: World, size: int
 ) -> None:
     begun = asyncio.Event()
+    body = chat(x="y" * size)
 
     async def script(request: web.Request) -> web.StreamResponse:
         begun.set()
@@ -284,7 +286,10 @@ async def test_a_client_that_hangs_up_before_the_answer_ends_the_request_upstrea
         raise AssertionError
 
     world.upstream.script = script
-    _, writer = await world.raw(head(f"Content-Length: {len(chat())}"), chat())
+    _, writer = await world.raw(head(f"Content-Length: {len(body)}"))
+    # The body comes all at once, while the gateway waits for it.
+    await world.until(lambda: world.gateway.open_requests.count == 1)
+    writer.write(body)
     async with asyncio.timeout(GUARD_S):
         await begun.wait()
         writer.close()

@@ -119,6 +119,23 @@ async def test_another_error_is_passed_on_and_not_tried_again(
     assert len(world.upstream.received) == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "taken"), [(200, True), (400, False), (429, False), (500, True), (503, False)]
+)
+async def test_a_request_that_the_service_refuses_gives_its_tokens_back(
+    world: World, status: int, taken: bool
+) -> None:
+    """An engine that sheds it enters it in no ledger, so nobody would settle the estimate."""
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text="no")
+
+    world.upstream.script = script
+    async with world.post() as response:
+        assert response.status == status
+    assert world.limiter.admissions[0].released == [taken]
+
+
 async def test_a_503_in_chunks_is_passed_on(world: World) -> None:
     async def script(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(status=503)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -99,6 +100,20 @@ async def test_a_watch_that_ends_is_resumed_without_a_list() -> None:
         await server.put(thing("3"))
         await copy.until(lambda: "3" in copy.objects)
         assert (server.lists, copy.puts) == (1, 3)
+
+
+async def test_a_watch_that_breaks_after_events_is_resumed_without_a_list() -> None:
+    """However often: a load balancer may reset each watch. Pauses begin anew each time, too."""
+    async with serving("0") as server, watching(server) as (copy, watch):
+        await copy.until(lambda: copy.lists == 1)
+        await server.until(lambda: server.watches == 1)
+        while len(copy.objects) < 6:
+            watches, count = server.watches, len(copy.objects) + 1
+            await server.put(thing(str(count)))
+            await copy.until(partial(lambda count: len(copy.objects) == count, count))
+            await server.send(b"broken")
+            await server.until(partial(lambda watches: server.watches > watches, watches))
+        assert (server.lists, watch.failures) == (1, 5)
 
 
 async def test_after_410_a_list_shows_what_is_gone_and_repeats_nothing() -> None:

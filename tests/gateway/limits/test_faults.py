@@ -84,6 +84,22 @@ async def test_a_frozen_server_is_waited_for_once_and_is_asked_again_when_it_tha
     assert (await refused(another.limiter, demand_of(key))).limit == "concurrency"
 
 
+async def test_no_request_waits_behind_a_call_that_may_take_longer(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    """Leases are renewed, and tokens settled, within a longer time than requests have."""
+    replica = await replicas.shared(redis.url, BRIEF)
+    redis.freeze()
+    settling = asyncio.create_task(replica.limiter.settle("other", Tier.STANDARD, "request", 1))
+    await asyncio.sleep(0)
+    # Nothing but the request's own budget can end this wait: the other call has two minutes.
+    async with asyncio.timeout(BRIEF.settle_budget_s / 2):
+        await admitted(replica.limiter, key_with(concurrency=2), 1)
+    assert not replica.shares
+    await settling
+    assert replica.value("unsettled_total") == 1
+
+
 async def test_a_busy_event_loop_is_not_taken_for_a_slow_server(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -198,6 +214,30 @@ async def test_a_killed_server_that_begins_empty_learns_scripts_and_running_requ
     for admission in (first, meanwhile):
         await admission.release(sent=True)
     await admitted(two.limiter, key, 2)
+
+
+async def test_a_server_that_is_rolled_back_keeps_running_requests_and_frees_ended_ones(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    """As by a failover to a copy that is behind, or a restart from an old dump."""
+    timing = replace(PATIENT, lease_s=3.0, renew_s=0.2)
+    limiter = (await replicas.shared(redis.url, timing)).limiter
+    key = key_with(concurrency=2, tokens=100)
+    ended = await limiter.admit(demand_of(key, tokens=40))
+    with redis.client() as client:
+        names = client.keys("fleetkeeper:limits:{team-a*")
+        for name in names:
+            assert client.copy(name, f"old:{name}")
+        await ended.release(sent=True)
+        running = await limiter.admit(demand_of(key))
+        for name in names:
+            client.rename(f"old:{name}", name)
+        # The request that runs is counted again, and the slot of the other one ends with its lease.
+        await until(lambda: client.zcard(SLOTS) >= 2, "the leases are renewed")
+        await until_admitted(limiter, key)
+        assert (await refused(limiter, demand_of(key))).limit == "concurrency"
+        await running.release(sent=True)
+        await limiter.admit(demand_of(key))
 
 
 async def test_a_server_that_forgot_the_scripts_is_told_them_in_the_same_request(

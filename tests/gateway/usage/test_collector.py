@@ -271,6 +271,31 @@ async def test_a_pod_that_terminates_is_read_until_it_is_gone(bench: Bench) -> N
     assert bench.report().rows["key-1", "served", "batch", "team/chat"].requests == 7
 
 
+async def test_pods_that_terminate_together_are_read_apart(bench: Bench) -> None:
+    """One on a dead node answers nothing until the deadline. A supervisor waits 3 s for its reader."""
+
+    async def silent(_request: web.Request) -> web.StreamResponse:
+        asked.set()
+        await asyncio.sleep(GUARD_S)
+        raise AssertionError
+
+    asked = asyncio.Event()
+    collector = bench.new_collector()
+    async with serving(silent) as url, bench.engine("one") as one:
+        run = asyncio.create_task(collector.run())
+        await until(lambda: collector.last_read is not None)
+        bad = Target(Pod("bad", "team", "bad"), "bad", url, terminating=True)
+        collector.pod_ends(bad)
+        async with asyncio.timeout(GUARD_S):
+            await asked.wait()
+        one.work(7)
+        collector.pod_ends(bench.targets[0])
+        await until(lambda: bench.store.cursor("one").next == 7)
+        assert "bad" in collector._busy
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+
 async def test_a_supervisor_that_nobody_reads_ends_at_once(bench: Bench) -> None:
     async with bench.engine("one") as one:
         one.work(1)

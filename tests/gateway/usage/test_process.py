@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from fleetkeeper.adapters.keys import new_grant_keys
@@ -212,7 +213,9 @@ async def test_the_engines_count_replaces_the_estimate_of_the_limits(
         return Demand(key, Tier.BATCH, request, 900)
 
     with redis_server(tmp_path / "redis") as redis:
-        limiter = create_limiter(LimitSettings(redis_url=SecretStr(redis.url)))
+        limiter = create_limiter(
+            LimitSettings(redis_url=SecretStr(redis.url)), registry=CollectorRegistry()
+        )
         await limiter.admit(demand("r-uid-one-0"))
         with pytest.raises(LimitRefused):
             await limiter.admit(demand("other"))
