@@ -188,10 +188,9 @@ class GrantSigner(Protocol):
         tier: Tier,
         key_id: str,
         request_id: str,
-        attempt_id: str,
         hops: int,
     ) -> str:
-        """Return a grant for one attempt, valid at most 60 s."""
+        """Return a grant for a new attempt, valid at most 60 s."""
 
 
 class AuditLog(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import threading
 import time
 from collections import Counter
@@ -172,7 +171,6 @@ class Clients:
                 tier=Tier.STANDARD,
                 key_id="key-1",
                 request_id=f"request-{number}",
-                attempt_id=secrets.token_hex(16),
                 hops=1,
             )
             answer = ask(self._engine, Authorization=f"Bearer {grant}")

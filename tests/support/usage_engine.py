@@ -15,6 +15,7 @@ from fleetkeeper_engine.shm.ledger import Entry, LedgerWriter, Tokens
 from fleetkeeper_engine.supervisor.control_api.auth import UnauthorizedError
 from fleetkeeper_engine.supervisor.control_api.usage import UsagePort
 from fleetkeeper_engine.supervisor.control_api.usage_auth import UsageVerifier
+from fleetkeeper_gateway.grants.attempts import new_attempt
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -27,6 +28,8 @@ class Engine:
     writer: LedgerWriter
     port: UsagePort
     url: str
+    secret: bytes
+    """The gateway's, with which it makes the IDs of attempts."""
     written: list[Entry] = field(default_factory=list)
 
     def work(self, count: int, *, granted: bool = True) -> None:
@@ -34,7 +37,9 @@ class Engine:
             entry = Entry(Tokens(10, 4, 5), time.time(), tier=EngineTier.BATCH)
             if granted:
                 name = f"{self.uid}-{len(self.written)}"
-                entry = replace(entry, attempt=name, request=f"r-{name}", key="key-1")
+                request = f"r-{name}"
+                attempt = new_attempt(self.secret, "team/chat", request, "key-1", "batch")
+                entry = replace(entry, attempt=attempt, request=request, key="key-1")
             self.writer.write(entry)
             self.written.append(entry)
 
@@ -55,9 +60,9 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def an_engine(
-    directory: Path, uid: str, keys: Mapping[str, str], capacity: int = 5_000
+    directory: Path, uid: str, keys: Mapping[str, str], secret: bytes, capacity: int = 5_000
 ) -> AsyncIterator[Engine]:
-    """An engine that trusts some grant keys: public ones in base64url, by kid."""
+    """An engine of team/chat that trusts some grant keys: public ones in base64url, by kid."""
     path = directory / f"ledger-{uid}"
     writer = LedgerWriter.open(path, capacity)
     writer.set_state(counting=True)
@@ -72,5 +77,5 @@ async def an_engine(
             return web.json_response({"error": "a valid token is required"}, status=401)
 
     async with serving(get) as url:
-        yield Engine(uid, writer, port, url)
+        yield Engine(uid, writer, port, url, secret)
     writer.close()

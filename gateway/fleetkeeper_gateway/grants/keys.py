@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -26,6 +28,7 @@ logger = logging.getLogger("fleetkeeper_gateway.grants")
 
 CHECK_PERIOD_S = 1.0
 """Time between two looks at the files. A look without a change takes four stat calls."""
+_ATTEMPTS = b"fleetkeeper attempt"
 _FILES = (SIGNING_FILE, GRANT_JWKS_FILE, NEXT_FILE, SIGN_FROM_FILE)
 
 
@@ -39,6 +42,8 @@ class SigningKey:
 
     kid: str
     private: Ed25519PrivateKey
+    attempt_secret: bytes
+    """Of the codes in IDs of attempts, derived from the private key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +172,8 @@ def _signing_key(file: Path, trusted: Mapping[str, Ed25519PublicKey]) -> Signing
     own = key.public_key().public_bytes_raw()
     for kid, public in trusted.items():
         if public.public_bytes_raw() == own:
-            return SigningKey(kid, key)
+            secret = hmac.digest(key.private_bytes_raw(), _ATTEMPTS, hashlib.sha256)
+            return SigningKey(kid, key, secret)
     raise ValueError(f"{GRANT_JWKS_FILE} does not hold the public half of {file.name}")
 
 

@@ -23,7 +23,8 @@ from fleetkeeper_contract.grants import (
     TIER_CLAIM,
     USAGE_TYPE,
 )
-from fleetkeeper_gateway.grants.keys import KeyFiles
+from fleetkeeper_gateway.grants.attempts import new_attempt
+from fleetkeeper_gateway.grants.keys import KeyFiles, SigningKey
 from fleetkeeper_gateway.grants.settings import GrantSettings
 from fleetkeeper_gateway.interfaces import Service
 from fleetkeeper_gateway.tiers import Tier
@@ -43,23 +44,24 @@ class Signer:
         tier: Tier,
         key_id: str,
         request_id: str,
-        attempt_id: str,
         hops: int,
     ) -> str:
-        """Return a grant for one attempt, valid for 60 s.
+        """Return a grant for a new attempt, valid for 60 s.
 
         Raises:
             NoGrantKeyError: if no key can sign.
         """
+        key = self._keys.current()
+        attempt = new_attempt(key.attempt_secret, service.path, request_id, key_id, tier.label)
         claims = {
             SERVICE_CLAIM: service.uid,
-            ATTEMPT_CLAIM: attempt_id,
+            ATTEMPT_CLAIM: attempt,
             REQUEST_CLAIM: request_id,
             TIER_CLAIM: tier.label,
             KEY_CLAIM: key_id,
             HOPS_CLAIM: hops,
         }
-        return _signed(self._keys, GRANT_TYPE, claims, self._wall())
+        return _signed(key, GRANT_TYPE, claims, self._wall())
 
 
 class UsageTokenSigner:
@@ -76,7 +78,7 @@ class UsageTokenSigner:
             NoGrantKeyError: if no key can sign.
         """
         claims = {"aud": pod_uid, "jti": secrets.token_urlsafe(16)}
-        return _signed(self._keys, USAGE_TYPE, claims, self._wall())
+        return _signed(self._keys.current(), USAGE_TYPE, claims, self._wall())
 
 
 class GrantReader:
@@ -128,8 +130,7 @@ def create_key_files(settings: GrantSettings) -> KeyFiles:
     return KeyFiles(settings.grant_keys_directory, time.time, time.monotonic)
 
 
-def _signed(keys: KeyFiles, kind: str, claims: dict[str, Any], now: float) -> str:
-    key = keys.current()
+def _signed(key: SigningKey, kind: str, claims: dict[str, Any], now: float) -> str:
     issued = int(now)
     return jwt.encode(
         {

@@ -219,7 +219,6 @@ class Exchange:
                 tier=tier,
                 key_id=key.id,
                 request_id=self._id,
-                attempt_id=uuid.uuid4().hex,
                 hops=hops,
             )
         except RuntimeError as error:

@@ -44,6 +44,13 @@ class TokenSigner(Protocol):
         """Return a token for one request."""
 
 
+class Checker(Protocol):
+    """Tells attempts of the gateway from those that an engine made up."""
+
+    def is_ours(self, attempt: str, service: str, request: str, key: str, tier: str) -> bool:
+        """Return whether the gateway sent this attempt of this request to this service."""
+
+
 class UnreadableError(Exception):
     """An engine whose ledger cannot be read. The message says why."""
 
@@ -56,6 +63,7 @@ class Collector:
         store: UsageStore,
         targets: Callable[[], Iterable[Target]],
         signer: TokenSigner,
+        checker: Checker,
         limiter: Limiter | None,
         *,
         period_s: float,
@@ -64,6 +72,7 @@ class Collector:
         self._store = store
         self._targets = targets
         self._signer = signer
+        self._checker = checker
         self._limiter = limiter
         self._period_s = period_s
         self._wall = wall
@@ -133,6 +142,7 @@ class Collector:
         """Read the next page. Return whether there is another."""
         cursor = self._store.cursor(target.pod.uid)
         page = parse_page(await self._get(session, target, cursor.boot, cursor.next))
+        page = self._with_own_attempts(page, target)
         if not page.counting or page.errors:
             self._not_counting.add(target.pod.uid)
         try:
@@ -143,6 +153,33 @@ class Collector:
         _count(reading)
         self._hand_over(reading.attributed)
         return reading.cursor.next < page.newest and reading.cursor.next > cursor.next
+
+    def _with_own_attempts(self, page: Page, target: Target) -> Page:
+        """Return a page in which attempts that the gateway did not make are unattributed."""
+        service = f"{target.pod.namespace}/{target.pod.service}"
+        entries = tuple(
+            entry if self._is_own(entry, service) else entry.without_grant()
+            for entry in page.entries
+        )
+        claimed = sum(entry.attempt is not None for entry in page.entries)
+        forged = claimed - sum(entry.attempt is not None for entry in entries)
+        if not forged:
+            return page
+        metrics.FORGED.inc(forged)
+        log.warning(
+            "an engine tells of requests that the gateway did not send it",
+            pod=target.name,
+            namespace=target.pod.namespace,
+            entries=forged,
+        )
+        return page.model_copy(update={"entries": entries})
+
+    def _is_own(self, entry: Entry, service: str) -> bool:
+        if entry.attempt is None or entry.key is None:
+            return True
+        return self._checker.is_ours(
+            entry.attempt, service, entry.request or "", entry.key, entry.tier or ""
+        )
 
     async def _get(
         self, session: aiohttp.ClientSession, target: Target, boot: str, after: int

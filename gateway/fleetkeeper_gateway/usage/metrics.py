@@ -15,6 +15,11 @@ TOKENS = Counter(
     "(cached), and of answers (answer), by whether a grant says who sent the request.",
     ("kind", "attributed"),
 )
+FORGED = Counter(
+    "fleetkeeper_gateway_usage_forged_entries",
+    "Requests for which an engine claims a key, and that the gateway did not send to its service. "
+    "They count as unattributed.",
+)
 LOST_ENTRIES = Counter(
     "fleetkeeper_gateway_usage_lost_entries",
     "Requests that engines dropped from their ledgers before they were read.",

@@ -61,6 +61,10 @@ class Entry(Tokens):
     aborted: bool
     time: float = Field(allow_inf_nan=False)
 
+    def without_grant(self) -> Entry:
+        """Return the same counts, attributed to nobody."""
+        return self.model_copy(update={"attempt": None, "key": None})
+
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if self.tier is not None and self.tier not in TIERS:

@@ -14,6 +14,7 @@ import structlog
 import uvicorn
 from pydantic import ValidationError
 
+from fleetkeeper_gateway.grants.attempts import AttemptChecker
 from fleetkeeper_gateway.grants.settings import GrantSettings
 from fleetkeeper_gateway.grants.signer import UsageTokenSigner, create_key_files
 from fleetkeeper_gateway.interfaces import Limiter
@@ -77,10 +78,12 @@ async def _run(
 
     pods = Pods(pod_ends)
     limiter = create_limiter(limits) if limits.shared else None
+    keys = create_key_files(grants)
     collector = Collector(
         store,
         lambda: pods.targets,
-        UsageTokenSigner(create_key_files(grants)),
+        UsageTokenSigner(keys),
+        AttemptChecker(keys),
         limiter,
         period_s=settings.usage_period_seconds,
     )

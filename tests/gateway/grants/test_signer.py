@@ -13,6 +13,7 @@ import pytest
 
 from fleetkeeper.adapters.keys import new_grant_keys, rotated_grant_keys
 from fleetkeeper_contract.grants import GRANT_ISSUER, GRANT_TYPE, USAGE_TYPE
+from fleetkeeper_gateway.grants.attempts import AttemptChecker
 from fleetkeeper_gateway.grants.keys import KeyFiles, NoGrantKeyError, read_keys
 from fleetkeeper_gateway.grants.settings import GrantSettings
 from fleetkeeper_gateway.grants.signer import (
@@ -62,13 +63,12 @@ def key_files(directory: Path, clock: Clock) -> KeyFiles:
     return KeyFiles(directory, clock, clock)
 
 
-def sign(signer: Signer, attempt: str = "attempt-1", hops: int = 1) -> str:
+def sign(signer: Signer, hops: int = 1) -> str:
     return signer.sign(
         SERVICE,
         tier=Tier.BATCH,
         key_id="key-1",
         request_id="request-1",
-        attempt_id=attempt,
         hops=hops,
     )
 
@@ -87,12 +87,17 @@ def kid_of(token: str) -> str:
 def test_a_grant_says_who_asks_for_what(tmp_path: Path, clock: Clock) -> None:
     files = new_grant_keys()
     write(tmp_path, files)
-    grant = sign(Signer(key_files(tmp_path, clock), clock))
+    keys = key_files(tmp_path, clock)
+    signer = Signer(keys, clock)
+    grant = sign(signer)
     assert jwt.get_unverified_header(grant)["typ"] == GRANT_TYPE
-    assert claims_of(grant, files["jwks.json"], "uid-1") == {
+    claims = claims_of(grant, files["jwks.json"], "uid-1")
+    attempt = claims.pop("jti")
+    assert AttemptChecker(keys).is_ours(attempt, SERVICE.path, "request-1", "key-1", "batch")
+    assert claims_of(sign(signer), files["jwks.json"], "uid-1")["jti"] != attempt
+    assert claims == {
         "iss": GRANT_ISSUER,
         "aud": "uid-1",
-        "jti": "attempt-1",
         "rid": "request-1",
         "tier": "batch",
         "key": "key-1",
@@ -126,7 +131,7 @@ def test_a_rotation_changes_the_key_at_its_time_without_a_restart(
     clock.now += 1
     second = sign(signer)
     assert kid_of(second) != first
-    assert claims_of(second, rotated["jwks.json"], "uid-1")["jti"] == "attempt-1"
+    assert claims_of(second, rotated["jwks.json"], "uid-1")["rid"] == "request-1"
     # The next rotation makes the key that signs by then the first of the files.
     clock.now += 3600
     again = rotated_grant_keys(rotated, sign_from=clock.now + 900, now=clock.now)

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -131,8 +132,9 @@ class MemoryGrants:
     def sign(self, service: Service, **claims: Any) -> str:
         if self.error is not None:
             raise self.error
-        self.signed.append({"service": service.uid, **claims})
-        return f"hops-{claims['hops']}:{claims['attempt_id']}"
+        attempt = uuid.uuid4().hex
+        self.signed.append({"service": service.uid, "attempt_id": attempt, **claims})
+        return f"hops-{claims['hops']}:{attempt}"
 
     def hops_of(self, grant: str) -> int | None:
         text = grant.removeprefix("hops-").partition(":")[0]

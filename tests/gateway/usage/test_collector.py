@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from fleetkeeper.adapters.keys import new_grant_keys
 from fleetkeeper_contract.usage_files import Report
+from fleetkeeper_engine.shm.layout import Tier as EngineTier
+from fleetkeeper_gateway.grants.attempts import AttemptChecker, new_attempt
+from fleetkeeper_gateway.grants.keys import read_keys
+from fleetkeeper_gateway.grants.settings import GrantSettings
+from fleetkeeper_gateway.grants.signer import UsageTokenSigner, create_key_files
 from fleetkeeper_gateway.interfaces import Admission, Demand
 from fleetkeeper_gateway.tiers import Tier
 from fleetkeeper_gateway.usage import collector as reading
@@ -22,20 +30,9 @@ from fleetkeeper_gateway.usage.collector import Collector
 from fleetkeeper_gateway.usage.lines import Pod
 from fleetkeeper_gateway.usage.pods import Target
 from fleetkeeper_gateway.usage.store import UsageStore
-from tests.support.grants import GrantKey
 from tests.support.usage_engine import Engine, an_engine, serving
 
 GUARD_S = 60.0
-
-
-class KeySigner:
-    """Signs as the gateway does, with one key."""
-
-    def __init__(self) -> None:
-        self.key = GrantKey()
-
-    def sign(self, pod_uid: str) -> str:
-        return self.key.usage_token(pod_uid)
 
 
 class Settled:
@@ -62,7 +59,13 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.signer = KeySigner()
+        files = new_grant_keys()
+        (directory / "keys").mkdir()
+        for name, text in files.items():
+            (directory / "keys" / name).write_text(text)
+        listed = json.loads(files["jwks.json"])["keys"]
+        self.public = {str(key["kid"]): str(key["x"]) for key in listed}
+        self.keys = create_key_files(GrantSettings(grant_keys_directory=directory / "keys"))
         self.limiter = Settled()
         self.store = UsageStore(directory / "usage", 90)
         self.store.open(time.time())
@@ -71,14 +74,18 @@ class Bench:
 
     def new_collector(self, period_s: float = 300.0) -> Collector:
         return Collector(
-            self.store, lambda: self.targets, self.signer, self.limiter, period_s=period_s
+            self.store,
+            lambda: self.targets,
+            UsageTokenSigner(self.keys),
+            AttemptChecker(self.keys),
+            self.limiter,
+            period_s=period_s,
         )
 
     @asynccontextmanager
     async def engine(self, uid: str) -> AsyncIterator[Engine]:
-        key = self.signer.key.jwk
-        keys = {str(key["kid"]): str(key["x"])}
-        async with an_engine(self.directory, uid, keys) as engine:
+        secret = self.keys.current().attempt_secret
+        async with an_engine(self.directory, uid, self.public, secret) as engine:
             self.targets.append(
                 Target(Pod(uid, "team", "chat"), f"chat-{uid}", engine.url, terminating=False)
             )
@@ -149,7 +156,7 @@ async def test_what_the_engine_counted_is_settled_with_the_limits(bench: Bench) 
 async def test_a_token_that_is_not_trusted_reads_nothing(bench: Bench) -> None:
     async with bench.engine("one") as one:
         one.work(1)
-        bench.signer.key = GrantKey()
+        one.port.verifier.trust({})
         await bench.read_all()
         assert bench.report().rows == {}
         assert metrics.UNREACHABLE._value.get() == 1
@@ -331,3 +338,59 @@ async def test_a_full_disk_loses_nothing(bench: Bench, monkeypatch: pytest.Monke
         assert bench.report().rows == {}
         await bench.read_all()
         assert bench.report().rows["key-1", "served", "batch", "team/chat"].requests == 3
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"key": "another"},
+        {"request": "another"},
+        {"tier": EngineTier.REALTIME},
+        {"attempt": "a" * 40},
+        {"attempt": "short"},
+    ],
+)
+async def test_an_engine_cannot_claim_tokens_for_a_request_that_it_was_not_sent(
+    bench: Bench, claim: dict[str, Any]
+) -> None:
+    """Its pod is a tenant's. Otherwise it could use up the limits of any key."""
+    forged = metrics.FORGED._value.get()
+    async with bench.engine("one") as engine:
+        engine.work(1)
+        engine.writer.write(replace(engine.written[0], **claim))
+        await bench.read_all()
+    report = bench.report()
+    assert [row.requests for row in report.rows.values()] == [1]
+    assert report.unattributed.requests == 1
+    assert metrics.FORGED._value.get() == forged + 1
+    await asyncio.sleep(0)
+    assert {call[0] for call in bench.limiter.calls} <= {"key-1"}
+
+
+async def test_an_attempt_of_another_service_is_nobodys(bench: Bench) -> None:
+    async with bench.engine("one") as engine:
+        engine.work(1)
+        attempt = new_attempt(engine.secret, "team/other", "r-1", "key-1", "batch")
+        entry = replace(engine.written[0], attempt=attempt, request="r-1")
+        engine.writer.write(entry)
+        await bench.read_all()
+    assert bench.report().unattributed.requests == 1
+
+
+async def test_attempts_count_beyond_a_rotation_of_the_keys(bench: Bench) -> None:
+    """Grants of the key that signs next, and of the one before it."""
+    before, after = new_grant_keys(), new_grant_keys()
+    folder = bench.directory / "rotating"
+    folder.mkdir()
+    for name, text in before.items():
+        (folder / name).write_text(text)
+    jwks = [json.loads(files["jwks.json"])["keys"][0] for files in (before, after)]
+    (folder / "jwks.json").write_text(json.dumps({"keys": jwks}))
+    (folder / "next.pem").write_text(after["signing.pem"])
+    (folder / "signFrom").write_text("2020-01-01T00:00:00Z")
+    found = read_keys(folder)
+    assert found.following is not None
+    checker = AttemptChecker(create_key_files(GrantSettings(grant_keys_directory=folder)))
+    for key in (found.signing, found.following):
+        attempt = new_attempt(key.attempt_secret, "team/chat", "r", "key-1", "batch")
+        assert checker.is_ours(attempt, "team/chat", "r", "key-1", "batch")

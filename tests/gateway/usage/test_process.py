@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from fleetkeeper.adapters.keys import new_grant_keys
+from fleetkeeper_gateway.grants.keys import read_keys
 from fleetkeeper_gateway.interfaces import Demand, Key, LimitRefused, TierLimits
 from fleetkeeper_gateway.limits import LimitSettings, create_limiter
 from fleetkeeper_gateway.tiers import Tier
@@ -140,7 +141,8 @@ async def api() -> AsyncIterator[ListWatchServer]:
 async def a_replica(
     directory: Path, api: ListWatchServer, keys: dict[str, str], name: str
 ) -> AsyncIterator[Engine]:
-    async with an_engine(directory, f"uid-{name}", keys) as engine:
+    secret = read_keys(directory / "keys").signing.attempt_secret
+    async with an_engine(directory, f"uid-{name}", keys, secret) as engine:
         await api.put(a_pod(engine, name))
         yield engine
 
