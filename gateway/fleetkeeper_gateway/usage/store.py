@@ -9,6 +9,7 @@ moment of a crash makes a request count twice or not at all (the format: fleetke
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +49,8 @@ class UsageStore:
         self._cursors: dict[str, Cursor] = {}
         self._attempts = Attempts()
         self._file: BinaryIO | None = None
+        self._closing = threading.Lock()
+        """Held while the file is synced, from a thread, and while it is closed."""
         self._hour = ""
         self._newest = ""
         self._size = 0
@@ -100,8 +103,9 @@ class UsageStore:
         Raises:
             OSError: the disk failed.
         """
-        if self._file is not None:
-            os.fsync(self._file.fileno())
+        with self._closing:
+            if self._file is not None:
+                os.fsync(self._file.fileno())
 
     def tidy(self, now: float) -> None:
         """Replace past files by their sums, and delete those beyond the retention.
@@ -137,10 +141,11 @@ class UsageStore:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+        with self._closing:
+            if self._file is not None:
+                os.fsync(self._file.fileno())
+                self._file.close()
+                self._file = None
 
     def _hours(self) -> list[str]:
         return hours_of_files(path.name for path in self._directory.iterdir())

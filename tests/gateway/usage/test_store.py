@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.support.usage_ledgers import (
 )
 
 HOUR = 3600.0
+GUARD_S = 60.0
 
 
 def test_every_prefix_of_a_file_is_a_state_to_continue_from(tmp_path: Path) -> None:
@@ -43,6 +45,37 @@ def test_every_prefix_of_a_file_is_a_state_to_continue_from(tmp_path: Path) -> N
         ledger.read_into(store, NOW + 10)
         assert_complete(whole(store), ledger)
         store.close()
+
+
+def test_a_file_is_not_closed_while_it_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread syncs it, and a new hour closes it."""
+    ledger, store = Ledger("pod-1"), opened(tmp_path)
+    ledger.add(an_entry("a-1", NOW, 1))
+    ledger.read_into(store, NOW)
+    syncing, may_sync, sync = threading.Event(), threading.Event(), os.fsync
+    closed: list[bool] = []
+
+    def slow(descriptor: int) -> None:
+        if threading.current_thread().name == "syncs":
+            syncing.set()
+            assert may_sync.wait(GUARD_S)
+            closed.append(store._file is None)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    threads = [threading.Thread(target=store.sync, name="syncs")]
+    threads[0].start()
+    assert syncing.wait(GUARD_S)
+    threads.append(threading.Thread(target=store.close))
+    threads[1].start()
+    threads[1].join(0.5)
+    may_sync.set()
+    for thread in threads:
+        thread.join(GUARD_S)
+    assert closed == [False]
+    assert store._file is None
 
 
 def test_damage_in_the_middle_costs_what_follows_and_it_is_read_again(tmp_path: Path) -> None:
