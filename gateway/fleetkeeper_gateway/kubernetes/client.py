@@ -164,13 +164,26 @@ class KubernetesClient:
                 if response.status != 200:
                     body = await response.content.read(FAILURE_BYTES)
                     raise parse_failure(response.status, body, response.headers.get("Retry-After"))
-                yield response
+                try:
+                    yield response
+                finally:
+                    _abort(response)
         except (aiohttp.ClientError, OSError, ssl.SSLError) as problem:
             if isinstance(problem, TimeoutError):
                 raise
             raise ApiError(
                 0, type(problem).__name__, f"GET {path}: {problem or 'connection lost'}"
             ) from problem
+
+
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """Close the connection of a response that was not read to its end.
+
+    A watch has no end. An orderly end of TLS would wait for the server, beyond the end of the loop.
+    """
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
 
 
 def decoded(content: bytes) -> dict[str, Any]:

@@ -92,7 +92,10 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
 
 
 def _keys(plane: ControlPlane, namespace: str) -> None:
-    done = _run("keys", "--secret=given", f"--namespace={namespace}", kubeconfig=plane.kubeconfig)
+    done = _run(
+        *("signing-keys", "create", "--secret=given", f"--namespace={namespace}"),
+        kubeconfig=plane.kubeconfig,
+    )
     assert done.returncode == 0, done.stderr
 
 
