@@ -17,8 +17,8 @@ import requests
 
 from fleetkeeper.adapters.keys import new_grant_keys, rotated_grant_keys
 from fleetkeeper_contract.grants import GRANTS_FILE
-from fleetkeeper_gateway.grants.settings import GrantSettings
-from fleetkeeper_gateway.grants.signer import create_signer
+from fleetkeeper_gateway.grants.keys import KeyFiles
+from fleetkeeper_gateway.grants.signer import Signer
 from fleetkeeper_gateway.interfaces import Service
 from fleetkeeper_gateway.tiers import Tier
 from tests.support.grants import SERVICE, GrantKey, grants_text, write_grants
@@ -138,7 +138,10 @@ def test_the_tier_is_that_of_the_grant(open_again: RunningEngine) -> None:
 
 
 class Clients:
-    """Clients that send granted requests without a pause, through the gateway's own signer."""
+    """Clients that send granted requests without a pause, through the gateway's own signer.
+
+    They are replicas of a gateway: each reads changed keys later than the one before it.
+    """
 
     def __init__(self, engine: RunningEngine, keys: Path, count: int = 3) -> None:
         self.statuses: Counter[int] = Counter()
@@ -148,7 +151,10 @@ class Clients:
         self._keys = keys
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._send) for _ in range(count)]
+        self._threads = [
+            threading.Thread(target=self._send, args=(1.0 + 4.0 * number,))
+            for number in range(count)
+        ]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -160,8 +166,8 @@ class Clients:
         for thread in self._threads:
             thread.join(PATIENCE_S)
 
-    def _send(self) -> None:
-        signer = create_signer(GrantSettings(grant_keys_directory=self._keys))
+    def _send(self, slowness: float) -> None:
+        signer = Signer(KeyFiles(self._keys, time.time, lambda: time.monotonic() / slowness))
         service = Service("team", "chat", SERVICE, ("tiny",), "", True, "Ready", True, 0)
         number = 0
         while not self._stop.is_set():
@@ -215,11 +221,12 @@ def test_keys_rotate_twice_under_load_without_a_failed_request(
     publish(tmp_path, files)
     put(engine, file_text(files))
     with Clients(engine, tmp_path) as clients:
-        for turn in range(2):
+        now = time.time()
+        for _ in range(2):
             engine.wait_for(clients.more(), "requests", PATIENCE_S)
             seen = len(clients.kids)
-            now = time.time() + turn * 3600
-            files = rotated_grant_keys(files, sign_from=time.time() - 1, now=now)
+            # The key before stays trusted: clients change to the new one at different times.
+            files = rotated_grant_keys(files, sign_from=now - 1, now=now)
             new_kid = json.loads(files["jwks.json"])["keys"][0]["kid"]
             write_grants(engine.signer.directory, file_text(files))
             engine.wait_for(partial(trusts, engine, new_kid), "the new key", PATIENCE_S)

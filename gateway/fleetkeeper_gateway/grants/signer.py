@@ -120,11 +120,6 @@ class GrantReader:
         return hops if self._wall() <= expires + GRANT_LEEWAY_SECONDS else None
 
 
-def create_signer(settings: GrantSettings) -> Signer:
-    """Return the signer of the request path. Its first `sign` fails if there are no keys."""
-    return Signer(create_key_files(settings))
-
-
 def create_key_files(settings: GrantSettings) -> KeyFiles:
     """Return the keys that the settings name, for signers and readers of one process to share."""
     return KeyFiles(settings.grant_keys_directory, time.time, time.monotonic)

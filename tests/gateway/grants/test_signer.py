@@ -21,7 +21,6 @@ from fleetkeeper_gateway.grants.signer import (
     Signer,
     UsageTokenSigner,
     create_key_files,
-    create_signer,
 )
 from fleetkeeper_gateway.interfaces import Service
 from fleetkeeper_gateway.tiers import Tier
@@ -175,7 +174,7 @@ def test_files_that_cannot_be_read_leave_the_last_keys_in_force_and_are_logged_o
 
 def test_without_keys_nothing_is_signed_and_the_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NoGrantKeyError, match="GRANT_KEYS_DIRECTORY is not set"):
-        sign(create_signer(GrantSettings(grant_keys_directory=None)))
+        sign(Signer(create_key_files(GrantSettings(grant_keys_directory=None))))
     with pytest.raises(NoGrantKeyError, match="signing-keys create"):
         create_key_files(GrantSettings(grant_keys_directory=tmp_path)).current()
 
