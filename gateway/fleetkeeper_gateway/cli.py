@@ -2,6 +2,7 @@
 
     fleetkeeper-gateway serve    # the request path
     fleetkeeper-gateway usage    # collects what the engines counted
+    fleetkeeper-gateway batch    # work that may wait: OpenAI's Batch API
 
 Settings come from environment variables (docs/reference/gateway-settings.md).
 """
@@ -15,6 +16,7 @@ import sys
 PROCESSES = {
     "serve": ("fleetkeeper_gateway.serve", "serve requests"),
     "usage": ("fleetkeeper_gateway.usage.process", "collect usage from the engines"),
+    "batch": ("fleetkeeper_gateway.batch.process", "run files of requests"),
 }
 """Module with `main() -> int`, and a description."""
 

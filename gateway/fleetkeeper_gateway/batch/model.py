@@ -1,0 +1,137 @@
+"""What the parts of the process exchange. Pure: no library, no I/O."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MAX_LINES = 50_000
+MAX_FILE_BYTES = 209_715_200
+MAX_ATTEMPTS = 5
+"""Attempts that ended without a proper answer. Then the line gets an error. A 429 is no attempt."""
+
+
+class Status(enum.StrEnum):
+    """Status of a batch, as OpenAI's API names it."""
+
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file of a key. It exists once its record does; its bytes never change."""
+
+    id: str
+    """`file-` and 32 hexadecimal digits."""
+    key_id: str
+    filename: str
+    purpose: str
+    """batch or batch_output."""
+    bytes: int
+    created: int
+    """Unix seconds."""
+    expires: int | None = None
+    """Unix seconds after which it may be deleted; None: by the retention of the settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """What was asked for. It never changes."""
+
+    id: str
+    """`batch_` and 32 hexadecimal digits."""
+    key_id: str
+    input_file: str
+    endpoint: str
+    """Path of every line, such as /v1/chat/completions."""
+    completion_window: str
+    """As the client sent it, such as 24h."""
+    created: int
+    """Unix seconds."""
+    expires: int
+    """Unix seconds: the end of the completion window."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    output_expires_after: int | None = None
+    """Seconds after which the output files expire; None: by the retention of the settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineRef:
+    """Where a line is in the input file."""
+
+    number: int
+    """From 0. Empty lines have no number."""
+    offset: int
+    length: int
+    """Bytes, without the end of the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A mistake in an input file, as `errors` of a failed batch lists it."""
+
+    code: str
+    message: str
+    line: int | None = None
+    """From 1, as OpenAI counts."""
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """What the input file was found to be. It never changes."""
+
+    lines: int
+    model: str
+    """The one model of all lines; empty if there are mistakes."""
+    tokens: int
+    """Estimate of the tokens of all lines, as the limits estimate a request."""
+    at: int
+    """Unix seconds."""
+    mistakes: tuple[Mistake, ...] = ()
+    """At most 100. If there is one, the batch fails and no line runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of one line, as it is kept in a segment."""
+
+    line: int
+    attempt: int
+    """From 1."""
+    fence: int
+    """Number of the lease under which it was computed. Of two results, the lower one counts."""
+    ok: bool
+    """Whether it belongs in the output file; otherwise in the error file."""
+    text: bytes
+    """The line of the output or error file, JSON without an end of line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Progress of a batch, in lines."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """How a batch ended. Created once; whoever comes second reads it."""
+
+    status: Status
+    """completed, expired, cancelled or failed."""
+    at: int
+    """Unix seconds."""
+    counts: Counts
+    output_file: str | None = None
+    error_file: str | None = None

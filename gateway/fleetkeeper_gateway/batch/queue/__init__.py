@@ -1,0 +1,1 @@
+"""Lines that wait and run, in Redis."""

@@ -1,0 +1,68 @@
+"""Settings of the process `batch` (docs/reference/gateway-settings.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class BatchSettings(BaseSettings):
+    """Where batches are kept, where their lines go, and what keys may store."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FLEETKEEPER_GATEWAY_",
+        env_ignore_empty=True,
+        extra="ignore",
+        hide_input_in_errors=True,
+        frozen=True,
+    )
+
+    host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - a pod
+    batch_port: int = Field(8083, ge=0, le=65_535, description="Port of files and batches.")
+    batch_admin_port: int = Field(
+        8084, ge=0, le=65_535, description="Port of health and metrics of the batch process."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level of log lines."
+    )
+    log_format: Literal["json", "console"] = Field("json", description="Format of log lines.")
+    batch_store: str = Field(
+        "file:///var/lib/fleetkeeper/batch",
+        description="Where files and results are kept: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or file:///DIRECTORY. Credentials of object stores come from their usual variables.",
+    )
+    batch_store_shared: bool = Field(
+        False,
+        description="Whether a file:// directory is a volume that all replicas share. Otherwise a second replica does not start.",
+    )
+    batch_store_timeout_seconds: float = Field(
+        30, gt=0, description="Longest time of one call to the store."
+    )
+    batch_upstream: str = Field(
+        "",
+        description="Base URL of the OpenAI-compatible API that answers lines, without /v1: the gateway, or any other.",
+    )
+    batch_upstream_key_file: Path | None = Field(
+        None,
+        description="File with the API key for the upstream. Empty: the upstream is a gateway of Fleetkeeper, and lines are sent on behalf of their key.",
+    )
+    batch_redis_url: SecretStr = Field(
+        SecretStr(""),
+        description="Redis or Valkey of the queue: redis://HOST:PORT/DATABASE, or rediss:// for TLS. Its other settings are those of REDIS_URL, which is the default.",
+    )
+    batch_concurrency: int = Field(
+        256, ge=1, le=4096, description="Most lines of one replica that run at the same time."
+    )
+    batch_line_timeout_seconds: float = Field(
+        3600, gt=0, description="Longest time of one line from its sending to its whole answer."
+    )
+    batch_retention_days: int = Field(
+        30, ge=1, le=3650, description="Days after which files and ended batches are deleted."
+    )
+    batch_key_files: int = Field(10_000, ge=1, description="Most files of one key.")
+    batch_key_bytes: int = Field(
+        107_374_182_400, ge=1, description="Most bytes of all files of one key."
+    )
+    batch_key_active: int = Field(2000, ge=1, description="Most batches of one key that have not ended.")

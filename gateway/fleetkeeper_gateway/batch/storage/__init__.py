@@ -1,0 +1,1 @@
+"""Objects in a store: files, batches, and results."""

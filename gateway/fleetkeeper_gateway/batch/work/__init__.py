@@ -1,0 +1,1 @@
+"""Workers: send lines, keep their results, finalize batches."""
