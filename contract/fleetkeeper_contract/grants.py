@@ -48,3 +48,13 @@ NEXT_FILE = "next.pem"
 """During a rotation: the private key that follows."""
 SIGN_FROM_FILE = "signFrom"
 """During a rotation: when the gateway changes to it (RFC 3339)."""
+
+BATCH_TYPE = "fleetkeeper-batch+jwt"
+"""Header `typ` of the bearer token with which the batch process asks the gateway on behalf of a key.
+
+Claims: `iss` BATCH_ISSUER, `aud` BATCH_AUDIENCE, `key` the key's ID, `iat`, and `exp` at most
+GRANT_MAX_SECONDS later. The key that signs grants signs it. The gateway accepts it in tier batch alone,
+and only while the key is in force.
+"""
+BATCH_ISSUER = "fleetkeeper-batch"
+BATCH_AUDIENCE = "fleetkeeper-gateway"
