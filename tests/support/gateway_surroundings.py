@@ -114,13 +114,13 @@ class Surroundings:
             timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
         )
 
-    async def until_shared(self, process: GatewayProcess, *, shared: bool = True) -> None:
-        """Wait until a gateway shares its limits, or until it does not."""
+    async def until_shared(self, process: GatewayProcess) -> None:
+        """Wait until a gateway shares its limits."""
 
-        async def holds() -> bool:
-            return await process.metric("fleetkeeper_gateway_limits_shared") == shared
+        async def shared() -> bool:
+            return await process.metric("fleetkeeper_gateway_limits_shared") == 1
 
-        await process.until(holds, f"limits never became {'shared' if shared else 'local'}")
+        await process.until(shared, "limits never became shared")
 
     async def at_rest(self, process: GatewayProcess) -> None:
         """Wait until nothing of any request is left: requests, bytes, sockets, slots in Redis."""

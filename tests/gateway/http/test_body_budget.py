@@ -20,8 +20,7 @@ def takes(budget: BodyBudget, key: str, size: int) -> bool:
     try:
         budget.take(key, size)
     except Refusal as refusal:
-        assert (refusal.status, refusal.code) == (503, "bodies_full")
-        return False
+        return (refusal.status, refusal.code) != (503, "bodies_full")
     return True
 
 
@@ -48,12 +47,11 @@ def test_no_more_than_all_is_held_and_a_key_without_bodies_finds_room(
 ) -> None:
     budget, held = BodyBudget(TOTAL), dict.fromkeys("abcd", 0)
     for key, size, back in given_steps:
-        if back:
-            size = min(size, held[key])
-            if size:
-                budget.give_back(key, size)
-                held[key] -= size
-        else:
+        if back and held[key]:
+            returned = min(size, held[key])
+            budget.give_back(key, returned)
+            held[key] -= returned
+        elif not back:
             free = TOTAL - sum(held.values())
             fits = held[key] + size <= free - size
             assert takes(budget, key, size) == fits

@@ -169,7 +169,9 @@ def test_a_limit_that_is_no_possible_number_is_told_which_numbers_are(text: str)
         parse_limit("limit", text)
 
 
-@pytest.mark.parametrize("text", ["batch=0", f"batch={MAX_LIMIT + 1}", f"batch={'9' * 20}", "batch="])
+@pytest.mark.parametrize(
+    "text", ["batch=0", f"batch={MAX_LIMIT + 1}", f"batch={'9' * 20}", "batch="]
+)
 def test_a_limit_of_a_tier_is_held_to_the_same_numbers(text: str) -> None:
     with pytest.raises(BadEntry, match=f"limit must be a number from 1 to {MAX_LIMIT}"):
         parse_limit("limit", text)
