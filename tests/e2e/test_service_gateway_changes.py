@@ -75,7 +75,9 @@ def test_a_change_of_a_key_is_in_force_within_two_seconds(
         door.command("keys", "rotate", "changed", "--finish")
         refused.append(_seconds_until(product, door, key, 401))
         key = newer
-    say(f"seconds until a new key is accepted: {_shown(accepted)}; an old one refused: {_shown(refused)}")
+    say(
+        f"seconds until a new key is accepted: {_shown(accepted)}; an old one refused: {_shown(refused)}"
+    )
     assert min(accepted) < IN_FORCE_S
     assert min(refused) < IN_FORCE_S
 

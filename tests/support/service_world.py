@@ -76,9 +76,7 @@ def ordered(fleet: Fleet, replicas: int) -> Fleet:
 
 def identities(*fleets: Fleet) -> list[tuple[str, int, str]]:
     """All pods, in which nothing may restart."""
-    return [
-        pod.identity for fleet in fleets for pod in [*fleet.engines(), *fleet.pods("router")]
-    ]
+    return [pod.identity for fleet in fleets for pod in [*fleet.engines(), *fleet.pods("router")]]
 
 
 def gateway_pods(installation: Installation, component: str = "gateway") -> list[PodFacts]:
