@@ -121,9 +121,9 @@ def exported() -> dict[str, frozenset[str]]:
         if family.name.startswith("process_"):
             for name in _series(family.name, family.type):
                 found[name] = SCRAPED
-    for metric in gateway_metrics():
-        for name in _series(metric.name, metric.kind):
-            found[name] = frozenset(metric.labels) | SCRAPED
+    for of_gateway in gateway_metrics():
+        for name in _series(of_gateway.name, of_gateway.kind):
+            found[name] = frozenset(of_gateway.labels) | SCRAPED
     return found
 
 
