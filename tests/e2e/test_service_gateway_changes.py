@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import math
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from fleetkeeper_local.common.report import say
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.demo import front_door
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import Answer, FrontDoor
@@ -23,6 +27,7 @@ from tests.support.service_world import (
     ordered,
 )
 
+CHANGED = "changed"
 IN_FORCE_S = 2.0
 ANONYMOUS_BATCH = 5
 """Requests of the tier batch a minute, of all clients without a key."""
@@ -52,46 +57,67 @@ def rollout(
     try:
         with SteadyLoad(door, key, fleet.name) as load:
             load.await_more("before the rollout")
+            began = time.monotonic()
             Installation(product.cluster, {**product.values, "gateway": gateway}).install()
             until(
                 lambda: old.isdisjoint(pod.uid for pod in gateway_pods(product)),
                 "the old replicas are gone",
             )
             load.await_more("after it")
+        say(f"rollout: {len(load.answers)} answers, {time.monotonic() - began:.0f} s")
         yield load
     finally:
         product.install(product.values)
 
 
 def test_a_change_of_a_key_is_in_force_within_two_seconds(
-    door: FrontDoor, product: Installation
+    door: FrontDoor, product: Installation, cluster: ControlPlane
 ) -> None:
-    """At each replica, after the command has ended. Other load delays it, so the best of three counts."""
-    key = door.create_key("changed", "elsewhere")
-    accepted, refused = [], []
-    for _ in range(3):
-        newer = door.command("keys", "rotate", "changed")
-        accepted.append(_seconds_until(product, door, newer, 200))
-        door.command("keys", "rotate", "changed", "--finish")
-        refused.append(_seconds_until(product, door, key, 401))
+    """At each replica. Other load of the machine delays it, so the best of three tries counts."""
+    key = door.create_key(CHANGED, "elsewhere")
+    taken: list[float] = []
+    while len(taken) < 3 and min(taken, default=math.inf) >= IN_FORCE_S:
+        newer = door.command("keys", "rotate", CHANGED)
+        accepted = _seconds_until(product, door, newer, 200)
+        refused = _seconds_until_refused(product, door, cluster, key)
+        say(f"a new key is accepted {accepted:.2f} s after the command has ended")
+        say(f"an old key is refused at most {refused:.2f} s after its Secret has changed")
+        taken.append(max(accepted, refused))
         key = newer
-    say(
-        f"seconds until a new key is accepted: {_shown(accepted)}; an old one refused: {_shown(refused)}"
-    )
-    assert min(accepted) < IN_FORCE_S
-    assert min(refused) < IN_FORCE_S
+    assert min(taken) < IN_FORCE_S, taken
 
 
 def _seconds_until(product: Installation, door: FrontDoor, key: str, status: int) -> float:
-    """Return how long it took from now until each replica answers a key with a status."""
+    """Return how long it takes from now until each replica answers a key with a status."""
     began = time.monotonic()
     urls = [f"http://{pod.ip}:8080" for pod in gateway_pods(product)]
     until(lambda: all(door.models(key, url=url).status == status for url in urls), str(status))
     return time.monotonic() - began
 
 
-def _shown(seconds: list[float]) -> str:
-    return ", ".join(f"{value:.2f}" for value in seconds)
+def _seconds_until_refused(
+    product: Installation, door: FrontDoor, cluster: ControlPlane, key: str
+) -> float:
+    """Finish a rotation; return at most how long the old key was accepted after the Secret changed."""
+    path = f"/api/v1/namespaces/{front_door.KEYS_NAMESPACE}/secrets/{CHANGED}"
+    unchanged: list[float] = []
+
+    def written() -> bool:
+        looked = time.monotonic()
+        secret = cluster.get(path)
+        assert secret is not None
+        if "," in base64.b64decode(secret["data"]["sha256"]).decode():
+            unchanged.append(looked)
+            return False
+        return True
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        command = pool.submit(door.command, "keys", "rotate", CHANGED, "--finish")
+        until(written, "the Secret has one digest")
+        _seconds_until(product, door, key, 401)
+        took = time.monotonic() - unchanged[-1]
+        command.result()
+    return took
 
 
 def test_a_rollout_fails_no_request(rollout: SteadyLoad) -> None:
