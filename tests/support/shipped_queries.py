@@ -121,10 +121,15 @@ def exported() -> dict[str, frozenset[str]]:
         if family.name.startswith("process_"):
             for name in _series(family.name, family.type):
                 found[name] = SCRAPED
-    for of_gateway in gateway_metrics():
-        for name in _series(of_gateway.name, of_gateway.kind):
-            found[name] = frozenset(of_gateway.labels) | SCRAPED
-    return found
+    return found | _exported_by_the_gateway()
+
+
+def _exported_by_the_gateway() -> dict[str, frozenset[str]]:
+    return {
+        name: frozenset(metric.labels) | SCRAPED
+        for metric in gateway_metrics()
+        for name in _series(metric.name, metric.kind)
+    }
 
 
 def gateway_registry() -> CollectorRegistry:
