@@ -14,7 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
     "operator": "operator/fleetkeeper",
+    "contract": "contract/fleetkeeper_contract",
     "engine": "engine_image/fleetkeeper_engine",
+    "gateway": "gateway/fleetkeeper_gateway",
     "local": "local/fleetkeeper_local",
 }
 MIN_WORDS = 3

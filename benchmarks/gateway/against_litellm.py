@@ -1,6 +1,6 @@
 """What the gateway adds to a request, beside direct requests and LiteLLM's proxy.
 
-    python benchmarks/gateway/against_litellm.py            # an hour; writes RESULTS.md
+    python benchmarks/gateway/against_litellm.py            # 20 minutes; writes RESULTS.md
     python benchmarks/gateway/against_litellm.py --quick    # two minutes, to see that it runs; prints alone
     python benchmarks/gateway/against_litellm.py --without-litellm
 

@@ -56,7 +56,8 @@ class MemoryCell:
     """Resident memory without requests, and with open streams."""
 
     idle_mib: float
-    open_mib: float
+    open_mib: float | None
+    """None if not all streams began in time."""
     streams: int
 
 

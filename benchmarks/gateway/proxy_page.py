@@ -117,14 +117,17 @@ def goals(found: Found) -> Iterator[Goal]:
         yield at_most(f"{text}: latency P50", ratio(found.latency, FULL, OURS, _p50), FULL_GOAL, 2)
         cpu = ratio(found.capacity, OURS, FULL, lambda cell: cell.per_core_s)
         yield at_most(f"{text}: processor time of a request", cpu, FULL_GOAL, 2)
-        own = stream_kib(found.memory[OURS])
-        if own > 0:  # a few streams may fit into memory that the process has already
-            growth = stream_kib(found.memory[FULL]) / own
+        own, full = (stream_kib(found.memory[name]) for name in (OURS, FULL))
+        # A few streams may fit into memory that the process has already.
+        if own is not None and full is not None and own > 0:
+            growth = full / own
             yield at_most(f"{text}: memory of a stream", spread([growth]), FULL_GOAL, 2)
 
 
-def stream_kib(cell: MemoryCell) -> float:
-    """Return the resident memory of one open stream."""
+def stream_kib(cell: MemoryCell) -> float | None:
+    """Return the resident memory of one open stream; None if not all streams began in time."""
+    if cell.open_mib is None:
+        return None
     return (cell.open_mib - cell.idle_mib) * 1024 / cell.streams
 
 
@@ -178,9 +181,13 @@ def _rows(found: Found) -> Iterator[list[str]]:
     yield [
         f"resident memory with {count:,} open streams",
         "",
-        *(f"{c.open_mib:.0f} MiB" for c in found.memory.values()),
+        *(_size(c.open_mib, "MiB") for c in found.memory.values()),
     ]
-    yield ["memory of a stream", "", *(f"{stream_kib(c):.0f} KiB" for c in found.memory.values())]
+    yield ["memory of a stream", "", *(_size(stream_kib(c), "KiB") for c in found.memory.values())]
+
+
+def _size(size: float | None, unit: str) -> str:
+    return "not all began in 60 s" if size is None else f"{size:.0f} {unit}"
 
 
 def _told(

@@ -267,7 +267,11 @@ class HeldStreams:
         self._connections: list[Connection] = []
 
     async def __aenter__(self) -> Self:
-        """Open them, and wait until frames came on each."""
+        """Open them, and wait until frames came on each.
+
+        Raises:
+            TimeoutError: some have none in time. All are closed.
+        """
         request = self._target.request(stream=True, max_tokens=3600, seed=1000)
         for _ in range(self._count):
             connection = await self._target.connect()
@@ -275,12 +279,19 @@ class HeldStreams:
             connection.send(request)
             # Spread as clients are; the frames of all then come spread over a second, too.
             await asyncio.sleep(1 / self._count)
-        async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(*(item.flowing.wait() for item in self._connections))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.gather(*(item.flowing.wait() for item in self._connections))
+        except TimeoutError:
+            self._close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close them."""
+        self._close()
+
+    def _close(self) -> None:
         for connection in self._connections:
             connection.close()
 

@@ -174,7 +174,7 @@ def parse_limit(name: str, text: str) -> tuple[tuple[str, int], ...]:
     Raises:
         BadEntry: it has another form.
     """
-    if _NUMBER.fullmatch(text):
+    if "=" not in text:
         return tuple((tier, _limit(name, text)) for tier in TIERS)
     found: dict[str, int] = {}
     for part in text.split(","):

@@ -18,7 +18,9 @@ from fleetkeeper_local.common.report import say
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.installation import (
+    GATEWAY,
     ImageNames,
     Installation,
     desired_values,
@@ -145,6 +147,13 @@ def fleet(shared_fleet: Fleet) -> Fleet:
 def pair(shared_fleet: Fleet) -> Fleet:
     """The shared fleet with two replicas, Ready, by an order through the scale subresource."""
     return ordered(shared_fleet, 2)
+
+
+@pytest.fixture(scope="module")
+def door(product: Installation) -> FrontDoor:
+    """The gateway's Service, whose pods the installation awaited."""
+    address = product.cluster.cluster_ip(product.namespace, GATEWAY)
+    return FrontDoor(product.cluster, f"http://{address}", product.namespace)
 
 
 @pytest.fixture

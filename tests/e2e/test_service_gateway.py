@@ -1,4 +1,4 @@
-"""The gateway on a real node: keys, no way around it, faults beside it, and what it tells at the end."""
+"""The gateway on a real node: keys, no way around it, faults beside it, and what it logs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fleetkeeper_local.demo import front_door
-from fleetkeeper_local.demo.fleet import Fleet, PodFacts, pod_facts
+from fleetkeeper_local.demo.fleet import Fleet, PodFacts
 from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.inject import processes_of
-from fleetkeeper_local.demo.installation import GATEWAY, Installation
+from fleetkeeper_local.demo.installation import Installation
 from tests.support.gateway_load import SteadyLoad
 from tests.support.node_world import Pods, until
-from tests.support.service_world import await_operators, ordered
+from tests.support.service_world import await_operators, gateway_pods, identities, ordered
 
 ASK = """
 import json, sys, urllib.error, urllib.request
@@ -35,37 +35,18 @@ pytestmark = pytest.mark.usefixtures("calm_operator")
 
 
 @pytest.fixture(scope="module")
-def door(product: Installation) -> FrontDoor:
-    """The gateway's Service, with its pods ready."""
-    until(
-        lambda: all(pod.ready for pod in _pods(product, "gateway")), "gateway pods are ready", 300
-    )
-    address = product.cluster.cluster_ip(product.namespace, GATEWAY)
-    return FrontDoor(product.cluster, f"http://{address}", product.namespace)
-
-
-@pytest.fixture(scope="module")
 def closed_fleet(shared_fleet: Fleet) -> Iterator[Fleet]:
     """The shared fleet, whose engines accept only the gateway; open again afterwards."""
     fleet = ordered(shared_fleet, 1)
-    running = _running(fleet)
+    running = identities(fleet)
     old = fleet.live()["spec"].get("networkPolicy")
     fleet.change({"networkPolicy": {"preset": "Gateway"}})
     front_door.set_access(fleet, "Gateway", fleet.base_url())
-    assert _running(fleet) == running, "nothing restarts for it"
+    assert identities(fleet) == running, "nothing restarts for it"
     yield fleet
     fleet.change({"networkPolicy": old})
     front_door.set_access(fleet, "Open", fleet.base_url())
-    assert _running(fleet) == running
-
-
-def _running(fleet: Fleet) -> list[tuple[str, int, str]]:
-    return [pod.identity for pod in [*fleet.engines(), *fleet.pods("router")]]
-
-
-def _pods(product: Installation, component: str) -> list[PodFacts]:
-    selector = f"app.kubernetes.io/name=fleetkeeper,app.kubernetes.io/component={component}"
-    return [pod_facts(pod) for pod in product.cluster.pods(product.namespace, selector)]
+    assert identities(fleet) == running
 
 
 def test_a_key_of_the_command_line_works_until_its_limit_and_until_it_is_revoked(
@@ -109,7 +90,7 @@ def test_nobody_gets_around_the_gateway(
 
 
 def _kill_the_other(product: Installation, survivor: PodFacts) -> Callable[[], None]:
-    (other,) = (pod for pod in _pods(product, "gateway") if pod.uid != survivor.uid)
+    (other,) = (pod for pod in gateway_pods(product) if pod.uid != survivor.uid)
     killed = processes_of(other.uid, lambda command: "fleetkeeper-gateway serve" in command)
     assert killed
     for pid in killed:
@@ -118,7 +99,7 @@ def _kill_the_other(product: Installation, survivor: PodFacts) -> Callable[[], N
     def back() -> None:
         until(
             lambda: any(
-                pod.restarts > other.restarts and pod.ready for pod in _pods(product, "gateway")
+                pod.restarts > other.restarts and pod.ready for pod in gateway_pods(product)
             ),
             "the killed replica serves again",
         )
@@ -127,7 +108,7 @@ def _kill_the_other(product: Installation, survivor: PodFacts) -> Callable[[], N
 
 
 def _delete_redis(product: Installation, survivor: PodFacts) -> Callable[[], None]:
-    (redis,) = _pods(product, "gateway-redis")
+    (redis,) = gateway_pods(product, "gateway-redis")
     product.cluster.kubectl(
         *("-n", product.namespace, "delete", "pod", redis.name, "--force", "--grace-period=0")
     )
@@ -136,7 +117,7 @@ def _delete_redis(product: Installation, survivor: PodFacts) -> Callable[[], Non
     def back() -> None:
         until(
             lambda: any(
-                pod.uid != redis.uid and pod.ready for pod in _pods(product, "gateway-redis")
+                pod.uid != redis.uid and pod.ready for pod in gateway_pods(product, "gateway-redis")
             ),
             "a new Redis",
         )
@@ -167,7 +148,7 @@ def test_requests_continue_beside_a_fault_and_are_counted(
     fault: Callable[[Installation, PodFacts], Callable[[], None]],
 ) -> None:
     """No request of a replica that lives fails, and usage tells exactly what the answers told."""
-    survivor = _pods(product, "gateway")[0]
+    survivor = gateway_pods(product)[0]
     name = fault.__name__.strip("_").replace("_", "-")
     before = door.counted(name)
     key = door.create_key(name, closed_fleet.namespace, "--requests-per-minute=100000")
@@ -193,7 +174,7 @@ def test_logs_of_the_gateway_hold_no_key_and_no_error(
     said = "\n".join(
         product.cluster.kubectl("-n", product.namespace, "logs", pod.name)
         for component in ("gateway", "gateway-usage")
-        for pod in _pods(product, component)
+        for pod in gateway_pods(product, component)
     )
     assert "logged" in said
     assert key not in said
@@ -202,21 +183,3 @@ def test_logs_of_the_gateway_hold_no_key_and_no_error(
     entries = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert [entry for entry in entries if entry.get("level") in {"error", "critical"}] == []
     assert "Traceback" not in said
-
-
-def test_the_gateway_goes_and_comes_back_with_its_keys(
-    shared_fleet: Fleet, door: FrontDoor, product: Installation
-) -> None:
-    """The namespace of the keys stays, and no engine and no router restarts for either."""
-    key = door.create_key("kept", shared_fleet.namespace)
-    running, values = _running(shared_fleet), product.values
-    try:
-        product.install({**values, "gateway": {"enabled": False}})
-        until(lambda: not _pods(product, "gateway"), "the gateway is gone")
-    finally:
-        product.install(values)
-    await_operators(product)
-    address = product.cluster.cluster_ip(product.namespace, GATEWAY)
-    back = FrontDoor(product.cluster, f"http://{address}", product.namespace)
-    until(lambda: back.models(key).status == 200, "the key is in force again")
-    assert _running(shared_fleet) == running

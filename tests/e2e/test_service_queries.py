@@ -1,6 +1,6 @@
 """Every query of the alerts and dashboards, asked of the node's Prometheus.
 
-It scrapes real engines and the operator by the annotations of their pods.
+It scrapes real engines, the operator and the gateway by the annotations of their pods.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from prometheus_api_client import PrometheusConnect
 from requests import Session
 
 from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.installation import Installation
 from fleetkeeper_local.node.node import Node
 from tests.support.service_world import steady
@@ -38,8 +39,8 @@ RARE: Final = {
     "fleetkeeper_unreadable_objects": "has a series while an object cannot be read",
 }
 """Series that a healthy operator need not have."""
-FAULT: Final = 'reason="GrantsNotDemanded"'
-"""A selector of an alert that has a series while a service has this reason."""
+FAULTS: Final = ('reason="GrantsNotDemanded"', 'code=~"')
+"""Selectors of alerts that have a series while a service has this reason, or after an error of the gateway."""
 AT_REST: Final = "Requests not admitted"
 """The panel that is empty while every request is admitted."""
 
@@ -52,7 +53,7 @@ def prometheus(node: Node) -> Iterator[PrometheusConnect]:
 
 
 def _is_rare(query: str) -> bool:
-    return FAULT in query or not RARE.keys().isdisjoint(named(query))
+    return any(fault in query for fault in FAULTS) or not RARE.keys().isdisjoint(named(query))
 
 
 def _without_data(prometheus: PrometheusConnect, queries: dict[str, str]) -> dict[str, str]:
@@ -61,7 +62,7 @@ def _without_data(prometheus: PrometheusConnect, queries: dict[str, str]) -> dic
 
 
 def test_every_query_has_data_of_a_real_service(
-    product: Installation, fleet: Fleet, prometheus: PrometheusConnect
+    product: Installation, fleet: Fleet, door: FrontDoor, prometheus: PrometheusConnect
 ) -> None:
     """No query is refused; selectors and panels return data, but for those of rare series."""
     values = variables(fleet.namespace, fleet.name, product.namespace)
@@ -74,6 +75,9 @@ def test_every_query_has_data_of_a_real_service(
     assert len(selectors) > len(panels)
     drawn = {where: query for where, query in panels.items() if AT_REST not in where}
     lacking = {where: query for where, query in (drawn | selectors).items() if not _is_rare(query)}
+    key = door.create_key("queries", fleet.namespace)
+    assert door.complete(key, fleet.name).status == 200
+    assert door.complete(key, "unknown").status == 404
     with steady(fleet, LIGHT_PER_S, seed=12):
         end = time.monotonic() + GUARD_S
 

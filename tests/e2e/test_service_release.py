@@ -22,6 +22,7 @@ from tests.support.service_world import (
     await_measured,
     await_operators,
     failures,
+    identities,
     limits,
     steady,
     tiny,
@@ -83,16 +84,6 @@ def older(fleet: Fleet) -> Iterator[Fleet]:
     fleet.kubectl(
         *("delete", "inferenceservices.fleetkeeper.io/older", "--ignore-not-found", "--wait")
     )
-
-
-def identities(*fleets: Fleet) -> list[tuple[str, int, str]]:
-    """All pods, in which nothing may restart."""
-    return [
-        pod.identity
-        for fleet in fleets
-        for kind in ("engine", "router")
-        for pod in fleet.pods(kind)
-    ]
 
 
 def change_and_await(fleet: Fleet, queue_limit: int) -> None:

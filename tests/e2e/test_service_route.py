@@ -151,13 +151,6 @@ def _attached(product: Installation) -> bool:
     }
 
 
-@pytest.fixture(scope="module")
-def door(product: Installation) -> FrontDoor:
-    """The gateway itself."""
-    address = product.cluster.cluster_ip(product.namespace, GATEWAY)
-    return FrontDoor(product.cluster, f"http://{address}", product.namespace)
-
-
 def test_requests_pass_the_route_with_tls(fleet: Fleet, door: FrontDoor, entry: Entry) -> None:
     """Refusals too: they are the gateway's own."""
     key = door.create_key("route", fleet.namespace)

@@ -80,9 +80,13 @@ class Surroundings:
     def add_key(self, name: str, **entries: str) -> str:
         """Add a key of the namespace without a limit that a test reaches; return it."""
         key = new_key()
+        self.put_key(name, key, **entries)
+        return key
+
+    def put_key(self, name: str, key: str, **entries: str) -> None:
+        """Create or change a key."""
         usual = {client_keys.NAMESPACES: NAMESPACE, **GENEROUS}
         self.api.put(key_secret(name, key, **{**usual, **entries}))
-        return key
 
     async def ask(
         self, process: GatewayProcess, key: str | None = None, **fields: Any
@@ -109,6 +113,14 @@ class Surroundings:
             },
             timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
         )
+
+    async def until_shared(self, process: GatewayProcess) -> None:
+        """Wait until a gateway shares its limits."""
+
+        async def shared() -> bool:
+            return await process.metric("fleetkeeper_gateway_limits_shared") == 1
+
+        await process.until(shared, "limits never became shared")
 
     async def at_rest(self, process: GatewayProcess) -> None:
         """Wait until nothing of any request is left: requests, bytes, sockets, slots in Redis."""

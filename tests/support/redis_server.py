@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from fleetkeeper_local.common import packages
+from fleetkeeper_local.control_plane.pki import Authority
 from fleetkeeper_local.control_plane.ports import free_ports
 
 GUARD_S = 120.0
@@ -110,6 +111,19 @@ class RedisServer:
 
     def _tail(self) -> list[str]:
         return self.log.read_text(errors="replace").splitlines()[-20:]
+
+
+class RedisTls:
+    """A further port with TLS, and the authority that signed its certificate."""
+
+    def __init__(self, directory: Path) -> None:
+        authority = Authority(directory, "redis-ca").ensure()
+        server = authority.issue("redis", "redis", hosts=["127.0.0.1"], server=True)
+        port = free_ports(1)[0]
+        self.ca_file = authority.certificate
+        self.url = f"rediss://127.0.0.1:{port}/0"
+        self.options = ("--tls-port", str(port), "--tls-cert-file", str(server.certificate),
+                        "--tls-key-file", str(server.key), "--tls-auth-clients", "no")  # fmt: skip
 
 
 @contextmanager

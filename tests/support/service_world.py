@@ -74,6 +74,17 @@ def ordered(fleet: Fleet, replicas: int) -> Fleet:
     return fleet
 
 
+def identities(*fleets: Fleet) -> list[tuple[str, int, str]]:
+    """All pods, in which nothing may restart."""
+    return [pod.identity for fleet in fleets for pod in [*fleet.engines(), *fleet.pods("router")]]
+
+
+def gateway_pods(installation: Installation, component: str = "gateway") -> list[PodFacts]:
+    """All pods of a component of the gateway, oldest first: gateway, gateway-usage or gateway-redis."""
+    selector = f"app.kubernetes.io/name=fleetkeeper,app.kubernetes.io/component={component}"
+    return [pod_facts(pod) for pod in installation.cluster.pods(installation.namespace, selector)]
+
+
 def await_measured(fleet: Fleet) -> None:
     """Returns when the control loop knows its pods by Prometheus: they were ready for a minute."""
     fleet.until(
@@ -124,9 +135,9 @@ def failures(samples: Sequence[Sample]) -> list[str]:
     ]
 
 
-def metrics(pod: PodFacts) -> dict[str, float]:
-    """The samples of an engine pod by `name{labels}`."""
-    address = f"http://{pod.ip}:{CONTROL_PORT}/metrics"
+def metrics(pod: PodFacts, port: int = CONTROL_PORT) -> dict[str, float]:
+    """The samples of a pod by `name{labels}`; without a port, those of an engine."""
+    address = f"http://{pod.ip}:{port}/metrics"
     with urllib.request.urlopen(address, timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,13 +13,13 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper.runtime.telemetry.service_series import SERVICE_LABELS
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
-from fleetkeeper_gateway.limits.metrics import limit_metrics
+from fleetkeeper_gateway.telemetry import metrics as request_metrics
+from reference_gateway import metrics as gateway_metrics
 from reference_metrics import SERVICE_METRICS, operator_metrics
 from tests.support.helm_chart import CHART
 
 RULES: Final = CHART / "files" / "rules"
 DASHBOARDS: Final = CHART / "files" / "dashboards"
-GATEWAY_METRICS: Final = ("keys", "services", "usage")
 SCRAPED: Final = frozenset({"namespace", "pod", "instance", "le"})
 """Labels that a scrape adds, and that of a histogram's buckets."""
 SELECTOR: Final = re.compile(r"\b(?:fleetkeeper|process)_\w+(?:\{[^}]*\})?")
@@ -108,7 +107,7 @@ def named(expression: str) -> set[str]:
 
 
 def exported() -> dict[str, frozenset[str]]:
-    """Return the labels of every series that engines and the operator export."""
+    """Return the labels of every series that engines, the operator and the gateway export."""
     found: dict[str, frozenset[str]] = {}
     for metric in METRICS:
         for name in _series(metric.name, metric.type):
@@ -122,23 +121,23 @@ def exported() -> dict[str, frozenset[str]]:
         if family.name.startswith("process_"):
             for name in _series(family.name, family.type):
                 found[name] = SCRAPED
-    for name in _gateway_series():
-        found[name] = SCRAPED
-    return found
+    return found | _exported_by_the_gateway()
+
+
+def _exported_by_the_gateway() -> dict[str, frozenset[str]]:
+    return {
+        name: frozenset(metric.labels) | SCRAPED
+        for metric in gateway_metrics()
+        for name in _series(metric.name, metric.kind)
+    }
 
 
 def gateway_registry() -> CollectorRegistry:
-    """Return the metrics of the gateway's processes, which they register when imported."""
-    for module in GATEWAY_METRICS:
-        importlib.import_module(f"fleetkeeper_gateway.{module}.metrics")
-    limit_metrics()
+    """Return the metrics of the gateway's processes, after an answer of a service and an error."""
+    gateway_metrics()  # it imports every module, and so registers its metrics
+    request_metrics.requests("team-a/chat", "standard", 200)
+    request_metrics.REFUSED.labels("internal_error")
     return REGISTRY
-
-
-def _gateway_series() -> Iterator[str]:
-    for family in gateway_registry().collect():
-        if family.name.startswith("fleetkeeper_gateway_"):
-            yield from _series(family.name, family.type)
 
 
 def _series(name: str, kind: str) -> Iterator[str]:

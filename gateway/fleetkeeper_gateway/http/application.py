@@ -18,9 +18,9 @@ from fleetkeeper_gateway.http.errors import (
     wrong_method,
 )
 from fleetkeeper_gateway.http.exchange import Exchange
-from fleetkeeper_gateway.http.model_list import describe_model, list_models
 from fleetkeeper_gateway.http.parts import Gateway
 from fleetkeeper_gateway.http.paths import INFERENCE, MODELS, RESPONSES
+from fleetkeeper_gateway.http.routing import describe_model, list_models
 from fleetkeeper_gateway.interfaces import KeyRefused
 from fleetkeeper_gateway.telemetry import metrics
 

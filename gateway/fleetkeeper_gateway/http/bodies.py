@@ -16,11 +16,36 @@ _MAX_DISCARD_S = 2.0
 
 
 class BodyBudget:
-    """The bytes of all bodies that were read and not yet sent."""
+    """The bytes of all bodies that were read and not yet sent.
+
+    A key may hold as many bytes as it leaves free: half of all if it is alone, less beside others.
+    So whatever some keys upload, and however slowly, other keys find room.
+    """
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.held_bytes = 0
+        self._of_keys: dict[str, int] = {}
+
+    def take(self, key_id: str, size: int) -> None:
+        """Take bytes for a body of a key.
+
+        Raises:
+            Refusal: if the key holds too many already.
+        """
+        own, held = self._of_keys.get(key_id, 0) + size, self.held_bytes + size
+        if own > self.total_bytes - held:
+            raise unavailable(
+                "bodies_full", "The gateway holds too many large requests. Try again soon.", 1
+            )
+        self._of_keys[key_id], self.held_bytes = own, held
+
+    def give_back(self, key_id: str, size: int) -> None:
+        """Return bytes of a body."""
+        self.held_bytes -= size
+        self._of_keys[key_id] -= size
+        if not self._of_keys[key_id]:
+            del self._of_keys[key_id]
 
 
 class Body:
@@ -29,6 +54,7 @@ class Body:
     __slots__ = (
         "_budget",
         "_held",
+        "_key_id",
         "_max_bytes",
         "_timeout_s",
         "data",
@@ -41,6 +67,7 @@ class Body:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._held = 0
+        self._key_id = ""
         self.data = b""
         """The whole body, once it was read."""
         self.more = True
@@ -53,13 +80,19 @@ class Body:
         """Return the bytes that are held."""
         return self._held
 
-    async def read(self, receive: Receive, announced: int | None) -> None:
+    async def read(self, receive: Receive, announced: int | None, key_id: str) -> None:
         """Read the whole body.
+
+        Args:
+            receive: from the client.
+            announced: the bytes that the head announces; None if it announces none.
+            key_id: the client's key, which may hold a part of all bytes.
 
         Raises:
             ClientGone: if the client hung up before the end.
             Refusal: if the body is too large or too slow, or too many bytes are held already.
         """
+        self._key_id = key_id
         if announced is not None:
             self._check_size(announced)
         loop = asyncio.get_running_loop()
@@ -80,7 +113,8 @@ class Body:
 
     def release(self) -> None:
         """Give the bytes back to the budget. Idempotent."""
-        self._budget.held_bytes -= self._held
+        if self._held:
+            self._budget.give_back(self._key_id, self._held)
         self._held = 0
         self.data = b""
         self.outline = None
@@ -93,12 +127,8 @@ class Body:
         self.more = message.get("more_body", False)
         size = self._held + len(part)
         self._check_size(size)
-        budget = self._budget
-        if budget.held_bytes + len(part) > budget.total_bytes:
-            raise unavailable(
-                "bodies_full", "The gateway holds too many large requests. Try again soon.", 1
-            )
-        budget.held_bytes += len(part)
+        if part:
+            self._budget.take(self._key_id, len(part))
         self._held = size
         return part
 

@@ -36,7 +36,7 @@ _DROPPED = _HOP_BY_HOP | {
     b"x-api-key",
     b"forwarded",
     b"x-real-ip",
-    # Set anew for each attempt.
+    # Set again for each attempt.
     TIER_HEADER.lower().encode(),
     REQUEST_ID_HEADER.lower().encode(),
     CLIENT_REQUEST_ID_HEADER.lower().encode(),

@@ -152,7 +152,7 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, while the client still reads the end of this answer."""
+        """Begin the next request, while the client still reads the end of this answer."""
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._watch_writes()
@@ -163,7 +163,7 @@ class Connection(HttpToolsProtocol):
         self._watch_writes()
 
     def resume_writing(self) -> None:
-        """Go on with the answer."""
+        """Continue the answer."""
         super().resume_writing()
         if self._stall_timer is not None:
             self._stall_timer.cancel()

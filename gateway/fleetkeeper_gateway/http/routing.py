@@ -1,6 +1,9 @@
-"""The tier of a request, and the service that gets it."""
+"""The tier of a request, the service that gets it, and the models that a key may use."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 from fleetkeeper_contract.headers import TIER_HEADER
 from fleetkeeper_gateway.http.errors import Refusal, ambiguous_model, unknown_model
@@ -49,7 +52,7 @@ def choose_service(services: Services, key: Key, model: str, named: str | None) 
     Raises:
         Refusal: if the key sees no such service, or several.
     """
-    visible = [service for service in services.serving(model) if key.sees(service, model)]
+    visible = _visible(services, key, model)
     if named is not None:
         visible = [service for service in visible if service.path == named.strip()]
     if not visible:
@@ -57,3 +60,48 @@ def choose_service(services: Services, key: Key, model: str, named: str | None) 
     if len(visible) > 1:
         raise ambiguous_model(model, visible)
     return visible[0]
+
+
+def list_models(services: Services, key: Key) -> dict[str, Any]:
+    """Return the body of GET /v1/models."""
+    by_model: dict[str, list[Service]] = {}
+    for service in services.all():
+        for model in service.models:
+            if key.sees(service, model):
+                by_model.setdefault(model, []).append(service)
+    return {
+        "object": "list",
+        "data": [_entry(model, by_model[model]) for model in sorted(by_model)],
+    }
+
+
+def describe_model(services: Services, key: Key, model: str) -> dict[str, Any]:
+    """Return the body of GET /v1/models/{model}.
+
+    Raises:
+        Refusal: if the key sees no such model.
+    """
+    visible = _visible(services, key, model)
+    if not visible:
+        raise unknown_model(model)
+    return _entry(model, visible)
+
+
+def _visible(services: Services, key: Key, model: str) -> list[Service]:
+    return [service for service in services.serving(model) if key.sees(service, model)]
+
+
+def _entry(model: str, services: Iterable[Service]) -> dict[str, Any]:
+    # The first one is the best: its state is the model's.
+    ranked = sorted(services, key=lambda service: (not service.ready, service.path))
+    return {
+        "id": model,
+        "object": "model",
+        "created": min(service.created for service in ranked),
+        "owned_by": "fleetkeeper",
+        "state": ranked[0].state,
+        "services": [
+            {"service": service.path, "state": service.state, "ready": service.ready}
+            for service in ranked
+        ],
+    }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -27,7 +27,9 @@ class ServeSettings(BaseSettings):
     )
     request_bytes: int = Field(16_777_216, ge=1, description="Largest body of a request.")
     body_budget_bytes: int = Field(
-        268_435_456, ge=1, description="Bytes of all bodies that were read and not yet sent."
+        268_435_456,
+        ge=2,
+        description="Bytes of all bodies that were read and not yet sent. A key may hold as many as it leaves free, so at most half. At least twice REQUEST_BYTES.",
     )
     connect_timeout_seconds: float = Field(
         2, gt=0, description="Time to connect to a service, with the lookup of its name."
@@ -44,3 +46,12 @@ class ServeSettings(BaseSettings):
     client_timeout_seconds: float = Field(
         60, gt=0, description="Time without progress after which a slow client is cut off."
     )
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.body_budget_bytes < 2 * self.request_bytes:
+            raise ValueError(
+                "BODY_BUDGET_BYTES must be at least twice REQUEST_BYTES: a key may hold half of it, "
+                "so the largest requests would never be accepted"
+            )
+        return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from fleetkeeper_contract.client_key_entries import parse_limit
 from fleetkeeper_contract.client_keys import ANONYMOUS
@@ -41,10 +40,6 @@ class AnonymousKeys:
     def in_force(self, key_id: str, now: float) -> bool:  # noqa: ARG002 - as Keys has it
         """Return whether it is the anonymous key."""
         return key_id == ANONYMOUS
-
-    def listen(self, ended: Callable[[str], None]) -> Callable[[], None]:  # noqa: ARG002 - it never ends
-        """Return a function that does nothing: the anonymous key never ends."""
-        return lambda: None
 
     async def run(self) -> None:
         """Wait: there is nothing to watch."""

@@ -30,8 +30,8 @@ class KeysSettings(KubernetesSettings):
     )
     keys_stale_seconds: float = Field(
         3600.0,
-        ge=0,
-        description="Time for which known keys are accepted after the last contact with the API server. Then every request is refused with 503.",
+        ge=120,
+        description="Time for which known keys are accepted after the last contact with the API server. Then every request is refused with 503. At least 120: without changes the API server is heard once a minute.",
     )
     anonymous: bool = Field(
         False,

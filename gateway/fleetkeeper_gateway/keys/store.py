@@ -7,7 +7,7 @@ can choose the digest of a guess. So a dict is enough, and no comparison has to 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import structlog
@@ -35,7 +35,6 @@ class KeyStore:
         """Names of keys with a digest that another key has too."""
         self._expiries: list[tuple[float, str]] = []
         self._looked: float | None = None
-        self._listeners: set[Callable[[str], None]] = set()
         self._is_listed = False
 
     @property
@@ -66,11 +65,6 @@ class KeyStore:
         """Return whether the key has an end and it has passed."""
         record = self._records.get(name)
         return record is not None and is_past(record.key.expires, now)
-
-    def listen(self, ended: Callable[[str], None]) -> Callable[[], None]:
-        """Call a function with the name of each key that ends; return a function that stops it."""
-        self._listeners.add(ended)
-        return lambda: self._listeners.discard(ended)
 
     # -- changes ----------------------------------------------------------------------------------
 
@@ -124,19 +118,19 @@ class KeyStore:
         """
         since = now if self._looked is None else self._looked
         self._looked = now
+        ended: dict[str, None] = {}  # a key that was changed is in the heap several times
         while self._expiries and self._expiries[0][0] <= now:
             moment, name = heapq.heappop(self._expiries)
             record = self._records.get(name)
-            if record is not None and record.key.expires == moment:
-                if moment > since:
-                    self._note("expired", name, None)
-                self._end(name)
+            if record is not None and record.key.expires == moment and moment > since:
+                ended[name] = None
+        for name in ended:
+            self._note("expired", name, None)
 
     def _replace(self, name: str, record: KeyRecord | None) -> None:
-        """Store the record of a name, None: nothing; tell the keys that are not usable any more."""
+        """Store the record of a name; None: nothing."""
         old = self._records.pop(name, None)
         touched = {name} | self._neighbours(old) | self._neighbours(record)
-        before = {one for one in touched if (one == name and old) or self.is_usable(one)}
         for digest in old.digests if old else ():
             self._owners[digest].discard(name)
             if not self._owners[digest]:
@@ -148,9 +142,6 @@ class KeyStore:
             if record.key.expires is not None:
                 heapq.heappush(self._expiries, (record.key.expires, name))
         self._mark_shared(touched)
-        for one in sorted(before):
-            if not self.is_usable(one):
-                self._end(one)
 
     def _neighbours(self, record: KeyRecord | None) -> set[str]:
         """Return the names of the keys that share a digest with a record."""
@@ -174,10 +165,6 @@ class KeyStore:
         if self._is_listed:
             metrics.CHANGES.labels(change).inc()
             self._audit.change(key_id=name, change=change, actor=actor)
-
-    def _end(self, name: str) -> None:
-        for listener in tuple(self._listeners):
-            listener(name)
 
     def _show(self) -> None:
         metrics.KEYS.set(len(self._records) - len(self._shared))

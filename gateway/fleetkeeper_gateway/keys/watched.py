@@ -100,13 +100,6 @@ class WatchedKeys:
         """
         return self.store.is_usable(key_id) and not self.store.is_expired(key_id, now)
 
-    def listen(self, ended: Callable[[str], None]) -> Callable[[], None]:
-        """Call a function with the ID of each key that is revoked or expires.
-
-        It is called from the event loop. Return a function that stops it.
-        """
-        return self.store.listen(ended)
-
     async def run(self) -> None:
         """Watch the Secrets until cancelled."""
         metrics.CONTACT_AGE.set_function(lambda: self.contact_age_s)

@@ -106,10 +106,10 @@ class KeyLimiter:
         limits = admission.limits
         if limits.concurrency is None and limits.tokens_per_minute is None:
             return
-        told = self._tell_end(place, request_id, sent=sent, asked=admission.asked)
-        if told is not None:
-            # A caller that is cancelled meanwhile cancels nothing here.
-            await asyncio.wait((told,))
+        self._tell_end(place, request_id, sent=sent, asked=admission.asked)
+        # Redis is told before the client is: the connection's writer runs first. Nobody waits for its
+        # answer: what a client asks next comes after it, on this connection or by way of the client.
+        await asyncio.sleep(0)
 
     async def settle(self, key_id: str, tier: Tier, request_id: str, tokens: int) -> None:
         """Replace a request's estimate by the tokens that the engine counted. It may go into debt.
@@ -177,12 +177,10 @@ class KeyLimiter:
         self._metrics.seconds.observe(asyncio.get_running_loop().time() - begin)
         return reading_of(answer)
 
-    def _tell_end(
-        self, place: Place, request_id: str, *, sent: bool, asked: bool
-    ) -> asyncio.Future[bytes] | None:
+    def _tell_end(self, place: Place, request_id: str, *, sent: bool, asked: bool) -> None:
         """Tell Redis that a request ended, now or when it answers again."""
         if self._link is None:
-            return None
+            return
         arguments = (request_id, int(sent), self._orphan_ms)
         names, budget_s = names_of(*place), self._timing.budget_s
         try:
@@ -190,9 +188,8 @@ class KeyLimiter:
         except Unavailable:
             if asked:
                 self._owed.append((place, request_id, sent))
-            return None
+            return
         answer.add_done_callback(partial(self._told_end, (place, request_id, sent)))
-        return answer
 
     def _told_end(self, end: tuple[Place, str, bool], answer: asyncio.Future[bytes]) -> None:
         if answer.cancelled() or answer.exception() is not None:

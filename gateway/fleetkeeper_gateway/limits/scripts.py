@@ -1,8 +1,8 @@
-"""The Lua scripts: ours, and within ours those of the library `limits` for requests.
+"""The Lua scripts: our own, and within them those of the library `limits` for requests.
 
 `limits` would ask Redis once to count a request and once for its window, and a third question
-would be ours. Its scripts run as functions of ours instead: everything about one request is one
-round trip, and either all limits take it or none.
+would be our own. Its scripts run as functions of our scripts instead: everything about one request
+is one round trip, and either all limits take it or none.
 """
 
 from __future__ import annotations

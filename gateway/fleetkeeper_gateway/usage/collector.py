@@ -230,7 +230,7 @@ class Collector:
                 entry.key, TIERS[entry.tier], entry.request, entry.prompt + entry.answer
             )
         except Exception:
-            # Whatever the limits run into: the reservation ends by itself, and usage goes on.
+            # Whatever fails in the limits: the reservation ends by itself, and usage continues.
             metrics.SETTLE_FAILURES.inc()
             log.exception("tokens were not settled", request=entry.request)
 

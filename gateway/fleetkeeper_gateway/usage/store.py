@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 RAW_HOURS: Final = 3
 """Hours whose files keep each attempt, the current one included."""
 FORGET_S: Final = 7 * 86_400.0
-"""The cursor of a pod that was not read for so long is dropped."""
+"""The cursor of a pod that was not read for this time is dropped."""
 DRAFT: Final = ".draft"
 
 

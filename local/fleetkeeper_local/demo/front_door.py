@@ -83,9 +83,9 @@ class FrontDoor:
         _await(lambda: self.models(key).status == 200, f"key {name} in force")
         return key
 
-    def models(self, key: str) -> Answer:
-        """List the models that a key may see."""
-        return self._ask("/v1/models", key, None)
+    def models(self, key: str, *, url: str = "") -> Answer:
+        """List the models that a key may see, at another address if `url` is given."""
+        return self._ask("/v1/models", key, None, url=url)
 
     def complete(self, key: str, model: str, *, url: str = "", **headers: str) -> Answer:
         """Complete a short prompt, at another address if `url` is given."""

@@ -20,7 +20,9 @@ OF_OPERATOR: Final = f'namespace="fleetkeeper-system", pod="op-0", {SERVICE}'
 ENGINE: Final = 'namespace="team-a", inference_service="chat", pod="chat-0"'
 OPERATOR: Final = 'namespace="fleetkeeper-system", pod="op-0"'
 GATEWAY: Final = 'namespace="fleetkeeper-system", pod="gateway-0"'
+SECOND_GATEWAY: Final = 'namespace="fleetkeeper-system", pod="gateway-1"'
 USAGE: Final = 'namespace="fleetkeeper-system", pod="usage-0"'
+ANSWERED: Final = 'service="team-a/chat", tier="standard", status="200"'
 OPEN_ENGINES: Final = 'type="Degraded", reason="GrantsNotDemanded"'
 REST: Final[dict[str, str]] = {
     f"fleetkeeper_leader{{{OPERATOR}}}": "1x400",
@@ -47,9 +49,17 @@ REST: Final[dict[str, str]] = {
     f"fleetkeeper_memory_over_cap{{{ENGINE}}}": "0x400",
     f"fleetkeeper_preemptions_total{{{ENGINE}}}": "0+1x400",
     f"fleetkeeper_service_condition_reason{{{OF_OPERATOR}, {OPEN_ENGINES}}}": "0x400",
+    f"fleetkeeper_grant_keys{{{OPERATOR}}}": "1x400",
+    f"fleetkeeper_gateway_services_contact_age_seconds{{{GATEWAY}}}": "9x400",
     f"fleetkeeper_gateway_keys_contact_age_seconds{{{GATEWAY}}}": "9x400",
+    f"fleetkeeper_gateway_requests_total{{{GATEWAY}, {ANSWERED}}}": "0+90x400",
+    f'fleetkeeper_gateway_refused_total{{{GATEWAY}, code="model_not_found"}}': "0+9x400",
+    f'fleetkeeper_gateway_refused_total{{{GATEWAY}, code="internal_error"}}': "0x400",
     f"fleetkeeper_gateway_limits_shared{{{GATEWAY}}}": "1x400",
     f"fleetkeeper_gateway_limits_redis_failures_total{{{GATEWAY}}}": "7x400",
+    f"fleetkeeper_gateway_limits_unsettled_total{{{GATEWAY}}}": "0x400",
+    f"fleetkeeper_gateway_limits_unsettled_total{{{USAGE}}}": "5x400",
+    f"fleetkeeper_gateway_usage_settle_failures_total{{{USAGE}}}": "0x400",
     f"fleetkeeper_gateway_usage_lost_entries_total{{{USAGE}}}": "4x400",
     f"fleetkeeper_gateway_usage_read_age_seconds{{{USAGE}}}": "3x400",
     f"fleetkeeper_gateway_usage_pods_unreachable{{{USAGE}}}": "0x400",
@@ -71,6 +81,10 @@ class Case:
 
 
 TEAM_A: Final = (SERVICE,)
+NEVER_LISTED: Final = "NaN " * 400
+GATEWAY_GONE: Final[dict[str, str | None]] = {
+    name: None for name in REST if name.startswith("fleetkeeper_gateway_") and GATEWAY in name
+}
 CHAT: Final = ('namespace="team-a", inference_service="chat"',)
 CASES: Final = (
     Case(
@@ -266,6 +280,76 @@ CASES: Final = (
         CHAT,
     ),
     Case(
+        "FleetkeeperGatewayDown",
+        "no replica",
+        GATEWAY_GONE,
+        "4m",
+        ('namespace="fleetkeeper-system"',),
+    ),
+    Case(
+        "FleetkeeperGatewayDown",
+        "keys that cannot be listed",
+        {f"fleetkeeper_gateway_keys_contact_age_seconds{{{GATEWAY}}}": NEVER_LISTED},
+        "4m",
+        ('namespace="fleetkeeper-system"',),
+    ),
+    Case(
+        "FleetkeeperGatewayDown",
+        "services that cannot be listed",
+        {f"fleetkeeper_gateway_services_contact_age_seconds{{{GATEWAY}}}": NEVER_LISTED},
+        "4m",
+        ('namespace="fleetkeeper-system"',),
+    ),
+    Case(
+        "FleetkeeperGatewayDown",
+        "a second replica that starts",
+        {
+            f"fleetkeeper_gateway_{what}_contact_age_seconds{{{SECOND_GATEWAY}}}": NEVER_LISTED
+            for what in ("keys", "services")
+        },
+        "30m",
+        (),
+    ),
+    Case(
+        "FleetkeeperGatewayDown",
+        "an installation without a gateway",
+        {**GATEWAY_GONE, f"fleetkeeper_grant_keys{{{OPERATOR}}}": "0x400"},
+        "30m",
+        (),
+    ),
+    Case(
+        "FleetkeeperGatewayErrors",
+        "one of ten",
+        {f'fleetkeeper_gateway_refused_total{{{GATEWAY}, code="bodies_full"}}': "0+11x400"},
+        "11m",
+        ('namespace="fleetkeeper-system", code="bodies_full"',),
+    ),
+    Case(
+        "FleetkeeperGatewayErrors",
+        "all, and no service answers",
+        {
+            f"fleetkeeper_gateway_requests_total{{{GATEWAY}, {ANSWERED}}}": None,
+            f'fleetkeeper_gateway_refused_total{{{GATEWAY}, code="model_not_found"}}': None,
+            f'fleetkeeper_gateway_refused_total{{{GATEWAY}, code="internal_error"}}': "0+1x400",
+        },
+        "11m",
+        ('namespace="fleetkeeper-system", code="internal_error"',),
+    ),
+    Case(
+        "FleetkeeperGatewayErrors",
+        "one of a hundred",
+        {f'fleetkeeper_gateway_refused_total{{{GATEWAY}, code="bodies_full"}}': "0+1x400"},
+        "30m",
+        (),
+    ),
+    Case(
+        "FleetkeeperGatewayErrors",
+        "services that do not answer",
+        {f'fleetkeeper_gateway_refused_total{{{GATEWAY}, code="service_unavailable"}}': "0+99x400"},
+        "30m",
+        (),
+    ),
+    Case(
         "FleetkeeperGrantsNotDemanded",
         "an old engine",
         {f"fleetkeeper_service_condition_reason{{{OF_OPERATOR}, {OPEN_ENGINES}}}": "1x400"},
@@ -304,6 +388,27 @@ CASES: Final = (
             f"fleetkeeper_gateway_limits_redis_failures_total{{{GATEWAY}}}": "0x400",
         },
         "30m",
+        (),
+    ),
+    Case(
+        "FleetkeeperGatewayLimitsUnsettled",
+        "Redis does not take them",
+        {f"fleetkeeper_gateway_limits_unsettled_total{{{USAGE}}}": "5+2x400"},
+        "16m",
+        (USAGE,),
+    ),
+    Case(
+        "FleetkeeperGatewayLimitsUnsettled",
+        "too many wait",
+        {f"fleetkeeper_gateway_usage_settle_failures_total{{{USAGE}}}": "0+2x400"},
+        "16m",
+        (USAGE,),
+    ),
+    Case(
+        "FleetkeeperGatewayLimitsUnsettled",
+        "a Redis that restarts",
+        {f"fleetkeeper_gateway_limits_unsettled_total{{{USAGE}}}": "5x20 30x400"},
+        "20m",
         (),
     ),
     Case(

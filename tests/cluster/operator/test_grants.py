@@ -16,6 +16,8 @@ from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.control_world import SHORT_TICKS, loopback_engines
 from tests.support.operator_world import Live, World, condition, operator_world, service
 
+GRANT_KEYS = "fleetkeeper_grant_keys"
+
 
 @pytest_asyncio.fixture
 async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
@@ -72,6 +74,7 @@ async def test_access_changes_without_a_new_pod_and_settles_without_a_write(worl
     before = pods_and_templates(world)
     assert grants(world) is None
     assert not usage_may_read(world)
+    assert await operator.metric(GRANT_KEYS) == 0
 
     await world.change(access="Gateway")
     await world.until("demanded", lambda: (grants(world) or {}).get("demanded") is True)
@@ -99,6 +102,7 @@ async def test_access_changes_without_a_new_pod_and_settles_without_a_write(worl
         "as expected", lambda: condition(world.fis(), "Degraded").get("status") == "False"
     )
     await world.until("usage", lambda: usage_may_read(world))
+    assert await operator.metric(GRANT_KEYS) == 1
     await world.quiet()
     mark = world.mark()
     await world.quiet(5.0)
@@ -114,6 +118,7 @@ async def test_access_changes_without_a_new_pod_and_settles_without_a_write(worl
     replace_file(keys, '{"keys": []}')
     await world.until("a warning", lambda: "grant keys kept" in operator.log.read_text())
     assert len((grants(world) or {})["keys"]) == 2
+    assert await operator.metric(GRANT_KEYS) == 2
 
     await world.change(access="Open")
     await world.until("open", lambda: (grants(world) or {}).get("demanded") is False)

@@ -75,11 +75,7 @@ async def test_requests_continue_when_redis_is_killed_and_comes_back(world: Surr
         await running.answers(BOTH)
         assert await gateway.metric("fleetkeeper_gateway_limits_shared") == 0
         await asyncio.to_thread(world.redis.start)
-
-        async def shared() -> bool:
-            return await gateway.metric("fleetkeeper_gateway_limits_shared") == 1
-
-        await gateway.until(shared, "limits are not shared again")
+        await world.until_shared(gateway)
         await running.answers(BOTH)
     assert set(running.statuses) == {200}
     assert running.lost == []

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from aiohttp import web
 
+from fleetkeeper_gateway.interfaces import Key
 from tests.gateway.http.world import AUTHORIZATION, CHAT, GUARD_S, World, chat, head
 
 BODY = chat()
@@ -228,16 +229,18 @@ async def test_a_refused_client_reads_why_while_it_still_sends(world: World) -> 
     writer.close()
 
 
-async def test_all_bodies_together_are_bounded(idle_world: World) -> None:
-    async with idle_world.running(body_budget_bytes=100_000) as world:
+async def test_the_slow_uploads_of_a_key_leave_room_for_others(idle_world: World) -> None:
+    idle_world.keys.known["Bearer other"] = Key("key-2", "other", None)
+    async with idle_world.running(body_budget_bytes=200_000, request_bytes=90_000) as world:
         reader, writer = await world.raw(head("Content-Length: 80000") + b"{" + b" " * 70_000)
         await world.until(lambda: world.gateway.bodies.held_bytes > 70_000)
         async with world.post(chat(x="y" * 40_000)) as response:
             error = (await response.json())["error"]
             assert (response.status, error["code"]) == (503, "bodies_full")
             assert response.headers["Retry-After"] == "1"
-        async with world.post() as response:
-            assert response.status == 200
+        for authorization, size in ((AUTHORIZATION, 1), ("Bearer other", 40_000)):
+            async with world.post(chat(x="y" * size), Authorization=authorization) as response:
+                assert response.status == 200
         writer.close()
         await world.until(lambda: world.gateway.bodies.held_bytes == 0)
         async with world.post(chat(x="y" * 40_000)) as response:

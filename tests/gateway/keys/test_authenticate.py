@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from fleetkeeper_gateway.interfaces import Key, KeyRefused, Service
 from fleetkeeper_gateway.keys.bearer import digest_of_header
@@ -18,10 +19,10 @@ from fleetkeeper_gateway.keys.watched import WatchedKeys, create_keys
 from fleetkeeper_gateway.kubernetes.reflector import TRIES_BEFORE_LIST
 from fleetkeeper_gateway.tiers import Tier
 from tests.support.client_keys import RecordedAudit, key_entries, key_of, key_secret
+from tests.support.gateway_world import until
 from tests.support.list_watch_server import ListWatchServer
 
 NOW = 1_900_000_000.0
-PATIENCE_S = 60.0
 
 
 class Clock:
@@ -128,26 +129,18 @@ async def test_an_expired_key_is_refused_with_its_id_for_the_audit_log() -> None
         assert not keys.in_force("chat", end)
 
 
-async def test_a_key_that_ends_is_told_to_listeners() -> None:
+async def test_a_key_whose_secret_is_gone_is_not_in_force() -> None:
     async with serving() as server, keys_of(server) as keys:
-        ended: asyncio.Queue[str] = asyncio.Queue()
-        keys.listen(ended.put_nowait)
+        assert keys.in_force("chat", NOW)
         await server.remove("chat")
-        assert await asyncio.wait_for(ended.get(), PATIENCE_S) == "chat"
-        assert not keys.in_force("chat", NOW)
+        await until("the key ends", lambda: not keys.in_force("chat", NOW))
         assert refusal(keys, bearer(1)) == ("invalid_api_key", None)
 
 
-async def test_a_key_that_expires_is_told_to_listeners() -> None:
-    async with serving(expires="2020-01-01T00:00:00Z") as server:
-        keys = WatchedKeys(KeysSettings(), server.credentials, RecordedAudit())
-        ended: asyncio.Queue[str] = asyncio.Queue()
-        keys.listen(ended.put_nowait)
-        task = asyncio.create_task(keys.run())
-        assert await asyncio.wait_for(ended.get(), PATIENCE_S) == "chat"
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+@pytest.mark.parametrize("stale_s", [0.0, 119.0])
+def test_a_time_that_ends_between_two_signs_of_the_server_is_refused(stale_s: float) -> None:
+    with pytest.raises(ValidationError, match="keys_stale_seconds"):
+        KeysSettings(keys_stale_seconds=stale_s)
 
 
 async def test_before_the_first_list_no_key_can_be_checked() -> None:

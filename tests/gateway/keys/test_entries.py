@@ -163,6 +163,26 @@ def test_a_limit_without_a_tier_holds_for_each_tier() -> None:
     assert format_limit(parse_limit("limit", "100")) == "100"
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "5 ", str(MAX_LIMIT + 1), "9" * 20, "many"])
+def test_a_limit_that_is_no_possible_number_is_told_which_numbers_are(text: str) -> None:
+    with pytest.raises(BadEntry, match=f"limit must be a number from 1 to {MAX_LIMIT}"):
+        parse_limit("limit", text)
+
+
+@pytest.mark.parametrize(
+    "text", ["batch=0", f"batch={MAX_LIMIT + 1}", f"batch={'9' * 20}", "batch="]
+)
+def test_a_limit_of_a_tier_is_held_to_the_same_numbers(text: str) -> None:
+    with pytest.raises(BadEntry, match=f"limit must be a number from 1 to {MAX_LIMIT}"):
+        parse_limit("limit", text)
+
+
+@pytest.mark.parametrize("text", ["fast=1", "batch=1,5", "=1"])
+def test_a_limit_of_no_tier_is_told_which_tiers_there_are(text: str) -> None:
+    with pytest.raises(BadEntry, match="limit names no tier; the tiers are realtime"):
+        parse_limit("limit", text)
+
+
 def test_a_time_may_have_a_fraction_and_an_offset() -> None:
     assert parse_time("expires", "2030-01-01T02:00:00.5+02:00") == 1893456000.5
     assert format_time(1893456000.5) == "2030-01-01T00:00:00Z"

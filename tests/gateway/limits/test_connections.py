@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,9 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from fleetkeeper_gateway.limits import LimitSettings
-from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.docs_commands import ROOT
 from tests.support.limits_world import Replicas, demand_of, key_with, until
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.redis_server import RedisServer, RedisTls, redis_server
 
 PREFIX = "FLEETKEEPER_GATEWAY_"
 PAGE = ROOT / "docs" / "gateway-limits.md"
@@ -21,27 +19,12 @@ RIGHTS = "~fleetkeeper:limits:* +@connection +@scripting +@read +@write +time -@
 """Of the gateway's user, as the page names them."""
 
 
-def certificate(directory: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
-    directory.mkdir()
-    certificate, key = directory / "tls.crt", directory / "tls.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=redis",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return certificate, key
-
-
 async def test_tls_is_verified_against_the_ca_file(replicas: Replicas, tmp_path: Path) -> None:
-    ours, key = certificate(tmp_path / "ours")
-    another, _ = certificate(tmp_path / "another")
-    (port,) = free_ports(1)
-    options = ("--tls-port", str(port), "--tls-cert-file", str(ours), "--tls-key-file", str(key),
-               "--tls-auth-clients", "no")  # fmt: skip
-    with redis_server(tmp_path / "redis", *options):
-        url = f"rediss://127.0.0.1:{port}/0"
-        good = replicas.start(LimitSettings(redis_url=url, redis_ca_file=ours))
+    tls = RedisTls(tmp_path / "ours")
+    another = RedisTls(tmp_path / "another").ca_file
+    with redis_server(tmp_path / "redis", *tls.options):
+        url = tls.url
+        good = replicas.start(LimitSettings(redis_url=url, redis_ca_file=tls.ca_file))
         await good.until_shared()
         await good.limiter.admit(demand_of(key_with(requests=1)))
         assert good.shares

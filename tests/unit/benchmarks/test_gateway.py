@@ -122,6 +122,16 @@ def test_the_page_says_what_was_run(part: Part) -> None:
     assert "LiteLLM 1.2.3" in page.setting(versions, size)
 
 
+def test_streams_that_do_not_begin_in_time_have_no_memory(part: Part) -> None:
+    figures, page = part("proxy_figures"), part("proxy_page")
+    cell = figures.MemoryCell(413.0, None, 1000)
+    names = (figures.OURS, figures.FULL)
+    memory = {n: figures.MemoryCell(100.0, 140.0, 1000) for n in names} | {figures.OTHER: cell}
+    text = page.tables(found(part, memory=memory))
+    assert "413 MiB |\n| resident memory with 1,000 open streams" in text
+    assert "| 140 MiB | 140 MiB | not all began in 60 s |" in text
+
+
 def test_the_upstream_streams_as_many_frames_as_asked(part: Part) -> None:
     """Read by the benchmark's own client, so both ends of a measurement are tested."""
 

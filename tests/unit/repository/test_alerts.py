@@ -13,6 +13,15 @@ from tests.support.shipped_queries import alerts, exported, named, used_labels
 PAGE = ROOT / "docs" / "alerts.md"
 ALERTS = alerts()
 NAMES = [alert["alert"] for alert in ALERTS]
+GATEWAY_PAGE = ROOT / "docs" / "gateway.md"
+NO_FAULT_OF_THE_GATEWAY = {
+    "draining",
+    "loop_detected",
+    "request_timeout",
+    "service_unavailable",
+    "upstream_failed",
+}
+"""Errors 5xx that a service causes, a rollout, or a wrong address of a service."""
 AT_ONCE = {"FleetkeeperDefect", "FleetkeeperUsageLost"}
 """Alerts on an event, which is over when it is seen."""
 
@@ -65,3 +74,16 @@ def test_a_runbook_link_leads_to_the_section_of_the_alert(alert: dict[str, Any])
     path, _, anchor = alert["annotations"]["runbook_url"].partition("#")
     assert ROOT / path == PAGE
     assert anchor == alert["alert"].lower()
+
+
+def test_the_alert_on_errors_of_the_gateway_knows_every_code() -> None:
+    """And the page says what to do for each."""
+    rows = re.findall(r"^\| 5\d\d \| (.*?) \|", GATEWAY_PAGE.read_text(), re.MULTILINE)
+    made = {code for row in rows for code in re.findall(r"`(\w+)`", row)}
+    (alert,) = (item for item in ALERTS if item["alert"] == "FleetkeeperGatewayErrors")
+    (listed,) = re.findall(r'code=~"([^"]*)"', alert["expr"])
+    codes = listed.split("|")
+    assert made > NO_FAULT_OF_THE_GATEWAY
+    assert codes == sorted(made - NO_FAULT_OF_THE_GATEWAY)
+    section = PAGE.read_text().split("## FleetkeeperGatewayErrors")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == codes

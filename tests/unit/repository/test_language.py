@@ -14,6 +14,7 @@ FOLDERS: Final = (
     "operator/fleetkeeper",
     "contract",
     "engine_image",
+    "gateway",
     "local",
     "charts",
     "crds",

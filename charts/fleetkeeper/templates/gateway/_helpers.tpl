@@ -43,8 +43,8 @@ start.
 {{- if has $gateway.keys.namespace (append .Values.namespaces .Release.Namespace) -}}
 {{- fail (printf "gateway.keys.namespace is %s, which has other Secrets that the gateway could read: set a namespace that holds keys of clients alone" $gateway.keys.namespace) -}}
 {{- end -}}
-{{- if lt (int64 $gateway.bodyBudgetBytes) (int64 $gateway.requestBytes) -}}
-{{- fail "gateway.bodyBudgetBytes is less than gateway.requestBytes, so the largest requests would never be accepted: raise it, and the memory limit with it" -}}
+{{- if lt (int64 $gateway.bodyBudgetBytes) (mul 2 $gateway.requestBytes) -}}
+{{- fail "gateway.bodyBudgetBytes is less than twice gateway.requestBytes, and a key may hold half of it, so the largest requests would never be accepted: raise it, and the memory limit with it" -}}
 {{- end -}}
 {{- $redis := $gateway.redis -}}
 {{- if and $redis.enabled $redis.url -}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -91,14 +92,20 @@ class Controller:
         """When the caches became complete."""
         self.crd_missing: tuple[str, ...] = ()
         """Fields of our schema that the live CRD lacks."""
+        self._count_grant_keys()
 
     def use_grant_keys(self, keys: str) -> None:
         """Reconcile every service with these public keys of the gateway (JWKS, JSON text)."""
         if keys == self._context.grant_keys:
             return
         self._context = replace(self._context, grant_keys=keys)
+        self._count_grant_keys()
         for key in self._cache.services():
             self._queue.add(key, Urgency.RESYNC)
+
+    def _count_grant_keys(self) -> None:
+        keys = self._context.grant_keys
+        self._metrics.grant_keys.set(len(json.loads(keys)["keys"]) if keys else 0)
 
     async def run(self, workers: int) -> None:
         """Reconcile at most `workers` services at a time until the queue is closed.

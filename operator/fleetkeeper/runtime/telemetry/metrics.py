@@ -112,6 +112,11 @@ class OperatorMetrics:
             ("service_namespace",),
             registry=self.registry,
         )
+        self.grant_keys = Gauge(
+            "fleetkeeper_grant_keys",
+            "Public keys of the gateway that engines receive; 0 if no gateway is installed.",
+            registry=self.registry,
+        )
         self.loop_lag_seconds = Gauge(
             "fleetkeeper_loop_lag_seconds",
             "Delay of the event loop at its last check.",
