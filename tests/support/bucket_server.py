@@ -211,7 +211,9 @@ class BucketServer:
             return web.Response(status=404, text="<Error><Code>NoSuchKey</Code></Error>")
         wanted = request.headers.get("Range")
         if wanted is None:
-            return web.Response(body=found.data, headers=found.headers)
+            # aiohttp leaves out the length of an answer to HEAD that is empty.
+            size = {"Content-Length": str(len(found.data))}
+            return web.Response(body=found.data, headers={**found.headers, **size})
         first, last = (int(one) for one in wanted.removeprefix("bytes=").split("-"))
         if first >= len(found.data):
             return web.Response(status=416)
