@@ -169,7 +169,7 @@ class StoredBatches:
                 try:
                     yield path.rpartition("/")[2], segments.decode(content)
                 except segments.TornSegment as error:
-                    log.error(
+                    log.warning(
                         "a segment is torn, so its results do not count",
                         path=path,
                         error=str(error),

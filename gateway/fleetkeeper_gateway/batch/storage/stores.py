@@ -78,10 +78,12 @@ def create_storage(settings: BatchSettings, *, wall: Callable[[], float] = time.
         StoreRefused: if the settings name none, or another process uses the directory.
     """
     url = urlsplit(settings.batch_store)
+    objects: LocalObjects | RemoteObjects
+    lock: DirectoryLock | None = None
     if url.scheme == "file":
         objects, lock = _directory(url, settings)
     else:
-        objects, lock = _bucket(url, settings), None
+        objects = _bucket(url, settings)
     records = Records(objects)
     retention_s = settings.batch_retention_days * DAY_S
     files = StoredFiles(objects, records, retention_s=retention_s, wall=wall)

@@ -153,7 +153,7 @@ class Sweeper:
                 path = paths.batch_object(*place, paths.BATCH_RECORD)
                 record = await self._records.kept(path, BATCH)
             except BrokenObject as error:
-                log.error(
+                log.warning(
                     "files are kept, because a batch cannot be read", key=key_id, error=str(error)
                 )
                 return None
@@ -188,7 +188,7 @@ class Sweeper:
         try:
             final = await self._records.kept(group[paths.FINAL].path, END)
         except BrokenObject as error:
-            log.error("a batch is kept, because its end cannot be read", error=str(error))
+            log.warning("a batch is kept, because its end cannot be read", error=str(error))
             return
         if final is None:
             return
