@@ -193,8 +193,8 @@ async def test_a_killed_process_leaves_what_it_wrote_and_no_halves(directory: Pa
         _, _, how, number = path.split("/")
         content = (b"%d " % int(number)) * 20_000 * (2 if how == "written" else 1)
         assert await storage.objects.read(path) == content
-    for number in range(count):
-        assert {f"keys/a/created/{number}", f"keys/a/written/{number}"} <= set(found)
+    for turn in range(count):
+        assert {f"keys/a/created/{turn}", f"keys/a/written/{turn}"} <= set(found)
     storage.close()
 
 
