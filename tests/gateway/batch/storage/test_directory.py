@@ -279,6 +279,55 @@ def test_a_shared_directory_takes_many(tmp_path: Path) -> None:
     storage.close()
 
 
+_RACER = """
+import asyncio, sys
+from fleetkeeper_gateway.batch.storage import create_storage
+from tests.support.batch_storage import settings
+
+async def race() -> None:
+    storage = create_storage(settings(sys.argv[1], batch_store_shared=True))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range(100):
+        if await storage.objects.create(f"keys/a/{number}", sys.argv[2].encode()):
+            print(number)
+        # Folders come and go under the others' hands.
+        await storage.objects.create(f"keys/b/c/{sys.argv[2]}", b"")
+        await storage.objects.delete([f"keys/b/c/{sys.argv[2]}"])
+    storage.close()
+
+asyncio.run(race())
+"""
+
+
+def test_of_processes_that_share_a_directory_one_creates_an_object(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}"
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RACER, url, str(name)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in range(3)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    wins = []
+    for name, racer in enumerate(racers):
+        out, _ = racer.communicate(timeout=GUARD_S)
+        assert racer.returncode == 0
+        wins += [(int(number), str(name)) for number in out.split()]
+    assert sorted(number for number, _ in wins) == list(range(100))
+    for number, owner in wins:
+        assert (tmp_path / f"keys/a/{number}").read_text() == owner
+
+
 def test_a_file_system_without_locks_is_refused_with_words(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
