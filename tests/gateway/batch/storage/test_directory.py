@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -99,18 +99,35 @@ async def test_a_link_that_is_reported_as_failed_is_ours(
     assert not await local.objects.create(PATH, b"ours")
 
 
-async def test_a_create_that_took_too_long_never_comes_true(
+async def test_a_create_that_was_given_up_never_comes_true(
     local: Storage, directory: Path, syncs: Syncs
 ) -> None:
-    """The thread hangs in the disk; the caller was told that it failed, and may have gone on."""
+    """The thread hangs in the disk, and the caller has gone on."""
     syncs.held = threading.Event()
-    local.objects._timeout_s = 1.0
-    with pytest.raises(StorageError, match="no answer in 1 s"):
-        await local.objects.create(PATH, b"late")
-    assert syncs.began.is_set()
+    task = asyncio.create_task(local.objects.create(PATH, b"late"))
+    assert await asyncio.to_thread(syncs.began.wait, GUARD_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     syncs.held.set()
-    local.objects._timeout_s = GUARD_S
-    # The threads are idle once all of them are ours.
+    _wait_for_threads(local)
+    assert files_in(directory) == ["lock"]
+
+
+@pytest.mark.parametrize("how", ["create", "write"])
+async def test_a_disk_that_hangs_ends_the_call_with_an_error(
+    local: Storage, directory: Path, syncs: Syncs, how: str
+) -> None:
+    syncs.held = threading.Event()
+    local.objects._timeout_s = 0.5
+    objects = local.objects
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "create": lambda: objects.create(PATH, b"late"),
+        "write": lambda: objects.write(PATH, parts_of(b"late")),
+    }
+    with pytest.raises(StorageError, match=rf"cannot {how} .*/{PATH}: no answer in 0.5 s"):
+        await calls[how]()
+    syncs.held.set()
     _wait_for_threads(local)
     assert files_in(directory) == ["lock"]
 
