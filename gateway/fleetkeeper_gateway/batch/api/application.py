@@ -39,8 +39,8 @@ class Endpoint:
 def create_app(parts: ApiParts) -> Starlette:
     """Return the application of files and batches.
 
-    It never reads more of a body than it needs, and bounds how long a client may send nothing. The
-    server bounds heads, idle connections and clients that read nothing: see `http.connection`.
+    The server's connections must be those of `http.connection`: they bound heads and idle clients, and
+    an answer that breaks is ended by them, so that no client takes it for complete.
     """
     per_key = PerKey()
     uploads, files = UploadCalls(parts, per_key), FileCalls(parts, per_key)

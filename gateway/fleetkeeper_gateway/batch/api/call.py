@@ -22,6 +22,7 @@ from fleetkeeper_gateway.http.client_headers import (
     ClientHeaders,
     parse_headers,
 )
+from fleetkeeper_gateway.http.connection import connection_of
 from fleetkeeper_gateway.http.errors import SERVER, Refusal, key_refused, unavailable
 from fleetkeeper_gateway.interfaces import KeyRefused
 
@@ -107,6 +108,8 @@ class Call:
             )
         except ClientGone:
             self._outcome = "client_gone"
+            if self._started:
+                connection_of(self.scope).abort()
         except Exception as error:  # noqa: BLE001 - the message of an unknown one may hold content
             log.error(  # noqa: TRY400
                 "request failed",
@@ -238,9 +241,10 @@ class Call:
         await refuse(self._send, self._receive, refusal, self._own_headers(), unread=self._more)
 
     async def _fail(self, refusal: Refusal) -> None:
-        """Answer with an error. An answer that has begun ends early: the server closes the connection."""
+        """Answer with an error. An answer that has begun ends early, and visibly."""
         if self._started:
             self._outcome = refusal.code
+            connection_of(self.scope).close()
         else:
             await self._refuse(refusal)
 
