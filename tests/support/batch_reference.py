@@ -69,7 +69,12 @@ def _mistake(text: bytes, endpoint: str, ids: set[str], found: Reference) -> str
     if "custom_id" not in fields:
         return "missing_required_parameter"
     custom_id = fields["custom_id"]
-    if type(custom_id) is not str or not custom_id or len(custom_id) > 512 or not _is_text(custom_id):
+    if (
+        type(custom_id) is not str
+        or not custom_id
+        or len(custom_id) > 512
+        or not _is_text(custom_id)
+    ):
         return "invalid_custom_id"
     if custom_id in ids:
         return "duplicate_custom_id"

@@ -19,9 +19,7 @@ _NICE = 5
 """Requests go before the validation of a file."""
 
 
-def check_file(
-    file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes: int
-) -> Findings:
+def check_file(file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes: int) -> Findings:
     """Return what a file has. Its memory is bounded by one line and what is found.
 
     Args:

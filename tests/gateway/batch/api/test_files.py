@@ -21,7 +21,12 @@ async def create(client: openai.AsyncOpenAI, data: bytes = DATA) -> str:
 async def output_file(world: ApiWorld, data: bytes, key: str = "one") -> str:
     """Store an output file, as finalizing a batch does."""
     record = FileRecord(
-        f"file-{len(world.files.kept):032x}", key, "out.jsonl", "batch_output", len(data), int(world.now)
+        f"file-{len(world.files.kept):032x}",
+        key,
+        "out.jsonl",
+        "batch_output",
+        len(data),
+        int(world.now),
     )
     await world.files.add(record, data)
     return record.id

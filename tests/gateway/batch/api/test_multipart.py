@@ -25,7 +25,9 @@ class Pieces:
         return self._left.pop() if self._left else b""
 
 
-async def read_all(body: Sequence[bytes], content_type: str = CONTENT_TYPE) -> list[tuple[str, str | None, bytes]]:
+async def read_all(
+    body: Sequence[bytes], content_type: str = CONTENT_TYPE
+) -> list[tuple[str, str | None, bytes]]:
     reader = Form(content_type, Pieces(body).read)
     found = []
     while (part := await reader.next_part()) is not None:

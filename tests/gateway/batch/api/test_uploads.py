@@ -25,9 +25,7 @@ def stored(world: ApiWorld) -> list[bytes]:
     return list(world.objects.kept.values())
 
 
-async def test_a_file_is_stored_as_it_was_sent(
-    world: ApiWorld, client: openai.AsyncOpenAI
-) -> None:
+async def test_a_file_is_stored_as_it_was_sent(world: ApiWorld, client: openai.AsyncOpenAI) -> None:
     data = jsonl([line(number) for number in range(20_000)])
     found = await client.files.create(file=("in put.jsonl", data), purpose="batch")
     assert stored(world) == [data]
@@ -132,7 +130,9 @@ async def test_fields_may_follow_the_file_and_unknown_ones_are_ignored(world: Ap
 
 @pytest.mark.parametrize("content_type", ["application/json", "multipart/form-data"])
 async def test_what_is_no_form_is_refused(world: ApiWorld, content_type: str) -> None:
-    head = upload_head(2).replace(b"multipart/form-data; boundary=the-boundary", content_type.encode())
+    head = upload_head(2).replace(
+        b"multipart/form-data; boundary=the-boundary", content_type.encode()
+    )
     async with world.connected() as raw:
         await raw.send(head + b"{}")
         status, answer = await raw.answer()

@@ -7,12 +7,11 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
-import uvloop
 
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, FileRecord, LineRef
@@ -25,11 +24,6 @@ from tests.support.batch_memory import MemoryFiles, MemoryObjects
 ESTIMATE = functools.partial(estimate_tokens, cap=1000)
 RECORD = BatchRecord("batch_1", "one", "file-1", CHAT, "24h", 1000, 2000)
 MIB = 1 << 20
-
-
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The process's own loop, and Python's."""
-    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 class World:
@@ -71,13 +65,19 @@ def children() -> list[psutil.Process]:
 
 async def test_a_valid_file_has_a_model_tokens_and_lines(world: World) -> None:
     lines = [
-        line(number, body={"model": "m", "max_tokens": 10 * number, "n": 2}) for number in range(1200)
+        line(number, body={"model": "m", "max_tokens": 10 * number, "n": 2})
+        for number in range(1200)
     ]
     data = b"\xef\xbb\xbf\n" + jsonl(lines).replace(b"\n", b"\r\n")
     await world.put(data)
     world.objects.piece_bytes = 1000
     validated, refs = await world.validator().validate(RECORD)
-    assert (validated.lines, validated.model, validated.at, validated.mistakes) == (1200, "m", 1234, ())
+    assert (validated.lines, validated.model, validated.at, validated.mistakes) == (
+        1200,
+        "m",
+        1234,
+        (),
+    )
     assert [ref.number for ref in refs] == list(range(1200))
     texts = data[3:].replace(b"\r", b"").split(b"\n")[1:-1]
     assert [data[ref.offset :][: ref.length] for ref in refs] == texts
@@ -112,6 +112,7 @@ async def test_too_many_lines_end_the_reading_early(world: World) -> None:
     assert validated.lines == 50_000
 
 
+@pytest.mark.slow
 async def test_the_largest_lines_fit_into_the_memory_of_the_process(world: World) -> None:
     """The process has a bound of its own, above which it dies: no line may come near it."""
     start = jsonl([line(1)])[:-3] + b', "x": '
@@ -173,7 +174,9 @@ async def test_a_process_that_dies_is_replaced(world: World, tmp_path: Path) -> 
     ],
     ids=["killed", "failed", "no findings", "silent", "other JSON"],
 )
-async def test_processes_that_all_die_fail_the_batch(world: World, tmp_path: Path, code: str) -> None:
+async def test_processes_that_all_die_fail_the_batch(
+    world: World, tmp_path: Path, code: str
+) -> None:
     await world.put(b"x" * 3_000_000)
     count = tmp_path / "count"
     counted = f"open({str(count)!r}, 'a').write('x')\n{code}"
