@@ -284,7 +284,7 @@ async def test_a_batch_that_ends_while_it_is_read_is_shown_as_ended(
     (record,) = world.created
     await validate(world, record)
 
-    async def counts(_: BatchRecord) -> Counts | None:
+    async def counts(record: BatchRecord) -> Counts | None:
         await world.batches.put_final(record, Final(Status.COMPLETED, int(world.now), Counts(2, 2)))
         return None
 

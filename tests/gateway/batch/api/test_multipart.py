@@ -67,7 +67,7 @@ async def test_a_form_that_ends_early_is_refused(
     whole = form(*sent)
     # The last line break may be missing.
     end = data.draw(st.integers(0, len(whole) - 3))
-    with pytest.raises(Refusal, match="before its last boundary|begin with its boundary"):
+    with pytest.raises(Refusal, match=r"before its last boundary|begin with its boundary"):
         await read_all([whole[:end]] if end else [])
 
 

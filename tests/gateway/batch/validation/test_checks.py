@@ -39,7 +39,7 @@ def codes(data: bytes, max_bytes: int = 1_000_000) -> list[tuple[int | None, str
 
 # -- files of random lines ----------------------------------------------------------------------------
 
-odd_values = st.sampled_from(
+odd_values: st.SearchStrategy[Any] = st.sampled_from(
     [
         None,
         True,
@@ -67,7 +67,7 @@ ids = st.sampled_from(["a", "b", "c", "d", "e", "é", "\u2028"]) | st.text(min_s
 def line_fields(draw: st.DrawFn) -> dict[str, Any]:
     """A line that is valid, or has an odd or a missing field."""
     body: dict[str, Any] = {"model": draw(st.sampled_from(["m", "m", "m", "other"]))}
-    fields = {"custom_id": draw(ids), "method": "POST", "url": CHAT, "body": body}
+    fields: dict[str, Any] = {"custom_id": draw(ids), "method": "POST", "url": CHAT, "body": body}
     change = draw(st.sampled_from(["none", "none", "value", "missing", "body", "extra"]))
     name = draw(st.sampled_from(sorted(fields)))
     if change == "value":

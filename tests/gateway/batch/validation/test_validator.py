@@ -18,7 +18,7 @@ from fleetkeeper_gateway.batch.model import BatchRecord, FileRecord, LineRef
 from fleetkeeper_gateway.batch.validation import Validator
 from fleetkeeper_gateway.batch.validation.validator import ATTEMPTS
 from fleetkeeper_gateway.limits import estimate_tokens
-from tests.support.batch_api import CHAT, GUARD_S, jsonl, line
+from tests.support.batch_api import CHAT, GUARD_S, jsonl, line, until
 from tests.support.batch_memory import MemoryFiles, MemoryObjects
 
 ESTIMATE = functools.partial(estimate_tokens, cap=1000)
@@ -213,9 +213,7 @@ async def test_a_cancelled_validation_kills_its_process(world: World) -> None:
     await world.put(b"x" * 3_000_000)
     hangs = python("import signal; signal.pause()")
     validating = asyncio.create_task(world.validator(hangs).validate(RECORD))
-    async with asyncio.timeout(GUARD_S):
-        while not children():
-            await asyncio.sleep(0.01)
+    await until(children)
     validating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await validating
@@ -249,9 +247,7 @@ async def test_two_files_are_read_at_a_time(world: World, tmp_path: Path) -> Non
     hangs = python("import signal; signal.pause()")
     validator = world.validator(hangs)
     running = [asyncio.create_task(validator.validate(RECORD)) for _ in range(4)]
-    async with asyncio.timeout(GUARD_S):
-        while len(children()) < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(children()) >= 2)
     await asyncio.wait(running, timeout=0.3)
     assert len(children()) == 2
     for one in running:
@@ -276,8 +272,7 @@ async def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> 
         reader = psutil.Process(int(await parent.stdout.readline()))
         os.kill(parent.pid, signal.SIGKILL)
         await parent.wait()
-        while reader.is_running() and reader.status() != psutil.STATUS_ZOMBIE:
-            await asyncio.sleep(0.01)
+    await until(lambda: not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE)
 
 
 async def test_offsets_are_those_of_the_index(world: World) -> None:
