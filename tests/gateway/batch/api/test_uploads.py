@@ -293,7 +293,7 @@ async def test_a_file_arrives_with_backpressure_from_the_store(world: ApiWorld) 
         return await write(path, slowly())  # type: ignore[arg-type]
 
     world.objects.write = slow_write  # type: ignore[method-assign]
-    body = form(PURPOSE, ("file", "a", b"x" * 64_000_000))
+    body = form(PURPOSE, ("file", "a", b"x" * 32_000_000))
     async with world.connected() as raw:
         sending = asyncio.create_task(raw.send(upload_head(len(body)) + body))
         await until(lambda: taken)
@@ -304,4 +304,4 @@ async def test_a_file_arrives_with_backpressure_from_the_store(world: ApiWorld) 
         may_go_on.set()
         await sending
         status, found = await raw.answer()
-    assert (status, found["bytes"]) == (200, 64_000_000)
+    assert (status, found["bytes"]) == (200, 32_000_000)
