@@ -18,7 +18,13 @@ import structlog
 from fleetkeeper_gateway.batch.interfaces import Batches, StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Validated
 from fleetkeeper_gateway.batch.queue.names import EPOCH, PREFIX, fence_base
-from fleetkeeper_gateway.batch.queue.records import batch_arguments, line_arguments
+from fleetkeeper_gateway.batch.queue.records import (
+    as_answer,
+    as_list,
+    as_text,
+    batch_arguments,
+    line_arguments,
+)
 from fleetkeeper_gateway.batch.queue.scripts import BEGIN, CLEAR, FINISH, RESTORE
 from fleetkeeper_gateway.batch.queue.server import Unfit
 from fleetkeeper_gateway.batch.queue.timing import Timing
@@ -107,16 +113,17 @@ class Rebuild:
             await self._built(RESTORE)
 
     async def _clear(self) -> None:
-        cursor = b"0"
+        cursor = "0"
         while True:
             words = (b"SCAN", cursor, b"MATCH", f"{PREFIX}*", b"COUNT", SCAN_COUNT)
-            answer: object = await self._pipe.command(*words, budget_s=self._timing.call_s)
-            assert isinstance(answer, list)
-            cursor, found = answer
-            keys = tuple(key for key in found if key != EPOCH)
+            found: object = await self._pipe.command(*words, budget_s=self._timing.call_s)
+            after, page = as_answer(found)
+            names = [as_text(key) for key in as_list(page)]
+            keys = tuple(name.encode() for name in names if name.encode() != EPOCH)
             if keys:
                 await self._built(CLEAR, keys=keys)
-            if cursor == b"0":
+            cursor = as_text(after)
+            if cursor == "0":
                 return
 
     async def _restore_all(self, waiting: list[BatchRecord]) -> None:
