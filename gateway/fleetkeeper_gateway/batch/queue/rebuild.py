@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 READERS = 8
 """Batches that are read at the same time."""
+ATTEMPTS = 5
+"""To read one batch while the store answers otherwise. Then it is taken for damaged."""
 PART = 500
 """Lines and results of one call."""
 SCAN_COUNT = 1000
@@ -80,7 +82,7 @@ class Rebuild:
 
         Raises:
             Unfit: another process makes a later epoch.
-            StorageError: a batch cannot be read.
+            StorageError: the store does not answer.
         """
         begun = await self._call(BEGIN, self._epoch, self._builder, self._run_id)
         if begun != 1:
@@ -128,17 +130,35 @@ class Rebuild:
 
     async def _restore_all(self, waiting: list[BatchRecord]) -> None:
         while waiting:
-            record = waiting.pop()
+            await self._restore_or_leave(waiting.pop())
+
+    async def _restore_or_leave(self, record: BatchRecord) -> None:
+        """Restore a batch. Leave it out if it has ended, or cannot be read although the store answers."""
+        for attempt in range(1, ATTEMPTS + 1):
             try:
-                await self._restore(record)
-            except StorageError:
-                # The objects of a batch go when it has ended.
-                if await self._batches.final(record) is None:
-                    raise
+                if not await self._ends(record):
+                    await self._restore(record)
+            except StorageError as error:
+                # The objects of a batch go when it has ended. If the store is down, this fails too.
+                if await self._ends(record):
+                    return
+                if attempt == ATTEMPTS:
+                    log.error(  # noqa: TRY400 - the reason says what is wrong
+                        "a batch cannot be read; it is left out of the queue until it can",
+                        batch=record.id,
+                        reason=str(error),
+                    )
+                else:
+                    await asyncio.sleep(self._timing.retry_s)
+            else:
+                return
+
+    async def _ends(self, record: BatchRecord) -> bool:
+        """Return whether no more lines of a batch run."""
+        final = await self._batches.final(record)
+        return final is not None or await self._batches.cancelled_at(record) is not None
 
     async def _restore(self, record: BatchRecord) -> None:
-        if await self._batches.final(record) is not None:
-            return
         validated = await self._batches.validated(record)
         if validated is None or validated.mistakes:
             return

@@ -193,12 +193,15 @@ class RedisQueue:
         return counted
 
     async def counts(self, record: BatchRecord) -> Counts | None:
-        """Return the progress; None if the queue does not know the batch."""
+        """Return the progress; None if the queue does not know the batch, or not all of its lines.
+
+        Then `add` queues what is missing.
+        """
         answer = await self._link.call(scripts.COUNTS, record.id)
         return Counts(*map(as_number, answer[1:])) if len(answer) > 1 else None
 
     async def outstanding(self, record: BatchRecord) -> int | None:
-        """Return the lines without a result; None if the queue does not know the batch."""
+        """Return the lines without a result; None as `counts` does."""
         counts = await self.counts(record)
         return None if counts is None else counts.total - counts.completed - counts.failed
 
