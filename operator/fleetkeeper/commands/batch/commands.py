@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Coroutine, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
+from fleetkeeper.commands.batch.arguments import (
+    KEY_VARIABLE,
+    AsJson,
+    BatchId,
+    Interval,
+    Url,
+    check_id,
+    check_input,
+    checked_url,
+    client_key,
+    pairs_of,
+)
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 
-KEY_VARIABLE: Final = "FLEETKEEPER_API_KEY"
-URL_VARIABLE: Final = "FLEETKEEPER_URL"
 Document = dict[str, Any]
 Result = TypeVar("Result")
 
@@ -28,21 +37,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-Url = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        envvar=URL_VARIABLE,
-        help="URL that leads to /v1/batches: of your Gateway, or of the batch Service.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what the API answers, as JSON.")]
-BatchId = Annotated[str, typer.Argument(metavar="ID", help="ID of the batch.")]
-Interval = Annotated[
-    float, typer.Option("--interval", min=0.1, help="Seconds between two questions.")
-]
-
 
 @app.command()
 def submit(
@@ -78,10 +72,10 @@ def submit(
       fleetkeeper batch submit requests.jsonl --window 4h --metadata job=nightly --wait
       ID=$(fleetkeeper batch submit requests.jsonl) && fleetkeeper batch status $ID --watch
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    pairs = _pairs(metadata or [])
-    where = _checked_url(url)
-    key = _key()
-    _check(file, endpoint)
+    pairs = pairs_of(metadata or [])
+    where = checked_url(url)
+    key = client_key()
+    check_input(file, endpoint)
     body = {"endpoint": endpoint, "completion_window": window}
     if pairs:
         body["metadata"] = pairs
@@ -133,11 +127,11 @@ def status(
     """  # noqa: D301 - \b keeps the lines of the examples apart
     if watch and batch_id is None:
         stop(ExitCode.USAGE, "--watch needs the ID of a batch; `fleetkeeper batch status` lists them")
-    where, key = _checked_url(url), _key()
+    where, key = checked_url(url), client_key()
     if batch_id is None:
         _show_list(_run(_listed(where, key, limit)), as_json=as_json)
         return
-    _check_id(batch_id)
+    check_id(batch_id)
 
     async def asked() -> Document:
         from fleetkeeper.commands.batch.api import batch_api  # noqa: PLC0415
@@ -161,8 +155,8 @@ def cancel(batch_id: BatchId, *, url: Url = "", as_json: AsJson = False) -> None
     Examples:
       fleetkeeper batch cancel batch_6f0d
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    where, key = _checked_url(url), _key()
-    _check_id(batch_id)
+    where, key = checked_url(url), client_key()
+    check_id(batch_id)
 
     async def cancelled() -> Document:
         from fleetkeeper.commands.batch.api import batch_api  # noqa: PLC0415
@@ -194,8 +188,8 @@ def fetch(
     Examples:
       fleetkeeper batch fetch batch_6f0d -o results
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    where, key = _checked_url(url), _key()
-    _check_id(batch_id)
+    where, key = checked_url(url), client_key()
+    check_id(batch_id)
 
     async def fetched() -> tuple[Path | None, Path | None]:
         from fleetkeeper.commands.batch.api import batch_api  # noqa: PLC0415
@@ -300,55 +294,3 @@ def _show_list(batches: Sequence[Document], *, as_json: bool) -> None:
         Console().print(batches_table(batches))
     else:
         typer.echo("this key has no batches", err=True)
-
-
-def _check(file: Path, endpoint: str) -> None:
-    from fleetkeeper.commands.batch.input_file import UnreadableInput, check_file  # noqa: PLC0415
-
-    try:
-        found = check_file(file, endpoint)
-    except UnreadableInput as problem:
-        stop(ExitCode.NO_INPUT, str(problem))
-    if not found.wrong:
-        return
-    for mistake in found.mistakes:
-        typer.echo(mistake, err=True)
-    more = found.wrong - len(found.mistakes)
-    rest = f", of which {more} are not shown" if more else ""
-    stop(ExitCode.BAD_INPUT, f"{found.wrong} mistakes{rest}; nothing was uploaded")
-
-
-def _check_id(batch_id: str) -> None:
-    from fleetkeeper.commands.batch.api import ID  # noqa: PLC0415
-
-    if not ID.fullmatch(batch_id):
-        stop(
-            ExitCode.USAGE,
-            f"{batch_id!r} is no ID of a batch; `fleetkeeper batch status` lists them",
-        )
-
-
-def _checked_url(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        what = f"--url is {url!r}" if url else f"--url and {URL_VARIABLE} are not set"
-        stop(ExitCode.USAGE, f"{what}; set the URL of the batch API, such as https://llm.example.com")
-    return url
-
-
-def _key() -> str:
-    key = os.environ.get(KEY_VARIABLE, "").strip()
-    if not key.isascii() or not key.isprintable() or " " in key:
-        stop(ExitCode.USAGE, f"{KEY_VARIABLE} has characters that no key has; set it to the key alone")
-    if not key:
-        stop(ExitCode.USAGE, f"{KEY_VARIABLE} is not set; set it to the key of the client")
-    return key
-
-
-def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            stop(ExitCode.USAGE, f"--metadata is {text!r}; it must be KEY=VALUE")
-        pairs[name] = value
-    return pairs
