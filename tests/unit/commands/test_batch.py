@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from fleetkeeper.commands.batch.input_file import check_file
 from fleetkeeper.commands.batch.progress import Counts, Pace, duration, in_words
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper_gateway.batch import model
+from fleetkeeper_local.common.paths import REPOSITORY
 from tests.support.batch_api_server import KEY, BatchServer, batch_server
 
 ENDPOINT = "/v1/chat/completions"
@@ -124,15 +127,19 @@ BAD = {
     b"\xff\xfe\n": "is not UTF-8 at byte 0",
     b"{]\n": "is not JSON",
     b"[1]\n": "is not a JSON object",
-    line(""): "custom_id is missing",
+    line(""): "custom_id must be a text",
+    line("x" * 513): "1 to 512 characters",
+    b'{"custom_id": "b", "custom_id": "b"}\n': "a name twice",
+    b'{"custom_id": NaN}\n': "it has NaN",
+    b'{"custom_id": ' + b"9" * 5000 + b"}\n": "too many digits",
     line("a"): "custom_id 'a' is that of line 1 too",
     line("b", method="GET"): "method is 'GET'",
     line("b", url="/v1/embeddings"): "url is '/v1/embeddings'",
     line("b", body=[]): "body is not an object",
-    line("b", body={}): "body.model is missing",
+    line("b", body={}): "body.model must be a text",
     line("b", body={"model": "other"}): "all lines must name 'chat'",
-    line("b", body={"model": "chat", "stream": True}): "body.stream is true",
-    b"[" * 100_000 + b"\n": "is n",
+    line("b", body={"model": "chat", "stream": True}): "body.stream is set",
+    b"[" * 200_000 + b"\n": "is nested too deeply",
 }
 
 
@@ -147,6 +154,18 @@ def test_a_mistake_is_told_with_its_line_and_nothing_is_sent(
     assert message in done.stderr
     assert done.stdout == ""
     assert server.asked == []
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    """Editors of some systems write one."""
+    path = written(tmp_path, input_file.BOM + line("a"), line("b", body={"model": "chat", "stream": False}))
+    found = check_file(path, ENDPOINT)
+    assert (found.mistakes, found.lines, found.model) == ([], 2, "chat")
+
+
+def test_the_example_has_no_mistake() -> None:
+    found = check_file(REPOSITORY / "examples/batch/requests.jsonl", ENDPOINT)
+    assert (found.mistakes, found.lines) == ([], 3)
 
 
 def test_many_mistakes_are_counted(server: BatchServer, tmp_path: Path) -> None:
@@ -305,6 +324,29 @@ def test_a_batch_that_has_not_ended_has_no_files(server: BatchServer, tmp_path: 
     assert done.exit_code == ExitCode.NOT_YET
     assert "batch status batch_a --watch" in done.stderr
     assert done.stdout == ""
+
+
+# -- the official client --------------------------------------------------------------------------
+
+
+def test_the_example_with_the_official_client(server: BatchServer, tmp_path: Path) -> None:
+    """examples/batch/run_batch.py, as a reader runs it."""
+    result = {"custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": None}
+    server.ended("batch_x", json.dumps(result).encode() + b"\n")
+    server.steps["batch_1"] = [
+        {"status": "completed", "output_file_id": "file-out", "error_file_id": None}
+    ]
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "examples/batch/run_batch.py", written(tmp_path, line("a")), "0.1"],
+        env={"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": KEY, "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == 'a {"status_code": 200, "body": {}}\n'
+    assert "completed" in done.stderr
 
 
 # -- errors -----------------------------------------------------------------------------------------

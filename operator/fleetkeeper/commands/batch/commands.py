@@ -237,7 +237,7 @@ async def _created(api: Any, body: Document) -> Document:  # noqa: ANN401 - Batc
     try:
         created: Document = await api.create(body)
     except ApiError as problem:
-        if problem.transient or problem.status < HTTPStatus.BAD_REQUEST:
+        if problem.status < HTTPStatus.BAD_REQUEST or problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise ApiError(
                 f"{problem}; the input file is uploaded as {file_id}, and the batch may exist: "
                 "see `fleetkeeper batch status`",

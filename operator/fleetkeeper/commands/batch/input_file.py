@@ -13,6 +13,9 @@ from typing import Any, Final
 
 MAX_LINES: Final = 50_000
 MAX_BYTES: Final = 209_715_200
+MAX_ID: Final = 512
+MAX_MODEL: Final = 256
+BOM: Final = b"\xef\xbb\xbf"
 SHOWN: Final = 20
 """Mistakes that are told one by one."""
 
@@ -81,19 +84,22 @@ def check_file(path: Path, endpoint: str) -> Checked:
 def _lines(file: Any) -> Iterator[tuple[int, bytes]]:  # noqa: ANN401 - a binary file
     """Yield the lines that are not empty with their numbers, from 1."""
     for number, line in enumerate(file, start=1):
-        if line.strip():
-            yield number, line
+        text = line.removeprefix(BOM) if number == 1 else line
+        if text.strip():
+            yield number, text
 
 
 def _check_line(line: bytes, number: int, endpoint: str, found: Checked) -> None:
     try:
-        request = json.loads(line.decode())
+        request = json.loads(line.decode(), object_pairs_hook=_once, parse_constant=_no_number)
     except UnicodeDecodeError as problem:
         raise _Mistake(f"is not UTF-8 at byte {problem.start}") from problem
     except RecursionError as problem:
         raise _Mistake("is nested too deeply") from problem
-    except ValueError as problem:
+    except json.JSONDecodeError as problem:
         raise _Mistake(f"is not JSON: {problem}") from problem
+    except ValueError as problem:  # Python bounds the digits of a number
+        raise _Mistake("has a number with too many digits") from problem
     if not isinstance(request, dict):
         raise _Mistake("is not a JSON object")
     _check_id(request.get("custom_id"), number, found)
@@ -107,9 +113,20 @@ def _check_line(line: bytes, number: int, endpoint: str, found: Checked) -> None
     _check_body(body, found)
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Mistake("has a name twice in one object, so two readers could disagree")
+    return found
+
+
+def _no_number(name: str) -> None:
+    raise _Mistake(f"is not JSON: it has {name}")
+
+
 def _check_id(custom_id: object, number: int, found: Checked) -> None:
-    if not isinstance(custom_id, str) or not custom_id:
-        raise _Mistake("custom_id is missing or not a text")
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID:
+        raise _Mistake(f"custom_id must be a text of 1 to {MAX_ID} characters")
     first = found.ids.setdefault(custom_id, number)
     if first != number:
         raise _Mistake(f"custom_id {custom_id!r} is that of line {first} too")
@@ -117,10 +134,10 @@ def _check_id(custom_id: object, number: int, found: Checked) -> None:
 
 def _check_body(body: dict[str, Any], found: Checked) -> None:
     model = body.get("model")
-    if not isinstance(model, str) or not model:
-        raise _Mistake("body.model is missing or not a text")
+    if not isinstance(model, str) or not 1 <= len(model) <= MAX_MODEL:
+        raise _Mistake(f"body.model must be a text of 1 to {MAX_MODEL} characters")
     found.model = found.model or model
     if model != found.model:
         raise _Mistake(f"body.model is {model!r}; all lines must name {found.model!r}, as the first")
-    if body.get("stream"):
-        raise _Mistake("body.stream is true; a batch has no streams: leave it out")
+    if body.get("stream") not in {None, False}:
+        raise _Mistake("body.stream is set; a line has one answer: leave it out")
