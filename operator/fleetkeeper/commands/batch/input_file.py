@@ -139,5 +139,6 @@ def _check_body(body: dict[str, Any], found: Checked) -> None:
     found.model = found.model or model
     if model != found.model:
         raise _Mistake(f"body.model is {model!r}; all lines must name {found.model!r}, as the first")
-    if body.get("stream") not in {None, False}:
+    stream = body.get("stream")
+    if stream is not None and stream is not False:
         raise _Mistake("body.stream is set; a line has one answer: leave it out")
