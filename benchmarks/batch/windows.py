@@ -235,7 +235,7 @@ class Measuring:
 
 def _lines(count: int, seed: int) -> list[Arrival]:
     """Return lines that are all there at the start."""
-    planned = plan_arrivals([Phase("lines", 1e6, 1.0)], _shape(), seed)
+    planned = plan_arrivals([Phase("lines", 2.0 * count + 100, 1.0)], _shape(), seed)
     return [replace(line, at_s=0.0) for line in planned[:count]]
 
 
