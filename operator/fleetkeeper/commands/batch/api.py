@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from http.client import responses
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -180,7 +181,7 @@ class BatchApi:
 
 
 CHECK_URL: Final = "check --url (or FLEETKEEPER_URL)"
-TODO: Final = {
+TODO: Final[Mapping[int, str]] = {
     HTTPStatus.UNAUTHORIZED: "check FLEETKEEPER_API_KEY",
     HTTPStatus.FORBIDDEN: "the key may not do this: ask its administrator",
     HTTPStatus.NOT_FOUND: "this key has no such batch or file, or the URL does not lead to the batch API",
@@ -194,9 +195,9 @@ TODO: Final = {
 def _refused(
     what: str, status: int, headers: Mapping[str, str], content: bytes
 ) -> ApiError:
-    message = _message_of(content) or HTTPStatus(status).phrase if status in HTTPStatus else ""
+    message = _message_of(content) or responses.get(status, "")
     wait = headers.get("Retry-After", "")
-    todo = TODO.get(HTTPStatus(status), "") if status in HTTPStatus else ""
+    todo = TODO.get(status, "")
     if status in TRANSIENT and wait:
         todo = f"try again in {wait} s"
     if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:

@@ -79,7 +79,7 @@ async def _write(api: BatchApi, file_id: str, size: int, path: Path) -> None:
     """Write a file beside its place, and rename it once it is complete."""
     number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(number, "wb") as file, _bar(path.name, size) as progress:
+        with os.fdopen(number, "wb") as file, _bar() as progress:
             task = progress.add_task(path.name, total=size)
             async for part in api.content(file_id):
                 file.write(part)
@@ -99,7 +99,7 @@ async def _write(api: BatchApi, file_id: str, size: int, path: Path) -> None:
             Path(name).unlink()
 
 
-def _bar(name: str, size: int) -> Progress:
+def _bar() -> Progress:
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -107,7 +107,7 @@ def _bar(name: str, size: int) -> Progress:
         DownloadColumn(),
         TransferSpeedColumn(),
         console=console,
-        disable=not console.is_terminal or not (name and size),
+        disable=not console.is_terminal,
         transient=True,
     )
 
