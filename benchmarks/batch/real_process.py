@@ -42,7 +42,9 @@ async def running_process(folder: Path, upstream: str, model: str) -> AsyncItera
     try:
         async with ApiStandIn() as api:
             api.put(service("team-a", model))
-            api.put(key_secret("bench", key, namespaces="team-a", **{client_keys.HIGHEST_TIER: "batch"}))
+            api.put(
+                key_secret("bench", key, namespaces="team-a", **{client_keys.HIGHEST_TIER: "batch"})
+            )
             settings = {
                 "HOST": "127.0.0.1",
                 "BATCH_PORT": str(port),
@@ -87,7 +89,11 @@ async def _until_ready(url: str, process: subprocess.Popen[bytes], log: Path) ->
                     if answer.status == 200:
                         return
             await asyncio.sleep(POLL_S)
-    raise RuntimeError(f"the batch process is not ready: {log.read_text()[-3000:]}")
+    raise RuntimeError(f"the batch process is not ready: {_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return log.read_text()[-3000:]
 
 
 def write_lines(path: Path, model: str, arrivals: Sequence[Arrival]) -> None:
@@ -101,7 +107,12 @@ def write_lines(path: Path, model: str, arrivals: Sequence[Arrival]) -> None:
                 "temperature": 0.0,
                 "ignore_eos": True,
             }
-            line = {"custom_id": str(arrival.number), "method": "POST", "url": ENDPOINT, "body": body}
+            line = {
+                "custom_id": str(arrival.number),
+                "method": "POST",
+                "url": ENDPOINT,
+                "body": body,
+            }
             file.write(json.dumps(line) + "\n")
 
 

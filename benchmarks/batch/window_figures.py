@@ -94,15 +94,22 @@ class Found:
 
 def page(found: Found) -> str:
     """Return the section in Markdown."""
-    failed = sum(cell.failed for blocks in (found.offline, found.arriving) for b in blocks for cell in b.values())
+    failed = sum(
+        cell.failed
+        for blocks in (found.offline, found.arriving)
+        for b in blocks
+        for cell in b.values()
+    )
     failed += sum(cell.failed for block in found.realtime for cell in block.values())
     return "\n\n".join(
         [
             f"**{found.lines} lines that are all there at the start.** Ratios are of one block.",
             _offline(found.offline),
             _throughput_goal(found.offline),
-            f"**Lines that arrive** at {spread(found.rate_per_s).text(1)} a second, about 0.7 times what "
-            "the unlimited client had answered. Latency counts from their arrival.",
+            (
+                f"**Lines that arrive** at {spread(found.rate_per_s).text(1)} a second, about 0.7 times "
+                "what the unlimited client had answered. Latency counts from their arrival."
+            ),
             _arriving(found.arriving),
             "**Realtime requests** without batch, and beside a full queue of the batch tier.",
             _realtime(found.realtime),
@@ -115,9 +122,7 @@ def page(found: Found) -> str:
 def _offline(blocks: Sequence[Mapping[str, Cell]]) -> str:
     rows = []
     for name in blocks[0]:
-        share = spread(
-            block[name].tokens_per_s / block[UNLIMITED].tokens_per_s for block in blocks
-        )
+        share = spread(block[name].tokens_per_s / block[UNLIMITED].tokens_per_s for block in blocks)
         rows.append(
             [
                 name,
@@ -163,7 +168,14 @@ def _realtime(blocks: Sequence[Mapping[str, Realtime]]) -> str:
                 ),
             ]
         )
-    head = ["", "TTFT P50", "TTFT P99", "queue wait, mean", "queue wait P99, at most", "batch lines/s"]
+    head = [
+        "",
+        "TTFT P50",
+        "TTFT P99",
+        "queue wait, mean",
+        "queue wait P99, at most",
+        "batch lines/s",
+    ]
     return markdown_table(head, rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Self
 
 from mode_figures import Answer
 from send_modes import CONNECTIONS, StaticBatches, cause_of, send_each
@@ -82,7 +83,7 @@ class FullQueue:
         """Lines, until now."""
         self.failed = 0
 
-    async def __aenter__(self) -> FullQueue:
+    async def __aenter__(self) -> Self:
         """Begin to send."""
         self._tasks = [asyncio.create_task(self._send()) for _ in range(LINES_AT_A_TIME)]
         return self

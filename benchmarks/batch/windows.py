@@ -122,9 +122,7 @@ class Measuring:
         """Return the figures of all blocks."""
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(patient_client(self._engine.url, MODEL))
-            runs = {
-                name: self._mode(client, tier, send) for name, (tier, send) in MODES.items()
-            }
+            runs = {name: self._mode(client, tier, send) for name, (tier, send) in MODES.items()}
             every = dict(runs)
             if self._with_process:
                 api = await stack.enter_async_context(
@@ -199,7 +197,9 @@ class Measuring:
         lines = [replace(line, tier="batch") for line in _lines(1000, 7)]
         async with FullQueue(client, lines) as queue:
             # The first lines are in the engine, and others wait.
-            await self._engine.until(lambda: self._engine.middleware().waiting[Tier.BATCH] > 0, 60.0)
+            await self._engine.until(
+                lambda: self._engine.middleware().waiting[Tier.BATCH] > 0, 60.0
+            )
             answered, began_s = queue.answered, asyncio.get_running_loop().time()
             cell = await self._realtime_cell(client, due)
             took_s = asyncio.get_running_loop().time() - began_s

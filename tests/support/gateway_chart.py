@@ -89,9 +89,7 @@ VALUE_SETS: dict[str, Live] = {
         "batch": {
             "enabled": True,
             "replicas": 2,
-            "store": {
-                "persistence": {"accessModes": ["ReadWriteMany"], "existingClaim": "shared"}
-            },
+            "store": {"persistence": {"accessModes": ["ReadWriteMany"], "existingClaim": "shared"}},
         },
     },
     "batch-no-volume": {

@@ -134,7 +134,9 @@ class WaitingWork:
                 timeout=timeout_s,
             )
         except subprocess.TimeoutExpired as late:
-            raise LocalError(f"fleetkeeper {' '.join(words)}: not within {timeout_s:.0f} s") from late
+            raise LocalError(
+                f"fleetkeeper {' '.join(words)}: not within {timeout_s:.0f} s"
+            ) from late
         if done.returncode:
             raise LocalError(f"fleetkeeper {' '.join(words)}: {done.stderr.strip()}")
         return done.stdout.strip()
@@ -182,15 +184,15 @@ def check_results(output: Sequence[str], errors: Sequence[str]) -> None:
         raise LocalError("batch: the results have not the order of the input")
 
 
-def report(
-    seen: Sequence[Seen], samples: Sequence[Sample], done: int, failed: int
-) -> list[str]:
+def report(seen: Sequence[Seen], samples: Sequence[Sample], done: int, failed: int) -> list[str]:
     """Return the lines of the report: the batch at the end of each stage, beside realtime requests."""
     realtime = [sample for sample in samples if sample.arrival.tier == "realtime"]
     first = {
         row.name: row.first_token_p95_s for row in summarise(realtime, lambda s: s.arrival.phase)
     }
-    lines = [f"{'until the end of':20}{'done':>6}{'failed':>8}{'refused':>9}{'realtime TTFT p95 s':>21}"]
+    lines = [
+        f"{'until the end of':20}{'done':>6}{'failed':>8}{'refused':>9}{'realtime TTFT p95 s':>21}"
+    ]
     for one in seen:
         told_s = first.get(one.stage)
         lines.append(

@@ -202,7 +202,9 @@ def test_clients_reach_it_and_it_the_gateway_and_redis() -> None:
     own = _policy("batch-shared", NAME)["ingress"][0]["from"][1]["podSelector"]["matchLabels"]
     assert own.items() <= pod
     (rule,) = _policy("batch", REDIS)["ingress"]
-    assert [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"]] == [
+    assert [
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"]
+    ] == [
         "gateway",
         "gateway-usage",
         "gateway-batch",
@@ -271,9 +273,7 @@ BATCHES = {"enabled": True}
                 "batch": {
                     **BATCHES,
                     "replicas": 2,
-                    "store": {
-                        "persistence": {"enabled": False, "accessModes": ["ReadWriteMany"]}
-                    },
+                    "store": {"persistence": {"enabled": False, "accessModes": ["ReadWriteMany"]}},
                 },
             },
             "a volume of its own",

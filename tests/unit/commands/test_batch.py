@@ -158,7 +158,9 @@ def test_a_mistake_is_told_with_its_line_and_nothing_is_sent(
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     """Editors of some systems write one."""
-    path = written(tmp_path, input_file.BOM + line("a"), line("b", body={"model": "chat", "stream": False}))
+    path = written(
+        tmp_path, input_file.BOM + line("a"), line("b", body={"model": "chat", "stream": False})
+    )
     found = check_file(path, ENDPOINT)
     assert (found.mistakes, found.lines, found.model) == ([], 2, "chat")
 
@@ -216,7 +218,9 @@ def test_status_tells_a_batch(server: BatchServer) -> None:
     assert "batch_a  in_progress" in done.stdout
     assert "1,520 of 2,000 (76%), 20 failed" in done.stdout
     assert "a=b" in done.stdout
-    assert json.loads(run(server, "status", "batch_a", "--json").stdout) == server.batches["batch_a"]
+    assert (
+        json.loads(run(server, "status", "batch_a", "--json").stdout) == server.batches["batch_a"]
+    )
 
 
 def test_text_of_the_server_reaches_no_terminal_as_control_characters(server: BatchServer) -> None:
@@ -337,7 +341,12 @@ def test_the_example_with_the_official_client(server: BatchServer, tmp_path: Pat
         {"status": "completed", "output_file_id": "file-out", "error_file_id": None}
     ]
     done = subprocess.run(
-        [sys.executable, REPOSITORY / "examples/batch/run_batch.py", written(tmp_path, line("a")), "0.1"],
+        [
+            sys.executable,
+            REPOSITORY / "examples/batch/run_batch.py",
+            written(tmp_path, line("a")),
+            "0.1",
+        ],
         env={"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": KEY, "PATH": ""},
         capture_output=True,
         text=True,

@@ -142,7 +142,9 @@ class BatchApi:
         try:
             found = json.loads(text)
         except ValueError as problem:
-            raise ApiError(f"{method} {self._url}/v1/{path}: the answer is not JSON; {CHECK_URL}") from problem
+            raise ApiError(
+                f"{method} {self._url}/v1/{path}: the answer is not JSON; {CHECK_URL}"
+            ) from problem
         if not isinstance(found, dict):
             raise ApiError(f"{method} {self._url}/v1/{path}: the answer is no object; {CHECK_URL}")
         return found
@@ -166,7 +168,9 @@ class BatchApi:
                 method, address, allow_redirects=False, **content
             ) as answer:
                 if answer.status != HTTPStatus.OK:
-                    raise _refused(f"{method} {address}", answer.status, answer.headers, await answer.read())
+                    raise _refused(
+                        f"{method} {address}", answer.status, answer.headers, await answer.read()
+                    )
                 yield answer
         except TimeoutError as problem:
             raise ApiError(
@@ -192,9 +196,7 @@ TODO: Final[Mapping[int, str]] = {
 """What to do, by status; the server's own message comes before it."""
 
 
-def _refused(
-    what: str, status: int, headers: Mapping[str, str], content: bytes
-) -> ApiError:
+def _refused(what: str, status: int, headers: Mapping[str, str], content: bytes) -> ApiError:
     message = _message_of(content) or responses.get(status, "")
     wait = headers.get("Retry-After", "")
     todo = TODO.get(status, "")

@@ -61,7 +61,9 @@ def checked_url(url: str) -> str:
     """Return the URL; exit the command if it is none."""
     if not url.startswith(("http://", "https://")):
         what = f"--url is {url!r}" if url else f"--url and {URL_VARIABLE} are not set"
-        stop(ExitCode.USAGE, f"{what}; set the URL of the batch API, such as https://llm.example.com")
+        stop(
+            ExitCode.USAGE, f"{what}; set the URL of the batch API, such as https://llm.example.com"
+        )
     return url
 
 
@@ -69,7 +71,10 @@ def client_key() -> str:
     """Return the key; exit the command without one."""
     key = os.environ.get(KEY_VARIABLE, "").strip()
     if not key.isascii() or not key.isprintable() or " " in key:
-        stop(ExitCode.USAGE, f"{KEY_VARIABLE} has characters that no key has; set it to the key alone")
+        stop(
+            ExitCode.USAGE,
+            f"{KEY_VARIABLE} has characters that no key has; set it to the key alone",
+        )
     if not key:
         stop(ExitCode.USAGE, f"{KEY_VARIABLE} is not set; set it to the key of the client")
     return key

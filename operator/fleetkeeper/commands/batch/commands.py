@@ -8,7 +8,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from rich.console import Console
@@ -27,6 +27,7 @@ from fleetkeeper.commands.batch.arguments import (
 )
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 
+PIPE_WIDTH: Final = 250
 Document = dict[str, Any]
 Result = TypeVar("Result")
 
@@ -38,10 +39,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
 @app.command()
 def submit(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="JSONL file: one request with a custom_id a line.")
+        Path,
+        typer.Argument(metavar="FILE", help="JSONL file: one request with a custom_id a line."),
     ],
     *,
     endpoint: Annotated[
@@ -126,7 +129,9 @@ def status(
       fleetkeeper batch status batch_6f0d --json | jq .request_counts
     """  # noqa: D301 - \b keeps the lines of the examples apart
     if watch and batch_id is None:
-        stop(ExitCode.USAGE, "--watch needs the ID of a batch; `fleetkeeper batch status` lists them")
+        stop(
+            ExitCode.USAGE, "--watch needs the ID of a batch; `fleetkeeper batch status` lists them"
+        )
     where, key = checked_url(url), client_key()
     if batch_id is None:
         _show_list(_run(_listed(where, key, limit)), as_json=as_json)
@@ -237,7 +242,10 @@ async def _created(api: Any, body: Document) -> Document:  # noqa: ANN401 - Batc
     try:
         created: Document = await api.create(body)
     except ApiError as problem:
-        if problem.status < HTTPStatus.BAD_REQUEST or problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if (
+            problem.status < HTTPStatus.BAD_REQUEST
+            or problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        ):
             raise ApiError(
                 f"{problem}; the input file is uploaded as {file_id}, and the batch may exist: "
                 "see `fleetkeeper batch status`",
@@ -291,6 +299,8 @@ def _show_list(batches: Sequence[Document], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(batches, indent=2))
     elif batches:
-        Console().print(batches_table(batches))
+        console = Console()
+        # A pipe has no width.
+        console.print(batches_table(batches), width=None if console.is_terminal else PIPE_WIDTH)
     else:
         typer.echo("this key has no batches", err=True)

@@ -138,7 +138,9 @@ def _check_body(body: dict[str, Any], found: Checked) -> None:
         raise _Mistake(f"body.model must be a text of 1 to {MAX_MODEL} characters")
     found.model = found.model or model
     if model != found.model:
-        raise _Mistake(f"body.model is {model!r}; all lines must name {found.model!r}, as the first")
+        raise _Mistake(
+            f"body.model is {model!r}; all lines must name {found.model!r}, as the first"
+        )
     stream = body.get("stream")
     if stream is not None and stream is not False:
         raise _Mistake("body.stream is set; a line has one answer: leave it out")

@@ -152,9 +152,7 @@ class LinesBar:
         now_s = time.monotonic()
         if not self._console.is_terminal and now_s >= self._next_line_s:
             self._next_line_s = now_s + LINE_EVERY_S
-            self._console.print(
-                f"{status}: {words}", soft_wrap=True, markup=False, highlight=False
-            )
+            self._console.print(f"{status}: {words}", soft_wrap=True, markup=False, highlight=False)
 
 
 async def until_ended(api: BatchApi, batch: Document, interval_s: float) -> Document:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +35,7 @@ async def fetch_results(api: BatchApi, batch: Document, directory: Path) -> Fetc
         FileConflict: another file is there, or the directory cannot be written.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        _make(directory)
         return Fetched(
             await _fetch(api, batch, "output", directory),
             await _fetch(api, batch, "error", directory),
@@ -56,6 +55,10 @@ async def _fetch(api: BatchApi, batch: Document, kind: str, directory: Path) -> 
     if not _is_there(path, size):
         await _write(api, file_id, size, path)
     return path
+
+
+def _make(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
 
 
 def _is_there(path: Path, size: int) -> bool:
@@ -88,15 +91,20 @@ async def _write(api: BatchApi, file_id: str, size: int, path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         if written != size:
-            raise ApiError(
-                f"file {file_id}: {written} of {size} bytes came; run the command again"
-            )
-        if not _is_there(path, size):
-            Path(name).chmod(0o666 & ~_umask())
-            Path(name).rename(path)
+            raise ApiError(f"file {file_id}: {written} of {size} bytes came; run the command again")
+        _put_in_place(Path(name), path, size)
     finally:
-        with suppress(FileNotFoundError):  # it was renamed
-            Path(name).unlink()
+        _remove_if_there(Path(name))
+
+
+def _put_in_place(written: Path, path: Path, size: int) -> None:
+    if not _is_there(path, size):
+        written.chmod(0o666 & ~_umask())
+        written.rename(path)
+
+
+def _remove_if_there(path: Path) -> None:
+    path.unlink(missing_ok=True)
 
 
 def _bar() -> Progress:

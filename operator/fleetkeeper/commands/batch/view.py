@@ -30,7 +30,11 @@ def batches_table(batches: Sequence[Document]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in COLUMNS:
         right = name in {"DONE", "FAILED", "TOTAL"}
-        table.add_column(name, no_wrap=True, justify="right" if right else "left")
+        # IDs are copied: a narrow terminal cuts the other columns.
+        least = (
+            max((len(str(batch["id"])) for batch in batches), default=0) if name == "ID" else None
+        )
+        table.add_column(name, no_wrap=True, min_width=least, justify="right" if right else "left")
     for batch in batches:
         counts, status = counts_of(batch), str(batch["status"])
         table.add_row(
@@ -75,7 +79,9 @@ def batch_lines(batch: Document, now: float) -> list[str]:
         )
         if batch.get(key)
     ]
-    lines += [f"{'metadata':10} {key}={value}" for key, value in (batch.get("metadata") or {}).items()]
+    lines += [
+        f"{'metadata':10} {key}={value}" for key, value in (batch.get("metadata") or {}).items()
+    ]
     lines += mistakes_of(batch)
     return ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
 
