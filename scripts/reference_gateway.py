@@ -135,10 +135,10 @@ def metrics() -> list[Metric]:
 
 
 def _register_metrics(module: ModuleType) -> None:
-    """Call what makes the metrics of a module when they are first used."""
+    """Call the cached functions that make the metrics of a part when it first uses them."""
     if module.__name__.rpartition(".")[2] == "metrics":
-        for make in vars(module).values():
-            if hasattr(make, "cache_info") and make.__module__ == module.__name__:
+        for name, make in vars(module).items():
+            if name.endswith("_metrics") and hasattr(make, "cache_info"):
                 make()
 
 

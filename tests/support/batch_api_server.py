@@ -188,11 +188,13 @@ def _handler(state: BatchServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901 
             head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
             parts = {
                 str(part.get_param("name", header="content-disposition")): part
-                for part in BytesParser(policy=HTTP).parsebytes(head + body).iter_parts()  # type: ignore[attr-defined]
+                for part in BytesParser(policy=HTTP).parsebytes(head + body).iter_parts()
             }
             assert parts["purpose"].get_payload() == "batch"
             file_id = f"file-{len(state.files)}"
-            state.files[file_id] = parts["file"].get_payload(decode=True)
+            data = parts["file"].get_payload(decode=True)
+            assert isinstance(data, bytes)
+            state.files[file_id] = data
             return _file(file_id, state.files[file_id], str(parts["file"].get_filename()))
 
     return Handler

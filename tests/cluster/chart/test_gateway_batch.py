@@ -295,7 +295,7 @@ BATCHES = {"enabled": True}
         ({"batch": {"replicas": 0}}, "replicas"),
         ({"batch": {"concurrency": 5000}}, "concurrency"),
         ({"batch": {"quotas": {"files": 0}}}, "files"),
-        ({"batch": {"store": {**OBJECT_STORE, "env": {"a b": "c"}}}}, "env"),
+        ({"batch": {"store": {**OBJECT_STORE, "env": {"a b": "c"}}}}, "a b"),
     ],
 )
 def test_wrong_values_are_refused_with_words(values: Live, message: str) -> None:

@@ -22,6 +22,7 @@ from fleetkeeper_local.common.paths import REPOSITORY
 from tests.support.batch_api_server import KEY, BatchServer, batch_server
 
 ENDPOINT = "/v1/chat/completions"
+Refusal = tuple[int, dict[str, Any], dict[str, str]]
 
 
 @pytest.fixture
@@ -236,11 +237,11 @@ def test_watching_outlives_an_outage(server: BatchServer) -> None:
     """The batch goes on while the server is replaced."""
     server.add_batch("batch_a", status="in_progress")
 
-    def refusals() -> Iterator[tuple[int, dict[str, Any], dict[str, str]]]:
+    def refusals() -> Iterator[Refusal]:
         for status in (502, 503, 429, 500):
             yield status, {"error": {"message": "not now"}}, {}
 
-    first = (200, dict(server.batches["batch_a"]), {})
+    first: Refusal = (200, dict(server.batches["batch_a"]), {})
     server.refusals = [first, *refusals()]
     server.steps["batch_a"] = [{"status": "completed"}]
     done = run(server, "status", "batch_a", "--watch", "--interval", "0.1", "--json")
@@ -251,7 +252,7 @@ def test_watching_outlives_an_outage(server: BatchServer) -> None:
 
 def test_watching_ends_when_the_server_refuses(server: BatchServer) -> None:
     server.add_batch("batch_a", status="in_progress")
-    first = (200, dict(server.batches["batch_a"]), {})
+    first: Refusal = (200, dict(server.batches["batch_a"]), {})
     server.refusals = [first, (401, {"error": {"message": "expired"}}, {})]
     done = run(server, "status", "batch_a", "--watch", "--interval", "0.1")
     assert done.exit_code == ExitCode.FAILED

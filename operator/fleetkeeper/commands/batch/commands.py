@@ -79,7 +79,7 @@ def submit(
     where = checked_url(url)
     key = client_key()
     check_input(file, endpoint)
-    body = {"endpoint": endpoint, "completion_window": window}
+    body: Document = {"endpoint": endpoint, "completion_window": window}
     if pairs:
         body["metadata"] = pairs
 

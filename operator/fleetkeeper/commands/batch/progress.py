@@ -25,7 +25,7 @@ from fleetkeeper.commands.batch.api import ApiError, BatchApi, Document, OnBytes
 WINDOW_S: Final = 60.0
 """Time over which a rate is taken."""
 GIVE_UP_S: Final = 600.0
-"""Time without an answer after which waiting ends. The batch goes on without it."""
+"""Time without an answer after which waiting ends. The batch continues."""
 LINE_EVERY_S: Final = 30.0
 """Without a terminal, a line is printed as often."""
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
