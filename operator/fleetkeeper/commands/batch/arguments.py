@@ -19,7 +19,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         envvar=URL_VARIABLE,
-        help="URL that leads to /v1/batches: of your Gateway, or of the batch Service.",
+        help="URL that leads to /v1/batches: of your Gateway, or of the batch Service. Default: the variable FLEETKEEPER_URL.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print what the API answers, as JSON.")]
