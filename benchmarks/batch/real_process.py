@@ -73,7 +73,7 @@ def _started(log: Path, settings: dict[str, str]) -> subprocess.Popen[bytes]:
     own = {f"{prefix}{name}": value for name, value in settings.items()}
     with log.open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "fleetkeeper_gateway.cli", "batch"],
+            [str(Path(sys.executable).with_name("fleetkeeper-gateway")), "batch"],
             env={**os.environ, **own},
             stdout=output,
             stderr=subprocess.STDOUT,
