@@ -58,7 +58,9 @@ async def running_process(folder: Path, upstream: str, model: str) -> AsyncItera
             }
             process = _started(folder / "log", settings)
             try:
-                await _until_ready(f"http://127.0.0.1:{admin_port}/healthz/ready", process, folder / "log")
+                await _until_ready(
+                    f"http://127.0.0.1:{admin_port}/healthz/ready", process, folder / "log"
+                )
                 async with batch_api(f"http://127.0.0.1:{port}", key) as client:
                     yield client
             finally:

@@ -33,7 +33,8 @@ def main(path: Path, every_s: float = 10.0) -> None:
         print(batch.status, batch.request_counts, file=sys.stderr)
     if batch.errors and batch.errors.data:
         for mistake in batch.errors.data:
-            print(f"line {mistake.line}: {mistake.message}", file=sys.stderr)
+            where = f"line {mistake.line}: " if mistake.line else ""
+            print(f"{where}{mistake.message}", file=sys.stderr)
         sys.exit(1)
     for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
         for line in client.files.content(file_id).text.splitlines():

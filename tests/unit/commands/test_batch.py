@@ -89,6 +89,17 @@ def test_submit_waits_for_the_end(server: BatchServer, tmp_path: Path) -> None:
     assert server.steps["batch_0"] == []
 
 
+def test_mistakes_are_told_once(server: BatchServer) -> None:
+    mistake = {"line": None, "code": "too_many_lines", "message": "It has 50,001 lines."}
+    server.add_batch("batch_a", status="failed", failed_at=1, errors={"data": [mistake]})
+    for words in (("--watch",), ("--watch", "--json")):
+        done = run(server, "status", "batch_a", *words)
+        assert done.exit_code == ExitCode.FAILED
+        told = "It has 50,001 lines. (too_many_lines)"
+        assert (done.stdout + done.stderr).count(told) == 1
+    assert "deadline" not in run(server, "status", "batch_a").stdout
+
+
 @pytest.mark.parametrize("end", ["failed", "expired", "cancelled"])
 def test_waiting_fails_if_the_batch_does(server: BatchServer, tmp_path: Path, end: str) -> None:
     mistake = {"line": 3, "code": "invalid_json", "message": "is not JSON"}

@@ -149,7 +149,7 @@ def status(
     batch = _run(asked())
     _show(batch, as_json=as_json)
     if watch:
-        _judge(batch)
+        _judge(batch, shown=not as_json)
 
 
 @app.command()
@@ -268,13 +268,13 @@ def _run(work: Coroutine[Any, Any, Result]) -> Result:
         stop(ExitCode.FAILED, str(problem))
 
 
-def _judge(batch: Document) -> None:
-    """Exit with the code of how a batch ended, with its mistakes if it has some."""
+def _judge(batch: Document, *, shown: bool = False) -> None:
+    """Exit with the code of how a batch ended, with its mistakes unless they were shown."""
     from fleetkeeper.commands.batch.view import mistakes_of  # noqa: PLC0415
 
     if batch["status"] == "completed":
         return
-    for mistake in mistakes_of(batch):
+    for mistake in [] if shown else mistakes_of(batch):
         typer.echo(mistake, err=True)
     todo = {
         "failed": "correct the input file, and submit it again",

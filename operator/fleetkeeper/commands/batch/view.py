@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetkeeper.commands.batch.api import Document
-from fleetkeeper.commands.batch.progress import counts_of, duration
+from fleetkeeper.commands.batch.progress import ENDED, counts_of, duration
 
 TIMES = (
     ("created", "created_at"),
@@ -60,12 +60,12 @@ def batch_lines(batch: Document, now: float) -> list[str]:
     counts = counts_of(batch)
     lines = [f"{batch['id']}  {batch['status']}"]
     if counts.total:
-        percent = 100 * counts.done / counts.total
+        percent = 100 * counts.done // counts.total
         lines.append(
-            f"lines      {counts.done:,} of {counts.total:,} ({percent:.0f}%), {counts.failed:,} failed"
+            f"lines      {counts.done:,} of {counts.total:,} ({percent}%), {counts.failed:,} failed"
         )
     lines += [f"{name:10} {when(batch[key])}" for name, key in TIMES if batch.get(key)]
-    if batch.get("expires_at") and not batch.get("completed_at"):
+    if batch.get("expires_at") and batch["status"] not in ENDED:
         left = float(batch["expires_at"]) - now
         past = f"{duration(left)} left" if left > 0 else f"{duration(-left)} ago"
         lines.append(f"{'deadline':10} {when(batch['expires_at'])} ({past})")
