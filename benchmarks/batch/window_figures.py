@@ -38,7 +38,7 @@ class Realtime:
     wait_mean_s: float
     """Queue wait as the scheduler measured it."""
     wait_p99_s: float
-    """Upper edge of the bucket that has the P99."""
+    """The same, interpolated within its bucket."""
     failed: int
     lines_per_s: float = 0.0
     """Of batch, beside them."""
@@ -64,18 +64,22 @@ def cell_of(arrivals: Sequence[Arrival], answers: Sequence[Answer]) -> Cell:
 
 
 def bucket_p99_s(before: Sequence[int], after: Sequence[int]) -> float:
-    """Return the upper edge of the bucket with the P99 of what was counted in between.
+    """Return the P99 of what was counted in between, interpolated within its bucket.
 
     Raises:
         ValueError: if nothing was counted.
     """
     counts = [new - old for new, old in zip(after, before, strict=True)]
-    total, seen = sum(counts), 0
-    for count, edge in zip(counts, (*QUEUE_WAIT_EDGES_S, float("inf")), strict=True):
-        seen += count
-        if total and seen >= 0.99 * total:
-            return edge
-    raise ValueError("no realtime request was scheduled")
+    rank = 0.99 * sum(counts)
+    if not rank:
+        raise ValueError("no realtime request was scheduled")
+    seen, lower = 0, 0.0
+    # What is above the highest edge counts as that edge.
+    for count, edge in zip(counts, (*QUEUE_WAIT_EDGES_S, QUEUE_WAIT_EDGES_S[-1]), strict=True):
+        if seen + count >= rank:
+            return lower + (edge - lower) * (rank - seen) / count
+        seen, lower = seen + count, edge
+    return lower
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ def _realtime(blocks: Sequence[Mapping[str, Realtime]]) -> str:
         "TTFT P50",
         "TTFT P99",
         "queue wait, mean",
-        "queue wait P99, at most",
+        "queue wait P99",
         "batch lines/s",
     ]
     return markdown_table(head, rows)
@@ -193,20 +197,18 @@ def _throughput_goal(blocks: Sequence[Mapping[str, Cell]]) -> str:
 
 
 def _wait_goal(blocks: Sequence[Mapping[str, Realtime]]) -> str:
-    """Judge by TTFT at the client, which has no buckets."""
-    over = spread(
-        1e3 * (block[BESIDE].first_p99_s - WAIT_FACTOR * block[ALONE].first_p99_s)
-        for block in blocks
-    )
-    control = spread(
-        1e3 * (block[AGAIN].first_p99_s - WAIT_FACTOR * block[ALONE].first_p99_s)
-        for block in blocks
-    )
+    def above(name: str) -> Spread:
+        return spread(
+            1e3 * (block[name].wait_p99_s - WAIT_FACTOR * block[ALONE].wait_p99_s)
+            for block in blocks
+        )
+
+    over = above(BESIDE)
     met = over.median <= WAIT_MORE_S * 1e3
     return (
-        f"Goal: TTFT P99 beside batch is at most {WAIT_FACTOR} times that alone and "
-        f"{WAIT_MORE_S * 1e3:.0f} ms. What remains above {WAIT_FACTOR} times: {over.text(0, ' ms')}, "
-        f"{_judged(met=met)}. A second run alone has {control.text(0, ' ms')}."
+        f"Goal: queue wait P99 beside batch is at most {WAIT_FACTOR} times that alone and "
+        f"{WAIT_MORE_S * 1e3:.0f} ms more. What is above {WAIT_FACTOR} times: {over.text(0, ' ms')}, "
+        f"{_judged(met=met)}. A second run alone has {above(AGAIN).text(0, ' ms')}."
     )
 
 

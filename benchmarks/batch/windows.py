@@ -1,6 +1,6 @@
 """Time-windowed batching, the batch tier and an unlimited client, on one real vLLM on CPU.
 
-    python benchmarks/batch/windows.py            # three quarters of an hour; writes RESULTS.md
+    python benchmarks/batch/windows.py            # an hour and a half; writes RESULTS.md
     python benchmarks/batch/windows.py --quick    # two minutes, to see that it runs; prints alone
 
 The classic way to fill a batch is a window: a client collects requests until so many are there or a
@@ -57,7 +57,7 @@ TITLE = "# Batches, measured\n"
 LENGTHS = (8, 128)
 """Tokens of an answer. A window waits for its longest."""
 LOAD = 0.7
-REALTIME_LOAD = 0.2
+REALTIME_LOAD = 0.3
 QUEUES = 4096
 """Lines that may wait, so that the unlimited client gets no 429."""
 
@@ -72,7 +72,7 @@ class Size:
     realtime_s: float
 
 
-FULL, QUICK = Size(5, 400, 30.0, 60.0), Size(1, 64, 6.0, 8.0)
+FULL, QUICK = Size(5, 400, 30.0, 120.0), Size(1, 64, 6.0, 8.0)
 
 
 def main() -> None:
