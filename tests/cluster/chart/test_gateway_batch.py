@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from fleetkeeper_gateway.batch.settings import BatchSettings
+from tests.support.docs_commands import ROOT
 from tests.support.gateway_chart import (
     ANY_REDIS,
     BATCH,
@@ -248,6 +250,23 @@ def test_redis_of_the_chart_may_have_a_volume() -> None:
     assert volume["persistentVolumeClaim"] == {"claimName": REDIS}
     assert "emptyDir" in mounted(pod_of(gateway_objects("small-redis"), REDIS))["/data"]
     assert environment(objects, BATCH)["REDIS_URL"] == environment(objects)["REDIS_URL"]
+
+
+def test_the_example_renders_to_two_replicas_on_a_bucket() -> None:
+    objects = rendered(yaml.safe_load((ROOT / "examples/batch/values.yaml").read_text()))
+    assert only(objects, "Deployment", BATCH)["spec"]["replicas"] == 2
+    found = environment(objects, BATCH)
+    assert (found["BATCH_STORE"], found["BATCH_RETENTION_DAYS"]) == ("s3://llm-batches/prod", "14")
+
+
+def test_probes_are_those_of_the_gateway() -> None:
+    """Both processes are asked at the same paths; a pod that ends has time for its lines."""
+    objects = gateway_objects("batch")
+    kinds = ("startupProbe", "livenessProbe", "readinessProbe")
+    (gateway,) = pod_of(objects)["spec"]["containers"]
+    (batch,) = pod_of(objects, BATCH)["spec"]["containers"]
+    assert [batch[kind] for kind in kinds] == [gateway[kind] for kind in kinds]
+    assert pod_of(objects, BATCH)["spec"]["terminationGracePeriodSeconds"] >= 30 + 5 + 10
 
 
 BATCHES = {"enabled": True}

@@ -8,10 +8,9 @@ import time
 from collections.abc import Coroutine, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 
 from fleetkeeper.commands.batch.arguments import (
     KEY_VARIABLE,
@@ -27,7 +26,6 @@ from fleetkeeper.commands.batch.arguments import (
 )
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 
-PIPE_WIDTH: Final = 250
 Document = dict[str, Any]
 Result = TypeVar("Result")
 
@@ -294,13 +292,11 @@ def _show(batch: Document, *, as_json: bool) -> None:
 
 
 def _show_list(batches: Sequence[Document], *, as_json: bool) -> None:
-    from fleetkeeper.commands.batch.view import batches_table  # noqa: PLC0415
+    from fleetkeeper.commands.batch.view import print_batches  # noqa: PLC0415
 
     if as_json:
         typer.echo(json.dumps(batches, indent=2))
     elif batches:
-        console = Console()
-        # A pipe has no width.
-        console.print(batches_table(batches), width=None if console.is_terminal else PIPE_WIDTH)
+        print_batches(batches)
     else:
         typer.echo("this key has no batches", err=True)

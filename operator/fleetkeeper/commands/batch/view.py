@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,8 +22,15 @@ TIMES = (
     ("cancelled", "cancelled_at"),
     ("expired", "expired_at"),
 )
+PIPE_WIDTH = 250
 COLUMNS = ("ID", "STATUS", "DONE", "FAILED", "TOTAL", "CREATED", "DEADLINE", "ENDPOINT")
 STYLES = {"completed": "green", "failed": "bold red", "expired": "red", "cancelled": "yellow"}
+
+
+def print_batches(batches: Sequence[Document]) -> None:
+    """Print a table of batches, whole if it goes to a pipe, which has no width."""
+    console = Console()
+    console.print(batches_table(batches), width=None if console.is_terminal else PIPE_WIDTH)
 
 
 def batches_table(batches: Sequence[Document]) -> Table:
