@@ -10,9 +10,12 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
 
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -22,6 +25,8 @@ from reference_pages import FOLDER, kind_of, page, row, shown_default
 ENV_PREFIX = "FLEETKEEPER_GATEWAY_"
 SETTINGS_MODULE = "settings"
 NAMESPACE = "fleetkeeper_gateway_"
+BATCH = ("fleetkeeper_batch_", f"{NAMESPACE}batch_")
+"""Metrics of the batch process: of its backlog, which the operator reads, and of itself."""
 
 
 def generated_files() -> dict[str, str]:
@@ -87,9 +92,10 @@ def _settings() -> Iterator[str]:
     yield "# Settings of the gateway"
     yield ""
     yield "The chart sets them from its values ([install the gateway](../gateway-install.md)). This page is for running"
-    yield "the gateway without the chart, and for reading logs. Both processes, `fleetkeeper-gateway serve` and"
-    yield "`fleetkeeper-gateway usage`, read them from environment variables; each ignores those of the other. A wrong"
-    yield "value ends the process at start-up with a message that names the variable, never the value of a secret."
+    yield "the gateway without the chart, and for reading logs. The processes `fleetkeeper-gateway serve`,"
+    yield "`fleetkeeper-gateway usage` and `fleetkeeper-gateway batch` read them from environment variables; each ignores"
+    yield "those of the others. A wrong value ends the process at start-up with a message that names the variable, never"
+    yield "the value of a secret."
     yield ""
     yield "The column *part* names the folder below `gateway/fleetkeeper_gateway` that reads the setting."
     yield ""
@@ -116,18 +122,31 @@ class Metric:
 def metrics() -> list[Metric]:
     """Return the gateway's metrics, by name."""
     for name in _modules():
-        importlib.import_module(name)
-    importlib.import_module("fleetkeeper_gateway.limits.metrics").limit_metrics()
+        _register_metrics(importlib.import_module(name))
     found = []
     for one in set(vars(REGISTRY)["_collector_to_names"]):
-        if not isinstance(one, MetricWrapperBase):
-            continue
-        (family,) = one.describe()
-        if family.name.startswith(NAMESPACE):
-            total = "_total" if family.type == "counter" else ""
-            labels = tuple(vars(one)["_labelnames"])
-            found.append(Metric(family.name + total, family.type, labels, family.documentation))
+        for family in _families(one):
+            if family.name.startswith((NAMESPACE, *BATCH)):
+                total = "_total" if family.type == "counter" else ""
+                labels = vars(one if isinstance(one, MetricWrapperBase) else family)["_labelnames"]
+                name = family.name + total
+                found.append(Metric(name, family.type, tuple(labels), family.documentation))
     return sorted(found, key=lambda metric: metric.name)
+
+
+def _register_metrics(module: ModuleType) -> None:
+    """Call the cached functions that make the metrics of a part when it first uses them."""
+    if module.__name__.rpartition(".")[2] == "metrics":
+        for name, make in vars(module).items():
+            if name.endswith("_metrics") and hasattr(make, "cache_info"):
+                make()
+
+
+def _families(one: Collector) -> Iterable[Family]:
+    """Return the metrics of a collector: of the library's own, or of one of the gateway's."""
+    if isinstance(one, MetricWrapperBase):
+        return one.describe()
+    return one.collect() if type(one).__module__.startswith("fleetkeeper_gateway.") else ()
 
 
 def _metrics() -> Iterator[str]:
@@ -138,7 +157,8 @@ def _metrics() -> Iterator[str]:
     yield "([usage](../gateway-usage.md)). Other metrics of the fleet are [here](metrics.md)."
     yield ""
     usage = [one for one in metrics() if one.name.startswith(f"{NAMESPACE}usage_")]
-    serve = [one for one in metrics() if one not in usage]
+    batch = [one for one in metrics() if one.name.startswith(BATCH)]
+    serve = [one for one in metrics() if one not in (*usage, *batch)]
     yield "## Request path"
     yield ""
     yield "Port 8081 of the pods of `fleetkeeper-gateway serve`, path `/metrics`."
@@ -150,6 +170,12 @@ def _metrics() -> Iterator[str]:
     yield "Port 8082 of the pod of `fleetkeeper-gateway usage`, path `/metrics`."
     yield ""
     yield from _table(usage)
+    yield ""
+    yield "## Batches"
+    yield ""
+    yield "Port 8084 of the pods of `fleetkeeper-gateway batch`, path `/metrics`."
+    yield ""
+    yield from _table(batch)
 
 
 def _table(found: Iterable[Metric]) -> Iterator[str]:

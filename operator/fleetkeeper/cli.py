@@ -25,6 +25,7 @@ from fleetkeeper.commands import (
     top,
     usage,
 )
+from fleetkeeper.commands.batch import commands as batch
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 
 app = typer.Typer(
@@ -46,6 +47,7 @@ app.command()(simulate.simulate)
 app.command()(mirror.mirror)
 app.command()(install.profiles_in_use)
 app.command()(usage.usage)
+app.add_typer(batch.app)
 app.add_typer(client_keys.app)
 app.add_typer(signing_keys.app, name="signing-keys")
 

@@ -11,8 +11,17 @@ from tests.support.helm_chart import only, rendered
 NAME = "fleetkeeper-gateway"
 USAGE = f"{NAME}-usage"
 REDIS = f"{NAME}-redis"
+BATCH = f"{NAME}-batch"
 KEYS = "fleetkeeper-keys"
 Live = dict[str, Any]
+OBJECT_STORE: Live = {
+    "url": "s3://batches/prod",
+    "secret": "s3-login",
+    "env": {"AWS_REGION": "eu-central-1"},
+    "peers": [{"cidr": "10.9.0.0/16"}],
+    "ports": [443, 9000],
+}
+ANY_REDIS = {"url": "redis://redis"}
 VALUE_SETS: dict[str, Live] = {
     "defaults": {},
     "one-replica": {"replicas": 1},
@@ -65,6 +74,37 @@ VALUE_SETS: dict[str, Live] = {
     "narrow": {
         "networkPolicy": {"clients": [{"namespaceLabels": {"clients": "yes"}}]},
         "usage": {"clients": [{"podLabels": {"app": "billing"}}]},
+    },
+    "batch": {
+        "redis": {"enabled": True, "image": "valkey:8", "persistence": {"enabled": True}},
+        "batch": {"enabled": True},
+    },
+    "batch-objects": {
+        "redis": ANY_REDIS,
+        "batch": {"enabled": True, "replicas": 2, "store": OBJECT_STORE},
+    },
+    "batch-shared": {
+        "redis": ANY_REDIS,
+        "networkPolicy": {"clients": [{"namespaceLabels": {"clients": "yes"}}]},
+        "batch": {
+            "enabled": True,
+            "replicas": 2,
+            "store": {"persistence": {"accessModes": ["ReadWriteMany"], "existingClaim": "shared"}},
+        },
+    },
+    "batch-no-volume": {
+        "redis": ANY_REDIS,
+        "batch": {"enabled": True, "store": {"persistence": {"enabled": False}}},
+    },
+    "batch-alone": {
+        "enabled": False,
+        "redis": {"enabled": True, "image": "valkey:8"},
+        "batch": {
+            "enabled": True,
+            "upstream": "https://api.example.com:8443/openai",
+            "upstreamKeySecret": {"name": "provider", "key": "token"},
+            "upstreamPeers": [{"cidr": "192.0.2.0/24"}],
+        },
     },
     "no-policies": {"networkPolicy": {"enabled": False}, "podDisruptionBudget": False},
 }

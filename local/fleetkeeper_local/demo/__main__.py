@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +14,7 @@ import typer
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.paths import REPOSITORY, data_dir
 from fleetkeeper_local.common.report import say
-from fleetkeeper_local.demo import dev_images, front_door
+from fleetkeeper_local.demo import dev_images, front_door, waiting_work
 from fleetkeeper_local.demo.capacity import measure_capacity
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.dev_cluster import DEFAULT_NAME, DevCluster, Tool, require_programs
@@ -37,7 +39,16 @@ from fleetkeeper_local.demo.record import (
 )
 from fleetkeeper_local.demo.recorder import Recorder
 from fleetkeeper_local.demo.show import Show
-from fleetkeeper_local.demo.stage import GivenStage, LocalStage, Stage, gateway_reached, reached
+from fleetkeeper_local.demo.stage import (
+    GivenStage,
+    LocalStage,
+    Stage,
+    batch_reached,
+    gateway_reached,
+    reached,
+)
+from fleetkeeper_local.demo.waiting_work import WaitingWork
+from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Shape
 from fleetkeeper_local.node.flags import read_settings
 from fleetkeeper_local.node.node import Node
@@ -161,14 +172,16 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
         reached(stage, fleet) as address,
         Recorder(stage.cluster.kubeconfig, NAMESPACE, TENANT, fleet.name) as recorder,
         Show(recorder) as show,
+        _waiting_work(stage, fleet, out / "batch") as work,
     ):
         capacity = _capacity(address, fleet.name)
         first = rate or SHARE_RATIO * capacity
-        play = Play(stage, installation, fleet, address, first, show.update)
+        play = Play(stage, installation, fleet, address, first, show.update, work=work)
         play.run()
         end_s = time.time()
+        samples = play.samples()
+        batch = _batch(work, samples)
         gateway = _front_door(stage, fleet, address)
-    samples = play.samples()
     figure = out / "demo.png"
     run = Run(
         TITLE, play.start_s, end_s, play.spans, recorder.observations, recorder.decisions, samples
@@ -182,6 +195,7 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
         samples=samples,
         frozen=play.frozen_times(),
         notes=(
+            *batch,
             *gateway,
             f"One replica answered {capacity:.1f} requests/s; x1 is {first:.1f}.",
             f"Ready {ready_s:.0f} s after the start; {took_s:.0f} s in total.",
@@ -194,6 +208,29 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
     typer.echo(f"This report is also in {written}")
     broken = failed(samples)
     return len(broken) - len(inside(broken, play.frozen_times()))
+
+
+@contextmanager
+def _waiting_work(stage: Stage, fleet: Fleet, folder: Path) -> Iterator[WaitingWork | None]:
+    """Provide a batch to submit, with a key of its own; None without a batch process."""
+    with batch_reached(stage) as url, gateway_reached(stage) as gateway:
+        if not (url and gateway):
+            yield None
+            return
+        door = FrontDoor(stage.cluster, gateway, NAMESPACE)
+        key = door.create_key(waiting_work.KEY, fleet.namespace, "--highest-tier=batch")
+        yield WaitingWork(stage.cluster, NAMESPACE, url, key, fleet.name, folder)
+
+
+def _batch(work: WaitingWork | None, samples: list[Sample]) -> list[str]:
+    """Wait for the end of the batch; return its part of the report."""
+    if work is None:
+        return ["The values install no batches.", ""]
+    say("batch: waiting for its last lines")
+    lines = work.end(samples)
+    for line in lines:
+        say(f"batch: {line}")
+    return ["A batch through the surge", "", *(f"  {line}" for line in lines), ""]
 
 
 def _front_door(stage: Stage, fleet: Fleet, base_url: str) -> list[str]:

@@ -21,6 +21,7 @@ RELEASE = "fleetkeeper"
 NAMESPACE = "fleetkeeper-system"
 GATEWAY = "fleetkeeper-gateway"
 """Its Deployment and its Service."""
+BATCH = f"{GATEWAY}-batch"
 PROFILE = "cpu-0.32.0-1"
 MODEL_CLAIM = "models"
 TINY = REPOSITORY / "examples" / "tiny.yaml"
@@ -38,7 +39,7 @@ class ImageNames:
     gateway: str = ""
     """Empty: the chart is installed without a gateway."""
     redis: str = ""
-    """Empty: each replica of the gateway has limits of its own."""
+    """Empty: each replica of the gateway has limits of its own, and there are no batches."""
 
 
 @dataclass
@@ -162,6 +163,11 @@ def _gateway_values(names: ImageNames) -> dict[str, Any]:
         # The local node creates no volumes.
         "usage": {"resources": small, "persistence": {"enabled": False}},
         "redis": {"enabled": bool(names.redis), "image": names.redis, "resources": small},
+        "batch": {
+            "enabled": bool(names.redis),
+            "resources": small,
+            "store": {"persistence": {"enabled": False}},
+        },
     }
 
 

@@ -17,6 +17,7 @@ from fleetkeeper_local.demo.installation import Installation
 from fleetkeeper_local.demo.record import OURS, Frozen, Moment
 from fleetkeeper_local.demo.stage import Stage
 from fleetkeeper_local.demo.traffic import Traffic, joined
+from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
@@ -59,6 +60,7 @@ class Play:
         rate_per_s: requests per second in the first stage.
         on_progress: called about once per second, to show the progress.
         moments: the demo's actions, and their effects.
+        work: a batch that is submitted before the surge; None without one.
     """
 
     stage: Stage
@@ -68,6 +70,7 @@ class Play:
     rate_per_s: float
     on_progress: Callable[[Play], None]
     moments: list[Moment] = field(default_factory=list)
+    work: WaitingWork | None = None
     traffic: list[Traffic] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     frozen: PodFacts | None = None
@@ -89,6 +92,8 @@ class Play:
         try:
             release = Act(UNPINNED_S, self._unpin)
             self._load("x1", 1.0, QUIET_MIN_S, self._is_judged, QUIET_MAX_S, release)
+            if self.work is not None:
+                self._note(self.work.submit())
             self._surge()
             acts = [
                 # With one replica only, every request would be in the frozen engine.
@@ -178,6 +183,8 @@ class Play:
                     break
             time.sleep(POLL_S)
         traffic.end()
+        if self.work is not None:
+            self.work.look(name)
         self.spans.append(Span(began_s, time.time(), LOAD, f"{name}: {rate:.1f}/s"))
         for act in [] if cut else waiting:
             self._note(f"skipped, never due: {act.do.__name__.strip('_')}")

@@ -19,6 +19,7 @@ from fleetkeeper_local.demo import inject
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts
 from fleetkeeper_local.demo.installation import (
+    BATCH,
     GATEWAY,
     MODEL_CLAIM,
     NAMESPACE,
@@ -54,6 +55,9 @@ class Stage(Protocol):
 
     def gateway_address(self) -> Iterator[str]:
         """Yield the URL of the gateway from here; empty if there is none."""
+
+    def batch_address(self) -> Iterator[str]:
+        """Yield the URL of the batch process from here; empty if there is none."""
 
     def freeze_engine(self, fleet: Fleet, pod: PodFacts) -> None:
         """Stop an engine's core."""
@@ -94,6 +98,10 @@ class LocalStage:
     def gateway_address(self) -> Iterator[str]:
         """Yield the address of its Service."""
         yield f"http://{self.cluster.cluster_ip(NAMESPACE, GATEWAY)}"
+
+    def batch_address(self) -> Iterator[str]:
+        """Yield the address of its Service."""
+        yield f"http://{self.cluster.cluster_ip(NAMESPACE, BATCH)}"
 
     def freeze_engine(self, fleet: Fleet, pod: PodFacts) -> None:
         """Send SIGSTOP to the engine's core, found by the pod's cgroup."""
@@ -152,11 +160,18 @@ class GivenStage:
 
     def gateway_address(self) -> Iterator[str]:
         """Yield the address of a port-forward, if the values install a gateway."""
+        yield from self._forwarded_if_there(GATEWAY)
+
+    def batch_address(self) -> Iterator[str]:
+        """Yield the address of a port-forward, if the values install batches."""
+        yield from self._forwarded_if_there(BATCH)
+
+    def _forwarded_if_there(self, service: str) -> Iterator[str]:
         found = self.cluster.kubectl(
-            *("-n", NAMESPACE, "get", "service", GATEWAY, "--ignore-not-found", "-o", "name")
+            *("-n", NAMESPACE, "get", "service", service, "--ignore-not-found", "-o", "name")
         )
         if found.strip():
-            yield from self._forwarded(NAMESPACE, GATEWAY)
+            yield from self._forwarded(NAMESPACE, service)
         else:
             yield ""
 
@@ -196,6 +211,12 @@ class GivenStage:
 def gateway_reached(stage: Stage) -> Iterator[str]:
     """Provide the URL of the gateway while the block runs."""
     yield from stage.gateway_address()
+
+
+@contextmanager
+def batch_reached(stage: Stage) -> Iterator[str]:
+    """Provide the URL of the batch process while the block runs."""
+    yield from stage.batch_address()
 
 
 @contextmanager

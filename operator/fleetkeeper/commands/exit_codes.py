@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     BAD_INPUT = 64
     NO_INPUT = 66
     NOT_INSTALLED = 69
+    NOT_YET = 75
 
 
 MEANING = {
@@ -26,6 +27,7 @@ MEANING = {
     ExitCode.BAD_INPUT: "a file has invalid content, or a service that does not fit the hardware",
     ExitCode.NO_INPUT: "a file cannot be read or contains no InferenceService",
     ExitCode.NOT_INSTALLED: "a required part of Fleetkeeper is not installed",
+    ExitCode.NOT_YET: "a batch has not ended yet: try again later",
 }
 EPILOG = "Exit codes: " + "; ".join(f"{code.value} {text}" for code, text in MEANING.items()) + "."
 

@@ -61,13 +61,53 @@ start.
 {{- end -}}
 {{- end -}}
 
+{{- /* Refuses values with which the batch process would not start, or would lose or mix up results. */ -}}
+{{- define "fleetkeeper.gateway.batch.check" -}}
+{{- $gateway := .Values.gateway -}}
+{{- $batch := $gateway.batch -}}
+{{- if not (or $gateway.enabled $batch.upstream) -}}
+{{- fail "gateway.batch.enabled is true, but gateway.enabled is not: set gateway.batch.upstream to the URL of the OpenAI-compatible API that answers the lines" -}}
+{{- end -}}
+{{- if hasSuffix "/v1" $batch.upstream -}}
+{{- fail "gateway.batch.upstream ends with /v1, which lines bring along: remove it" -}}
+{{- end -}}
+{{- if not (include "fleetkeeper.gateway.redisUrl" .) -}}
+{{- fail "gateway.batch.enabled needs Redis for its queue: set gateway.redis.url, or gateway.redis.enabled for one of the chart" -}}
+{{- end -}}
+{{- $store := $batch.store -}}
+{{- if and (gt (int $batch.replicas) 1) (not $store.url) -}}
+{{- if not $store.persistence.enabled -}}
+{{- fail "gateway.batch.replicas is more than 1, but each replica would have a volume of its own: set gateway.batch.store.url to an object store, or use a ReadWriteMany volume, or one replica" -}}
+{{- end -}}
+{{- if not (has "ReadWriteMany" $store.persistence.accessModes) -}}
+{{- fail "gateway.batch.replicas is more than 1, but gateway.batch.store.persistence.accessModes has no ReadWriteMany: replicas must see the same files, so set gateway.batch.store.url to an object store, or use a ReadWriteMany volume, or one replica" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $batch.upstreamKeySecret.name (not $batch.upstream) -}}
+{{- fail "gateway.batch.upstreamKeySecret is set, but lines go to this gateway, which takes no key for them: remove it, or set gateway.batch.upstream" -}}
+{{- end -}}
+{{- if and (not $gateway.enabled) (not $batch.upstreamKeySecret.name) (not $gateway.grantKeys.secretName) -}}
+{{- fail "gateway.batch.upstream needs a key: set gateway.batch.upstreamKeySecret, or, if it is a gateway of another release, gateway.grantKeys.secretName to a Secret with the key that signs its grants" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fleetkeeper.gateway.batch.upstream" -}}
+{{- $gateway := .Values.gateway -}}
+{{ $gateway.batch.upstream | default (printf "http://%s.%s.svc:%d" (include "fleetkeeper.gateway.name" .) .Release.Namespace (int $gateway.service.port)) }}
+{{- end -}}
+
 {{- /* Environment that all processes of the gateway share. */ -}}
 {{- define "fleetkeeper.gateway.commonEnv" -}}
-{{- $gateway := .Values.gateway -}}
 - {name: FLEETKEEPER_GATEWAY_LOG_LEVEL, value: {{ .Values.log.level | quote }}}
 - {name: FLEETKEEPER_GATEWAY_LOG_FORMAT, value: {{ .Values.log.format | quote }}}
 - {name: FLEETKEEPER_GATEWAY_NAMESPACES, value: {{ join "," .Values.namespaces | quote }}}
 - {name: FLEETKEEPER_GATEWAY_GRANT_KEYS_DIRECTORY, value: /etc/fleetkeeper/grant-keys}
+{{- include "fleetkeeper.gateway.redisEnv" . }}
+{{- end -}}
+
+{{- /* Without Redis these three are empty. Each entry begins with the end of the line before it. */ -}}
+{{- define "fleetkeeper.gateway.redisEnv" -}}
+{{- $gateway := .Values.gateway -}}
 {{- with include "fleetkeeper.gateway.redisUrl" . }}
 - {name: FLEETKEEPER_GATEWAY_REDIS_URL, value: {{ . | quote }}}
 {{- with $gateway.redis.username }}
@@ -84,18 +124,28 @@ start.
 
 {{- define "fleetkeeper.gateway.commonMounts" -}}
 - {name: grant-keys, mountPath: /etc/fleetkeeper/grant-keys, readOnly: true}
+{{- include "fleetkeeper.gateway.redisMounts" . }}
+- {name: tmp, mountPath: /tmp}
+{{- end -}}
+
+{{- define "fleetkeeper.gateway.redisMounts" -}}
 {{- with .Values.gateway.redis.passwordSecret.name }}
 - {name: redis-password, mountPath: /etc/fleetkeeper/redis-password, readOnly: true}
 {{- end }}
 {{- with .Values.gateway.redis.caSecret.name }}
 - {name: redis-ca, mountPath: /etc/fleetkeeper/redis-ca, readOnly: true}
 {{- end }}
-- {name: tmp, mountPath: /tmp}
 {{- end -}}
 
 {{- define "fleetkeeper.gateway.commonVolumes" -}}
 - name: grant-keys
   secret: {secretName: {{ include "fleetkeeper.gateway.grantSecretName" . }}, defaultMode: 0440}
+{{- include "fleetkeeper.gateway.redisVolumes" . }}
+- name: tmp
+  emptyDir: {sizeLimit: 64Mi}
+{{- end -}}
+
+{{- define "fleetkeeper.gateway.redisVolumes" -}}
 {{- with .Values.gateway.redis.passwordSecret.name }}
 - name: redis-password
   secret: {secretName: {{ . }}, defaultMode: 0440}
@@ -104,8 +154,22 @@ start.
 - name: redis-ca
   secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
-- name: tmp
-  emptyDir: {sizeLimit: 64Mi}
+{{- end -}}
+
+{{- /* Environment of a process that accepts keys of clients. */ -}}
+{{- define "fleetkeeper.gateway.keysEnv" -}}
+{{- $gateway := .Values.gateway -}}
+- {name: FLEETKEEPER_GATEWAY_KEYS_NAMESPACE, value: {{ $gateway.keys.namespace }}}
+- {name: FLEETKEEPER_GATEWAY_KEYS_STALE_SECONDS, value: {{ $gateway.keys.staleSeconds | quote }}}
+- {name: FLEETKEEPER_GATEWAY_ANONYMOUS, value: {{ $gateway.anonymous.enabled | quote }}}
+{{- if $gateway.anonymous.enabled }}
+- {name: FLEETKEEPER_GATEWAY_ANONYMOUS_HIGHEST_TIER, value: {{ $gateway.anonymous.highestTier }}}
+{{- range $setting, $limit := dict "REQUESTS_PER_MINUTE" $gateway.anonymous.requestsPerMinute "TOKENS_PER_MINUTE" $gateway.anonymous.tokensPerMinute "CONCURRENCY" $gateway.anonymous.concurrency }}
+{{- if not (kindIs "invalid" $limit) }}
+- {name: FLEETKEEPER_GATEWAY_ANONYMOUS_{{ $setting }}, value: {{ ternary $limit (int64 $limit) (kindIs "string" $limit) | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- /* Metadata of a pod: labels and annotations. Takes a list: the context, the component, and its admin port. */ -}}

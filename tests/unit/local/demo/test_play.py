@@ -56,6 +56,7 @@ class World:
     frozen: Pod | None = None
     frozen_at_s: float = 0.0
     done: list[str] = field(default_factory=list)
+    batch: list[str] = field(default_factory=list)
     name: str = "tiny"
 
     def engines(self) -> list[Pod]:
@@ -75,6 +76,13 @@ class World:
 
     def unpin(self) -> None:
         self.done.append("unpin")
+
+    def submit(self) -> str:
+        self.batch.append("submitted")
+        return "submitted a batch"
+
+    def look(self, stage: str) -> None:
+        self.batch.append(stage)
 
     def kill_operators(self, _: object) -> int:
         self.done.append("kill")
@@ -117,7 +125,7 @@ def _played(monkeypatch: pytest.MonkeyPatch, capacity_per_s: float) -> tuple[Pla
     monkeypatch.setattr(play_module, "time", clock)
     monkeypatch.setattr(play_module, "Traffic", Load)
     anything: Any = world  # what it stands in for is a cluster, an installation and a fleet
-    play = Play(anything, anything, anything, "http://nowhere", 2.0, lambda _: None)
+    play = Play(anything, anything, anything, "http://nowhere", 2.0, lambda _: None, work=anything)
     play.run()
     return play, world
 
@@ -135,6 +143,7 @@ def test_four_times_the_load_is_enough_where_the_measurement_was_right(
     play, world = _played(monkeypatch, capacity_per_s=6.0)
     assert _loads(play) == ["x1: 2.0/s", "x4: 8.0/s", "x1 again: 2.0/s"]
     assert world.done[: len(FAULTS)] == FAULTS
+    assert world.batch == ["x1", "submitted", "x4", "x1 again"]
     faults = {span.text for span in play.spans if span.kind == FAULT}
     assert faults == {"operators killed", "engine frozen", "Prometheus stopped"}
 

@@ -1,0 +1,207 @@
+"""A batch that runs through the demo: what may wait beside what may not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleetkeeper_local.common.errors import LocalError
+from fleetkeeper_local.demo.cluster import Cluster, CommandError
+from fleetkeeper_local.load.open_loop import Sample
+from fleetkeeper_local.load.summary import summarise
+
+LINES = 200
+ANSWER_TOKENS = 48
+ENDPOINT = "/v1/completions"
+KEY = "demo-batch"
+SELECTOR = "app.kubernetes.io/name=fleetkeeper,app.kubernetes.io/component=gateway-batch"
+ADMIN_PORT = 8084
+REFUSED = re.compile(
+    r'^fleetkeeper_batch_lines_total\{outcome="(?:key_)?refused"\} (\S+)$', re.MULTILINE
+)
+COMMAND_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 900.0
+"""For all lines, once the load has ended: seconds, unless engines are replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The batch at the end of a stage."""
+
+    stage: str
+    at_s: float
+    done: int
+    failed: int
+    refused: int | None
+    """Times that an engine refused a line until then; None if the metrics cannot be read."""
+
+
+@dataclass
+class WaitingWork:
+    """A batch of one key.
+
+    Attributes:
+        cluster: where the batch process runs.
+        namespace: of the release.
+        url: of the batch Service from here.
+        key: of a client.
+        model: that the lines name.
+        folder: for the input file and the results.
+    """
+
+    cluster: Cluster
+    namespace: str
+    url: str
+    key: str
+    model: str
+    folder: Path
+    batch_id: str = ""
+    seen: list[Seen] = field(default_factory=list)
+
+    def submit(self) -> str:
+        """Submit the batch; return what was done, for the timeline.
+
+        Raises:
+            LocalError: it was refused.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "batch.jsonl"
+        path.write_text("".join(f"{line}\n" for line in desired_lines(self.model)))
+        self.batch_id = self._command("submit", str(path), "--endpoint", ENDPOINT)
+        return f"submitted a batch of {LINES} lines"
+
+    def look(self, stage: str) -> None:
+        """Remember the progress at the end of a stage.
+
+        Raises:
+            LocalError: the batch process does not answer.
+        """
+        if not self.batch_id:
+            return
+        counts = json.loads(self._command("status", self.batch_id, "--json"))["request_counts"]
+        self.seen.append(
+            Seen(stage, time.time(), counts["completed"], counts["failed"], self._refused())
+        )
+
+    def end(self, samples: Sequence[Sample]) -> list[str]:
+        """Wait for the end, read the results, and return the batch's part of the report.
+
+        Raises:
+            LocalError: the batch did not complete, or a line has not exactly one result.
+        """
+        self._command("status", self.batch_id, "--watch", "--json", timeout_s=END_TIMEOUT_S)
+        self.look("end")
+        fetched = json.loads(
+            self._command("fetch", self.batch_id, "--out", str(self.folder), "--json")
+        )
+        output, errors = (
+            [] if fetched[name] is None else ids_of(Path(fetched[name]))
+            for name in ("output_file", "error_file")
+        )
+        check_results(output, errors)
+        return report(self.seen, samples, len(output), len(errors))
+
+    def _refused(self) -> int | None:
+        found = 0
+        for pod in self.cluster.pods(self.namespace, SELECTOR):
+            name = pod["metadata"]["name"]
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{name}:{ADMIN_PORT}/proxy/metrics"
+            try:
+                text = self.cluster.kubectl("get", "--raw", path)
+            except CommandError:
+                return None  # a NetworkPolicy keeps the API server out
+            found += sum(int(float(value)) for value in REFUSED.findall(text))
+        return found
+
+    def _command(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Run `fleetkeeper batch` as a client does; return its standard output."""
+        words = ("batch", *arguments)
+        environment = {"FLEETKEEPER_URL": self.url, "FLEETKEEPER_API_KEY": self.key}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "fleetkeeper", *words],
+                env={**os.environ, **environment},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired as late:
+            raise LocalError(
+                f"fleetkeeper {' '.join(words)}: not within {timeout_s:.0f} s"
+            ) from late
+        if done.returncode:
+            raise LocalError(f"fleetkeeper {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+
+def desired_lines(model: str) -> list[str]:
+    """Return the lines of the input file."""
+    body = {"model": model, "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
+    return [
+        json.dumps(
+            {
+                "custom_id": id_of(number),
+                "method": "POST",
+                "url": ENDPOINT,
+                "body": {**body, "prompt": f"The queue has {number} lines"},
+            }
+        )
+        for number in range(LINES)
+    ]
+
+
+def id_of(number: int) -> str:
+    """Return the custom_id of a line."""
+    return f"line-{number:03}"
+
+
+def ids_of(path: Path) -> list[str]:
+    """Return the custom_id of each line of a file with results."""
+    return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
+
+
+def check_results(output: Sequence[str], errors: Sequence[str]) -> None:
+    """Check that each line has one result, and that both files have the order of the input.
+
+    Raises:
+        LocalError: they do not.
+    """
+    expected = [id_of(number) for number in range(LINES)]
+    if sorted([*output, *errors]) != expected:
+        raise LocalError(
+            f"batch: {len(output)} and {len(errors)} results, "
+            f"of {len({*output, *errors})} different lines of {LINES}"
+        )
+    if list(output) != sorted(output) or list(errors) != sorted(errors):
+        raise LocalError("batch: the results have not the order of the input")
+
+
+def report(seen: Sequence[Seen], samples: Sequence[Sample], done: int, failed: int) -> list[str]:
+    """Return the lines of the report: the batch at the end of each stage, beside realtime requests."""
+    realtime = [sample for sample in samples if sample.arrival.tier == "realtime"]
+    first = {
+        row.name: row.first_token_p95_s for row in summarise(realtime, lambda s: s.arrival.phase)
+    }
+    lines = [
+        f"{'until the end of':20}{'done':>6}{'failed':>8}{'refused':>9}{'realtime TTFT p95 s':>21}"
+    ]
+    for one in seen:
+        told_s = first.get(one.stage)
+        lines.append(
+            f"{one.stage:20}{one.done:6}{one.failed:8}"
+            f"{'-' if one.refused is None else one.refused:>9}"
+            f"{'-' if told_s is None else format(told_s, '.2f'):>21}"
+        )
+    return [
+        *lines,
+        f"{LINES} lines: {done} done, {failed} failed. Each has one result, in the order of the input.",
+        "refused: answered with 429 or 503 and sent again, which counts as no attempt.",
+    ]

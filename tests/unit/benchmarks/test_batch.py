@@ -1,0 +1,196 @@
+"""The parts of the batch benchmark that decide its figures, and the modes that it compares."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S
+from fleetkeeper_local.common.paths import REPOSITORY
+from fleetkeeper_local.load.schedule import Arrival
+
+Part = Callable[[str], ModuleType]
+GUARD_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def part() -> Iterator[Part]:
+    """Imports a part of benchmarks/batch by its name."""
+    folders = [str(REPOSITORY / "benchmarks" / name) for name in ("batch", "gateway", "serving")]
+    sys.path[:0] = folders
+    yield importlib.import_module
+    for folder in folders:
+        sys.path.remove(folder)
+
+
+def line(number: int, tokens: int = 10, at_s: float = 0.0) -> Arrival:
+    return Arrival(number, at_s, "lines", "batch", "s", 4, tokens)
+
+
+def test_tokens_a_second_end_with_the_last_line(part: Part) -> None:
+    figures, answer = part("window_figures"), part("mode_figures").Answer
+    answers = [answer("batch", 0.0, end, "") for end in (1.0, 2.0, 5.0)]
+    cell = figures.cell_of([line(0), line(1), line(2, tokens=30)], answers)
+    assert (cell.tokens_per_s, cell.p50_s, cell.p99_s, cell.failed) == (10.0, 2.0, 5.0, 0)
+
+
+def test_a_line_that_failed_is_told(part: Part) -> None:
+    figures, answer = part("window_figures"), part("mode_figures").Answer
+    answers = [answer("batch", 0.0, 1.0, ""), answer("batch", 0.0, 2.0, "http_500")]
+    cell = figures.cell_of([line(0), line(1)], answers)
+    assert (cell.failed, cell.p99_s) == (1, 1.0)
+
+
+def test_the_p99_is_that_of_what_was_counted_in_between(part: Part) -> None:
+    p99 = part("window_figures").bucket_p99_s
+    empty = [0] * (len(QUEUE_WAIT_EDGES_S) + 1)
+    before = [*empty]
+    before[-1] = 1000  # long waits of an earlier measurement
+    after = [*before]
+    after[0] += 99
+    after[3] += 1
+    assert p99(before, after) == pytest.approx(QUEUE_WAIT_EDGES_S[0])
+    after[0], after[3] = before[0], before[3] + 100
+    lower, upper = QUEUE_WAIT_EDGES_S[2:4]
+    assert p99(before, after) == pytest.approx(lower + 0.99 * (upper - lower))
+    after[-1] += 1000
+    assert p99(before, after) == QUEUE_WAIT_EDGES_S[-1]
+    with pytest.raises(ValueError, match="no realtime request"):
+        p99(before, before)
+
+
+def found(part: Part, **changes: Any) -> Any:
+    figures, modes = part("window_figures"), part("window_modes")
+    offline = {name: figures.Cell(100.0, 1.0, 2.0, 0) for name in modes.MODES}
+    offline |= {modes.window(8): figures.Cell(25.0, 4.0, 8.0, 0)}
+    arriving = {name: offline[name] for name in offline if name != modes.UNLIMITED}
+    alone = figures.Realtime(0.010, 0.100, 0.001, 0.005, 0)
+    realtime = {figures.ALONE: alone, figures.AGAIN: alone, figures.BESIDE: alone}
+    usual = {
+        "offline": [offline],
+        "arriving": [arriving],
+        "realtime": [realtime],
+        "lines": 64,
+        "rate_per_s": [7.0],
+    }
+    return figures.Found(**{**usual, **changes})
+
+
+def test_the_page_has_each_mode_and_ratios_of_one_block(part: Part) -> None:
+    text = part("window_figures").page(found(part))
+    assert "| windows of 8 | 25 (25 to 25) | 0.25 (0.25 to 0.25) |" in text
+    assert text.count("| windows of 64 |") == 2
+    assert text.count(", met") == 2
+    assert "0 requests failed." in text
+
+
+def test_missed_goals_are_told(part: Part) -> None:
+    figures, modes = part("window_figures"), part("window_modes")
+    slow = dict(found(part).offline[0])
+    slow[modes.TIER] = figures.Cell(84.0, 1.0, 2.0, 3)
+    alone = figures.Realtime(0.010, 0.100, 0.001, 0.005, 0)
+    beside = figures.Realtime(0.010, 0.100, 0.001, 0.027, 0)
+    realtime = {figures.ALONE: alone, figures.AGAIN: alone, figures.BESIDE: beside}
+    text = figures.page(found(part, offline=[slow], realtime=[realtime]))
+    assert text.count("**missed**") == 2
+    assert "above 1.1 times: 22 ms" in text
+    assert "3 requests failed." in text
+    # With the process itself, the goal is about it.
+    text = figures.page(found(part, offline=[slow | {figures.PROCESS: slow[modes.UNLIMITED]}]))
+    assert "the batch process has at least 0.85 times" in text
+    assert "**missed**" not in text
+
+
+class Engine:
+    """An endpoint that answers when a test lets it, and says how many wait."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.most = 0
+        self.tiers: set[str] = set()
+        self.proceed = asyncio.Event()
+        self.changed = asyncio.Condition()
+
+    async def complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.tiers.add(request.headers["X-Inference-Tier"])
+        await self._count(+1)
+        await self.proceed.wait()
+        await self._count(-1)
+        usage = {"completion_tokens": body["max_tokens"]}
+        return web.json_response({"choices": [{}], "usage": usage})
+
+    async def until_open(self, count: int) -> None:
+        async with self.changed, asyncio.timeout(GUARD_S):
+            await self.changed.wait_for(lambda: self.open == count)
+
+    async def _count(self, change: int) -> None:
+        async with self.changed:
+            self.open += change
+            self.most = max(self.most, self.open)
+            self.changed.notify_all()
+
+
+async def served(engine: Engine) -> tuple[web.AppRunner, str]:
+    application = web.Application()
+    application.router.add_post("/v1/completions", engine.complete)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    return runner, f"http://127.0.0.1:{port}"
+
+
+async def test_a_window_waits_for_all_and_the_tier_for_none(part: Part) -> None:
+    modes, engine = part("window_modes"), Engine()
+    runner, url = await served(engine)
+    lines = [line(number) for number in range(20)]
+    try:
+        async with modes.patient_client(url, "m") as client:
+            for name, expected in ((modes.window(8), 8), (modes.TIER, 20), (modes.UNLIMITED, 20)):
+                engine.proceed.clear()
+                engine.most = 0
+                task = asyncio.create_task(modes.MODES[name][1](client, lines))
+                await engine.until_open(expected)
+                engine.proceed.set()
+                answers = await task
+                assert [answer.cause for answer in answers] == [""] * 20
+                assert engine.most == expected
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_full_queue_is_kept_full_and_leaves_nothing(part: Part) -> None:
+    modes, engine = part("window_modes"), Engine()
+    runner, url = await served(engine)
+    try:
+        async with modes.patient_client(url, "m") as client:
+            async with modes.FullQueue(client, [line(0), line(1)]) as queue:
+                await engine.until_open(modes.LINES_AT_A_TIME)
+                assert queue.answered == 0
+            assert queue.failed == 0
+    finally:
+        await runner.cleanup()
+    assert engine.tiers == {"batch"}
+
+
+def test_the_file_of_the_process_has_the_requests_of_the_other_modes(
+    part: Part, tmp_path: Path
+) -> None:
+    process = part("real_process")
+    process.write_lines(tmp_path / "lines.jsonl", "tiny", [line(3, tokens=7)])
+    (written,) = (tmp_path / "lines.jsonl").read_text().splitlines()
+    request = json.loads(written)
+    assert (request["custom_id"], request["url"]) == ("3", "/v1/completions")
+    assert request["body"]["max_tokens"] == 7
+    assert len(request["body"]["prompt"]) == 4
