@@ -58,7 +58,7 @@ class BatchRecord:
     """Unix seconds."""
     expires: int
     """Unix seconds: the end of the completion window."""
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
     output_expires_after: int | None = None
     """Seconds after which the output files expire; None: by the retention of the settings."""
 
