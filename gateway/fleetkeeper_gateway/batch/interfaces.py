@@ -33,6 +33,10 @@ class StorageError(Exception):
     """The store failed or did not answer in time. The caller may try again."""
 
 
+class ObjectMissing(StorageError):
+    """The object to read a part of does not exist. Trying again does not help."""
+
+
 @dataclass(frozen=True, slots=True)
 class Object:
     """An object of the store."""
@@ -59,10 +63,10 @@ class Objects(Protocol):
         """Return an object; None if it does not exist."""
 
     async def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """Return a part of an object."""
+        """Return a part of an object. Raise `ObjectMissing` if it does not exist."""
 
     def stream(self, path: str) -> AsyncIterator[bytes]:
-        """Return the parts of an object."""
+        """Return the parts of an object. Raise `ObjectMissing` if it does not exist."""
 
     async def list(self, prefix: str, *, after: str = "") -> Sequence[Object]:
         """Return the objects below a prefix that ends in `/`, sorted by path."""

@@ -1,1 +1,11 @@
-"""Objects in a store: files, batches, and results."""
+"""Files, batches and results as objects: in a bucket, in a directory that processes share, or in one's own.
+
+`create_storage` is the way in. `paths` has the names of all objects.
+"""
+
+from fleetkeeper_gateway.batch.storage.errors import BrokenObject, StoreRefused
+from fleetkeeper_gateway.batch.storage.files import Usage
+from fleetkeeper_gateway.batch.storage.stores import Storage, create_storage
+from fleetkeeper_gateway.batch.storage.sweeper import Swept
+
+__all__ = ["BrokenObject", "Storage", "StoreRefused", "Swept", "Usage", "create_storage"]

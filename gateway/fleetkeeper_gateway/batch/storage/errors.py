@@ -1,0 +1,64 @@
+"""What can go wrong with a store, in words."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Final
+
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+from fleetkeeper_gateway.batch.interfaces import StorageError
+
+FAILURES: Final = (BaseError, OSError, NotImplementedError)
+"""What obstore and files raise."""
+REASON_CHARACTERS: Final = 300
+
+_RIGHTS: Final = "check the credentials, and what they may do"
+_SPACE: Final = "free some space, or enlarge the volume"
+_HINTS: Final[Mapping[int, str]] = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EACCES: "this process must be able to write to the directory",
+    errno.EROFS: "the volume must be writable",
+    errno.EPERM: "the file system must support hard links",
+    errno.ENOTSUP: "the file system must support hard links",
+}
+
+
+class StoreRefused(Exception):
+    """The store cannot be used as the settings say. The message says what to do."""
+
+
+class BrokenObject(StorageError):
+    """An object does not have the content that it must have."""
+
+
+def storage_error(what: str, where: str, error: BaseException) -> StorageError:
+    """Return the error of a call that failed."""
+    return StorageError(f"cannot {what} {where}: {reason_of(error)}")
+
+
+def is_bucket_missing(error: BaseException) -> bool:
+    """Return whether there is no bucket; otherwise only the object is missing."""
+    text = str(error)
+    return "NoSuchBucket" in text or "bucket does not exist" in text
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a call failed, in one line, and what to do where that is known."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    # What follows repeats the error in the notation of the library.
+    text = " ".join(text.partition("\n\nDebug source")[0].split()) or type(error).__name__
+    if len(text) > REASON_CHARACTERS:
+        text = text[:REASON_CHARACTERS] + "..."
+    hint = _hint(error)
+    return f"{text}; {hint}" if hint else text
+
+
+def _hint(error: BaseException) -> str | None:
+    if is_bucket_missing(error):
+        return "create the bucket, or correct FLEETKEEPER_GATEWAY_BATCH_STORE"
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+        return _RIGHTS
+    return _HINTS.get(error.errno or 0) if isinstance(error, OSError) else None

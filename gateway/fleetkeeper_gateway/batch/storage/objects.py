@@ -1,0 +1,117 @@
+"""Reading objects, from whatever store, each call in a limited time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import obstore
+from obstore.store import ObjectStore
+
+from fleetkeeper_gateway.batch.interfaces import Object, ObjectMissing, StorageError
+from fleetkeeper_gateway.batch.storage.errors import FAILURES, is_bucket_missing, storage_error
+from fleetkeeper_gateway.batch.storage.paths import checked, checked_prefix
+
+PART_BYTES: Final = 4 * 1024 * 1024
+"""A stream is read in parts of this size, each by a call of its own: a client may be slow."""
+LISTED_AT_ONCE: Final = 1000
+READ: Final = "read"
+
+
+class ReadableObjects:
+    """The half of `Objects` that is the same for all stores."""
+
+    def __init__(self, store: ObjectStore, place: str, timeout_s: float) -> None:
+        """`place` is what messages call the store, without secrets."""
+        self._store = store
+        self._place = place
+        self._timeout_s = timeout_s
+
+    async def read(self, path: str) -> bytes | None:
+        """Return an object; None if it does not exist."""
+        checked(path)
+        async with self._limited(READ, path):
+            try:
+                found = await obstore.get_async(self._store, path)
+                return (await found.bytes_async()).to_bytes()
+            except FileNotFoundError as error:
+                if is_bucket_missing(error):
+                    raise
+                return None
+
+    async def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """Return a part of an object.
+
+        Raises:
+            ObjectMissing: if there is no such object.
+            StorageError: if the object ends before the part does, too.
+        """
+        checked(path)
+        if not length:
+            return b""
+        async with self._limited(READ, path):
+            found = await obstore.get_range_async(
+                self._store, path, start=offset, length=length
+            )
+        if len(found) != length:
+            raise StorageError(
+                f"cannot read {self._place}/{path}: it ends at {offset + len(found)}, "
+                f"and {length} bytes at {offset} were asked for"
+            )
+        return found.to_bytes()
+
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        """Return the parts of an object. Raise `ObjectMissing` if there is no such object."""
+        checked(path)
+        async with self._limited(READ, path):
+            size = (await obstore.head_async(self._store, path))["size"]
+        for offset in range(0, size, PART_BYTES):
+            yield await self.read_range(path, offset, min(PART_BYTES, size - offset))
+
+    async def list(self, prefix: str, *, after: str = "") -> Sequence[Object]:
+        """Return the objects below a prefix that ends in `/`, sorted by path.
+
+        Args:
+            prefix: path of a folder.
+            after: path; only objects whose path is greater are returned.
+        """
+        checked_prefix(prefix)
+        found: list[Object] = []
+        stream = obstore.list(
+            self._store, prefix, offset=checked(after) if after else None, chunk_size=LISTED_AT_ONCE
+        )
+        pages = aiter(stream)
+        while True:
+            async with self._limited("list", prefix):
+                page = await anext(pages, None)
+            if page is None:
+                return sorted(found, key=lambda one: one.path)
+            found += [
+                Object(one["path"], one["size"], one["last_modified"].timestamp()) for one in page
+            ]
+
+    async def children(self, prefix: str) -> Sequence[str]:
+        """Return the names of the folders in a folder, sorted."""
+        checked_prefix(prefix)
+        async with self._limited("list", prefix):
+            found = await obstore.list_with_delimiter_async(self._store, prefix)
+        return sorted(one.rpartition("/")[2] for one in found["common_prefixes"])
+
+    @asynccontextmanager
+    async def _limited(self, what: str, path: str) -> AsyncIterator[None]:
+        """Limit the time of a call; turn its failures into `StorageError`."""
+        where = f"{self._place}/{path}"
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                yield
+        except FileNotFoundError as error:
+            if what == READ and not is_bucket_missing(error):
+                raise ObjectMissing(f"cannot read {where}: it does not exist") from error
+            raise storage_error(what, where, error) from error
+        except FAILURES as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                message = f"cannot {what} {where}: no answer in {self._timeout_s:g} s"
+                raise StorageError(message) from error
+            raise storage_error(what, where, error) from error

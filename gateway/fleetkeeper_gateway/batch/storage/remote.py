@@ -1,0 +1,135 @@
+"""Writing to object stores, which may do what they are asked and say that they failed."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from itertools import islice
+from typing import Final
+
+import obstore
+import structlog
+
+from fleetkeeper_gateway.batch.interfaces import ObjectMissing, StorageError
+from fleetkeeper_gateway.batch.storage.errors import is_bucket_missing
+from fleetkeeper_gateway.batch.storage.objects import READ, ReadableObjects
+from fleetkeeper_gateway.batch.storage.paths import checked
+
+log = structlog.get_logger(__name__)
+
+NONCE: Final = "nonce"
+"""Name of the metadata by which a writer knows its own object."""
+CREATE_TRIES: Final = 3
+UPLOAD_PART_BYTES: Final = 8 * 1024 * 1024
+"""Parts of an upload. Stores want at least 5 MiB, and take 10,000."""
+PARTS_AT_ONCE: Final = 2
+DELETED_AT_ONCE: Final = 1000
+
+
+class RemoteObjects(ReadableObjects):
+    """Objects in a bucket of S3, of Google Cloud Storage, or of what speaks the same protocols."""
+
+    async def create(self, path: str, data: bytes) -> bool:
+        """Write an object that must not exist. Return False if it does, whoever wrote it.
+
+        A failure says nothing: the store may have written the object and lost the answer. Nor does "it
+        exists": the first of two tries may have written it. So the object is asked who wrote it.
+
+        Raises:
+            StorageError: if that cannot be found out. The object may exist then.
+        """
+        checked(path)
+        nonce = secrets.token_hex(16)
+        ends = asyncio.get_running_loop().time() + self._timeout_s
+        for attempt in range(1, CREATE_TRIES + 1):
+            try:
+                async with self._limited("create", path):
+                    await obstore.put_async(
+                        self._store,
+                        path,
+                        data,
+                        mode="create",
+                        use_multipart=False,
+                        attributes={NONCE: nonce},
+                    )
+            except StorageError as error:
+                owner = await self._owner(path)
+                if owner is not None:
+                    return owner == nonce
+                if attempt == CREATE_TRIES or asyncio.get_running_loop().time() > ends:
+                    raise
+                log.info("an object is created again", path=path, error=str(error))
+            else:
+                return True
+        raise AssertionError("the last try returns or raises")
+
+    async def write(self, path: str, parts: AsyncIterator[bytes]) -> int:
+        """Write an object of any size, part by part. Return its bytes.
+
+        The time limit is that of each part: how long `parts` take is the caller's business. An upload
+        that fails is ended; if even that fails, its parts stay until the bucket's lifecycle removes them.
+        """
+        checked(path)
+        written, closing = 0, False
+        writer = obstore.open_writer_async(
+            self._store, path, buffer_size=UPLOAD_PART_BYTES, max_concurrency=PARTS_AT_ONCE
+        )
+        try:
+            async for part in parts:
+                async with self._limited("write", path):
+                    written += await writer.write(part)
+            closing = True
+            async with self._limited("write", path):
+                await writer.close()
+        except BaseException as error:
+            if not closing:
+                await self._end_upload(writer, path, error)
+            raise
+        return written
+
+    async def delete(self, paths: Iterable[str]) -> None:
+        """Delete objects. Those that do not exist are ignored."""
+        rest = iter(paths)
+        while some := [checked(path) for path in islice(rest, DELETED_AT_ONCE)]:
+            try:
+                async with self._limited("delete", some[0]):
+                    await obstore.delete_async(self._store, some)
+            except StorageError as error:
+                if not is_missing(error):
+                    raise
+                # S3 ignores what is missing; Google stops there.
+                await self._delete_singly(some)
+
+    async def _delete_singly(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            try:
+                async with self._limited("delete", path):
+                    await obstore.delete_async(self._store, path)
+            except StorageError as error:
+                if not is_missing(error):
+                    raise
+
+    async def _owner(self, path: str) -> str | None:
+        """Return the nonce of an object, empty if it has none; None if there is no object."""
+        try:
+            async with self._limited(READ, path):
+                found = await obstore.get_async(self._store, path, options={"head": True})
+                return str(found.attributes.get(NONCE, ""))
+        except ObjectMissing:
+            return None
+
+    async def _end_upload(
+        self, writer: obstore.AsyncWritableFile, path: str, error: BaseException
+    ) -> None:
+        try:
+            async with self._limited("end the upload of", path):
+                await writer.__aexit__(type(error), error, None)
+        except StorageError as problem:
+            log.warning("an upload was not ended", path=path, error=str(problem))
+
+
+def is_missing(error: StorageError) -> bool:
+    """Return whether a call failed because the object does not exist."""
+    cause = error.__cause__
+    return isinstance(cause, FileNotFoundError) and not is_bucket_missing(cause)
