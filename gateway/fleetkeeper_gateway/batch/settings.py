@@ -58,6 +58,9 @@ class BatchSettings(BaseSettings):
     batch_line_timeout_seconds: float = Field(
         3600, gt=0, description="Longest time of one line from its sending to its whole answer."
     )
+    batch_drain_seconds: float = Field(
+        30, ge=0, description="Time that lines which run have to end after a SIGTERM."
+    )
     batch_retention_days: int = Field(
         30, ge=1, le=3650, description="Days after which files and ended batches are deleted."
     )

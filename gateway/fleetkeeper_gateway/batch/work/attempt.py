@@ -12,6 +12,7 @@ from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.interfaces import (
     Answer,
     NotAnswered,
+    ObjectMissing,
     Sender,
     StorageError,
     Taken,
@@ -57,6 +58,10 @@ class Attempts:
         """
         try:
             request = await self._inputs.request(taken.batch, taken.line)
+        except ObjectMissing as error:
+            metrics.LINES.labels("unread").inc()
+            log.error("the input file of a line is gone", batch=taken.batch.id, error=str(error))  # noqa: TRY400
+            return broken(taken)
         except StorageError as error:
             metrics.STORE_FAILURES.labels("input").inc()
             metrics.LINES.labels("unread").inc()

@@ -13,7 +13,13 @@ from contextlib import suppress
 
 import structlog
 
-from fleetkeeper_gateway.batch.interfaces import Batches, Files, Objects, StorageError
+from fleetkeeper_gateway.batch.interfaces import (
+    Batches,
+    Files,
+    ObjectMissing,
+    Objects,
+    StorageError,
+)
 from fleetkeeper_gateway.batch.model import (
     BatchRecord,
     Counts,
@@ -23,7 +29,7 @@ from fleetkeeper_gateway.batch.model import (
     Status,
 )
 from fleetkeeper_gateway.batch.work.inputs import Inputs
-from fleetkeeper_gateway.batch.work.lines import parse_request, unfinished_line
+from fleetkeeper_gateway.batch.work.lines import unfinished_line
 from fleetkeeper_gateway.batch.work.merge import MEMORY_BYTES, Results, read_results
 
 log = structlog.get_logger(__name__)
@@ -116,8 +122,12 @@ class Finalizer:
             return None
 
         async def unfinished(number: int) -> bytes:
-            line = await self._inputs.line(record, lines[number])
-            return unfinished_line(record, number, parse_request(line).custom_id, status)
+            try:
+                custom_id = (await self._inputs.request(record, lines[number])).custom_id
+            except ObjectMissing:
+                # Nobody can tell the ID any more, and the batch has to end.
+                custom_id = ""
+            return unfinished_line(record, number, custom_id, status)
 
         file_id = f"file-{uuid.uuid4().hex}"
         path = self._files.data_path(record.key_id, file_id)

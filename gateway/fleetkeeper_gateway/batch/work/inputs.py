@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, MutableMapping
 from typing import Final, TypeVar
 
-from fleetkeeper_gateway.batch.interfaces import Files, Objects, StorageError
+from fleetkeeper_gateway.batch.interfaces import Files, ObjectMissing, Objects, StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, LineRef
 from fleetkeeper_gateway.batch.work.lines import Request, parse_request
 
@@ -32,6 +32,7 @@ class Inputs:
         """Return what a line asks for.
 
         Raises:
+            ObjectMissing: if its file is gone.
             StorageError: if it cannot be read now.
             ValueError: if it is no request.
         """
@@ -82,7 +83,7 @@ class Inputs:
     async def _read_size(self, batch: BatchRecord, path: str) -> int:
         record = await self._files.get(batch.key_id, batch.input_file)
         if record is None:
-            raise StorageError(f"{path} is gone: its file was deleted")
+            raise ObjectMissing(f"{path} is gone: its file was deleted")
         return record.bytes
 
 
