@@ -80,10 +80,6 @@ class Backlog(Collector):
         self._due = {place: tuple(found) for place, found in due.items()}
         self._at = now
 
-    def hide(self) -> None:
-        """Export nothing: another process leads, or nobody knows."""
-        self._due = {}
-
     def collect(self) -> Iterator[Metric]:
         """Return the series."""
         labels = ("namespace", "service")

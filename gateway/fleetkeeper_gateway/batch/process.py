@@ -104,8 +104,14 @@ async def _run(settings: AllSettings) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    async with _parts(settings) as parts:
-        await _serve(settings.batch, parts, stopping)
+    try:
+        async with _parts(settings) as parts:
+            await _serve(settings.batch, parts, stopping)
+    except ExceptionGroup as errors:
+        refused = errors.subgroup(CannotStart)
+        if refused is None:
+            raise
+        raise refused.exceptions[0] from errors
     log.info("batch process ended")
 
 

@@ -2,7 +2,8 @@
 
 A service says 429 or 503 when it takes no more, often with Retry-After. The number of lines grows
 until it does. Then it is halved, at most once for all the lines that were sent before the last
-halving, and nothing is sent until Retry-After has passed. A service that refuses everything, such
+halving, and nothing is sent until Retry-After has passed. After that it grows with each answer until
+it is near what was refused, and slowly from there. A service that refuses everything, such
 as one whose load breaker closed tier batch, gets one line after each Retry-After until it takes one.
 """
 
@@ -19,8 +20,10 @@ _FIRST: Final = 32
 """Lines at the start. A line may take minutes, so growth by answers alone would take too long."""
 _GROWTH_S: Final = 1.0
 """Time after which the number doubles at the start, if nothing was refused. A refusal comes at once."""
+_NEAR: Final = 0.85
+"""Part of the number at a refusal that is reached quickly again. From there it grows by steps."""
 _STEPS: Final = 32
-"""Round trips in which the number grows from nothing to the most, after a refusal."""
+"""Round trips in which steps lead from nothing to the most."""
 _LONGEST_PAUSE_S: Final = 300.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_OWN_PAUSE_S: Final = 30.0
@@ -77,11 +80,12 @@ class Pace:
 
     def answered(self, began: float) -> None:
         """Note an answer to a line that was sent at a time."""
-        is_in_use = self.running >= self.limit / 2
-        if began < self._cut:
+        if began >= self._cut:
+            self._row = 0
+        elif self._row > 1:
+            # What was sent after the cut is refused too: old answers say nothing about new lines.
             return
-        self._row = 0
-        if is_in_use:
+        if self.running >= self.limit / 2:
             step = 1.0 if self.limit < self._threshold else self.most / _STEPS / self.limit
             self.limit = min(float(self.most), self.limit + step)
 
@@ -95,7 +99,7 @@ class Pace:
         """
         if began >= self._cut:
             if self._row == 0:
-                self._threshold = max(1.0, self.limit / 2)
+                self._threshold = max(1.0, self.limit * _NEAR)
             self.limit = max(1.0, self.limit / 2)
             self._row += 1
             self._cut = self._grown = now
