@@ -198,22 +198,26 @@ class MemoryQueue:
         return self._take(free)
 
     def _take(self, free: Mapping[str, int]) -> list[Taken]:
+        """Take lines of all batches in turn."""
         found: list[Taken] = []
         left = dict(free)
-        for batch in self.batches.values():
-            name = batch.model if batch.model in left else "*"
-            while batch.waiting and left.get(name, 0) > 0:
-                left[name] -= 1
-                line = batch.lines[batch.waiting.pop(0)]
-                self.fence += 1
-                line.fence = self.fence
-                entry = f"0-{self.fence}"
-                found.append(
-                    Taken(
-                        batch.record, line.line, line.attempts + 1, self.fence, entry, batch.model
-                    )
-                )
+        before = -1
+        while len(found) > before:
+            before = len(found)
+            for batch in self.batches.values():
+                name = batch.model if batch.model in left else "*"
+                if batch.waiting and left.get(name, 0) > 0:
+                    left[name] -= 1
+                    found.append(self._lease(batch))
         return found
+
+    def _lease(self, batch: _Batch) -> Taken:
+        line = batch.lines[batch.waiting.pop(0)]
+        self.fence += 1
+        line.fence = self.fence
+        entry = f"0-{self.fence}"
+        attempt = line.attempts + 1
+        return Taken(batch.record, line.line, attempt, self.fence, entry, batch.model)
 
     def expire(self) -> None:
         """End all leases."""
