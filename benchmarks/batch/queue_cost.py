@@ -1,0 +1,209 @@
+"""What the queue of batches costs: time and bytes of Redis a line, and the recovery when Redis is lost.
+
+    python benchmarks/batch/queue_cost.py
+    python benchmarks/batch/queue_cost.py --lines 5000 --passes 1
+
+The server is a real redis-server on loopback that appends every write to its file (everysec). The store
+is in memory: it costs nothing, so that the queue alone is measured. Only a full run (no options) writes
+its section of RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parents[1]
+sys.path[:0] = [str(ROOT), str(HERE.parent / "serving")]
+from results_page import markdown_table, measured_on, write_section  # noqa: E402 -- on the path above
+
+from fleetkeeper_gateway.batch.interfaces import Taken  # noqa: E402 -- after the path is set
+from fleetkeeper_gateway.batch.queue import RedisQueue, Timing  # noqa: E402 -- after the path is set
+from tests.gateway.batch.queue.memory import MOST_BYTES, LineMemory, memory_of_states  # noqa: E402 -- on the path above
+from tests.gateway.batch.queue.world import GUARD_S, World  # noqa: E402 -- on the path above
+from tests.support.redis_server import redis_server  # noqa: E402 -- on the path above
+
+LINES, PASSES = 50_000, 3
+MOST_MS = 1.0
+MOST_RECOVERY_S = 30.0
+HEADING = "The queue: time and bytes a line"
+TITLE = "# Batches, measured\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How lines are taken and committed."""
+
+    name: str
+    slots: int
+    """Lines of one take, and results of one commit."""
+
+
+WAYS = (Way("64 lines at a time", 64), Way("line by line", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Milliseconds a line."""
+
+    add: float
+    take: float
+    commit: float
+
+    @property
+    def total(self) -> float:
+        """Return the sum."""
+        return self.add + self.take + self.commit
+
+
+async def cost_of(world: World, queue: RedisQueue, way: Way, lines: int) -> Cost:
+    """Return what one batch costs, without the work on its lines."""
+    began = time.perf_counter()
+    record = await world.submit(queue, lines)
+    add_s = time.perf_counter() - began
+    take_s = commit_s = 0.0
+    done = 0
+    while done < lines:
+        began = time.perf_counter()
+        taken: Sequence[Taken] = await queue.take({"*": way.slots}, GUARD_S)
+        take_s += time.perf_counter() - began
+        (commits,) = await world.write(taken)
+        began = time.perf_counter()
+        done += len(await queue.commit(commits))
+        commit_s += time.perf_counter() - began
+    assert await queue.outstanding(record) == 0
+    await queue.remove(record)
+    await world.batches.forget_active(record)
+    return Cost(*(1000 * each / lines for each in (add_s, take_s, commit_s)))
+
+
+async def recovery_of(world: World, queue: RedisQueue, lines: int) -> float:
+    """Return the seconds from the loss of Redis to the first line, with half of the lines done."""
+    record = await world.submit(queue, lines)
+    done = 0
+    while done < lines // 2:
+        taken = await queue.take({"*": 500}, GUARD_S)
+        done += len(await world.finish(queue, taken))
+    world.redis.kill()
+    world.redis.start()
+    began = time.perf_counter()
+    await world.until_reset(queue, world.rebuilds() + 1)
+    assert await queue.take({"*": 1}, GUARD_S)
+    seconds = time.perf_counter() - began
+    assert await queue.outstanding(record) == lines - done
+    await queue.remove(record)
+    await world.batches.forget_active(record)
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Medians of all passes."""
+
+    memory: dict[str, LineMemory]
+    costs: dict[str, Cost]
+    recovery_s: float
+
+    @property
+    def met(self) -> bool:
+        """Return whether all bounds are kept."""
+        memory = all(max(each.keys, each.server) <= MOST_BYTES for each in self.memory.values())
+        costs = all(each.total <= MOST_MS for each in self.costs.values())
+        return memory and costs and self.recovery_s <= MOST_RECOVERY_S
+
+    def rows(self) -> list[list[str]]:
+        """Return a row for each figure."""
+        rows = [
+            [f"memory, {state}", f"{each.keys:.0f} B (server: {each.server:.0f} B)", f"{MOST_BYTES} B"]
+            for state, each in self.memory.items()
+        ]
+        rows += [
+            [
+                f"time, {name}",
+                f"{each.total:.3f} ms (add {each.add:.3f}, take {each.take:.3f}, commit {each.commit:.3f})",
+                f"{MOST_MS:g} ms",
+            ]
+            for name, each in self.costs.items()
+        ]
+        return [*rows, ["recovery of the batch", f"{self.recovery_s:.2f} s", f"{MOST_RECOVERY_S:g} s"]]
+
+
+async def measure(lines: int, passes: int, console: Console) -> Measured:
+    """Measure everything against one server."""
+    costs: dict[str, list[Cost]] = {way.name: [] for way in WAYS}
+    recoveries = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        redis_server(Path(folder), "--appendonly", "yes", "--appendfsync", "everysec") as server,
+    ):
+        world = World(server)
+        queue = await world.queue("benchmark", Timing(lease_s=3600))
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("passes", total=passes * (len(WAYS) + 1) + 1)
+            memory = await memory_of_states(world, queue, lines)
+            for record in list(world.batches.records.values()):
+                await queue.remove(record)
+                await world.batches.forget_active(record)
+            progress.advance(task)
+            for _ in range(passes):
+                for way in WAYS:
+                    costs[way.name].append(await cost_of(world, queue, way, lines))
+                    progress.advance(task)
+                recoveries.append(await recovery_of(world, queue, lines))
+                progress.advance(task)
+        await world.close()
+    medians = {
+        name: Cost(*(statistics.median(getattr(each, part) for each in found) for part in ("add", "take", "commit")))
+        for name, found in costs.items()
+    }
+    return Measured(memory, medians, statistics.median(recoveries))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--lines", type=int, default=LINES)
+    parser.add_argument("--passes", type=int, default=PASSES)
+    args = parser.parse_args()
+    console = Console()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    measured = asyncio.run(measure(args.lines, args.passes, console))
+    headings = ["a line of a batch", "measured", "at most"]
+    table = Table(title=f"queue, {args.lines} lines, median of {args.passes}")
+    for heading in headings:
+        table.add_column(heading)
+    for row in measured.rows():
+        table.add_row(*row)
+    console.print(table)
+    if (args.lines, args.passes) == (LINES, PASSES):
+        text = f"""    python benchmarks/batch/queue_cost.py
+
+One batch of {LINES} lines, one Redis on loopback, medians of {PASSES} passes. Bytes are those of the batch's
+keys (MEMORY USAGE), beside what the whole server uses more. The time is that of the client's whole calls,
+without the store and without the work on lines. Recovery is the time from a Redis that was killed and
+started empty until the first line is taken, with half of the lines done and the store in memory: reading
+segments from a real store comes on top.
+
+{markdown_table(headings, measured.rows())}
+
+{measured_on()}"""
+        write_section(HEADING, text, HERE / "RESULTS.md", TITLE)
+    if not measured.met:
+        sys.exit("a bound was missed")
+
+
+if __name__ == "__main__":
+    main()

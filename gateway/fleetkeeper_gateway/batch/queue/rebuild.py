@@ -1,0 +1,188 @@
+"""Restores the queue of one epoch from the store.
+
+Batches that have not ended are read: their lines, and all results in their segments. Of several
+results of a line the one with the lowest fence counts (of equal ones, the first by segment and
+position). A line with a result is done; every other line waits, as if nobody had tried it: segments
+say nothing of attempts that ended without a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from fleetkeeper_gateway.batch.interfaces import Batches, StorageError
+from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Validated
+from fleetkeeper_gateway.batch.queue.names import EPOCH, PREFIX, fence_base
+from fleetkeeper_gateway.batch.queue.records import batch_arguments, line_arguments
+from fleetkeeper_gateway.batch.queue.scripts import BEGIN, CLEAR, FINISH, RESTORE
+from fleetkeeper_gateway.batch.queue.server import Unfit
+from fleetkeeper_gateway.batch.queue.timing import Timing
+from fleetkeeper_gateway.limits.pipe import Arguments, Pipe
+from fleetkeeper_gateway.limits.scripts import Script
+
+log = structlog.get_logger(__name__)
+
+READERS = 8
+"""Batches that are read at the same time."""
+PART = 500
+"""Lines and results of one call."""
+SCAN_COUNT = 1000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Recorded:
+    """A result, ordered by which one counts."""
+
+    fence: int
+    segment: str
+    position: int
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What was restored."""
+
+    batches: int
+    lines: int
+    results: int
+
+
+class Rebuild:
+    """The work of the process that makes an epoch."""
+
+    def __init__(
+        self, pipe: Pipe, batches: Batches, timing: Timing, epoch: int, run_id: str
+    ) -> None:
+        self._pipe = pipe
+        self._batches = batches
+        self._timing = timing
+        self._epoch = epoch
+        self._run_id = run_id
+        self._builder = secrets.token_hex(8)
+        self._highest = 0
+        """Highest fence in any segment."""
+        self._rebuilt = Rebuilt(0, 0, 0)
+
+    async def prepare(self) -> Rebuilt:
+        """Stop the earlier epoch, delete its keys, and restore batches. Nothing is taken yet.
+
+        Raises:
+            Unfit: another process makes a later epoch.
+            StorageError: a batch cannot be read.
+        """
+        begun = await self._call(BEGIN, self._epoch, self._builder, self._run_id)
+        if begun != 1:
+            raise Unfit(f"epoch {self._epoch} is over; another process made a later one")
+        beating = asyncio.create_task(self._beat())
+        try:
+            await self._clear()
+            waiting = list(await self._batches.active())
+            async with asyncio.TaskGroup() as group:
+                for _ in range(READERS):
+                    group.create_task(self._restore_all(waiting))
+        except ExceptionGroup as errors:
+            # One reader failed, and the others were cancelled.
+            raise errors.exceptions[0] from errors
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+        return self._rebuilt
+
+    async def open(self) -> None:
+        """Open the epoch to all processes."""
+        # Above every fence that was seen, even if the store lost the numbers of epochs.
+        start = max(0, self._highest - fence_base(self._epoch))
+        await self._built(FINISH, start)
+
+    async def _beat(self) -> None:
+        """Show the other processes that the work goes on."""
+        while True:
+            await asyncio.sleep(self._timing.check_s)
+            await self._built(RESTORE)
+
+    async def _clear(self) -> None:
+        cursor = b"0"
+        while True:
+            words = (b"SCAN", cursor, b"MATCH", f"{PREFIX}*", b"COUNT", SCAN_COUNT)
+            answer: object = await self._pipe.command(*words, budget_s=self._timing.call_s)
+            assert isinstance(answer, list)
+            cursor, found = answer
+            keys = tuple(key for key in found if key != EPOCH)
+            if keys:
+                await self._built(CLEAR, keys=keys)
+            if cursor == b"0":
+                return
+
+    async def _restore_all(self, waiting: list[BatchRecord]) -> None:
+        while waiting:
+            record = waiting.pop()
+            try:
+                await self._restore(record)
+            except StorageError:
+                # The objects of a batch go when it has ended.
+                if await self._batches.final(record) is None:
+                    raise
+
+    async def _restore(self, record: BatchRecord) -> None:
+        if await self._batches.final(record) is not None:
+            return
+        validated = await self._batches.validated(record)
+        if validated is None or validated.mistakes:
+            return
+        lines = await self._batches.lines(record)
+        recorded = await self._recorded(record)
+        undone = [line for line in lines if line.number not in recorded]
+        await self._put(record, validated, recorded, undone)
+        before = self._rebuilt
+        self._rebuilt = Rebuilt(
+            before.batches + 1, before.lines + len(lines), before.results + len(recorded)
+        )
+
+    async def _recorded(self, record: BatchRecord) -> dict[int, _Recorded]:
+        """Return the result of each line that counts."""
+        found: dict[int, _Recorded] = {}
+        async for segment, results in self._batches.results(record):
+            for position, result in enumerate(results):
+                mine = _Recorded(result.fence, segment, position, result.ok)
+                found[result.line] = min(mine, found.get(result.line, mine))
+                self._highest = max(self._highest, result.fence)
+        return found
+
+    async def _put(
+        self,
+        record: BatchRecord,
+        validated: Validated,
+        recorded: dict[int, _Recorded],
+        undone: Sequence[LineRef],
+    ) -> None:
+        """Write a batch, part by part. The first part makes it exist."""
+        completed = sum(each.ok for each in recorded.values())
+        batch = (*batch_arguments(record, validated), completed, len(recorded) - completed)
+        results = sorted(recorded.items())
+        for start in range(0, max(1, len(results)), PART):
+            values: list[str | int] = []
+            for number, each in results[start : start + PART]:
+                values += (number, f"{each.segment}:{each.position}")
+            await self._built(RESTORE, *batch, len(values) // 2, *values)
+        for start in range(0, len(undone), PART):
+            part = line_arguments(undone[start : start + PART])
+            await self._built(RESTORE, *batch, 0, *part)
+
+    async def _built(
+        self, script: Script, *arguments: bytes | str | int, keys: tuple[bytes, ...] = ()
+    ) -> None:
+        done = await self._call(script, self._epoch, self._builder, *arguments, keys=keys)
+        if done != 1:
+            raise Unfit(f"epoch {self._epoch} is over; Redis was reset, or another process goes on")
+
+    async def _call(
+        self, script: Script, *arguments: bytes | str | int, keys: tuple[bytes, ...] = ()
+    ) -> object:
+        words: Arguments = arguments
+        return await self._pipe.script(script, (EPOCH, *keys), words, self._timing.call_s)

@@ -1,0 +1,58 @@
+"""Batches and lines as scripts take and return them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+
+from fleetkeeper_gateway.batch.interfaces import Taken
+from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Validated
+from fleetkeeper_gateway.batch.queue.names import class_of, fence_base
+from fleetkeeper_gateway.limits.pipe import Arguments
+
+_TAKEN = 6
+"""Values of one line in the answer of take.lua."""
+
+
+def batch_arguments(record: BatchRecord, validated: Validated) -> Arguments:
+    """Return what scripts need to create a batch: ID, model, owner, class, expires, total, record."""
+    text = json.dumps(asdict(record), separators=(",", ":"))
+    return (
+        record.id,
+        validated.model,
+        record.key_id,
+        class_of(record.expires),
+        record.expires,
+        validated.lines,
+        text,
+    )
+
+
+def record_of(text: bytes) -> BatchRecord:
+    """Return the record of a batch that Redis kept."""
+    return BatchRecord(**json.loads(text))
+
+
+def line_arguments(lines: Iterable[LineRef]) -> Arguments:
+    """Return number, offset and length of each line."""
+    return tuple(value for line in lines for value in (line.number, line.offset, line.length))
+
+
+def taken_of(record: BatchRecord, block: Sequence[bytes | int], epoch: int) -> Iterator[Taken]:
+    """Return the lines in one block of the answer of take.lua."""
+    model = _text(block[1])
+    for index in range(2, len(block), _TAKEN):
+        entry, line, offset, length, attempt, number = block[index : index + _TAKEN]
+        yield Taken(
+            batch=record,
+            line=LineRef(int(line), int(offset), int(length)),
+            attempt=int(attempt),
+            fence=fence_base(epoch) + int(number),
+            entry=_text(entry),
+            model=model,
+        )
+
+
+def _text(value: bytes | int) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
