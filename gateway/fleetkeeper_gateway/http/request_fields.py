@@ -69,9 +69,17 @@ def parse_fields(body: bytes, outline: Outline | None, path: str) -> RequestFiel
         )
     if fields.get("previous_response_id") is not None:
         raise stateful("previous_response_id")
+    return RequestFields(model, *asked_tokens(fields, path))
+
+
+def asked_tokens(fields: dict[str, Any], path: str) -> tuple[int | None, int]:
+    """Return the tokens of an answer that a body allows, and the number of answers.
+
+    None: the engine decides.
+    """
     if path not in GENERATES:
-        return RequestFields(model, 0, 1)
-    return RequestFields(model, _max_tokens(fields), _count(fields.get("n"), 1))
+        return 0, 1
+    return _max_tokens(fields), _count(fields.get("n"), 1)
 
 
 def _parsed(body: bytes, outline: Outline | None) -> object:

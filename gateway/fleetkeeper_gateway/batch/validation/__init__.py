@@ -1,1 +1,5 @@
-"""Reading of input files."""
+"""Checks of input files. A file is read in a process of its own, so that the event loop goes on."""
+
+from fleetkeeper_gateway.batch.validation.validator import Validator
+
+__all__ = ["Validator"]

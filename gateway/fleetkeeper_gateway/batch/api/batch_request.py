@@ -1,0 +1,141 @@
+"""The body of POST /v1/batches. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fleetkeeper_gateway.batch.api.checks import MAX_EXPIRY_S, MIN_EXPIRY_S, invalid
+from fleetkeeper_gateway.http.errors import Refusal
+from fleetkeeper_gateway.http.paths import INFERENCE
+
+ENDPOINTS: Final = INFERENCE - {"/tokenize", "/detokenize"}
+"""Paths that lines may have: those that need the model."""
+_WINDOW = re.compile(r"([0-9]{1,5})([mhd])")
+_UNITS: Final = {"m": 60, "h": 3600, "d": 86_400}
+_MIN_WINDOW_S, _MAX_WINDOW_S = 5 * 60, 14 * 86_400
+_MAX_PAIRS, _MAX_NAME, _MAX_VALUE = 16, 64, 512
+_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """What a client asks for."""
+
+    input_file: str
+    endpoint: str
+    completion_window: str
+    window_s: int
+    metadata: Mapping[str, str]
+    output_expires_after: int | None
+    """Seconds."""
+
+
+def parse_batch_request(body: bytes) -> BatchRequest:
+    """Return what a body asks for.
+
+    Raises:
+        Refusal: if a field is missing, unknown or invalid.
+    """
+    fields = _object(body)
+    input_file = _text(fields, "input_file_id")
+    endpoint = _text(fields, "endpoint")
+    if endpoint not in ENDPOINTS:
+        raise invalid("endpoint", f"It must be one of {', '.join(sorted(ENDPOINTS))}.")
+    window = _text(fields, "completion_window")
+    request = BatchRequest(
+        input_file,
+        endpoint,
+        window,
+        _window_s(window),
+        _metadata(fields.pop("metadata", None)),
+        _expires_after(fields.pop("output_expires_after", None)),
+    )
+    if fields:
+        name = next(iter(fields))[:_SHOWN]
+        raise Refusal(
+            400, "unknown_parameter", f"The parameter {name!r} is not known.", param=name
+        )
+    return request
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body.decode(), object_pairs_hook=_once)
+    except RecursionError:
+        raise Refusal(400, "too_deep", "The body is nested too deeply.") from None
+    except ValueError:
+        raise Refusal(400, "invalid_json", "The body is not JSON in UTF-8.") from None
+    if not isinstance(fields, dict):
+        raise Refusal(400, "invalid_json", "The body must be a JSON object.")
+    return fields
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise Refusal(
+            400, "duplicate_field", "A field of the body is there twice. Send it once."
+        )
+    return fields
+
+
+def _text(fields: dict[str, Any], name: str) -> str:
+    if name not in fields:
+        raise Refusal(400, "missing_parameter", f"The parameter {name} is missing.", param=name)
+    value = fields.pop(name)
+    if not isinstance(value, str):
+        raise invalid(name, "It must be a text.")
+    return value
+
+
+def _window_s(text: str) -> int:
+    found = _WINDOW.fullmatch(text)
+    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    if not _MIN_WINDOW_S <= seconds <= _MAX_WINDOW_S:
+        raise invalid(
+            "completion_window", "It must be from 5m to 14d: a number and m, h or d, such as 24h."
+        )
+    return seconds
+
+
+def _metadata(value: object) -> Mapping[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > _MAX_PAIRS:
+        raise invalid("metadata", f"It must be an object of at most {_MAX_PAIRS} pairs.")
+    for name, text in value.items():
+        if not isinstance(text, str) or len(name) > _MAX_NAME or len(text) > _MAX_VALUE:
+            raise invalid(
+                "metadata",
+                f"Names may have {_MAX_NAME} characters; values are texts of at most {_MAX_VALUE}.",
+            )
+        if not _is_unicode(name + text):
+            raise invalid("metadata", "It has half of a surrogate pair, which is no text.")
+    return value
+
+
+def _expires_after(value: object) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or set(value) != {"anchor", "seconds"}:
+        raise invalid("output_expires_after", "It must be an object with anchor and seconds.")
+    if value["anchor"] != "created_at":
+        raise invalid("output_expires_after.anchor", "It must be created_at.")
+    seconds = value["seconds"]
+    if type(seconds) is not int or not MIN_EXPIRY_S <= seconds <= MAX_EXPIRY_S:
+        raise invalid(
+            "output_expires_after.seconds", f"It must be from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}."
+        )
+    return seconds
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,122 @@
+"""The status of a batch, from what is kept of it. Pure.
+
+Nobody writes a status. It follows from the record, what the input file was found to be, whether the
+end was asked for, how the batch ended, and the progress of its lines:
+
+    the end is kept          its status
+    the file has mistakes    failed: no line runs, whatever else was asked for
+    cancelled                cancelling
+    not yet validated        validating
+    all lines have a result, or the completion window has ended    finalizing
+    otherwise                in_progress
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fleetkeeper_gateway.batch.model import BatchRecord, Counts, Final, Status, Validated
+
+ENDED = frozenset({Status.FAILED, Status.COMPLETED, Status.EXPIRED, Status.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is kept of a batch at one time."""
+
+    record: BatchRecord
+    validated: Validated | None = None
+    cancelled_at: int | None = None
+    """Unix seconds: when the end was asked for."""
+    final: Final | None = None
+    counts: Counts | None = None
+    """None: the queue does not know the batch, or does not answer."""
+
+
+def status_of(facts: Facts, now: float) -> Status:
+    """Return the status at a time in Unix seconds."""
+    validated, counts = facts.validated, facts.counts
+    if facts.final is not None:
+        return facts.final.status
+    if validated is not None and validated.mistakes:
+        return Status.FAILED
+    if facts.cancelled_at is not None:
+        return Status.CANCELLING
+    if validated is None:
+        return Status.VALIDATING
+    is_done = counts is not None and counts.completed + counts.failed >= validated.lines
+    return Status.FINALIZING if is_done or now >= facts.record.expires else Status.IN_PROGRESS
+
+
+def batch_document(facts: Facts, now: float) -> dict[str, Any]:
+    """Return a batch as OpenAI's API shows it, at a time in Unix seconds."""
+    record, validated, final = facts.record, facts.validated, facts.final
+    status = status_of(facts, now)
+    return {
+        "id": record.id,
+        "object": "batch",
+        "endpoint": record.endpoint,
+        "model": (validated.model or None) if validated is not None else None,
+        "errors": _errors(validated),
+        "input_file_id": record.input_file,
+        "completion_window": record.completion_window,
+        "status": status.value,
+        "output_file_id": final.output_file if final is not None else None,
+        "error_file_id": final.error_file if final is not None else None,
+        "created_at": record.created,
+        "expires_at": record.expires,
+        **_times(facts, status, now),
+        "request_counts": asdict(_counts(facts)),
+        "metadata": dict(record.metadata) or None,
+    }
+
+
+def _times(facts: Facts, status: Status, now: float) -> dict[str, int | None]:
+    """Return when a batch came to the states that it has been in; None for the others.
+
+    When the last line got its result is not kept. So a completed batch began to be finalized when it
+    ended, and one that is finalized within its window has no time for it yet.
+    """
+    validated = facts.validated
+    runs = validated is not None and not validated.mistakes
+    end = facts.final.at if facts.final is not None else None
+    return {
+        "in_progress_at": validated.at if validated is not None and runs else None,
+        "finalizing_at": _finalizing_at(facts, status, now),
+        "completed_at": end if status is Status.COMPLETED else None,
+        "failed_at": _failed_at(facts) if status is Status.FAILED else None,
+        "expired_at": end if status is Status.EXPIRED else None,
+        "cancelling_at": facts.cancelled_at if status is not Status.FAILED else None,
+        "cancelled_at": end if status is Status.CANCELLED else None,
+    }
+
+
+def _finalizing_at(facts: Facts, status: Status, now: float) -> int | None:
+    if status is Status.COMPLETED and facts.final is not None:
+        return facts.final.at
+    window_ended = status is Status.FINALIZING and now >= facts.record.expires
+    return facts.record.expires if window_ended or status is Status.EXPIRED else None
+
+
+def _failed_at(facts: Facts) -> int | None:
+    """Return when the mistakes were found. It is the same before and after the end is kept."""
+    if facts.validated is not None and facts.validated.mistakes:
+        return facts.validated.at
+    return facts.final.at if facts.final is not None else None
+
+
+def _counts(facts: Facts) -> Counts:
+    """Return the progress. While the queue does not tell it, no line counts as done."""
+    if facts.final is not None:
+        return facts.final.counts
+    validated = facts.validated
+    if validated is None or validated.mistakes:
+        return Counts()
+    return facts.counts if facts.counts is not None else Counts(total=validated.lines)
+
+
+def _errors(validated: Validated | None) -> dict[str, Any] | None:
+    if validated is None or not validated.mistakes:
+        return None
+    return {"object": "list", "data": [asdict(mistake) for mistake in validated.mistakes]}

@@ -1,0 +1,105 @@
+"""What the process that reads a file found, and how it tells."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Final, NamedTuple
+
+from fleetkeeper_gateway.batch.model import Mistake
+
+MAX_MISTAKES: Final = 100
+_ROW: Final = struct.Struct("<QIIiI")
+_ENGINE_DECIDES = -1
+
+
+class FoundLine(NamedTuple):
+    """A line without a mistake."""
+
+    offset: int
+    length: int
+    body_bytes: int
+    max_tokens: int | None
+    choices: int
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found in a file."""
+
+    lines: int = 0
+    model: str = ""
+    mistakes: list[Mistake] = field(default_factory=list)
+    """The first ones."""
+    mistake_count: int = 0
+    read_all: bool = True
+    """Whether the file was read to its end."""
+    rows: bytearray = field(default_factory=bytearray)
+
+    def add_line(self, line: FoundLine) -> None:
+        """Keep a line."""
+        max_tokens = _ENGINE_DECIDES if line.max_tokens is None else line.max_tokens
+        self.rows += _ROW.pack(
+            line.offset, line.length, line.body_bytes, max_tokens, line.choices
+        )
+
+    def add_mistake(self, mistake: Mistake) -> None:
+        """Keep a mistake, or count it if there are many."""
+        self.mistake_count += 1
+        if len(self.mistakes) < MAX_MISTAKES:
+            self.mistakes.append(mistake)
+
+    def add_mistake_of_file(self, mistake: Mistake) -> None:
+        """Keep a mistake of the whole file, before those of its lines."""
+        self.mistake_count += 1
+        self.mistakes.insert(0, mistake)
+        del self.mistakes[MAX_MISTAKES:]
+
+    def reported(self) -> tuple[Mistake, ...]:
+        """Return at most 100 mistakes. If there are more, the last one says how many."""
+        more = self.mistake_count - MAX_MISTAKES
+        if more <= 0:
+            return tuple(self.mistakes)
+        shown = self.mistakes[: MAX_MISTAKES - 1]
+        return (*shown, Mistake("more_mistakes", f"{more + 1} more lines have a mistake."))
+
+    def found_lines(self, start: int, end: int) -> Iterator[FoundLine]:
+        """Yield some of the lines."""
+        rows = memoryview(self.rows)[start * _ROW.size : end * _ROW.size]
+        for offset, length, body_bytes, max_tokens, choices in _ROW.iter_unpack(rows):
+            tokens = None if max_tokens == _ENGINE_DECIDES else max_tokens
+            yield FoundLine(offset, length, body_bytes, tokens, choices)
+
+    def encode(self) -> Sequence[bytes | bytearray]:
+        """Return the parts of a message: a line of JSON, then a row for each line of the file.
+
+        If there are mistakes no line will run, so there are no rows.
+        """
+        rows = bytearray() if self.mistakes else self.rows
+        head = {
+            "lines": self.lines,
+            "model": self.model,
+            "mistakes": [asdict(mistake) for mistake in self.mistakes],
+            "mistake_count": self.mistake_count,
+            "read_all": self.read_all,
+            "rows": len(rows) // _ROW.size,
+        }
+        return json.dumps(head).encode(), b"\n", rows
+
+
+def decode_findings(message: bytes) -> Findings:
+    """Return the findings of a message.
+
+    Raises:
+        ValueError: if it is not complete.
+    """
+    text, end, rows = message.partition(b"\n")
+    if not end:
+        raise ValueError("the message has no end of its first line")
+    head = json.loads(text)
+    if len(rows) != head.pop("rows") * _ROW.size:
+        raise ValueError("the message has another number of lines than it says")
+    mistakes = [Mistake(**mistake) for mistake in head.pop("mistakes")]
+    return Findings(mistakes=mistakes, rows=bytearray(rows), **head)

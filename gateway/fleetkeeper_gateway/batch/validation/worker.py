@@ -1,0 +1,73 @@
+"""The process that reads one file: from standard input, with its findings on standard output."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from typing import BinaryIO, Final
+
+from fleetkeeper_gateway.batch.model import Mistake
+from fleetkeeper_gateway.batch.validation.checker import BadLine, LineChecker
+from fleetkeeper_gateway.batch.validation.findings import Findings, FoundLine
+from fleetkeeper_gateway.batch.validation.lines import read_lines
+
+_READ_BYTES = 1 << 20
+_ADDRESS_SPACE_BYTES: Final = 1 << 30
+"""A line of 16 MiB takes at most 300 MB. Without a bound, a mistake of ours could end the whole pod."""
+_NICE = 5
+"""Requests go before the validation of a file."""
+
+
+def check_file(
+    file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes: int
+) -> Findings:
+    """Return what a file has. Its memory is bounded by one line and what is found.
+
+    Args:
+        file: read once, to its end or to the line that is one too many.
+        endpoint: the url of every line.
+        max_lines: lines that are not empty.
+        max_line_bytes: of one line.
+    """
+    findings, checker = Findings(), LineChecker(endpoint)
+    for number, offset, text in read_lines(file, max_line_bytes):
+        if findings.lines == max_lines:
+            findings.read_all = False
+            findings.add_mistake_of_file(
+                Mistake(
+                    "too_many_lines",
+                    f"The file has more than {max_lines} lines. Split it into several batches.",
+                )
+            )
+            break
+        findings.lines += 1
+        try:
+            if text is None:
+                raise BadLine("line_too_long", f"The line has more than {max_line_bytes} bytes.")
+            asked = checker.check(number, text)
+        except BadLine as bad:
+            findings.add_mistake(Mistake(bad.code, str(bad), number, bad.param))
+        else:
+            findings.add_line(FoundLine(offset, len(text), *asked))
+    if not findings.lines:
+        findings.add_mistake_of_file(Mistake("empty_file", "The file has no lines."))
+    findings.model = checker.model
+    return findings
+
+
+def main(endpoint: str, max_lines: str, max_line_bytes: str) -> None:
+    """Check standard input."""
+    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE_BYTES, _ADDRESS_SPACE_BYTES))
+    os.nice(_NICE)
+    with open(0, "rb", buffering=_READ_BYTES) as file:  # noqa: PTH123 - a descriptor
+        findings = check_file(
+            file, endpoint, max_lines=int(max_lines), max_line_bytes=int(max_line_bytes)
+        )
+    for part in findings.encode():
+        sys.stdout.buffer.write(part)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,174 @@
+"""Files that exist: their lists, their content and their end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import openai
+import pytest
+
+from fleetkeeper_gateway.batch.model import FileRecord
+from tests.support.batch_api import CHAT, ApiWorld, jsonl, line
+
+DATA = jsonl([line(1)])
+
+
+async def create(client: openai.AsyncOpenAI, data: bytes = DATA) -> str:
+    found = await client.files.create(file=data, purpose="batch")
+    return str(found.id)
+
+
+async def output_file(world: ApiWorld, data: bytes, key: str = "one") -> str:
+    """Store an output file, as finalizing a batch does."""
+    record = FileRecord(
+        f"file-{len(world.files.kept):032x}", key, "out.jsonl", "batch_output", len(data), int(world.now)
+    )
+    await world.files.add(record, data)
+    return record.id
+
+
+async def test_a_file_is_shown_listed_read_and_deleted(
+    world: ApiWorld, client: openai.AsyncOpenAI
+) -> None:
+    file_id = await create(client)
+    shown = await client.files.retrieve(file_id)
+    assert (await client.files.list()).data == [shown]
+    assert (await client.files.content(file_id)).content == DATA
+    deleted = await client.files.delete(file_id)
+    assert (deleted.id, deleted.deleted, deleted.object) == (file_id, True, "file")
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            await call(file_id)
+    assert world.objects.kept == {}
+
+
+async def test_a_list_has_pages_in_both_orders(client: openai.AsyncOpenAI) -> None:
+    ids = [await create(client) for _ in range(7)]
+    assert [one.id async for one in client.files.list(limit=3, order="asc")] == ids
+    assert [one.id async for one in client.files.list(limit=2)] == ids[::-1]
+    page = await client.files.list(after=ids[5], limit=3)
+    assert [one.id for one in page.data] == ids[4:1:-1]
+    assert page.has_more
+    assert (page.model_extra["first_id"], page.model_extra["last_id"]) == (ids[4], ids[2])
+    last = await client.files.list(after=ids[0])
+    assert (last.data, last.has_more, last.model_extra["first_id"]) == ([], False, None)
+
+
+async def test_a_list_can_have_one_purpose(world: ApiWorld, client: openai.AsyncOpenAI) -> None:
+    uploaded = await create(client)
+    made = await output_file(world, b"{}\n")
+    assert [one.id for one in (await client.files.list(purpose="batch")).data] == [uploaded]
+    assert [one.id for one in (await client.files.list(purpose="batch_output")).data] == [made]
+    assert len((await client.files.list()).data) == 2
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("limit=0", "limit"), ("limit=x", "limit"), ("limit=10001", "limit"), ("order=up", "order")],
+)
+async def test_a_query_that_cannot_be_is_refused(
+    client: openai.AsyncOpenAI, query: str, param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.get(f"/files?{query}", cast_to=object)
+    assert refused.value.param == param
+
+
+async def test_after_must_name_a_file_of_the_key(
+    world: ApiWorld, client: openai.AsyncOpenAI
+) -> None:
+    foreign = await output_file(world, b"{}\n", "two")
+    with pytest.raises(openai.NotFoundError) as refused:
+        await client.files.list(after=foreign)
+    assert refused.value.param == "after"
+
+
+async def test_a_large_file_is_streamed(world: ApiWorld, client: openai.AsyncOpenAI) -> None:
+    data = bytes(range(256)) * 40_000
+    file_id = await output_file(world, data)
+    async with client.files.with_streaming_response.content(file_id) as answer:
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''out.jsonl"
+        assert int(answer.headers["content-length"]) == len(data)
+        assert b"".join([part async for part in answer.iter_bytes()]) == data
+
+
+async def test_a_stream_that_breaks_is_not_taken_for_a_whole_file(
+    world: ApiWorld, client: openai.AsyncOpenAI
+) -> None:
+    file_id = await output_file(world, b"x" * 1_000_000)
+    world.objects.fail_streams_after = 3
+    with pytest.raises(openai.APIConnectionError):
+        await client.files.content(file_id)
+    await world.audited("storage_unavailable")
+    world.objects.fail_streams_after = 0
+    with pytest.raises(openai.InternalServerError) as failed:
+        await client.files.content(file_id)
+    assert failed.value.status_code == 503
+
+
+async def test_bytes_that_are_missing_are_not_taken_for_a_whole_file(
+    world: ApiWorld, client: openai.AsyncOpenAI
+) -> None:
+    file_id = await output_file(world, b"x" * 1000)
+    path = world.files.data_path("one", file_id)
+    world.objects.kept[path] = b"x" * 999
+    with pytest.raises(openai.APIConnectionError):
+        await client.files.content(file_id)
+    del world.objects.kept[path]
+    with pytest.raises(openai.NotFoundError):
+        await client.files.content(file_id)
+
+
+async def test_a_client_that_hangs_up_ends_the_stream(world: ApiWorld) -> None:
+    file_id = await output_file(world, b"x" * 50_000_000)
+    async with world.connected() as raw:
+        await raw.send(
+            f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: test\r\n"
+            "Authorization: Bearer secret-of-one\r\n\r\n".encode()
+        )
+        await raw.reader.readexactly(1000)
+    request = await world.audited("client_gone")
+    assert request["status"] == 499
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(idle_world: ApiWorld) -> None:
+    idle_world.set(client_timeout_s=0.3)
+    async with idle_world.running() as world:
+        file_id = await output_file(world, b"x" * 50_000_000)
+        async with world.connected() as raw:
+            await raw.send(
+                f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: test\r\n"
+                "Authorization: Bearer secret-of-one\r\n\r\n".encode()
+            )
+            await world.audited("client_gone")
+
+
+async def test_a_file_that_a_batch_reads_is_not_deleted(
+    world: ApiWorld, client: openai.AsyncOpenAI
+) -> None:
+    file_id = await create(client)
+    batch = await client.batches.create(
+        input_file_id=file_id, endpoint=CHAT, completion_window="24h"
+    )
+    with pytest.raises(openai.ConflictError) as refused:
+        await client.files.delete(file_id)
+    assert refused.value.code == "file_in_use"
+    assert batch.id in refused.value.message
+    await world.batches.forget_active(world.created[0])
+    assert (await client.files.delete(file_id)).deleted
+
+
+async def test_a_deletion_and_a_new_batch_do_not_both_succeed(
+    world: ApiWorld, client: openai.AsyncOpenAI
+) -> None:
+    for _ in range(5):
+        file_id = await create(client)
+        deleted, created = await asyncio.gather(
+            client.files.delete(file_id),
+            client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h"),
+            return_exceptions=True,
+        )
+        assert isinstance(deleted, openai.ConflictError) != isinstance(
+            created, openai.NotFoundError
+        )

@@ -1,0 +1,283 @@
+"""The process that reads a file: fed, bounded, killed and replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+import uvloop
+
+from fleetkeeper_gateway.batch.interfaces import StorageError
+from fleetkeeper_gateway.batch.model import BatchRecord, FileRecord, LineRef
+from fleetkeeper_gateway.batch.validation import Validator
+from fleetkeeper_gateway.batch.validation.validator import ATTEMPTS
+from fleetkeeper_gateway.limits import estimate_tokens
+from tests.support.batch_api import CHAT, GUARD_S, jsonl, line
+from tests.support.batch_memory import MemoryFiles, MemoryObjects
+
+ESTIMATE = functools.partial(estimate_tokens, cap=1000)
+RECORD = BatchRecord("batch_1", "one", "file-1", CHAT, "24h", 1000, 2000)
+MIB = 1 << 20
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The process's own loop, and Python's."""
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+
+
+class World:
+    """An input file in a store, and what validates it."""
+
+    def __init__(self) -> None:
+        self.objects = MemoryObjects()
+        self.files = MemoryFiles(self.objects)
+
+    async def put(self, data: bytes) -> None:
+        record = FileRecord("file-1", "one", "in.jsonl", "batch", len(data), 1000)
+        await self.files.add(record, data)
+
+    def validator(self, command: Sequence[str] | None = None) -> Validator:
+        if command is None:
+            return Validator(self.objects, self.files, ESTIMATE, clock=lambda: 1234.5)
+        return Validator(
+            self.objects, self.files, ESTIMATE, command=lambda *_: command, clock=lambda: 1234.5
+        )
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def python(code: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code, *arguments)
+
+
+def children() -> list[psutil.Process]:
+    """Return the processes that this one started and that have not ended."""
+    return [
+        child
+        for child in psutil.Process().children()
+        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+async def test_a_valid_file_has_a_model_tokens_and_lines(world: World) -> None:
+    lines = [
+        line(number, body={"model": "m", "max_tokens": 10 * number, "n": 2}) for number in range(1200)
+    ]
+    data = b"\xef\xbb\xbf\n" + jsonl(lines).replace(b"\n", b"\r\n")
+    await world.put(data)
+    world.objects.piece_bytes = 1000
+    validated, refs = await world.validator().validate(RECORD)
+    assert (validated.lines, validated.model, validated.at, validated.mistakes) == (1200, "m", 1234, ())
+    assert [ref.number for ref in refs] == list(range(1200))
+    texts = data[3:].replace(b"\r", b"").split(b"\n")[1:-1]
+    assert [data[ref.offset :][: ref.length] for ref in refs] == texts
+    answers = sum(2 * min(10 * number, 1000) for number in range(1200))
+    prompts = sum(map(len, texts)) / 4
+    assert answers < validated.tokens < answers + prompts
+
+
+async def test_mistakes_are_returned_without_lines(world: World) -> None:
+    await world.put(b"x\n" + jsonl([line(1), line(1)]))
+    validated, refs = await world.validator().validate(RECORD)
+    assert (validated.lines, validated.model, validated.tokens, refs) == (3, "", 0, ())
+    assert [(one.line, one.code) for one in validated.mistakes] == [
+        (1, "invalid_json_line"),
+        (3, "duplicate_custom_id"),
+    ]
+
+
+async def test_a_file_that_is_gone_is_a_mistake(world: World) -> None:
+    validated, refs = await world.validator().validate(RECORD)
+    assert ([one.code for one in validated.mistakes], refs) == (["file_not_found"], ())
+    await world.put(jsonl([line(1)]))
+    world.objects.kept.clear()
+    validated, _ = await world.validator().validate(RECORD)
+    assert [one.code for one in validated.mistakes] == ["file_not_found"]
+
+
+async def test_too_many_lines_end_the_reading_early(world: World) -> None:
+    await world.put(b"x\n" * 3_000_000)
+    validated, _ = await world.validator().validate(RECORD)
+    assert validated.mistakes[0].code == "too_many_lines"
+    assert validated.lines == 50_000
+
+
+async def test_the_largest_lines_fit_into_the_memory_of_the_process(world: World) -> None:
+    """The process has a bound of its own, above which it dies: no line may come near it."""
+    start = jsonl([line(1)])[:-3] + b', "x": '
+    room = 16 * MIB - len(start) - 100
+    hostile = [
+        b'"' + b"x" * room + b'"',
+        b'"' + "😀".encode() * (room // 4) + b'"',
+        b"[" + b"99999," * (room // 6) + b"1]",
+        b"[" + b"1e9," * (room // 4) + b"1]",
+        b"[" + b"{}," * (room // 3) + b"1]",
+        b"[" + b'{"a":[]},' * (room // 9) + b"1]",
+        b'"' + b"\\u0061" * (room // 6) + b'"',
+        b"[" + b'"a",' * (room // 4) + b"1]",
+    ]
+    await world.put(b"".join(start + values + b"}}\n" for values in hostile))
+    world.objects.piece_bytes = 4 * MIB
+    validated, _ = await world.validator().validate(RECORD)
+    assert validated.lines == len(hostile)
+    assert {one.code for one in validated.mistakes} == {"duplicate_custom_id", "too_many_values"}
+
+
+async def test_other_work_runs_while_a_file_is_read(world: World) -> None:
+    body = {"model": "m", "prompt": "x" * 2000}
+    await world.put(jsonl([line(number, body=body) for number in range(5000)]))
+    validating = asyncio.create_task(world.validator().validate(RECORD))
+    turns = 0
+    while not validating.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    await validating
+    # The process alone needs some hundred times as long to start.
+    assert turns > 20
+
+
+async def test_a_process_that_dies_is_replaced(world: World, tmp_path: Path) -> None:
+    await world.put(jsonl([line(1)]))
+    code = (
+        "import os, pathlib, sys\n"
+        "ran = pathlib.Path(sys.argv[1])\n"
+        "if not ran.exists():\n"
+        "    ran.touch()\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "from fleetkeeper_gateway.batch.validation.worker import main\n"
+        "main(*sys.argv[2:])\n"
+    )
+    command = python(code, str(tmp_path / "ran"), CHAT, "50000", "1000000")
+    validated, refs = await world.validator(command).validate(RECORD)
+    assert (validated.lines, validated.mistakes, len(refs)) == (1, (), 1)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os.kill(os.getpid(), 9)",
+        "raise SystemExit(3)",
+        "import sys; sys.stdin.buffer.read(); print('{}')",
+        "import sys; sys.stdin.buffer.read()",
+        "import sys; sys.stdin.buffer.read(); print('[1]')",
+    ],
+    ids=["killed", "failed", "no findings", "silent", "other JSON"],
+)
+async def test_processes_that_all_die_fail_the_batch(world: World, tmp_path: Path, code: str) -> None:
+    await world.put(b"x" * 3_000_000)
+    count = tmp_path / "count"
+    counted = f"open({str(count)!r}, 'a').write('x')\n{code}"
+    validated, refs = await world.validator(python(counted)).validate(RECORD)
+    assert ([one.code for one in validated.mistakes], refs) == (["validation_failed"], ())
+    assert count.read_text() == "x" * ATTEMPTS
+    assert children() == []
+
+
+async def test_a_command_that_does_not_exist_fails_the_batch(world: World) -> None:
+    await world.put(b"x")
+    validated, _ = await world.validator(("/nowhere/python",)).validate(RECORD)
+    assert [one.code for one in validated.mistakes] == ["validation_failed"]
+
+
+async def test_a_store_that_fails_is_reported_and_the_process_ends(world: World) -> None:
+    await world.put(jsonl([line(number) for number in range(10_000)]))
+    world.objects.fail_streams_after = 3
+    with pytest.raises(StorageError):
+        await world.validator().validate(RECORD)
+    assert children() == []
+
+
+async def test_a_file_with_fewer_bytes_than_it_had_is_no_valid_file(world: World) -> None:
+    data = jsonl([line(number) for number in range(10)])
+    await world.put(data)
+    path = world.files.data_path("one", "file-1")
+    world.objects.kept[path] = data[: data.rindex(b"\n", 0, -1) + 1]
+    with pytest.raises(StorageError, match="bytes"):
+        await world.validator().validate(RECORD)
+
+
+async def test_a_cancelled_validation_kills_its_process(world: World) -> None:
+    await world.put(b"x" * 3_000_000)
+    hangs = python("import signal; signal.pause()")
+    validating = asyncio.create_task(world.validator(hangs).validate(RECORD))
+    async with asyncio.timeout(GUARD_S):
+        while not children():
+            await asyncio.sleep(0.01)
+    validating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await validating
+    assert children() == []
+
+
+async def test_a_process_that_does_not_read_stops_the_store(world: World) -> None:
+    taken = 0
+
+    async def endless(path: str) -> AsyncIterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += MIB
+            yield b"x" * MIB
+            await asyncio.sleep(0)
+
+    await world.put(b"x")
+    world.objects.stream = endless  # type: ignore[method-assign]
+    hangs = python("import signal; signal.pause()")
+    validating = asyncio.create_task(world.validator(hangs).validate(RECORD))
+    done, _ = await asyncio.wait([validating], timeout=1.0)
+    assert not done
+    assert 0 < taken <= 4 * MIB
+    validating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await validating
+
+
+async def test_two_files_are_read_at_a_time(world: World, tmp_path: Path) -> None:
+    await world.put(b"x")
+    hangs = python("import signal; signal.pause()")
+    validator = world.validator(hangs)
+    running = [asyncio.create_task(validator.validate(RECORD)) for _ in range(4)]
+    async with asyncio.timeout(GUARD_S):
+        while len(children()) < 2:
+            await asyncio.sleep(0.01)
+    await asyncio.wait(running, timeout=0.3)
+    assert len(children()) == 2
+    for one in running:
+        one.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    assert children() == []
+
+
+async def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    """A killed process leaves no other behind: the reader sees the end of its input."""
+    code = (
+        "import subprocess, sys\n"
+        "from fleetkeeper_gateway.batch.validation.pipe import worker_command\n"
+        "child = subprocess.Popen(worker_command('/v1/embeddings', 9, 9),\n"
+        "    stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    parent = await asyncio.create_subprocess_exec(*python(code), stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    async with asyncio.timeout(GUARD_S):
+        reader = psutil.Process(int(await parent.stdout.readline()))
+        os.kill(parent.pid, signal.SIGKILL)
+        await parent.wait()
+        while reader.is_running() and reader.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.01)
+
+
+async def test_offsets_are_those_of_the_index(world: World) -> None:
+    await world.put(b"\n\n" + jsonl([line(1)]))
+    _, refs = await world.validator().validate(RECORD)
+    assert refs == [LineRef(0, 2, len(jsonl([line(1)])) - 1)]
