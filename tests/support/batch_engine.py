@@ -2,7 +2,7 @@
 
 Run as a program: PORT MOST DEATHS, the most requests at a time (more get 429), and the probability that a
 request ends the process. A body's `seconds` is how long its answer takes,
-and one with `wrong` gets 400.
+and one with `wrong` gets 400. GET /answered tells the number of answers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ class Engine:
     def __init__(self, most: int, deaths: float) -> None:
         self.most, self.deaths = most, deaths
         self.running = 0
+        self.answered = 0
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/v1/{path:.*}", self.answer)
+        app.router.add_get("/answered", self.count)
         return app
+
+    async def count(self, request: web.Request) -> web.Response:
+        return web.json_response(self.answered)
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -48,6 +53,7 @@ class Engine:
                 os._exit(1)
         finally:
             self.running -= 1
+        self.answered += 1
         tier = request.headers.get("X-Inference-Tier")
         if body.get("wrong"):
             error = {"code": "wrong", "message": "the line says so", "tier": tier}

@@ -48,16 +48,16 @@ class Inputs:
         first, last = line.offset // BLOCK_BYTES, (line.offset + line.length - 1) // BLOCK_BYTES
         if last > first + 1:
             return await self._objects.read_range(path, line.offset, line.length)
-        blocks = [await self._block(batch, path, number) for number in range(first, last + 1)]
+        blocks = [await self._block(path, number) for number in range(first, last + 1)]
         start = line.offset - first * BLOCK_BYTES
         found = b"".join(blocks)[start : start + line.length]
         if len(found) != line.length:
             raise StorageError(f"{path} ends before line {line.number + 1} does")
         return found
 
-    async def _block(self, batch: BatchRecord, path: str, number: int) -> bytes:
+    async def _block(self, path: str, number: int) -> bytes:
         def read() -> asyncio.Task[bytes]:
-            return asyncio.create_task(self._read(batch, path, number))
+            return asyncio.create_task(self._read(path, number))
 
         found = await _shared(self._blocks, (path, number), read)
         if (path, number) in self._blocks:
@@ -66,25 +66,28 @@ class Inputs:
             self._blocks.popitem(last=False)
         return found
 
-    async def _read(self, batch: BatchRecord, path: str, number: int) -> bytes:
+    async def _read(self, path: str, number: int) -> bytes:
         start = number * BLOCK_BYTES
-        length = min(BLOCK_BYTES, await self._size(batch, path) - start)
+        length = min(BLOCK_BYTES, await self._size(path) - start)
         if length <= 0:
             raise StorageError(f"{path} has no byte {start}")
         return await self._objects.read_range(path, start, length)
 
-    async def _size(self, batch: BatchRecord, path: str) -> int:
+    async def _size(self, path: str) -> int:
         if len(self._sizes) > _MOST_FILES:
             self._sizes.clear()
-        return await _shared(
-            self._sizes, path, lambda: asyncio.create_task(self._read_size(batch, path))
-        )
 
-    async def _read_size(self, batch: BatchRecord, path: str) -> int:
-        record = await self._files.get(batch.key_id, batch.input_file)
-        if record is None:
-            raise ObjectMissing(f"{path} is gone: its file was deleted")
-        return record.bytes
+        def read() -> asyncio.Task[int]:
+            return asyncio.create_task(self._read_size(path))
+
+        return await _shared(self._sizes, path, read)
+
+    async def _read_size(self, path: str) -> int:
+        # Not from the file's record: the file may expire while its batch runs. Its bytes stay.
+        for found in await self._objects.list(path.rpartition("/")[0] + "/"):
+            if found.path == path:
+                return found.bytes
+        raise ObjectMissing(f"{path} is gone: its file was deleted")
 
 
 async def _shared(

@@ -303,7 +303,8 @@ class Lifecycle:
                 renewal.cancel()
                 await asyncio.gather(renewal, return_exceptions=True)
         if final is None:
-            # The store lost results that were durable. The queue is told anew which ones there are.
+            # The store lost results that were durable. Which lines they are of is known to nobody who
+            # could give them out, so all lines are queued again; results that are there still count.
             await self._queue.remove(record)
             return
         await self._ended(known, final)
