@@ -166,7 +166,7 @@ async def _parts(settings: AllSettings) -> AsyncIterator[_Parts]:
         )
         if services is not None:
             lifecycle_parts.looked = BacklogReport(metrics.BACKLOG, services, keys, clock)
-        lifecycle = Lifecycle(lifecycle_parts, wall=clock)
+        lifecycle = Lifecycle(lifecycle_parts, wall=clock, end_s=batch.batch_end_seconds)
 
         def created(_record: BatchRecord) -> None:
             lifecycle.wake()
@@ -178,6 +178,7 @@ async def _parts(settings: AllSettings) -> AsyncIterator[_Parts]:
             sender,
             concurrency=batch.batch_concurrency,
             drain_s=batch.batch_drain_seconds,
+            end_s=batch.batch_end_seconds,
         )
         api = ApiParts(
             keys=keys,

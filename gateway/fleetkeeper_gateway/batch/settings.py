@@ -58,6 +58,11 @@ class BatchSettings(BaseSettings):
     batch_line_timeout_seconds: float = Field(
         3600, gt=0, description="Longest time of one line from its sending to its whole answer."
     )
+    batch_end_seconds: float = Field(
+        60,
+        ge=0,
+        description="Time that lines which run have to end after their batch was cancelled or expired.",
+    )
     batch_drain_seconds: float = Field(
         30, ge=0, description="Time that lines which run have to end after a SIGTERM."
     )

@@ -137,7 +137,7 @@ async def test_it_runs_without_a_cluster_and_with_another_upstream(
 
 
 async def test_a_cancelled_batch_ends(world: BatchSurroundings) -> None:
-    process = await world.batch(BATCH_CONCURRENCY="4").start().ready()
+    process = await world.batch(BATCH_CONCURRENCY="4", BATCH_END_SECONDS="2").start().ready()
     async with process.client(world.keys["client"]) as client:
         lines = [line(number, seconds=0.2) for number in range(400)]
         batch_id = await submit(client, lines)

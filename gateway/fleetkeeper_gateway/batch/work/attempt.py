@@ -88,6 +88,8 @@ class Attempts:
         elif verdict in {Verdict.OK, Verdict.ERROR}:
             metrics.LINE_SECONDS.observe(now - slot.began)
             slot.answered(now)
+        elif verdict is Verdict.FAILED:
+            slot.failed(now)
 
 
 def _outcome(

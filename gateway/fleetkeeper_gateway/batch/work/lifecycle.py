@@ -25,7 +25,6 @@ from fleetkeeper_gateway.batch.model import (
     Validated,
 )
 from fleetkeeper_gateway.batch.work.finalize import Finalizer
-from fleetkeeper_gateway.batch.work.worker import END_GRACE_S
 
 log = structlog.get_logger(__name__)
 
@@ -82,9 +81,17 @@ class Lifecycle:
         parts: Parts,
         *,
         wall: Callable[[], float],
+        end_s: float,
         monotonic: Callable[[], float] = time.monotonic,
-        grace_s: float = END_GRACE_S,
     ) -> None:
+        """Describe the work; `run` does it.
+
+        Args:
+            parts: what others made.
+            wall: Unix seconds that do not go back.
+            end_s: time that lines which run have after their batch was cancelled or expired.
+            monotonic: the time of pauses.
+        """
         self._batches = parts.batches
         self._queue = parts.queue
         self._finalizer = parts.finalizer
@@ -92,7 +99,7 @@ class Lifecycle:
         self._looked = parts.looked
         self._wall = wall
         self._monotonic = monotonic
-        self._grace_s = grace_s
+        self._end_s = end_s
         self._known: dict[str, Known] = {}
         self._together = asyncio.Semaphore(_LOOKS_TOGETHER)
         self._validations = asyncio.Semaphore(_VALIDATIONS)
@@ -227,9 +234,9 @@ class Lifecycle:
             await self._queue.remove(known.record)
             known.outstanding = None
             # A batch that the queue does not know, or that has all results, has no lines that run.
-            known.stopped = now if outstanding else now - self._grace_s
+            known.stopped = now if outstanding else now - self._end_s
             log.info("batch ends early", batch=known.record.id, status=status.value)
-        if now >= known.stopped + self._grace_s:
+        if now >= known.stopped + self._end_s:
             self._begin(known, self._finalized(known, status))
 
     async def _end(self, known: Known, final: Final) -> None:

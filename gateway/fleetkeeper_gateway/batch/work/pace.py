@@ -28,6 +28,8 @@ _LONGEST_PAUSE_S: Final = 300.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_OWN_PAUSE_S: Final = 30.0
 """Of the pauses that a refusal without Retry-After makes, which double."""
+_FAILURES: Final = 8
+"""Failures in a row that count as a refusal."""
 _FORGET_S: Final = 600.0
 
 
@@ -47,6 +49,8 @@ class Pace:
     _until: float = -math.inf
     _row: int = 0
     """Cuts since a line was last answered."""
+    _failures: int = 0
+    """Lines in a row that failed."""
 
     def __post_init__(self) -> None:
         self.limit = float(min(self.most, _FIRST))
@@ -80,6 +84,7 @@ class Pace:
 
     def answered(self, began: float) -> None:
         """Note an answer to a line that was sent at a time."""
+        self._failures = 0
         if began >= self._cut:
             self._row = 0
         elif self._row > 1:
@@ -107,6 +112,15 @@ class Pace:
             exponent = min(max(0, self._row - 1), 10)
             retry_after_s = min(_LONGEST_OWN_PAUSE_S, _FIRST_PAUSE_S * 2**exponent)
         self._until = max(self._until, now + min(_LONGEST_PAUSE_S, retry_after_s))
+
+    def failed(self, began: float, now: float) -> None:
+        """Note that a line failed. Many in a row count as a refusal: the service needs time.
+
+        One that fails among others says something about the line alone.
+        """
+        self._failures += 1
+        if self._failures >= _FAILURES:
+            self.refused(began, now, None)
 
     def _grow_with_time(self, now: float) -> None:
         most = min(self._threshold, self.most)
@@ -142,6 +156,12 @@ class Slot:
         """Note that the service refused the line for now."""
         if not self._is_over:
             self.pace.refused(self.began, now, retry_after_s)
+        self.end(now)
+
+    def failed(self, now: float) -> None:
+        """Note that the line failed: an engine ended, or said that it failed."""
+        if not self._is_over:
+            self.pace.failed(self.began, now)
         self.end(now)
 
     def end(self, now: float) -> None:

@@ -20,8 +20,6 @@ from fleetkeeper_gateway.batch.work.recorder import Recorder
 log = structlog.get_logger(__name__)
 
 RENEWAL_S: Final = 10.0
-END_GRACE_S: Final = 60.0
-"""Time that lines which run have after their batch was cancelled or expired."""
 _WAIT_S: Final = 1.0
 """Longest wait for lines, or for a place for them."""
 _SHORT_WAIT_S: Final = 0.1
@@ -46,13 +44,25 @@ class Worker:
         *,
         concurrency: int,
         drain_s: float,
+        end_s: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Describe the worker; `run` works."""
+        """Describe the worker; `run` works.
+
+        Args:
+            queue: where lines are taken from.
+            batches: where results are kept.
+            inputs: where lines are read.
+            sender: where they are sent.
+            concurrency: most lines that run at the same time.
+            drain_s: time that lines have to end after `stop`.
+            end_s: time that lines have to end after their batch was cancelled or expired.
+            monotonic: the time.
+        """
         self._queue = queue
         self._recorder = Recorder(batches, queue, self._release)
         self._attempts = Attempts(inputs, sender, monotonic)
-        self._drain_s = drain_s
+        self._drain_s, self._end_s = drain_s, end_s
         self._monotonic = monotonic
         self._running = asyncio.Semaphore(concurrency)
         self.paces = Paces(concurrency)
@@ -200,7 +210,7 @@ class Worker:
             task = self._held.get(taken)
             if gone[batch.id] and task is not None:
                 self._ending.add(taken)
-                asyncio.get_running_loop().call_later(END_GRACE_S, task.cancel)
+                asyncio.get_running_loop().call_later(self._end_s, task.cancel)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -61,8 +61,8 @@ class Wall:
 class World:
     """A process that leads, as far as batches know."""
 
-    def __init__(self, storage: Storage, queue: MemoryQueue, grace_s: float = 60.0) -> None:
-        self.storage, self.queue, self.grace_s = storage, queue, grace_s
+    def __init__(self, storage: Storage, queue: MemoryQueue, end_s: float = 60.0) -> None:
+        self.storage, self.queue, self.end_s = storage, queue, end_s
         self.batches = FailingBatches(storage)
         self.wall = Wall()
         self.mistakes: tuple[Mistake, ...] = ()
@@ -97,7 +97,7 @@ class World:
             parts,
             wall=Clock(self.wall),
             monotonic=lambda: self.monotonic_s + time.monotonic(),
-            grace_s=self.grace_s,
+            end_s=self.end_s,
         )
         self.task = asyncio.create_task(self.lifecycle.run())
 

@@ -101,6 +101,29 @@ def test_refusals_without_retry_after_wait_longer_and_longer() -> None:
     assert pauses[-1] == 30.0
 
 
+def test_a_service_on_which_everything_fails_gets_time_so_that_few_lines_use_up_their_attempts() -> None:
+    pace = Pace(256)
+    now, sent = 0.0, 0
+    while now < 600.0:
+        slots = fill(pace, now)
+        sent += len(slots)
+        for slot in slots:
+            slot.failed(now)
+        now = max(pace.wakes(now), now + 0.01)
+    assert sent < 100
+    (slot,) = fill(pace, now)
+    slot.answered(now)
+    assert pace.free(now) >= 1, "it goes on at once when the service is back"
+
+
+def test_a_line_that_fails_among_others_slows_nothing_down() -> None:
+    pace = Pace(256)
+    for second in range(200):
+        for number, slot in enumerate(fill(pace, float(second))):
+            slot.failed(second + 0.5) if number % 8 == 3 else slot.answered(second + 0.5)
+    assert pace.limit == 256.0
+
+
 def test_growth_needs_lines_that_use_it() -> None:
     pace = Pace(256)
     pace.limit = 100.0
@@ -112,7 +135,7 @@ def test_growth_needs_lines_that_use_it() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(("send", "answer", "refuse", "end")),
+            st.sampled_from(("send", "answer", "refuse", "fail", "end")),
             st.floats(0, 30),
             st.one_of(st.none(), st.floats(0, 1000)),
         ),
@@ -136,6 +159,8 @@ def test_whatever_happens_it_stays_within_its_bounds(
                 slot.answered(now)
             elif what == "refuse":
                 slot.refused(now, retry_after)
+            elif what == "fail":
+                slot.failed(now)
             slot.end(now)
             slot.end(now)
         assert pace.running == len(open_slots) <= most

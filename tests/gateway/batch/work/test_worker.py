@@ -66,11 +66,18 @@ async def working(
     sender: ScriptedSender,
     concurrency: int = 32,
     drain_s: float = GUARD_S,
+    end_s: float = 0.1,
 ) -> AsyncIterator[Running]:
     found = Running(storage, queue, sender)
     inputs = Inputs(storage.objects, storage.files)
     found.worker = Worker(
-        queue, found.batches, inputs, sender, concurrency=concurrency, drain_s=drain_s
+        queue,
+        found.batches,  # type: ignore[arg-type]  # as one
+        inputs,
+        sender,
+        concurrency=concurrency,
+        drain_s=drain_s,
+        end_s=end_s,
     )
     found.task = asyncio.create_task(found.worker.run())
     try:
@@ -293,7 +300,6 @@ async def test_lines_of_a_batch_that_is_gone_end_after_a_time(
     storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "RENEWAL_S", 0.01)
-    monkeypatch.setattr(worker_module, "END_GRACE_S", 0.1)
 
     async def script(number: int) -> Answer:
         await asyncio.Event().wait()
