@@ -199,7 +199,9 @@ async def run_batches(campaign: Campaign, sizes: tuple[int, ...]) -> None:
         ]
         for size in sizes
     ]
-    keys = [key for key, _ in zip(itertools.cycle(campaign.world.keys.values()), sizes, strict=False)]
+    keys = [
+        key for key, _ in zip(itertools.cycle(campaign.world.keys.values()), sizes, strict=False)
+    ]
     batches = [
         await patiently(campaign.processes, key, lambda client, one=one: submit(client, one))
         for one, key in zip(inputs, keys, strict=True)

@@ -58,7 +58,9 @@ async def test_the_official_client_runs_a_batch(world: BatchSurroundings) -> Non
             assert (body["prompt"], body["tier"]) == (one["custom_id"].removeprefix("c-"), "batch")
         assert {one["response"]["status_code"] for one in errors} == {400}
         assert await process.metric("fleetkeeper_batch_lines_total", 'outcome="ok"') == 90
-    served = [json.loads(text) for text in world.serve.log.read_text().splitlines() if '"audit"' in text]
+    served = [
+        json.loads(text) for text in world.serve.log.read_text().splitlines() if '"audit"' in text
+    ]
     used = [one for one in served if one["action"] == "request" and one["tier"] == "batch"]
     assert {one["key"] for one in used} == {"client"}
     assert len(used) >= 100
@@ -72,7 +74,9 @@ async def test_what_waits_is_exported_for_the_service(world: BatchSurroundings) 
         batch_id = await submit(client, [line(number, seconds=0.5) for number in range(40)])
         await until(process, "no backlog", "fleetkeeper_batch_remaining_lines", 20, *place)
         found = await process.metrics()
-        series = {name.partition("{")[0]: value for name, value in found.items() if place[0] in name}
+        series = {
+            name.partition("{")[0]: value for name, value in found.items() if place[0] in name
+        }
         assert series["fleetkeeper_batch_backlog_tokens"] > 0
         assert series["fleetkeeper_batch_required_tokens_per_second"] > 0
         assert 0 < series["fleetkeeper_batch_deadline_timestamp_seconds"] - time.time() <= 86_400

@@ -39,9 +39,7 @@ async def test_a_request_on_behalf_of_a_key_is_in_tier_batch_whatever_it_says(
         f"Bearer batch.{KEY.id}.signed, Bearer x",
     ],
 )
-async def test_what_is_no_token_of_a_known_key_is_refused(
-    world: World, authorization: str
-) -> None:
+async def test_what_is_no_token_of_a_known_key_is_refused(world: World, authorization: str) -> None:
     assert await world.refused(Authorization=authorization) == (401, "invalid_api_key")
     assert world.upstream.received == []
 

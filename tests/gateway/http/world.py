@@ -144,7 +144,9 @@ class MemoryGrants:
 
     def key_of(self, token: str) -> str | None:
         kind, _, rest = token.partition(".")
-        return rest.removesuffix(".signed") if kind == "batch" and rest.endswith(".signed") else None
+        return (
+            rest.removesuffix(".signed") if kind == "batch" and rest.endswith(".signed") else None
+        )
 
     def hops_of(self, grant: str) -> int | None:
         text = grant.removeprefix("hops-").partition(":")[0]

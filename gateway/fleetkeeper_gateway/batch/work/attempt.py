@@ -70,9 +70,7 @@ class Attempts:
         slot.sent(self._monotonic())
         answer: Answer | NotAnswered
         try:
-            answer = await self._sender.send(
-                taken.batch.key_id, taken.batch.endpoint, request.body
-            )
+            answer = await self._sender.send(taken.batch.key_id, taken.batch.endpoint, request.body)
             verdict = judge(answer)
         except NotAnswered as error:
             answer = error

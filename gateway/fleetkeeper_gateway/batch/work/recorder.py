@@ -51,9 +51,7 @@ class _Group:
 class Recorder:
     """Writes and commits results, again and again until that succeeds."""
 
-    def __init__(
-        self, batches: Batches, queue: Queue, released: Callable[[Taken], None]
-    ) -> None:
+    def __init__(self, batches: Batches, queue: Queue, released: Callable[[Taken], None]) -> None:
         """Record results.
 
         Args:

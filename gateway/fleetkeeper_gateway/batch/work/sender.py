@@ -118,7 +118,9 @@ class UpstreamSender:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotAnswered(f"cannot connect ({type(error).__name__})", sent=False) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise NotAnswered(f"the connection broke ({type(error).__name__})", sent=True) from error
+            raise NotAnswered(
+                f"the connection broke ({type(error).__name__})", sent=True
+            ) from error
         return Answer(
             status=response.status,
             body=data,

@@ -146,9 +146,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def leading(
-    storage: Storage, queue: MemoryQueue, **changes: Any
-) -> AsyncIterator[World]:
+async def leading(storage: Storage, queue: MemoryQueue, **changes: Any) -> AsyncIterator[World]:
     world = World(storage, queue, **changes)
     world.begin()
     try:

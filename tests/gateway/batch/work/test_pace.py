@@ -101,7 +101,9 @@ def test_refusals_without_retry_after_wait_longer_and_longer() -> None:
     assert pauses[-1] == 30.0
 
 
-def test_a_service_on_which_everything_fails_gets_time_so_that_few_lines_use_up_their_attempts() -> None:
+def test_a_service_on_which_everything_fails_gets_time_so_that_few_lines_use_up_their_attempts() -> (
+    None
+):
     pace = Pace(256)
     now, sent = 0.0, 0
     while now < 600.0:
