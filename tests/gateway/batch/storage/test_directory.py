@@ -1,0 +1,287 @@
+"""A directory: a write that returned is durable, one that did not leaves nothing, one process has it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from fleetkeeper_gateway.batch.interfaces import StorageError
+from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_storage, local as module
+from tests.support.batch_storage import parts_of, paths_in, settings
+
+GUARD_S = 120.0
+MIB = 1024 * 1024
+PATH = "keys/a/files/one"
+
+
+class Syncs:
+    """What was synced, in order, and whether the object had its name then."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._fsync = os.fsync
+        self.events: list[tuple[str, bool]] = []
+        self.held: threading.Event | None = None
+        self.began = threading.Event()
+
+    def __call__(self, descriptor: int) -> None:
+        """Note it, and sync."""
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        self.events.append((path, self._target.exists()))
+        self.began.set()
+        if self.held is not None:
+            assert self.held.wait(GUARD_S)
+        self._fsync(descriptor)
+
+
+@pytest.fixture
+def syncs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Syncs:
+    """The syncs of the object at `PATH`."""
+    found = Syncs(directory / PATH)
+    monkeypatch.setattr(os, "fsync", found)
+    return found
+
+
+@pytest.mark.parametrize("how", ["create", "write"])
+async def test_bytes_are_synced_before_the_name_and_the_name_before_the_return(
+    local: Storage, directory: Path, syncs: Syncs, how: str
+) -> None:
+    if how == "create":
+        assert await local.objects.create(PATH, b"content")
+    else:
+        await local.objects.write(PATH, parts_of(b"con", b"tent"))
+    (first, named), *folders, last = syncs.events
+    assert Path(first).parent == directory / "staging"
+    assert not named
+    # Each folder that was made is a name in the one above.
+    assert folders == [
+        (str(folder), False) for folder in (directory, directory / "keys", directory / "keys/a")
+    ]
+    assert last == (str(directory / "keys/a/files"), True)
+
+
+async def test_a_name_that_another_process_gave_is_synced_too(
+    local: Storage, directory: Path, syncs: Syncs
+) -> None:
+    (directory / PATH).parent.mkdir(parents=True)
+    (directory / PATH).write_bytes(b"theirs")
+    assert not await local.objects.create(PATH, b"ours")
+    assert syncs.events[-1] == (str(directory / "keys/a/files"), True)
+
+
+async def test_a_link_that_is_reported_as_failed_is_ours(
+    local: Storage, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system repeats the request after its answer was lost, and finds our own link."""
+    link = Path.hardlink_to
+
+    def twice(self: Path, target: Path) -> None:
+        link(self, target)
+        link(self, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", twice)
+    assert await local.objects.create(PATH, b"ours")
+    assert not await local.objects.create(PATH, b"ours")
+
+
+async def test_a_create_that_took_too_long_never_comes_true(
+    local: Storage, directory: Path, syncs: Syncs
+) -> None:
+    """The thread hangs in the disk; the caller was told that it failed, and may have gone on."""
+    syncs.held = threading.Event()
+    local.objects._timeout_s = 1.0
+    with pytest.raises(StorageError, match="no answer in 1 s"):
+        await local.objects.create(PATH, b"late")
+    assert syncs.began.is_set()
+    syncs.held.set()
+    local.objects._timeout_s = GUARD_S
+    # The threads are idle once all of them are ours.
+    local.objects._threads.shutdown(wait=True)
+    assert not (directory / PATH).exists()
+    assert list((directory / "staging").iterdir()) == []
+
+
+async def test_an_unfinished_write_leaves_no_file(local: Storage, directory: Path) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"x" * MIB
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await local.objects.write(PATH, parts())
+    local.objects._threads.shutdown(wait=True)
+    assert [path for path in directory.rglob("*") if path.is_file()] == [directory / "lock"]
+
+
+async def test_empty_folders_go_with_their_last_object(local: Storage, directory: Path) -> None:
+    await local.objects.create("keys/a/one", b"1")
+    await local.objects.create("keys/a/b/two", b"2")
+    await local.objects.delete(["keys/a/b/two"])
+    assert not (directory / "keys/a/b").exists()
+    await local.objects.delete(["keys/a/one"])
+    assert not (directory / "keys").exists()
+
+
+async def test_objects_come_and_go_in_one_folder(local: Storage) -> None:
+    """Whoever removes a folder that is empty does not disturb those who put something there."""
+
+    async def one(number: int) -> None:
+        for turn in range(20):
+            path = f"keys/a/b/{number}-{turn}"
+            assert await local.objects.create(path, b"x")
+            await local.objects.delete([path])
+
+    await asyncio.gather(*(one(number) for number in range(8)))
+    assert await paths_in(local) == []
+
+
+async def test_a_directory_that_is_gone_is_not_made_again(local: Storage, directory: Path) -> None:
+    """Most likely its volume is not mounted any more."""
+    directory.rename(directory.with_name("elsewhere"))
+    with pytest.raises(StorageError, match=r"cannot create .*keys/a/files/one: "):
+        await local.objects.create(PATH, b"x")
+    assert not directory.exists()
+
+
+# -- a process that is killed ---------------------------------------------------------------------
+
+_WRITER = """
+import asyncio, sys
+from fleetkeeper_gateway.batch.storage import create_storage
+from tests.support.batch_storage import parts_of, settings
+
+async def write() -> None:
+    storage = create_storage(settings(sys.argv[1]))
+    for number in range(1_000_000):
+        content = (b"%d " % number) * 20_000
+        await storage.objects.create(f"keys/a/created/{number}", content)
+        await storage.objects.write(f"keys/a/written/{number}", parts_of(content, content))
+        print(number, flush=True)
+
+asyncio.run(write())
+"""
+
+
+async def test_a_killed_process_leaves_what_it_wrote_and_no_halves(directory: Path) -> None:
+    url = f"file://{directory}"
+    with subprocess.Popen([sys.executable, "-c", _WRITER, url], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        for _ in range(25):
+            last = int(writer.stdout.readline())
+        writer.kill()
+        rest = writer.stdout.read().split()
+    last = int(rest[-1]) if rest else last
+    # The kernel gave the lock back.
+    storage = create_storage(settings(url))
+    found = {one.path: one.bytes for one in await storage.objects.list("keys/")}
+    for path in found:
+        _, _, how, number = path.split("/")
+        content = (b"%d " % int(number)) * 20_000 * (2 if how == "written" else 1)
+        assert await storage.objects.read(path) == content
+    for number in range(last + 1):
+        assert {f"keys/a/created/{number}", f"keys/a/written/{number}"} <= set(found)
+    storage.close()
+
+
+# -- a disk that is full --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode:
+        pytest.skip(f"this machine lets nobody mount: {mounted.stderr}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+async def test_a_full_disk_fails_the_write_and_keeps_the_rest(small_disk: Path) -> None:
+    storage = create_storage(settings(f"file://{small_disk}/store"))
+    assert await storage.objects.create("keys/a/one", b"1" * 1000)
+    with pytest.raises(StorageError, match=r"keys/a/two: No space left on device; free some space"):
+        await storage.objects.create("keys/a/two", b"2" * 2 * MIB)
+    with pytest.raises(StorageError, match=r"keys/a/three: No space left on device; free some"):
+        await storage.objects.write("keys/a/three", parts_of(*[b"3" * 100_000] * 20))
+    assert await paths_in(storage) == ["keys/a/one"]
+    assert await storage.objects.read("keys/a/one") == b"1" * 1000
+    # What failed gave its space back.
+    assert await storage.objects.create("keys/a/two", b"2" * 500_000)
+    storage.objects._threads.shutdown(wait=True)
+    assert list((small_disk / "store/staging").iterdir()) == []
+    storage.close()
+
+
+# -- one process ----------------------------------------------------------------------------------
+
+_SECOND = """
+import sys
+from fleetkeeper_gateway.batch.storage import StoreRefused, create_storage
+from tests.support.batch_storage import settings
+
+try:
+    create_storage(settings(sys.argv[1], batch_store_shared=sys.argv[2]))
+except StoreRefused as problem:
+    sys.exit(str(problem))
+"""
+
+
+def _second(directory: Path, *, shared: bool) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _SECOND, f"file://{directory}", str(shared)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=GUARD_S,
+    )
+
+
+def test_a_second_process_is_refused_with_words(local: Storage, directory: Path) -> None:
+    ended = _second(directory, shared=False)
+    assert ended.returncode == 1
+    assert f"another process uses {directory}" in ended.stderr
+    assert "FLEETKEEPER_GATEWAY_BATCH_STORE_SHARED=true" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    local.close()
+    assert _second(directory, shared=False).returncode == 0
+
+
+def test_a_shared_directory_takes_many(tmp_path: Path) -> None:
+    storage = create_storage(settings(f"file://{tmp_path}", batch_store_shared=True))
+    ended = _second(tmp_path, shared=True)
+    assert ended.returncode == 0, ended.stderr
+    storage.close()
+
+
+def test_a_file_system_without_locks_is_refused_with_words(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    with pytest.raises(StoreRefused, match="No locks available"):
+        create_storage(settings(f"file://{directory}"))
+
+
+def test_a_directory_that_cannot_be_made_is_refused_with_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreRefused, match="Not a directory"):
+        create_storage(settings(f"file://{tmp_path}/file/store"))
