@@ -35,7 +35,7 @@ class Engine:
         app.router.add_get("/answered", self.count)
         return app
 
-    async def count(self, request: web.Request) -> web.Response:
+    async def count(self, _request: web.Request) -> web.Response:
         return web.json_response(self.answered)
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -104,7 +104,8 @@ class BatchEngine:
             )
         end = time.monotonic() + GUARD_S
         while b"Running on" not in self.log.read_bytes()[offset:]:
-            assert time.monotonic() < end and self.alive, self.log.read_text()[-2000:]
+            assert self.alive, self.log.read_text()[-2000:]
+            assert time.monotonic() < end, self.log.read_text()[-2000:]
             time.sleep(0.01)
         return self
 

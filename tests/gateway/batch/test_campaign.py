@@ -166,6 +166,7 @@ async def patiently(
                 async with process.client(key, max_retries=0, timeout=30.0) as client:
                     return await ask(client)
             await asyncio.sleep(0.2)
+    raise AssertionError("there is no process")
 
 
 async def run_campaign(tmp_path: Path, plan: Plan) -> None:
@@ -212,7 +213,7 @@ async def run_batches(campaign: Campaign, sizes: tuple[int, ...]) -> None:
 
 async def wait_for_copy(campaign: Campaign) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not campaign.copies:
+        while not campaign.copies:  # noqa: ASYNC110 - copies have no event
             await asyncio.sleep(0.05)
 
 

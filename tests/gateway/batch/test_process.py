@@ -101,9 +101,11 @@ async def test_a_process_that_ends_finishes_its_lines_and_another_goes_on(
     async with second.client(world.keys["client"]) as client:
         batch = await ended(client, batch_id)
         assert (batch.status, batch.request_counts.completed) == ("completed", 60)
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"http://127.0.0.1:{world.engine.port}/answered") as answer:
-                assert await answer.json() == 60, "no line was sent twice"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{world.engine.port}/answered") as answer,
+        ):
+            assert await answer.json() == 60, "no line was sent twice"
         assert numbers(await lines_of(client, batch.output_file_id)) == list(range(60))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
 import structlog
@@ -86,10 +86,15 @@ class Finalizer:
             status = Status.COMPLETED
         done = [number for number in range(len(lines)) if _is_ok(results, number)]
         failed = [number for number in range(len(lines)) if not _is_ok(results, number)]
+
+        async def unfinished(number: int) -> bytes:
+            custom_id = await self._custom_id(record, lines[number])
+            return unfinished_line(record, number, custom_id, status)
+
         written: list[FileRecord] = []
         try:
-            output = await self._write(record, OUTPUT, done, results, lines, status, written)
-            errors = await self._write(record, ERROR, failed, results, lines, status, written)
+            output = await self._write(record, OUTPUT, results.lines(done, unfinished), written)
+            errors = await self._write(record, ERROR, results.lines(failed, unfinished), written)
             for file in written:
                 await self._files.put(file)
         except StorageError:
@@ -107,31 +112,27 @@ class Finalizer:
         await self._delete([file for file in candidates if file.id not in counting])
         return kept
 
+    async def _custom_id(self, record: BatchRecord, line: LineRef) -> str:
+        try:
+            return (await self._inputs.request(record, line)).custom_id
+        except ObjectMissing:
+            # Nobody can tell the ID any more, and the batch has to end.
+            return ""
+
     async def _write(
         self,
         record: BatchRecord,
         kind: str,
-        numbers: Sequence[int],
-        results: Results,
-        lines: Sequence[LineRef],
-        status: Status,
+        parts: AsyncIterator[bytes],
         written: list[FileRecord],
     ) -> str | None:
-        """Write a file; return its ID, None if it has no line."""
-        if not numbers:
+        """Write a file; return its ID, None if it would be empty."""
+        first = await anext(parts, None)
+        if first is None:
             return None
-
-        async def unfinished(number: int) -> bytes:
-            try:
-                custom_id = (await self._inputs.request(record, lines[number])).custom_id
-            except ObjectMissing:
-                # Nobody can tell the ID any more, and the batch has to end.
-                custom_id = ""
-            return unfinished_line(record, number, custom_id, status)
-
         file_id = f"file-{uuid.uuid4().hex}"
         path = self._files.data_path(record.key_id, file_id)
-        size = await self._objects.write(path, results.lines(numbers, unfinished))
+        size = await self._objects.write(path, _with_first(first, parts))
         now = int(self._wall())
         after = record.output_expires_after
         written.append(
@@ -153,6 +154,12 @@ class Finalizer:
             with suppress(StorageError):
                 await self._files.delete(file.key_id, file.id)
                 await self._objects.delete([self._files.data_path(file.key_id, file.id)])
+
+
+async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for part in rest:
+        yield part
 
 
 def _is_ok(results: Results, number: int) -> bool:

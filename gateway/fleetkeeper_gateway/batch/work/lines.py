@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -123,7 +124,7 @@ def _line(
     return json.dumps(found, separators=(",", ":")).encode()
 
 
-def _encoded(body: Any) -> bytes:
+def _encoded(body: object) -> bytes:
     try:
         return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
@@ -135,12 +136,12 @@ def _not_json(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _parsed(body: bytes) -> Any:
+def _parsed(body: bytes) -> object:
     """Return JSON as Python has it; None if it is not JSON."""
-    try:
-        return json.loads(body, parse_constant=_not_json)
-    except (ValueError, RecursionError):
-        return None
+    found: object = None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(body, parse_constant=_not_json)
+    return found
 
 
 def _code(body: bytes) -> str | None:

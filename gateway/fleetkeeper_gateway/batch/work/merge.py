@@ -78,7 +78,8 @@ class Results:
             if size > self.memory_bytes and position > first:
                 yield numbers[first:position]
                 first, size = position, place.size if place is not None else 0
-        yield numbers[first:]
+        if numbers[first:]:
+            yield numbers[first:]
 
     async def _read(self, numbers: Iterable[int]) -> Mapping[int, bytes]:
         wanted = {

@@ -47,12 +47,15 @@ class Pace:
     _cut: float = -math.inf
     _grown: float = -math.inf
     _until: float = -math.inf
+    _filled: float = -math.inf
+    """When the limit was last reached. What is not used does not grow."""
     _row: int = 0
     """Cuts since a line was last answered."""
     _failures: int = 0
     """Lines in a row that failed."""
 
     def __post_init__(self) -> None:
+        """Begin with some lines."""
         self.limit = float(min(self.most, _FIRST))
 
     def free(self, now: float) -> int:
@@ -73,6 +76,8 @@ class Pace:
         """Return the place of one more line, which it holds until it is over."""
         self.running += 1
         self.used = now
+        if self.running >= int(self.limit):
+            self._filled = now
         if self._grown == -math.inf:
             self._grown = now
         return Slot(self, now)
@@ -85,12 +90,12 @@ class Pace:
     def answered(self, began: float) -> None:
         """Note an answer to a line that was sent at a time."""
         self._failures = 0
-        if began >= self._cut:
+        if began > self._cut:
             self._row = 0
         elif self._row > 1:
             # What was sent after the cut is refused too: old answers say nothing about new lines.
             return
-        if self.running >= self.limit / 2:
+        if began <= self._filled:
             step = 1.0 if self.limit < self._threshold else self.most / _STEPS / self.limit
             self.limit = min(float(self.most), self.limit + step)
 
@@ -102,7 +107,7 @@ class Pace:
             now: the time.
             retry_after_s: what the service asks for; None if it does not say.
         """
-        if began >= self._cut:
+        if began > self._cut:
             if self._row == 0:
                 self._threshold = max(1.0, self.limit * _NEAR)
             self.limit = max(1.0, self.limit / 2)

@@ -377,7 +377,7 @@ class NamedKeys:
     def __init__(self, *keys: Key) -> None:
         self._keys = {key.id: key for key in keys}
 
-    def named(self, key_id: str, now: float) -> Key:
+    def named(self, key_id: str, now: float) -> Key:  # noqa: ARG002 - as Keys has it
         if key_id not in self._keys:
             raise KeyRefused("invalid_api_key", "no", key_id)
         return self._keys[key_id]

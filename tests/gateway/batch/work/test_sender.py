@@ -45,7 +45,7 @@ class Upstream:
         self.received: list[tuple[dict[str, str], bytes]] = []
         self.url = ""
 
-    async def ok(self, request: web.Request) -> web.StreamResponse:
+    async def ok(self, _request: web.Request) -> web.StreamResponse:
         return web.json_response({"ok": True}, headers={"X-Request-Id": "theirs"})
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:

@@ -64,6 +64,7 @@ async def working(
     storage: Storage,
     queue: MemoryQueue,
     sender: ScriptedSender,
+    *,
     concurrency: int = 32,
     drain_s: float = GUARD_S,
     end_s: float = 0.1,

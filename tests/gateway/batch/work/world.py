@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002 - the Protocols name the arguments
 """Parts for the work of the batch process: a real store in a directory, and a queue in memory."""
 
 from __future__ import annotations
