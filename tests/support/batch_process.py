@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import openai
 
@@ -32,7 +32,7 @@ FAILURES: Final = (openai.APIError, OSError)
 class FixedGateway(GatewayProcess):
     """`serve` on the same port after each start."""
 
-    def start(self) -> FixedGateway:
+    def start(self) -> Self:
         """Start it."""
         super().start()
         self.port = int(self.settings["PORT"])
@@ -45,7 +45,7 @@ class BatchProcess(GatewayProcess):
 
     command: tuple[str, ...] = (*ENTRY, "batch")
 
-    def start(self) -> BatchProcess:
+    def start(self) -> Self:
         """Start it."""
         ports = free_ports(2)
         self.settings |= {"BATCH_PORT": str(ports[0]), "BATCH_ADMIN_PORT": str(ports[1])}

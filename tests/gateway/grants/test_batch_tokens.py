@@ -149,7 +149,8 @@ def test_garbage_is_refused(reader: BatchTokenReader, token: str) -> None:
 
 def test_a_token_without_a_signature_is_refused(reader: BatchTokenReader, keys: KeyFiles) -> None:
     kid = keys.current().kid
-    token = jwt.encode(CLAIMS, None, algorithm="none", headers={"typ": BATCH_TYPE, "kid": kid})
+    headers = {"typ": BATCH_TYPE, "kid": kid}
+    token = jwt.encode(CLAIMS, "", algorithm="none", headers=headers)
     assert reader.key_of(token) is None
 
 

@@ -7,7 +7,7 @@ import pytest
 from fleetkeeper_contract.headers import TIER_HEADER
 from fleetkeeper_gateway.interfaces import LimitRefused
 from fleetkeeper_gateway.tiers import Tier
-from tests.gateway.http.world import KEY, World
+from tests.gateway.http.world import CHAT, KEY, World
 
 TOKEN = f"Bearer batch.{KEY.id}.signed"
 
@@ -16,8 +16,8 @@ TOKEN = f"Bearer batch.{KEY.id}.signed"
 async def test_a_request_on_behalf_of_a_key_is_in_tier_batch_whatever_it_says(
     world: World, tier: str | None
 ) -> None:
-    headers = {} if tier is None else {TIER_HEADER.replace("-", "_"): tier}
-    async with world.post(Authorization=TOKEN, **headers) as response:
+    headers = {"Authorization": TOKEN} | ({} if tier is None else {TIER_HEADER: tier})
+    async with world.post(None, CHAT, **headers) as response:
         assert response.status == 200
     (received,) = world.upstream.received
     assert received.values(TIER_HEADER) == ["batch"]

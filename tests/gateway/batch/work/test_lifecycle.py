@@ -89,10 +89,10 @@ class World:
         finalizer = Finalizer(
             storage.objects,
             storage.files,
-            self.batches,  # type: ignore[arg-type]  # as one
+            self.batches,
             Inputs(storage.objects, storage.files),
         )
-        parts = Parts(self.batches, self.queue, finalizer, self.validate, self.looked.append)  # type: ignore[arg-type]
+        parts = Parts(self.batches, self.queue, finalizer, self.validate, self.looked.append)
         self.lifecycle = Lifecycle(
             parts,
             wall=Clock(self.wall),

@@ -73,7 +73,7 @@ async def working(
     inputs = Inputs(storage.objects, storage.files)
     found.worker = Worker(
         queue,
-        found.batches,  # type: ignore[arg-type]  # as one
+        found.batches,
         inputs,
         sender,
         concurrency=concurrency,
